@@ -1,0 +1,44 @@
+"""The IR vocabulary: upstream dialects, typed `alpa.*` attributes, shardings, meshes, checks.
+
+Private jaxlib IR modules are imported here only.
+"""
+
+from __future__ import annotations
+
+from alpa.dialects.bindings import (
+    body,
+    chlo,
+    format_error,
+    func,
+    ir,
+    is_public,
+    main_function,
+    make_context,
+    mpmd,
+    parse,
+    parse_file,
+    passmanager,
+    sdy,
+    stablehlo,
+    terminator,
+    walk,
+)
+
+__all__ = [
+    "body",
+    "chlo",
+    "format_error",
+    "func",
+    "ir",
+    "is_public",
+    "main_function",
+    "make_context",
+    "mpmd",
+    "parse",
+    "parse_file",
+    "passmanager",
+    "sdy",
+    "stablehlo",
+    "terminator",
+    "walk",
+]

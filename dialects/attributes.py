@@ -1,0 +1,306 @@
+"""Typed access to the `alpa.*` attributes: what the upstream dialects have no word for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from alpa.dialects.bindings import func, ir
+
+Role = Literal["batch", "state", "key", "constant"]
+Part = Literal["forward", "backward", "update"]
+ResultKind = Literal["concat", "mean", "sum", "last", "state"]
+Schedule = Literal["gpipe", "1f1b"]
+
+FOLLOW = "alpa.follow"
+FLOPS = "alpa.flops"
+PART = "alpa.part"
+SECONDS = "alpa.seconds"
+RESHARD = "alpa.reshard"
+MESHES = "alpa.meshes"
+PLAN = "alpa.plan"
+ROLE = "alpa.role"
+BATCH_DIM = "alpa.batch_dim"
+INPUT = "alpa.input"
+RESULT = "alpa.result"
+OUTPUT = "alpa.output"
+ALIASING_OUTPUT = "tf.aliasing_output"
+BUFFER_DONOR = "jax.buffer_donor"
+
+LAYER_BOUNDARY = "alpa.layer_boundary"
+GRADIENT = "alpa.gradient"
+
+
+def i64(value: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+def f64(value: float) -> ir.FloatAttr:
+    return ir.FloatAttr.get(ir.F64Type.get(), value)
+
+
+@dataclass(frozen=True)
+class ResultRole:
+    """`alpa.result`: how a result of a step is made from those of the micro-batches.
+
+    `index` is the dimension of "concat" and the argument number of "state".
+    """
+
+    kind: ResultKind
+    index: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ResultRole:
+        """Raises ValueError where the text is none of concat:<dim>, mean, sum, last, state:<arg>."""
+        kind, colon, index = text.partition(":")
+        if kind in ("mean", "sum", "last") and not colon:
+            return cls(kind)
+        if kind in ("concat", "state") and index.isdigit():
+            return cls(kind, int(index))
+        raise ValueError(
+            f'{RESULT} is "{text}"; expected concat:<dim>, mean, sum, last or state:<argument>'
+        )
+
+    def __str__(self) -> str:
+        return self.kind if self.index is None else f"{self.kind}:{self.index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One argument of @main. `input` is its number in the program that was given."""
+
+    role: Role | None = None
+    batch_dim: int | None = None
+    input: int | None = None
+    aliasing_output: int | None = None
+    donor: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One result of @main. `output` is its number in the program that was given."""
+
+    role: ResultRole | None = None
+    output: int | None = None
+
+
+def read_arguments(function: func.FuncOp) -> list[Argument]:
+    """The arguments' attributes. Raises ValueError for an unknown role."""
+    arguments: list[Argument] = []
+    for attrs in _dictionaries(function, "arg_attrs", len(function.type.inputs)):
+        role = _string(attrs, ROLE)
+        if role is not None and role not in get_args(Role):
+            raise ValueError(f'{ROLE} is "{role}"; expected one of {", ".join(get_args(Role))}')
+        arguments.append(
+            Argument(
+                role=role,
+                batch_dim=_int(attrs, BATCH_DIM),
+                input=_int(attrs, INPUT),
+                aliasing_output=_int(attrs, ALIASING_OUTPUT),
+                donor=BUFFER_DONOR in attrs,
+            )
+        )
+    return arguments
+
+
+def read_results(function: func.FuncOp) -> list[Result]:
+    """The results' attributes. Raises ValueError for an unknown role."""
+    results: list[Result] = []
+    for attrs in _dictionaries(function, "res_attrs", len(function.type.results)):
+        text = _string(attrs, RESULT)
+        role = None if text is None else ResultRole.parse(text)
+        results.append(Result(role=role, output=_int(attrs, OUTPUT)))
+    return results
+
+
+def argument_attrs(argument: Argument, others: dict[str, ir.Attribute] | None = None) -> ir.DictAttr:
+    """The attribute dictionary of an argument, together with `others`."""
+    i32 = ir.IntegerType.get_signless(32)
+    attrs = dict(others or {})
+    if argument.role is not None:
+        attrs[ROLE] = ir.StringAttr.get(argument.role)
+    if argument.batch_dim is not None:
+        attrs[BATCH_DIM] = i64(argument.batch_dim)
+    if argument.input is not None:
+        attrs[INPUT] = i64(argument.input)
+    if argument.aliasing_output is not None:
+        attrs[ALIASING_OUTPUT] = ir.IntegerAttr.get(i32, argument.aliasing_output)
+    if argument.donor:
+        attrs[BUFFER_DONOR] = ir.BoolAttr.get(True)
+    return ir.DictAttr.get(attrs)
+
+
+def result_attrs(result: Result, others: dict[str, ir.Attribute] | None = None) -> ir.DictAttr:
+    """The attribute dictionary of a result, together with `others`."""
+    attrs = dict(others or {})
+    if result.role is not None:
+        attrs[RESULT] = ir.StringAttr.get(str(result.role))
+    if result.output is not None:
+        attrs[OUTPUT] = i64(result.output)
+    return ir.DictAttr.get(attrs)
+
+
+def write_interface(
+    function: func.FuncOp, arguments: Sequence[Argument], results: Sequence[Result]
+) -> None:
+    """Writes roles and numbers of arguments and results; other attributes stay."""
+    known = {ROLE, BATCH_DIM, INPUT, ALIASING_OUTPUT, BUFFER_DONOR}
+    old = _dictionaries(function, "arg_attrs", len(arguments))
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get(
+        [argument_attrs(new, _without(o, known)) for new, o in zip(arguments, old, strict=True)]
+    )
+    old = _dictionaries(function, "res_attrs", len(results))
+    function.attributes["res_attrs"] = ir.ArrayAttr.get(
+        [result_attrs(new, _without(o, {RESULT, OUTPUT})) for new, o in zip(results, old, strict=True)]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshAssignment:
+    """One entry of `alpa.meshes`: the hosts and devices of a mesh and its logical shape.
+
+    `devices` are numbers in the cluster, row-major over (host, device of the host).
+    """
+
+    name: str
+    hosts: tuple[int, ...]
+    devices: tuple[int, ...]
+    logical_shape: tuple[int, ...]
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> MeshAssignment:
+        fields = ir.DictAttr(attr)
+        return cls(
+            name=ir.StringAttr(fields["name"]).value,
+            hosts=tuple(ir.DenseI64ArrayAttr(fields["hosts"])),
+            devices=tuple(ir.DenseI64ArrayAttr(fields["devices"])),
+            logical_shape=tuple(ir.DenseI64ArrayAttr(fields["logical_shape"])),
+        )
+
+    def to_attr(self) -> ir.DictAttr:
+        return ir.DictAttr.get(
+            {
+                "name": ir.StringAttr.get(self.name),
+                "hosts": ir.DenseI64ArrayAttr.get(self.hosts),
+                "devices": ir.DenseI64ArrayAttr.get(self.devices),
+                "logical_shape": ir.DenseI64ArrayAttr.get(self.logical_shape),
+            }
+        )
+
+
+def read_meshes(function: func.FuncOp) -> list[MeshAssignment]:
+    """`alpa.meshes`; empty where the function has none."""
+    attr = function.attributes.get(MESHES)
+    return [] if attr is None else [MeshAssignment.from_attr(item) for item in ir.ArrayAttr(attr)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`alpa.plan`: micro-batches per step, the schedule, predicted seconds and bytes per mesh."""
+
+    num_micro_batches: int = 1
+    schedule: Schedule = "gpipe"
+    predicted_step_seconds: float = 0.0
+    predicted_peak_bytes: tuple[int, ...] = ()
+    cluster: str = ""
+
+    @classmethod
+    def read(cls, function: func.FuncOp) -> Self | None:
+        attr = function.attributes.get(PLAN)
+        if attr is None:
+            return None
+        fields = ir.DictAttr(attr)
+        schedule = ir.StringAttr(fields["schedule"]).value
+        if schedule not in get_args(Schedule):
+            raise ValueError(f'the schedule "{schedule}" is not one of {get_args(Schedule)}')
+        return cls(
+            num_micro_batches=ir.IntegerAttr(fields["num_micro_batches"]).value,
+            schedule=schedule,
+            predicted_step_seconds=ir.FloatAttr(fields["predicted_step_seconds"]).value,
+            predicted_peak_bytes=tuple(ir.DenseI64ArrayAttr(fields["predicted_peak_bytes"])),
+            cluster=ir.StringAttr(fields["cluster"]).value if "cluster" in fields else "",
+        )
+
+    def write(self, function: func.FuncOp) -> None:
+        function.attributes[PLAN] = ir.DictAttr.get(
+            {
+                "num_micro_batches": i64(self.num_micro_batches),
+                "schedule": ir.StringAttr.get(self.schedule),
+                "predicted_step_seconds": f64(self.predicted_step_seconds),
+                "predicted_peak_bytes": ir.DenseI64ArrayAttr.get(self.predicted_peak_bytes),
+                "cluster": ir.StringAttr.get(self.cluster),
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reshard:
+    """`alpa.reshard` of a transfer: how it is done, bytes over links between and inside hosts."""
+
+    method: str
+    slow_bytes: int
+    fast_bytes: int
+
+    @classmethod
+    def read(cls, op: ir.OpView) -> Self | None:
+        attr = op.attributes.get(RESHARD)
+        if attr is None:
+            return None
+        fields = ir.DictAttr(attr)
+        return cls(
+            method=ir.StringAttr(fields["method"]).value,
+            slow_bytes=ir.IntegerAttr(fields["slow_bytes"]).value,
+            fast_bytes=ir.IntegerAttr(fields["fast_bytes"]).value,
+        )
+
+    def write(self, op: ir.OpView) -> None:
+        op.attributes[RESHARD] = ir.DictAttr.get(
+            {
+                "method": ir.StringAttr.get(self.method),
+                "slow_bytes": i64(self.slow_bytes),
+                "fast_bytes": i64(self.fast_bytes),
+            }
+        )
+
+
+def read_part(op: ir.OpView) -> Part | None:
+    """`alpa.part` of a fragment; raises ValueError for an unknown one."""
+    attr = op.attributes.get(PART)
+    if attr is None:
+        return None
+    part = ir.StringAttr(attr).value
+    if part not in get_args(Part):
+        raise ValueError(f'{PART} is "{part}"; expected one of {", ".join(get_args(Part))}')
+    return part
+
+
+def read_int(op: ir.OpView | ir.Operation, name: str) -> int | None:
+    """An integer attribute of an op, or None."""
+    attr = op.attributes.get(name)
+    return None if attr is None else ir.IntegerAttr(attr).value
+
+
+def read_float(op: ir.OpView | ir.Operation, name: str) -> float | None:
+    """A float attribute of an op, or None."""
+    attr = op.attributes.get(name)
+    return None if attr is None else ir.FloatAttr(attr).value
+
+
+def _dictionaries(function: func.FuncOp, name: str, count: int) -> list[dict[str, ir.Attribute]]:
+    attr = function.attributes.get(name)
+    if attr is None:
+        return [{} for _ in range(count)]
+    return [{item.name: item.attr for item in ir.DictAttr(d)} for d in ir.ArrayAttr(attr)]
+
+
+def _without(attrs: dict[str, ir.Attribute], names: set[str]) -> dict[str, ir.Attribute]:
+    return {name: attr for name, attr in attrs.items() if name not in names}
+
+
+def _string(attrs: dict[str, ir.Attribute], name: str) -> str | None:
+    return ir.StringAttr(attrs[name]).value if name in attrs else None
+
+
+def _int(attrs: dict[str, ir.Attribute], name: str) -> int | None:
+    return ir.IntegerAttr(attrs[name]).value if name in attrs else None

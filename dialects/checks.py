@@ -1,0 +1,165 @@
+"""Checks of planned modules that the upstream verifiers do not make.
+
+The mpmd verifier looks at the values that its own ops touch: their meshes are in the topology, their
+shardings fit, transfers keep the global type. It knows nothing of `alpa.*`, of arguments that no op
+reads, of meshes without values, nor of the shardings inside a fragment.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from alpa.dialects.attributes import read_meshes, read_part
+from alpa.dialects.bindings import body, func, ir, is_public, mpmd, sdy, walk
+from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.sharding import Mesh, Sharding, op_shardings
+
+
+class CheckError(Exception):
+    """A module is not what a planned module has to be."""
+
+    def __init__(self, location: ir.Location, message: str) -> None:
+        super().__init__(message)
+        self.location = location
+        self.message = message
+
+
+def check_planned(module: ir.Module) -> None:
+    """Checks a planned module's meshes, topology, arguments, fragments and their shardings.
+
+    Raises:
+        CheckError: at the op that is wrong.
+    """
+    main = next(
+        (op for op in module.body.operations if isinstance(op, func.FuncOp) and is_public(op)),
+        None,
+    )
+    if main is None:
+        raise CheckError(module.operation.location, "the module has no public function")
+    meshes = _check_meshes(module, main)
+    for number, argument in enumerate(main.entry_block.arguments):
+        _check_value(main, f"argument {number}", argument, meshes)
+    for op in main.entry_block.operations:
+        if isinstance(op, mpmd.FragmentOp):
+            _check_fragment(op, meshes)
+        elif not isinstance(op, mpmd.TransferOp | func.ReturnOp):
+            raise CheckError(
+                op.location,
+                f"a planned @main holds fragments and transfers between them, not {op.name}",
+            )
+
+
+def _check_meshes(module: ir.Module, main: func.FuncOp) -> dict[str, Mesh]:
+    topology, assigned = read_topology(main), read_meshes(main)
+    if not topology:
+        raise CheckError(main.location, "the function has no mpmd.topology: it is not planned yet")
+    names = [mesh.name for mesh in assigned]
+    if sorted(names) != sorted(topology):
+        raise CheckError(
+            main.location, f"the topology names {_list(topology)}, alpa.meshes {_list(names)}"
+        )
+    owners: dict[int, str] = {}
+    for mesh in assigned:
+        sizes = tuple(size for _, size in topology[mesh.name].axes)
+        if mesh.logical_shape != sizes:
+            raise CheckError(
+                main.location,
+                f"{mesh.name} has logical_shape {mesh.logical_shape} in alpa.meshes and axes of "
+                f"sizes {sizes} in the topology",
+            )
+        if prod(sizes) != len(mesh.devices):
+            raise CheckError(
+                main.location,
+                f"{mesh.name} of shape {sizes} needs {prod(sizes)} devices, alpa.meshes gives it "
+                f"{len(mesh.devices)}",
+            )
+        for device in mesh.devices:
+            if device in owners:
+                raise CheckError(
+                    main.location,
+                    f"device {device} is in {owners[device]} and again in {mesh.name}",
+                )
+            owners[device] = mesh.name
+    for op in module.body.operations:
+        if isinstance(op, sdy.MeshOp):
+            _check_mesh_symbol(op, topology)
+    return topology
+
+
+def _check_mesh_symbol(op: sdy.MeshOp, topology: dict[str, Mesh]) -> None:
+    name = ir.StringAttr(op.attributes["sym_name"]).value
+    mesh = Mesh.from_attr(op.attributes["mesh"])
+    if name in topology and mesh != topology[name]:
+        raise CheckError(
+            op.location,
+            f"sdy.mesh @{name} has axes {_axes(mesh)}, {name} in the topology "
+            f"{_axes(topology[name])}",
+        )
+
+
+def _check_value(op: ir.OpView, what: str, value: ir.Value, meshes: dict[str, Mesh]) -> None:
+    try:
+        tensor = MeshTensor.from_type(value.type)
+    except ValueError as error:
+        raise CheckError(op.location, f"{what}: {error}") from error
+    if tensor.mesh not in meshes:
+        raise CheckError(
+            op.location, f"{what} is on {tensor.mesh}; the topology has {_list(meshes)}"
+        )
+    if tensor.sharding is not None:
+        problem = sharding_problem(tensor.sharding, tensor.mesh, meshes[tensor.mesh], tensor.type)
+        if problem:
+            raise CheckError(op.location, f"{what} {problem}")
+
+
+def _check_fragment(op: mpmd.FragmentOp, meshes: dict[str, Mesh]) -> None:
+    name = ir.StringAttr(op.attributes["mesh_name"]).value
+    if name not in meshes:
+        raise CheckError(
+            op.location, f"the fragment is on {name}; the topology has {_list(meshes)}"
+        )
+    try:
+        part = read_part(op)
+    except ValueError as error:
+        raise CheckError(op.location, str(error)) from error
+    if part is None:
+        raise CheckError(op.location, "the fragment has no alpa.part: forward, backward or update")
+    for inner in walk(body(op)):
+        shardings = op_shardings(inner) or ()
+        for number, (value, sharding) in enumerate(zip(inner.results, shardings, strict=False)):
+            if not isinstance(value.type, ir.RankedTensorType):
+                continue
+            # Ops may shard dimensions unevenly: XLA pads inside an executable.
+            problem = sharding_problem(sharding, name, meshes[name], value.type, uneven=True)
+            if problem:
+                raise CheckError(inner.location, f"result {number} of {inner.name} {problem}")
+
+
+def sharding_problem(
+    sharding: Sharding, name: str, mesh: Mesh, type_: ir.RankedTensorType, *, uneven: bool = False
+) -> str | None:
+    """What is wrong with a sharding of a tensor on a mesh, in words; None if nothing is."""
+    if sharding.mesh != name:
+        return f"is sharded over @{sharding.mesh} but lives on {name}"
+    if len(sharding.dims) != type_.rank:
+        return f"of type {type_} has a sharding of rank {len(sharding.dims)}"
+    seen: set[tuple[str, tuple[int, int] | None]] = set()
+    for axis in (*(a for dim in sharding.dims for a in dim), *sharding.unreduced):
+        if axis.name not in dict(mesh.axes):
+            return f'is sharded over axis "{axis.name}"; {name} has {_axes(mesh)}'
+        if (axis.name, axis.sub) in seen:
+            return f'is sharded over axis "{axis.name}" twice'
+        seen.add((axis.name, axis.sub))
+    for number, (size, axes) in enumerate(zip(type_.shape, sharding.dims, strict=True)):
+        shards = prod(mesh.axis_size(axis) for axis in axes)
+        if not uneven and size % shards:
+            return f"has {size} elements in dimension {number}, cut into {shards} shards"
+    return None
+
+
+def _axes(mesh: Mesh) -> str:
+    return "[" + ", ".join(f'"{name}"={size}' for name, size in mesh.axes) + "]"
+
+
+def _list(names: object) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, (list, dict)) and names else "none"

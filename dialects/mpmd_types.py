@@ -1,0 +1,144 @@
+"""Shardy MPMD's topology and mesh_tensor types, and builders for its ops.
+
+jaxlib has no Python classes for these types: they are built and read as text, here only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alpa.dialects.bindings import ir, mpmd
+from alpa.dialects.sharding import Mesh, Sharding
+
+_MESH_NAME = re.compile(r'!mpmd\.mesh_tensor<"([^"]*)", ')
+
+
+@dataclass(frozen=True)
+class MeshTensor:
+    """`!mpmd.mesh_tensor`: a global tensor that lives on a mesh, with its sharding if known."""
+
+    mesh: str
+    type: ir.RankedTensorType
+    sharding: Sharding | None = None
+
+    @classmethod
+    def from_type(cls, type_: ir.Type) -> MeshTensor:
+        """Raises ValueError for any other type."""
+        text = str(type_)
+        match = _MESH_NAME.match(text)
+        if match is None:
+            raise ValueError(f"expected an !mpmd.mesh_tensor, got {text}")
+        tensor, rest = _split_brackets(text[match.end() : -1])
+        _, marker, sharding = rest.partition("sharding=")
+        if not marker:
+            return cls(match[1], ir.RankedTensorType(ir.Type.parse(tensor, type_.context)))
+        value, _ = _split_brackets(sharding)
+        return cls(
+            match[1],
+            ir.RankedTensorType(ir.Type.parse(tensor, type_.context)),
+            Sharding.from_attr(ir.Attribute.parse(f"#sdy.sharding{value}", type_.context)),
+        )
+
+    def to_type(self) -> ir.Type:
+        sharding = ""
+        if self.sharding is not None:
+            sharding = f", sharding={str(self.sharding.to_attr()).removeprefix('#sdy.sharding')}"
+        context = self.type.context
+        return ir.Type.parse(f'!mpmd.mesh_tensor<"{self.mesh}", {self.type}{sharding}>', context)
+
+
+def is_mesh_tensor(type_: ir.Type) -> bool:
+    return str(type_).startswith("!mpmd.mesh_tensor")
+
+
+def _split_brackets(text: str) -> tuple[str, str]:
+    """Splits after the bracket that closes the first one opened."""
+    depth, quoted = 0, False
+    for i, char in enumerate(text):
+        if char == '"':
+            quoted = not quoted
+        elif not quoted and char == "<":
+            depth += 1
+        elif not quoted and char == ">" and text[i - 1] != "-":
+            depth -= 1
+            if depth == 0:
+                return text[: i + 1], text[i + 1 :]
+    raise ValueError(f"unbalanced brackets in {text}")
+
+
+def topology_attr(meshes: dict[str, Mesh]) -> ir.Attribute:
+    """`#mpmd.topology` of named meshes, in order."""
+    items = (f'<"{name}" : {str(mesh.to_attr()).removeprefix("#sdy.mesh")}>' for name, mesh in meshes.items())
+    return ir.Attribute.parse(f"#mpmd.topology<{', '.join(items)}>")
+
+
+def read_topology(function: ir.OpView) -> dict[str, Mesh]:
+    """The meshes of a function's `topology` attribute; empty where it has none."""
+    attr = function.attributes.get("topology")
+    if attr is None:
+        return {}
+    found = re.findall(r'<"([^"]+)" : (<\[[^\]]*\](?:, device_ids=\[[^\]]*\])?>)>', str(attr))
+    return {
+        name: Mesh.from_attr(ir.Attribute.parse(f"#sdy.mesh{text}", attr.context))
+        for name, text in found
+    }
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The name of a computation and how often it was transposed (1 = its backward)."""
+
+    name: str
+    transpose_count: int = 0
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> Origin:
+        origin = mpmd.UserOriginAttr(attr)
+        return cls(origin.user_name, origin.transpose_count)
+
+    def to_attr(self) -> ir.Attribute:
+        return mpmd.UserOriginAttr.get(self.name, self.transpose_count)
+
+
+def named_computation(
+    origin: Origin,
+    inputs: Sequence[ir.Value],
+    results: Sequence[ir.Type],
+    *,
+    loc: ir.Location | None = None,
+) -> tuple[mpmd.NamedComputationOp, ir.Block]:
+    """An `mpmd.named_computation` with an empty block of the inputs' types, to be filled."""
+    op = mpmd.NamedComputationOp(list(results), list(inputs), origin.to_attr(), loc=loc)
+    types = [value.type for value in inputs]
+    block = op.regions[0].blocks.append(*types, arg_locs=[op.location] * len(types))
+    return op, block
+
+
+def fragment(
+    mesh: str,
+    origins: Sequence[Origin],
+    stage: int,
+    inputs: Sequence[ir.Value],
+    results: Sequence[ir.Type],
+    *,
+    loc: ir.Location | None = None,
+) -> tuple[mpmd.FragmentOp, ir.Block]:
+    """An `mpmd.fragment` on mesh tensors; its empty block takes their global types."""
+    op = mpmd.FragmentOp(
+        list(results),
+        list(inputs),
+        ir.ArrayAttr.get([origin.to_attr() for origin in origins]),
+        mesh,
+        stage_id=stage,
+        loc=loc,
+    )
+    types = [MeshTensor.from_type(value.type).type for value in inputs]
+    block = op.regions[0].blocks.append(*types, arg_locs=[op.location] * len(types))
+    return op, block
+
+
+def return_(values: Sequence[ir.Value], *, loc: ir.Location | None = None) -> None:
+    """The terminator of named computations and fragments."""
+    mpmd.ReturnOp(list(values), loc=loc)

@@ -1,0 +1,197 @@
+"""Shardy's shardings, meshes and op sharding rules as frozen dataclasses, both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from alpa.dialects.bindings import ir, sdy
+
+
+@dataclass(frozen=True)
+class AxisRef:
+    """A mesh axis, or the part of it of `size` devices that starts after `pre_size`."""
+
+    name: str
+    sub: tuple[int, int] | None = None
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> AxisRef:
+        ref = sdy.AxisRefAttr(attr)
+        if ref.sub_axis_info is None:
+            return cls(ref.name)
+        info = sdy.SubAxisInfoAttr(ref.sub_axis_info)
+        return cls(ref.name, (info.pre_size, info.size))
+
+    def to_attr(self) -> ir.Attribute:
+        info = sdy.SubAxisInfoAttr.get(*self.sub) if self.sub else None
+        return sdy.AxisRefAttr.get(self.name, info)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """`sdy.mesh`: axis names with their sizes, and device ids where they are not an iota."""
+
+    axes: tuple[tuple[str, int], ...]
+    device_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> Mesh:
+        mesh = sdy.MeshAttr(attr)
+        axes = (sdy.MeshAxisAttr(axis) for axis in mesh.axes)
+        return cls(tuple((a.name, a.size) for a in axes), tuple(mesh.device_ids))
+
+    def to_attr(self) -> ir.Attribute:
+        axes = [sdy.MeshAxisAttr.get(name, size) for name, size in self.axes]
+        return sdy.MeshAttr.get(axes, list(self.device_ids))
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        total = 1
+        for _, size in self.axes:
+            total *= size
+        return total
+
+    def axis_size(self, axis: AxisRef) -> int:
+        """Devices along an axis or sub-axis; KeyError where the mesh has no such axis."""
+        return axis.sub[1] if axis.sub else dict(self.axes)[axis.name]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """`#sdy.sharding`: for each dimension the axes that shard it, major first.
+
+    `open_dims` are the dimensions that propagation may shard further; planned IR has none.
+    """
+
+    mesh: str
+    dims: tuple[tuple[AxisRef, ...], ...]
+    open_dims: frozenset[int] = frozenset()
+    replicated: tuple[AxisRef, ...] = ()
+    unreduced: tuple[AxisRef, ...] = ()
+
+    @classmethod
+    def of(cls, mesh: str, dims: tuple[tuple[str, ...], ...]) -> Sharding:
+        """A closed sharding from axis names, one tuple per dimension."""
+        return cls(mesh, tuple(tuple(AxisRef(axis) for axis in dim) for dim in dims))
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> Sharding:
+        """Reads `#sdy.sharding`; an inlined mesh is not supported and raises ValueError."""
+        sharding = sdy.TensorShardingAttr(attr)
+        if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
+            raise ValueError(
+                f"{attr} holds its mesh inline; run sdy-lift-inlined-meshes first to name it"
+            )
+        dims = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
+        return cls(
+            sharding.mesh_or_ref.value,
+            tuple(tuple(AxisRef.from_attr(axis) for axis in dim.axes) for dim in dims),
+            frozenset(i for i, dim in enumerate(dims) if not dim.is_closed),
+            tuple(AxisRef.from_attr(axis) for axis in sharding.replicated_axes),
+            tuple(AxisRef.from_attr(axis) for axis in sharding.unreduced_axes),
+        )
+
+    def to_attr(self) -> ir.Attribute:
+        dims = [
+            sdy.DimensionShardingAttr.get(
+                [axis.to_attr() for axis in axes], is_closed=i not in self.open_dims
+            )
+            for i, axes in enumerate(self.dims)
+        ]
+        return sdy.TensorShardingAttr.get(
+            self.mesh,
+            dims,
+            [axis.to_attr() for axis in self.replicated],
+            [axis.to_attr() for axis in self.unreduced],
+        )
+
+    @property
+    def axis_names(self) -> tuple[tuple[str, ...], ...]:
+        """The axis names of each dimension."""
+        return tuple(tuple(axis.name for axis in dim) for dim in self.dims)
+
+
+def op_shardings(op: ir.OpView | ir.Operation) -> tuple[Sharding, ...] | None:
+    """The `sdy.sharding` of an op's results, or None."""
+    attr = op.attributes.get("sdy.sharding")
+    if attr is None:
+        return None
+    per_value = sdy.TensorShardingPerValueAttr(attr)
+    return tuple(Sharding.from_attr(sharding) for sharding in per_value.shardings)
+
+
+def set_op_shardings(op: ir.OpView | ir.Operation, shardings: tuple[Sharding, ...]) -> None:
+    """Writes the `sdy.sharding` of an op's results."""
+    op.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
+        [sharding.to_attr() for sharding in shardings]
+    )
+
+
+@dataclass(frozen=True)
+class ShardingRule:
+    """`#sdy.op_sharding_rule`: which factor each dimension of each operand and result is made of.
+
+    `operands[o][d]` and `results[r][d]` hold factor indices, major first.
+    """
+
+    factor_sizes: tuple[int, ...]
+    operands: tuple[tuple[tuple[int, ...], ...], ...]
+    results: tuple[tuple[tuple[int, ...], ...], ...]
+    reduction: frozenset[int] = frozenset()
+    need_replication: frozenset[int] = frozenset()
+    permutation: frozenset[int] = frozenset()
+    blocked: frozenset[int] = frozenset()
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> ShardingRule:
+        return _read_rule(attr)
+
+    def to_attr(self) -> ir.Attribute:
+        def mappings(tensors: tuple[tuple[tuple[int, ...], ...], ...]) -> list[ir.Attribute]:
+            return [
+                sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get(list(dim)) for dim in tensor])
+                for tensor in tensors
+            ]
+
+        return sdy.OpShardingRuleAttr.get(
+            list(self.factor_sizes),
+            mappings(self.operands),
+            mappings(self.results),
+            sorted(self.reduction),
+            sorted(self.need_replication),
+            sorted(self.permutation),
+            sorted(self.blocked),
+            is_custom=True,
+        )
+
+
+def _read_rule(attr: ir.Attribute) -> ShardingRule:
+    return _rule_of_text(str(attr), attr.context)
+
+
+# Reading a rule through the bindings takes some 30 us; large models repeat few of them. The
+# context is part of the key so that no attribute outlives it.
+@lru_cache(maxsize=4096)
+def _rule_of_text(text: str, context: ir.Context) -> ShardingRule:
+    rule = sdy.OpShardingRuleAttr(ir.Attribute.parse(text, context))
+
+    def tensors(mappings: list[ir.Attribute]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return tuple(
+            tuple(
+                tuple(sdy.DimMappingAttr(dim).factor_indices)
+                for dim in sdy.TensorMappingAttr(mapping).dim_mappings
+            )
+            for mapping in mappings
+        )
+
+    return ShardingRule(
+        tuple(rule.factor_sizes),
+        tensors(rule.operand_mappings),
+        tensors(rule.result_mappings),
+        frozenset(rule.reduction_factors),
+        frozenset(rule.need_replication_factors),
+        frozenset(rule.permutation_factors),
+        frozenset(rule.blocked_propagation_factors),
+    )

@@ -1,0 +1,52 @@
+"""The compiler: one file is one pass; `pipeline` runs them, on their own or among MLIR's.
+
+    import alpa.passes
+
+    planned = alpa.passes.run(text, "alpa{cluster=cpu:2x4 num-layers=4}")
+
+What stands here is loaded at its first use: the cost models and solvers below this package need no
+MLIR and do not pay for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alpa.passes.base import Pass, PassError
+    from alpa.passes.pipeline import PASSES, add_to, run
+    from alpa.passes.pipeline_text import PipelineError
+    from alpa.passes.sharding_rules import register_sharding_rule
+
+__all__ = [
+    "PASSES",
+    "Pass",
+    "PassError",
+    "PipelineError",
+    "add_to",
+    "register_sharding_rule",
+    "run",
+]
+
+_HOME = {
+    "PASSES": "pipeline",
+    "Pass": "base",
+    "PassError": "base",
+    "PipelineError": "pipeline_text",
+    "add_to": "pipeline",
+    "register_sharding_rule": "sharding_rules",
+    "run": "pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'alpa.passes' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"alpa.passes.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,128 @@
+"""What a pass is: a frozen dataclass whose fields are its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self
+
+from alpa.dialects import ir
+
+
+class PassError(Exception):
+    """A pass cannot go on: a sentence at an op, with notes on others where they disagree.
+
+    The pass manager turns it into a located MLIR error.
+    """
+
+    def __init__(
+        self,
+        where: ir.OpView | ir.Operation | ir.Location,
+        message: str,
+        notes: tuple[tuple[ir.OpView | ir.Operation | ir.Location, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.location = location_of(where)
+        self.message = message
+        self.notes = tuple((location_of(other), note) for other, note in notes)
+
+
+class OptionError(ValueError):
+    """An option of a pass has an unknown name or a value that does not fit."""
+
+
+Remark = Callable[[ir.Location, str], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pass(ABC):
+    """One rewrite of a module. Subclasses set `name` and add options as fields.
+
+    A field `num_layers` is the option `num-layers`; `option(default, help)` declares it.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        """Rewrites the module in place.
+
+        Raises:
+            PassError: the module or the options do not allow it; nothing is promised of the
+                module afterwards.
+        """
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the class's docstring."""
+        return (cls.__doc__ or "").strip().partition("\n")[0]
+
+    @classmethod
+    def from_options(cls, options: dict[str, str]) -> Self:
+        """A pass from option texts by their names with dashes.
+
+        Raises:
+            OptionError: a value does not fit its field's type. Unknown names are the caller's to
+                report, which knows their position.
+        """
+        hints = typing.get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            name = field.name.replace("_", "-")
+            if name in options:
+                values[field.name] = _convert(name, options[name], hints[field.name])
+        return cls(**values)
+
+    @classmethod
+    def option_fields(cls) -> dict[str, dataclasses.Field[Any]]:
+        """The options by their names with dashes."""
+        return {field.name.replace("_", "-"): field for field in dataclasses.fields(cls)}
+
+
+def option(default: Any, help: str) -> Any:  # noqa: A002 - the usual word for it
+    """A field of a pass that is an option."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def location_of(where: ir.OpView | ir.Operation | ir.Location) -> ir.Location:
+    return where if isinstance(where, ir.Location) else where.location
+
+
+def _convert(name: str, text: str, hint: Any) -> Any:
+    """An option's text as a value of its field's type: bool, int, float, str, Literal, unions."""
+    for kind in _alternatives(hint):
+        if typing.get_origin(kind) is Literal:
+            if text in typing.get_args(kind):
+                return text
+        elif kind is bool:
+            if text in ("true", "false"):
+                return text == "true"
+        elif kind is str:
+            return text
+        elif kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    raise OptionError(f"option '{name}' is '{text}'; expected {describe_type(hint)}")
+
+
+def describe_type(hint: Any) -> str:
+    """The values that a field takes, in words."""
+    words: list[str] = []
+    for kind in _alternatives(hint):
+        if typing.get_origin(kind) is Literal:
+            words += [str(value) for value in typing.get_args(kind)]
+        else:
+            names = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+            words.append(names[kind])
+    return " or ".join(words)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(kind for kind in typing.get_args(hint) if kind is not type(None))
+    return (hint,)

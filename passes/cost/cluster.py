@@ -1,0 +1,79 @@
+"""The cluster that a program is planned for: hosts of equal devices, a fast link inside a host and
+a slow one between hosts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from alpa.passes.cost.cluster_file import read_cluster_file
+from alpa.passes.cost.device import ClusterError, Device, Link
+from alpa.passes.cost.presets import PRESETS
+
+__all__ = ["Cluster", "ClusterError", "Device", "Link"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """``hosts`` x ``devices_per_host`` equal devices.
+
+    ``intra_host.bandwidth`` is per device and direction; ``inter_host.bandwidth`` is per host and
+    direction, shared by the host's devices. Bytes, bytes/s, FLOP/s and seconds throughout.
+    """
+
+    hosts: int
+    devices_per_host: int
+    device: Device
+    intra_host: Link
+    inter_host: Link
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "devices_per_host"):
+            if getattr(self, name) < 1:
+                raise ClusterError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def num_devices(self) -> int:
+        return self.hosts * self.devices_per_host
+
+    @staticmethod
+    def parse(text: str) -> Cluster:
+        """The cluster that ``text`` names: ``preset:HOSTSxDEVICES`` or the path of a TOML file.
+
+        Whatever ends in ``.toml``, contains a path separator or is an existing file is read as a
+        file. Raises ``ClusterError`` for an unknown preset, a bad shape, and for whatever is wrong
+        in a file, there with its line.
+        """
+        if text.endswith(".toml") or "/" in text or "\\" in text or Path(text).is_file():
+            fields = read_cluster_file(text)
+            return Cluster(
+                hosts=fields.hosts,
+                devices_per_host=fields.devices_per_host,
+                device=fields.device,
+                intra_host=fields.intra_host,
+                inter_host=fields.inter_host,
+            )
+        name, _, shape = text.partition(":")
+        preset = PRESETS.get(name.strip().lower())
+        if preset is None:
+            near = get_close_matches(name.strip().lower(), PRESETS, n=3)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ClusterError(
+                f"unknown cluster {name!r}: {hint}Presets are {', '.join(PRESETS)}, each with a "
+                "shape such as h100:4x8 (hosts x devices per host); or give the path of a TOML file"
+            )
+        match = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", shape)
+        if not match or int(match[1]) < 1 or int(match[2]) < 1:
+            problem = f"{shape!r} is no shape" if shape else "the shape is missing"
+            raise ClusterError(
+                f"cluster {text!r}: {problem}; write hosts x devices per host, as in {name}:4x8"
+            )
+        return Cluster(
+            hosts=int(match[1]),
+            devices_per_host=int(match[2]),
+            device=preset.device,
+            intra_host=preset.intra_host,
+            inter_host=preset.inter_host,
+        )

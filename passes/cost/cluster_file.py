@@ -1,0 +1,186 @@
+"""Reads a cluster's TOML file, with an error at the line for whatever is wrong in it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from alpa.passes.cost.device import ClusterError, Device, Link
+
+Key = tuple[str, ...]
+
+_KEYS: dict[Key, Key] = {
+    (): ("hosts", "devices_per_host", "device", "intra_host", "inter_host"),
+    ("device",): ("name", "memory", "peak_flops", "memory_bandwidth"),
+    ("intra_host",): ("bandwidth", "latency"),
+    ("inter_host",): ("bandwidth", "latency"),
+}
+_MEMORY_UNITS = {
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "B": 1,
+}
+_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFields:
+    """What a cluster file says."""
+
+    hosts: int
+    devices_per_host: int
+    device: Device
+    intra_host: Link
+    inter_host: Link
+
+
+def read_cluster_file(path: str) -> ClusterFields:
+    """The fields of the TOML file at ``path``; raises ``ClusterError`` with file and line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ClusterError(
+            f"cannot read the cluster file {path!r}: {error.strerror}; give the path of a TOML "
+            "file, or a preset with a shape such as h100:1x8"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"{path}: a cluster file is UTF-8 text: {error}") from error
+    return parse_cluster_text(text, path)
+
+
+def parse_cluster_text(text: str, path: str) -> ClusterFields:
+    """As ``read_cluster_file``, from the text; ``path`` is for messages only."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ClusterError(f"{path}: not valid TOML: {error}") from error
+    return _Reader(table, _key_lines(text), path).fields()
+
+
+def _key_lines(text: str) -> dict[Key, int]:
+    """The line (from 1) where each key or table stands; keys of inline tables have their line."""
+    lines: dict[Key, int] = {}
+    table: Key = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            table = _split(header[1])
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            lines.setdefault((*table, *_split(key[1])), number)
+    return lines
+
+
+def _split(dotted: str) -> Key:
+    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+class _Reader:
+    def __init__(self, table: dict[str, Any], lines: Mapping[Key, int], path: str) -> None:
+        self._table = table
+        self._lines = lines
+        self._path = path
+
+    def fields(self) -> ClusterFields:
+        for where in _KEYS:
+            self._check_keys(where)
+        peaks = self._section(("device", "peak_flops"))
+        if "f32" not in peaks:
+            raise self._error(
+                ("device", "peak_flops"),
+                "peak_flops lacks 'f32', which stands for every type that is not listed",
+            )
+        name = self._value(("device", "name"))
+        if not isinstance(name, str):
+            raise self._error(("device", "name"), f"name must be a string, not {name!r}")
+        return ClusterFields(
+            hosts=self._count(("hosts",)),
+            devices_per_host=self._count(("devices_per_host",)),
+            device=Device(
+                name=name,
+                memory=self._memory(("device", "memory")),
+                peak_flops={d: self._positive(("device", "peak_flops", d)) for d in peaks},
+                memory_bandwidth=self._positive(("device", "memory_bandwidth")),
+            ),
+            intra_host=self._link("intra_host"),
+            inter_host=self._link("inter_host"),
+        )
+
+    def _check_keys(self, where: Key) -> None:
+        section, known = self._section(where), _KEYS[where]
+        title = f"[{'.'.join(where)}]" if where else "the cluster file"
+        for key in section:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                raise self._error((*where, key), f"unknown key {key!r} in {title}; {hint}")
+        for key in known:
+            if key not in section:
+                raise self._error(where, f"{title} lacks {key!r}; it needs {', '.join(known)}")
+
+    def _error(self, key: Key, message: str) -> ClusterError:
+        while key and key not in self._lines:
+            key = key[:-1]
+        return ClusterError(f"{self._path}:{self._lines.get(key, 1)}: {message}")
+
+    def _value(self, key: Key) -> object:
+        value: Any = self._table
+        for part in key:
+            value = value[part]
+        return value
+
+    def _section(self, key: Key) -> dict[str, object]:
+        value = self._value(key)
+        if not isinstance(value, dict):
+            raise self._error(key, f"{key[-1]} must be a table, not {value!r}")
+        return cast("dict[str, object]", value)
+
+    def _number(self, key: Key) -> float:
+        value = self._value(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._error(key, f"{key[-1]} must be a number, not {value!r}")
+        return value
+
+    def _positive(self, key: Key) -> float:
+        value = self._number(key)
+        if not 0 < value < float("inf"):
+            raise self._error(key, f"{key[-1]} must be greater than 0 and finite, not {value!r}")
+        return float(value)
+
+    def _count(self, key: Key) -> int:
+        value = self._number(key)
+        if not isinstance(value, int) or value < 1:
+            raise self._error(key, f"{key[-1]} must be a whole number from 1 on, not {value!r}")
+        return value
+
+    def _link(self, name: str) -> Link:
+        latency = self._number((name, "latency"))
+        if not 0 <= latency < float("inf"):
+            raise self._error(
+                (name, "latency"), f"latency must not be negative or infinite, not {latency!r}"
+            )
+        return Link(bandwidth=self._positive((name, "bandwidth")), latency=float(latency))
+
+    def _memory(self, key: Key) -> int:
+        value = self._value(key)
+        if not isinstance(value, str):
+            return self._count(key)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]+)\s*", value)
+        if not match or match[2] not in _MEMORY_UNITS or float(match[1]) <= 0:
+            raise self._error(
+                key,
+                f"{key[-1]} must be a size such as '16GiB', not {value!r}; "
+                f"units: {', '.join(_MEMORY_UNITS)}",
+            )
+        return int(float(match[1]) * _MEMORY_UNITS[match[2]])

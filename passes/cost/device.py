@@ -1,0 +1,62 @@
+"""One accelerator and one link: the figures that the rest of the cost model is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class ClusterError(ValueError):
+    """A cluster description that cannot be used; the message says where and what to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link in the alpha-beta model: moving ``b`` bytes takes ``latency + b / bandwidth`` s."""
+
+    bandwidth: float
+    """bytes/s, in one direction"""
+    latency: float
+    """seconds for the start of one message"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator, as a roofline: peak FLOP/s by element type, and memory bandwidth."""
+
+    name: str
+    memory: int
+    """bytes"""
+    peak_flops: Mapping[str, float] = field(hash=False)
+    """FLOP/s by MLIR element type (``f32``, ``bf16``, ``f8E4M3FN`` …); ``f32`` is always there"""
+    memory_bandwidth: float
+    """bytes/s"""
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s for an MLIR element type.
+
+        A type that ``peak_flops`` does not list takes the first of these figures that it does:
+
+        * ``bf16``: f16, f32; ``f16``: bf16, f32; any ``f8…``, ``f6…``, ``f4…``: f8, bf16, f16, f32
+        * ``f64``: half of f32
+        * ``complex<T>``: that of T (FLOPs of complex ops are counted as real ones)
+        * integers, ``i1`` and everything else: f32
+        """
+        peaks = self.peak_flops
+        if dtype in peaks:
+            return peaks[dtype]
+        if dtype.startswith("complex<"):
+            return self.peak(dtype[len("complex<") : -1])
+        if dtype == "f64":
+            return peaks["f32"] / 2
+        if dtype in ("bf16", "f16"):
+            substitutes = ("bf16", "f16")
+        elif dtype.startswith(("f8", "f6", "f4")):
+            substitutes = ("f8", "bf16", "f16")
+        else:
+            substitutes = ()
+        return next((peaks[name] for name in substitutes if name in peaks), peaks["f32"])
+
+    def seconds(self, flops: float, num_bytes: float, dtype: str) -> float:
+        """Roofline time of local work: ``max(flops / peak, bytes / memory_bandwidth)``."""
+        return max(flops / self.peak(dtype), num_bytes / self.memory_bandwidth)

@@ -1,0 +1,196 @@
+"""Changing a tensor's layout inside a mesh: the cheapest path of slices, all-gathers, all-to-alls.
+
+A layout has one entry per dimension, the mesh axes that shard it from major to minor:
+``((0,), (), (1,))`` is S0 R S1 of the paper (section 4.1, tables 1 and 2). The steps, as XLA's
+partitioner and Shardy's ``sdy-reshard-to-collectives`` know them:
+
+* slice: an unused axis is added at the end of a dimension; free
+* all-gather: the last axis of a dimension is removed; bytes = local size afterwards
+* all-to-all: the last axis of a dimension goes to the end of another; bytes = local size
+
+Costs are shortest paths, so they satisfy the triangle inequality. Layouts on the way may hold
+axes in any order, but a dimension on the way is never sharded more finely than it divides evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import Literal
+
+import numpy as np
+
+from alpa.passes.cost.collectives import LogicalMesh, all_gather, all_to_all
+
+Layout = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of a path; ``bytes`` as in ``collectives`` (0 for a slice), ``seconds`` its time."""
+
+    kind: Literal["slice", "all-gather", "all-to-all"]
+    axis: int
+    bytes: float
+    seconds: float
+    layout: Layout
+    """after the step"""
+
+
+def enumerate_layouts(num_axes: int, rank: int, *, any_order: bool = False) -> list[Layout]:
+    """All layouts: each axis on at most one dimension, axes of one dimension ascending.
+
+    With ``any_order`` the axes of a dimension come in every order. Replicated is first.
+    """
+    layouts: list[Layout] = [((),) * rank]
+    for axis in range(num_axes):
+        layouts += [grown for old in layouts for grown in _insert(old, axis, any_order)]
+    return layouts
+
+
+def _insert(layout: Layout, axis: int, any_order: bool) -> Iterator[Layout]:
+    for dim, axes in enumerate(layout):
+        for at in range(0 if any_order else len(axes), len(axes) + 1):
+            yield _with(layout, dim, (*axes[:at], axis, *axes[at:]))
+
+
+def _with(layout: Layout, dim: int, axes: tuple[int, ...]) -> Layout:
+    return (*layout[:dim], axes, *layout[dim + 1 :])
+
+
+@dataclass(frozen=True)
+class _Paths:
+    seconds: np.ndarray
+    previous: np.ndarray
+
+
+@dataclass(frozen=True)
+class ReshardTable:
+    """Resharding costs of tensors of one rank on one mesh; results are cached by shape."""
+
+    mesh: LogicalMesh
+    rank: int
+    layouts: tuple[Layout, ...] = field(init=False, repr=False, compare=False)
+    """every layout, also those with axes out of order"""
+    _index: dict[Layout, int] = field(init=False, repr=False, compare=False)
+    _moves: list[tuple[str, int, int, int]] = field(init=False, repr=False, compare=False)
+    _cache: dict[tuple[tuple[int, ...], int], _Paths] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        layouts = tuple(enumerate_layouts(len(self.mesh.sizes), self.rank, any_order=True))
+        index = {layout: number for number, layout in enumerate(layouts)}
+        moves = [
+            (kind, axis, number, index[after])
+            for number, layout in enumerate(layouts)
+            for kind, axis, after in _steps(layout, len(self.mesh.sizes))
+        ]
+        object.__setattr__(self, "layouts", layouts)
+        object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "_moves", moves)
+
+    def cost(self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int) -> float:
+        """Seconds from ``source`` to ``target`` for a tensor of ``shape``."""
+        paths = self._paths(shape, itemsize)
+        return float(paths.seconds[self._number(source), self._number(target)])
+
+    def matrix(
+        self,
+        sources: Sequence[Layout],
+        targets: Sequence[Layout],
+        shape: Sequence[int],
+        itemsize: int,
+    ) -> np.ndarray:
+        """Seconds, ``[len(sources), len(targets)]``: an edge's matrix of the sharding ILP."""
+        rows = [self._number(layout) for layout in sources]
+        columns = [self._number(layout) for layout in targets]
+        return self._paths(shape, itemsize).seconds[np.ix_(rows, columns)]
+
+    def path(
+        self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int
+    ) -> list[Step]:
+        """The steps of the cheapest path; their seconds add up to ``cost``."""
+        paths = self._paths(shape, itemsize)
+        start, at = self._number(source), self._number(target)
+        hops: list[tuple[int, int]] = []
+        while at != start:
+            before = int(paths.previous[start, at])
+            hops.append((before, at))
+            at = before
+        local = self._local_bytes(shape, itemsize)
+        kinds = {(i, j): (kind, axis) for kind, axis, i, j in self._moves}
+        return [self._step(*kinds[hop], hop, local) for hop in reversed(hops)]
+
+    def _number(self, layout: Layout) -> int:
+        if layout not in self._index:
+            raise ValueError(
+                f"{layout} is no layout of a rank-{self.rank} tensor on a mesh of "
+                f"{len(self.mesh.sizes)} axes: each axis may stand once, one tuple per dimension"
+            )
+        return self._index[layout]
+
+    def _shards(self, layout: Layout) -> list[int]:
+        return [prod(self.mesh.sizes[axis] for axis in axes) for axes in layout]
+
+    def _local_bytes(self, shape: Sequence[int], itemsize: int) -> np.ndarray:
+        return np.array(
+            [
+                prod(ceil(s / n) for s, n in zip(shape, self._shards(layout), strict=True))
+                * itemsize
+                for layout in self.layouts
+            ],
+            dtype=float,
+        )
+
+    def _step(self, kind: str, axis: int, hop: tuple[int, int], local: np.ndarray) -> Step:
+        size, after = float(local[hop[1]]), self.layouts[hop[1]]
+        if kind == "slice":
+            return Step(kind="slice", axis=axis, bytes=0.0, seconds=0.0, layout=after)
+        if kind == "all-gather":
+            seconds = all_gather(self.mesh, axis, size)
+            return Step(kind="all-gather", axis=axis, bytes=size, seconds=seconds, layout=after)
+        seconds = all_to_all(self.mesh, axis, size)
+        return Step(kind="all-to-all", axis=axis, bytes=size, seconds=seconds, layout=after)
+
+    def _paths(self, shape: Sequence[int], itemsize: int) -> _Paths:
+        if len(shape) != self.rank:
+            raise ValueError(f"shape {tuple(shape)} has rank {len(shape)}, not {self.rank}")
+        key = (tuple(int(size) for size in shape), itemsize)
+        if key not in self._cache:
+            self._cache[key] = self._shortest(*key)
+        return self._cache[key]
+
+    def _shortest(self, shape: tuple[int, ...], itemsize: int) -> _Paths:
+        """Floyd-Warshall with only those layouts on the way that divide the shape evenly."""
+        count = len(self.layouts)
+        local = self._local_bytes(shape, itemsize)
+        seconds = np.full((count, count), np.inf)
+        np.fill_diagonal(seconds, 0.0)
+        previous = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, count))
+        for kind, axis, i, j in self._moves:
+            seconds[i, j] = self._step(kind, axis, (i, j), local).seconds
+        for k, layout in enumerate(self.layouts):
+            if any(s % n for s, n in zip(shape, self._shards(layout), strict=True)):
+                continue
+            through = seconds[:, k, None] + seconds[None, k, :]
+            better = through < seconds
+            seconds = np.where(better, through, seconds)
+            previous = np.where(better, previous[None, k, :], previous)
+        return _Paths(seconds, previous)
+
+
+def _steps(layout: Layout, num_axes: int) -> Iterator[tuple[str, int, Layout]]:
+    """(kind, axis, layout afterwards) of every step that can be taken from ``layout``."""
+    used = {axis for axes in layout for axis in axes}
+    for dim, axes in enumerate(layout):
+        for axis in range(num_axes):
+            if axis not in used:
+                yield "slice", axis, _with(layout, dim, (*axes, axis))
+        if axes:
+            without = _with(layout, dim, axes[:-1])
+            yield "all-gather", axes[-1], without
+            for other, there in enumerate(layout):
+                if other != dim:
+                    yield "all-to-all", axes[-1], _with(without, other, (*there, axes[-1]))

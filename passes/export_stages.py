@@ -1,0 +1,295 @@
+"""Writes each fragment as a module of its own that any XLA can compile.
+
+XLA keeps `sdy.sharding` on function arguments and results and on `sdy.sharding_constraint`, and
+drops it on every other op: here the planned layout of each op's result becomes a constraint.
+
+Before::
+
+    %g = mpmd.fragment<mesh="mesh_1", origin=["layer_1"(1)], stage=1> (%x) {alpa.part = "backward"}
+        (%a: tensor<8x16xf32>) {
+      %0 = stablehlo.dot_general %a, %a … {sdy.sharding = …[<@mesh_1, [{"axis0"}, {}]>]}
+      mpmd.return %0 : tensor<16x16xf32>
+    } : (…) -> …
+
+After (with two or more micro-batches, where an update consumes `%g`)::
+
+    %g = mpmd.fragment<…> (%x) {alpa.module = @mesh_1.layer_1.backward,
+                                alpa.accumulators = array<i64: 0>, alpa.part = "backward"} …
+    module @mesh_1.layer_1.backward {
+      sdy.mesh @mesh_1 = <["axis0"=4]>
+      func.func public @main(
+          %a: tensor<8x16xf32> {sdy.sharding = …},
+          %sum: tensor<16x16xf32> {sdy.sharding = …, tf.aliasing_output = 0 : i32})
+          -> (tensor<16x16xf32> {sdy.sharding = …}) {
+        %0 = stablehlo.dot_general %a, %a …
+        %1 = sdy.sharding_constraint %0 <@mesh_1, [{"axis0"}, {}]>
+        %2 = stablehlo.add %sum, %1
+        return %2
+      }
+    }
+
+`planned.Fragment` says what the attributes on the fragments mean.
+
+**Fails when** a sharding has unreduced axes or names another mesh, when a fragment is exported
+already, or when the program cannot be run in micro-batches (see `planned.read`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from alpa.dialects.attributes import ALIASING_OUTPUT
+from alpa.dialects.bindings import body, func, ir, main_function, mpmd, sdy, stablehlo, walk
+from alpa.dialects.mpmd_types import read_topology
+from alpa.dialects.sharding import Mesh, Sharding, op_shardings
+from alpa.passes import planned
+from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.planned import Fragment, Program, Value, is_new_state
+
+_SHARDING = "sdy.sharding"
+# Their results cost nothing to make anew in any layout.
+_FREE = (stablehlo.ConstantOp, stablehlo.IotaOp)
+
+
+def _aliases(program: Program, step: int) -> dict[int, int]:
+    """Operand -> result of an update fragment that may take over its buffer.
+
+    The operand is a state argument that nothing reads afterwards, the result its new state of the
+    same type and sharding. "Afterwards" is in program order and, as all other parts run before the
+    updates, also in every schedule.
+    """
+    fragment = program.steps[step]
+    if not isinstance(fragment, Fragment) or fragment.part != "update":
+        return {}
+    later = {result.value for result in program.results}
+    for other in program.steps[step + 1 :]:
+        later.update(other.inputs if isinstance(other, Fragment) else (other.source,))
+    aliases: dict[int, int] = {}
+    for argument in program.arguments:
+        old = argument.value
+        if fragment.inputs.count(old) != 1 or old in later or old in program.varying:
+            continue
+        for result in program.results:
+            new = result.value
+            if (
+                is_new_state(argument, result)
+                and new in fragment.outputs
+                and fragment.outputs.index(new) not in aliases.values()
+                and program.values[old] == program.values[new]
+            ):
+                aliases[fragment.inputs.index(old)] = fragment.outputs.index(new)
+                break
+    return aliases
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exporter:
+    """What the export of every fragment of a module needs."""
+
+    module: ir.Module
+    program: Program
+    meshes: dict[str, Mesh]
+    loss_scale: float
+
+    def export(self, step: int, op: mpmd.FragmentOp, symbol: str) -> None:
+        fragment = self.program.steps[step]
+        assert isinstance(fragment, Fragment)
+        if fragment.module is not None:
+            raise PassError(op, f"the fragment is exported already, as @{fragment.module}")
+        accumulated = tuple(i for i, v in enumerate(fragment.outputs) if v in self.program.totals)
+        extra = tuple(i for i in accumulated if fragment.outputs[i] in self.program.micro_used)
+        aliases = _aliases(self.program, step)
+        values = self.program.values
+        inputs = [values[v] for v in fragment.inputs]
+        inputs += [values[fragment.outputs[i]] for i in accumulated]
+        outputs = [values[v] for v in fragment.outputs]
+        outputs += [values[fragment.outputs[i]] for i in extra]
+        donors = {**aliases, **{len(fragment.inputs) + n: i for n, i in enumerate(accumulated)}}
+        with op.location:
+            function = self._function(op, symbol, fragment.mesh, inputs, outputs, donors)
+            self._fill(op, function, fragment, accumulated, extra)
+        for inner in list(walk(function.entry_block)):
+            _materialise(inner, fragment.mesh, self.meshes[fragment.mesh].size)
+        op.attributes[planned.MODULE] = ir.FlatSymbolRefAttr.get(symbol)
+        for name, numbers in (
+            (planned.ACCUMULATORS, accumulated),
+            (planned.EXTRA_RESULTS, extra),
+            (planned.DONATED, tuple(sorted(aliases))),
+        ):
+            if numbers:
+                op.attributes[name] = ir.DenseI64ArrayAttr.get(numbers)
+
+    def _function(
+        self,
+        op: mpmd.FragmentOp,
+        symbol: str,
+        mesh: str,
+        inputs: list[Value],
+        outputs: list[Value],
+        donors: dict[int, int],
+    ) -> func.FuncOp:
+        """The nested module with its mesh and an empty @main of plain tensors."""
+        nested = ir.Operation.create(
+            "builtin.module",
+            regions=1,
+            attributes={"sym_name": ir.StringAttr.get(symbol)},
+            ip=ir.InsertionPoint(self.module.body),
+        )
+        with ir.InsertionPoint(nested.regions[0].blocks.append()):
+            sdy.MeshOp(mesh, self.meshes[mesh].to_attr())
+            function = func.FuncOp(
+                "main", ir.FunctionType.get([_type(v) for v in inputs], [_type(v) for v in outputs])
+            )
+        function.attributes["sym_visibility"] = ir.StringAttr.get("public")
+        i32 = ir.IntegerType.get_signless(32)
+        arguments = [{_SHARDING: _attr(op, value)} for value in inputs]
+        for argument, result in donors.items():
+            arguments[argument][ALIASING_OUTPUT] = ir.IntegerAttr.get(i32, result)
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
+        function.attributes["res_attrs"] = ir.ArrayAttr.get(
+            [ir.DictAttr.get({_SHARDING: _attr(op, value)}) for value in outputs]
+        )
+        return function
+
+    def _fill(
+        self,
+        op: mpmd.FragmentOp,
+        function: func.FuncOp,
+        fragment: Fragment,
+        accumulated: tuple[int, ...],
+        extra: tuple[int, ...],
+    ) -> None:
+        """Moves a copy of the fragment's ops into the function and returns what it has to."""
+        block = function.add_entry_block()
+        copy = op.operation.clone(ip=ir.InsertionPoint(op))
+        source = body(copy)
+        with ir.InsertionPoint(block):
+            for value, old, new in zip(
+                fragment.inputs, source.arguments, block.arguments, strict=False
+            ):
+                scaled = fragment.part == "update" and value in self.program.totals
+                old.replace_all_uses_with(self._scaled(new) if scaled else new)
+        operations = list(source.operations)
+        for inner in operations[:-1]:
+            block.append(inner)
+        single = list(operations[-1].operands)
+        results = list(single)
+        with ir.InsertionPoint(block):
+            for n, i in enumerate(accumulated):
+                results[i] = stablehlo.add(block.arguments[len(fragment.inputs) + n], single[i])
+            func.ReturnOp([*results, *(single[i] for i in extra)])
+        copy.erase()
+
+    def _scaled(self, gradient: ir.Value) -> ir.Value:
+        if self.loss_scale == 1.0:
+            return gradient
+        scale = f"{self.loss_scale:.17e}"
+        number = f"({scale}, 0.0)" if "complex" in str(gradient.type) else scale
+        factor = ir.Attribute.parse(f"dense<{number}> : {gradient.type}")
+        return stablehlo.multiply(gradient, stablehlo.constant(factor))
+
+
+def _type(value: Value) -> ir.Type:
+    return ir.Type.parse(f"tensor<{''.join(f'{size}x' for size in value.shape)}{value.dtype}>")
+
+
+def _attr(op: ir.OpView, value: Value) -> ir.Attribute:
+    sharding = value.sharding or Sharding(value.mesh, ((),) * len(value.shape))
+    return _closed(op, sharding, value.mesh).to_attr()
+
+
+def _closed(op: ir.OpView, sharding: Sharding, mesh: str) -> Sharding:
+    if sharding.unreduced:
+        axes = ", ".join(f'"{axis.name}"' for axis in sharding.unreduced)
+        raise PassError(
+            op,
+            f"a sharding with unreduced axes ({axes}) cannot be exported: XLA reduces such a value "
+            "at once or refuses it; plan this value as a replica or as a shard",
+        )
+    if sharding.mesh != mesh:
+        raise PassError(op, f"a sharding over @{sharding.mesh} in a fragment on {mesh}")
+    return replace(sharding, open_dims=frozenset())
+
+
+def _materialise(op: ir.OpView, mesh: str, devices: int) -> None:
+    """Turns an op's `sdy.sharding` into constraints on its results; drops `alpa.*`."""
+    shardings = op_shardings(op)
+    for name in [name for name in op.attributes if name.startswith("alpa.")]:
+        del op.attributes[name]
+    if shardings is None:
+        return
+    del op.attributes[_SHARDING]
+    closed = [_closed(op, sharding, mesh) for sharding in shardings]
+    if isinstance(op, sdy.ShardingConstraintOp):
+        op.attributes["sharding"] = closed[0].to_attr()
+        return
+    if isinstance(op, _FREE) or devices == 1:
+        return
+    for result, sharding in zip(op.results, closed, strict=True):
+        if sharding.dims and not _says_the_same(result, sharding):
+            attr = sharding.to_attr()
+            with ir.InsertionPoint.after(op), op.location:
+                constraint = sdy.ShardingConstraintOp(result, sharding=attr)
+            result.replace_all_uses_except(constraint.result, constraint.operation)
+
+
+def _says_the_same(result: ir.Value, sharding: Sharding) -> bool:
+    """Whether the only use of a result fixes this very sharding already, or nothing uses it."""
+    uses = list(result.uses)
+    if len(uses) != 1:
+        return not uses
+    user = uses[0].owner
+    if isinstance(user, func.ReturnOp):
+        function = user.operation.parent
+        assert function is not None
+        fixed = ir.DictAttr(ir.ArrayAttr(function.attributes["res_attrs"])[uses[0].operand_number])
+        return Sharding.from_attr(fixed[_SHARDING]) == sharding
+    if isinstance(user, sdy.ShardingConstraintOp):
+        return Sharding.from_attr(user.attributes["sharding"]) == sharding
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportStages(Pass):
+    """Writes each fragment as a module of its own that any XLA can compile."""
+
+    name: ClassVar[str] = "export-stages"
+
+    loss_reduction: Literal["mean", "sum"] = option(
+        "mean", "whether the gradients of the micro-batches are averaged or added up"
+    )
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        with module.context:
+            self._run(module)
+
+    def _run(self, module: ir.Module) -> None:
+        program = planned.read(module)
+        main = main_function(module)
+        mean = self.loss_reduction == "mean" and program.num_micro_batches > 1
+        exporter = _Exporter(
+            module=module,
+            program=program,
+            meshes=read_topology(main),
+            loss_scale=1 / program.num_micro_batches if mean else 1.0,
+        )
+        taken = {
+            ir.StringAttr(op.attributes["sym_name"]).value
+            for op in module.body.operations
+            if "sym_name" in op.attributes
+        }
+        ops = list(main.entry_block.operations)
+        for number, (step, op) in enumerate(zip(program.steps, ops, strict=False)):
+            if isinstance(step, Fragment) and isinstance(op, mpmd.FragmentOp):
+                symbol = _unique(step.name, taken)
+                taken.add(symbol)
+                exporter.export(number, op, symbol)
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate, n = name, 1
+    while candidate in taken:
+        n += 1
+        candidate = f"{name}.{n}"
+    return candidate

@@ -1,0 +1,131 @@
+"""The data flow of one block as numbers, for passes that analyse thousands of ops.
+
+Walking the bindings costs microseconds per step; every analysis shares one walk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from alpa.dialects import ir, terminator, walk
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Ops of a block (without its terminator) and its values, both numbered in program order.
+
+    Block arguments come first among the values. `operands` include the values that an op's
+    regions capture. `bytes[v]` is a value's size, `returned` the terminator's operands.
+    """
+
+    ops: list[ir.OpView]
+    operands: list[list[int]]
+    results: list[list[int]]
+    values: list[ir.Value]
+    producer: list[int]
+    users: list[list[int]]
+    bytes: list[int]
+    returned: list[int]
+    num_arguments: int
+
+    @classmethod
+    def of(cls, block: ir.Block) -> Graph:
+        """Numbers a block; values defined outside it are not part of the graph."""
+        values: list[ir.Value] = list(block.arguments)
+        number = {value: i for i, value in enumerate(values)}
+        num_arguments = len(values)
+        producer = [-1] * num_arguments
+        ops = list(block.operations)
+        end = terminator(block)
+        ops.pop()
+        operands: list[list[int]] = []
+        results: list[list[int]] = []
+        for i, op in enumerate(ops):
+            operands.append(_numbers(number, used_values(op)))
+            produced: list[int] = []
+            for result in op.results:
+                number[result] = len(values)
+                produced.append(len(values))
+                values.append(result)
+                producer.append(i)
+            results.append(produced)
+        users: list[list[int]] = [[] for _ in values]
+        for i, used in enumerate(operands):
+            for value in used:
+                users[value].append(i)
+        sizes: dict[ir.Type, int] = {}
+        sized: list[int] = []
+        for value in values:
+            if value.type not in sizes:
+                sizes[value.type] = type_bytes(value.type)
+            sized.append(sizes[value.type])
+        returned = [number[value] for value in end.operands]
+        return cls(ops, operands, results, values, producer, users, sized, returned, num_arguments)
+
+    def cone(self, values: Iterable[int]) -> list[bool]:
+        """For each op whether one of the values depends on it."""
+        inside = [False] * len(self.ops)
+        stack = [self.producer[v] for v in values]
+        while stack:
+            op = stack.pop()
+            if op < 0 or inside[op]:
+                continue
+            inside[op] = True
+            stack += [self.producer[v] for v in self.operands[op]]
+        return inside
+
+    def depends(self, arguments: Iterable[int]) -> list[bool]:
+        """For each value whether it depends on one of the arguments."""
+        marked = [False] * len(self.values)
+        for argument in arguments:
+            marked[argument] = True
+        for i, used in enumerate(self.operands):
+            if any(marked[v] for v in used):
+                for result in self.results[i]:
+                    marked[result] = True
+        return marked
+
+
+def _numbers(number: dict[ir.Value, int], values: Iterable[ir.Value]) -> list[int]:
+    found = (number.get(value) for value in values)
+    return list(dict.fromkeys(n for n in found if n is not None))
+
+
+def used_values(op: ir.OpView) -> list[ir.Value]:
+    """An op's operands and the values that its regions use from outside or inside."""
+    values = list(op.operands)
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in walk(block):
+                values += inner.operands
+    return values
+
+
+def replace_operands(op: ir.OpView, replacement: dict[ir.Value, ir.Value]) -> None:
+    """Replaces operands of an op and of all ops inside its regions."""
+    for i, operand in enumerate(op.operands):
+        if operand in replacement:
+            op.operands[i] = replacement[operand]
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                replace_operands(inner, replacement)
+
+
+def type_bytes(type_: ir.Type) -> int:
+    """Bytes of a dense tensor, each element padded to whole bytes; tokens and the like take 0."""
+    if not isinstance(type_, ir.RankedTensorType):
+        return 0
+    return math.prod(type_.shape) * element_bytes(type_.element_type)
+
+
+def element_bytes(element: ir.Type) -> int:
+    """Bytes of one element: at least 1, complex numbers twice their parts."""
+    if isinstance(element, ir.ComplexType):
+        return 2 * element_bytes(element.element_type)
+    width = getattr(element, "width", None)
+    if width is None:
+        raise ValueError(f"elements of type {element} have no size")
+    return max(1, width // 8)

@@ -1,0 +1,272 @@
+"""`ilp-shard-annotate`: gives every value of a planned program a sharding on its mesh.
+
+Before: fragments on `!mpmd.mesh_tensor`s without shardings (see `stage-mesh-partition`).
+
+After:
+    %0 = mpmd.fragment<mesh="mesh_0", ...> (%w, %x) (%a: tensor<16x32xf32>, %b: tensor<8x16xf32>) {
+      %1 = stablehlo.dot_general %b, %a ... {sdy.sharding =
+             #sdy.sharding_per_value<[<@mesh_0, [{"axis0"}, {"axis1"}]>]>} ...
+    } : (!mpmd.mesh_tensor<"mesh_0", tensor<16x32xf32>, sharding=<@mesh_0, [{}, {"axis1"}]>>, ...)
+
+One integer linear program per mesh, over its forward, backward and update fragments together
+(`shard_graph`), solved to proven optimality (`solve/shard_ilp.py`): the cost of a step is
+roofline compute, the all-reduces of partial sums, and resharding between producer and consumer.
+Where an op wants an operand in another layout than it was made in, an `sdy.sharding_constraint`
+shows the resharding. A state's new value has the sharding of the old one.
+
+Options:
+    fold: tie the variables of layers that are equal (`shard_fold`).
+    time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
+        that states its gap.
+
+Fails when:
+    a custom call has no sharding rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from alpa.dialects import body, func, ir, mpmd, sdy, terminator, walk
+from alpa.dialects.attributes import MeshAssignment, Plan, read_arguments, read_meshes, read_part, read_results
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.sharding import Sharding, set_op_shardings
+from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.cost.reshard import Layout
+from alpa.passes.input_checks import check_input
+from alpa.passes.shard_fold import fold, unfold
+from alpa.passes.shard_graph import Need, Placed, RuleOf, ShardGraph
+from alpa.passes.shard_strategies import local_elements
+from alpa.passes.graph import type_bytes
+from alpa.passes.sharding_rules import populated
+
+
+@dataclass(frozen=True, kw_only=True)
+class IlpShardAnnotate(Pass):
+    """Gives every value a sharding by an integer linear program per mesh."""
+
+    name: ClassVar[str] = "ilp-shard-annotate"
+    fold: bool = option(True, "tie the variables of equal layers")
+    time_limit: float = option(300.0, "seconds for each mesh")
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        function = check_input(module)
+        plan = Plan.read(function)
+        if plan is None:
+            raise PassError(function, "no alpa.plan; run stage-mesh-partition before this pass")
+        try:
+            cluster = Cluster.parse(plan.cluster)
+        except ClusterError as error:
+            raise PassError(function, str(error)) from error
+        shardings: dict[ir.Value, Sharding] = {}
+        with populated(module) as rule_of:
+            for assignment in read_meshes(function):
+                part = _MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
+                part.build()
+                choice = self._solve(function, assignment, part.graph, remark)
+                part.annotate(choice, shardings)
+        _write_types(function, shardings)
+
+    def _solve(
+        self, function: func.FuncOp, assignment: MeshAssignment, graph: ShardGraph, remark: Remark
+    ) -> list[int]:
+        from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
+
+        problem = shard_ilp.Problem(
+            node_costs=tuple(graph.costs),
+            edges=tuple(shard_ilp.Edge(a, b, m) for (a, b), m in graph.edges.items()),
+        )
+        folded, node_class = fold(problem) if self.fold else (problem, range(len(graph.costs)))
+        try:
+            solution = shard_ilp.solve(folded, time_limit=self.time_limit)
+        except (shard_ilp.InfeasibleError, shard_ilp.SolverFailedError, TimeoutError) as error:
+            raise PassError(function, f"no sharding for {assignment.name}: {error}") from error
+        if solution.status != "optimal":
+            remark(
+                function.location,
+                f"{assignment.name}: time-limit reached with a plan of {solution.objective:.3g} s "
+                f"per step, at most {solution.gap:.1%} above the optimum",
+            )
+        return unfold(solution.choice, node_class)
+
+
+@dataclass(frozen=True)
+class _MeshPart:
+    """What of @main lives on one mesh, and its sharding problem."""
+
+    function: func.FuncOp
+    name: str
+    plan: Plan
+    graph: ShardGraph
+    landing_bandwidth: float
+
+    @classmethod
+    def of(
+        cls,
+        function: func.FuncOp,
+        assignment: MeshAssignment,
+        cluster: Cluster,
+        plan: Plan,
+        rule_of: RuleOf,
+        remark: Remark,
+    ) -> _MeshPart:
+        shape, hosts = assignment.logical_shape, len(assignment.hosts)
+        devices = len(assignment.devices) // hosts
+        names = tuple(f"axis{i}" for i in range(len(shape)))
+        mesh = LogicalMesh.of(cluster, hosts, devices, shape, names)
+        graph = ShardGraph(mesh, cluster, rule_of, remark)
+        if cluster.hosts == 1:
+            bandwidth = cluster.intra_host.bandwidth
+        else:
+            bandwidth = cluster.inter_host.bandwidth / devices
+        return cls(function, assignment.name, plan, graph, bandwidth)
+
+    def build(self) -> None:
+        """Adds arguments, then transfers and fragments in program order."""
+        block = body(self.function)
+        states = self._state_results()
+        arguments: dict[int, Placed] = {}
+        for number, (argument, attributes) in enumerate(
+            zip(block.arguments, read_arguments(self.function), strict=True)
+        ):
+            tensor = MeshTensor.from_type(argument.type)
+            if tensor.mesh == self.name:
+                placed = self.graph.add_tensor(argument, tensor.type)
+                arguments[number if attributes.input is None else attributes.input] = placed
+        for op in block.operations:
+            if isinstance(op, mpmd.TransferOp):
+                self._add_transfer(op, states, arguments)
+            elif isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
+                self._add_fragment(op, states, arguments)
+
+    def _is_mine(self, op: mpmd.FragmentOp) -> bool:
+        return ir.StringAttr(op.attributes["mesh_name"]).value == self.name
+
+    def _state_results(self) -> dict[ir.Value, list[int]]:
+        """Which arguments of the given program a returned value is the new state of."""
+        states: dict[ir.Value, list[int]] = {}
+        returned = terminator(body(self.function)).operands
+        for value, result in zip(returned, read_results(self.function), strict=True):
+            if result.role is not None and result.role.kind == "state":
+                states.setdefault(value, []).append(result.role.index or 0)
+        return states
+
+    def _state_argument(
+        self, value: ir.Value, states: dict[ir.Value, list[int]], arguments: dict[int, Placed]
+    ) -> Placed | None:
+        """The argument on this mesh whose layout a returned state has to take."""
+        mine = [arguments[a] for a in states.get(value, ()) if a in arguments]
+        for other in mine[1:]:
+            self.graph.forbid_other_layouts(mine[0], other)
+        return mine[0] if mine else None
+
+    def _add_transfer(
+        self,
+        op: mpmd.TransferOp,
+        states: dict[ir.Value, list[int]],
+        arguments: dict[int, Placed],
+    ) -> None:
+        tensor = MeshTensor.from_type(op.results[0].type)
+        if tensor.mesh != self.name:
+            return
+        state = self._state_argument(op.results[0], states, arguments)
+        if state is not None:
+            self.graph.placed[op.results[0]] = state
+            return
+        # What lands sharded crosses the slow links once; the consumer gathers over fast ones.
+        placed = self.graph.add_tensor(op.results[0], tensor.type, open=False)
+        shares = [
+            local_elements(tensor.type.shape, self.graph.mesh.sizes, layout)
+            / max(1, math.prod(tensor.type.shape))
+            for layout in placed.layouts
+        ]
+        seconds = type_bytes(tensor.type) / self.landing_bandwidth
+        self.graph.add_costs(placed, self.plan.num_micro_batches * seconds * np.array(shares))
+
+    def _add_fragment(
+        self,
+        op: mpmd.FragmentOp,
+        states: dict[ir.Value, list[int]],
+        arguments: dict[int, Placed],
+    ) -> None:
+        weight = 1 if read_part(op) == "update" else self.plan.num_micro_batches
+        block = body(op)
+        for argument, operand in zip(block.arguments, op.operands, strict=True):
+            self.graph.placed[argument] = self.graph.placed[operand]
+        self.graph.add_block(block, weight)
+        end = terminator(block)
+        for i, (inner, outer) in enumerate(zip(end.operands, op.results, strict=True)):
+            placed = self._state_argument(outer, states, arguments)
+            if placed is None and inner in self.graph.free:
+                placed = self.graph.add_tensor(outer, inner.type)
+            if placed is None:
+                made = self.graph.placed[inner]
+                self.graph.placed[outer] = Placed(made.node, made.layouts, open=False)
+                continue
+            need = Need(placed.node, placed.layouts)
+            self.graph.placed[outer] = Placed(placed.node, placed.layouts, open=False)
+            self.graph.operand_needs.append((end, i, need))
+            self.graph.need(inner, need, weight)
+
+    def annotate(self, choice: Sequence[int], shardings: dict[ir.Value, Sharding]) -> None:
+        """Writes shardings on the ops of this mesh; collects those of values of @main."""
+        block = body(self.function)
+        for value in [*block.arguments, *(r for op in block.operations for r in op.results)]:
+            if value in self.graph.placed:
+                shardings[value] = self._sharding(self.graph.layout_of(value, choice))
+        self._reshard_operands(choice)
+        for op in block.operations:
+            if isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
+                for inner in walk(body(op)):
+                    if all(self.graph.knows(result) for result in inner.results) and inner.results:
+                        set_op_shardings(
+                            inner,
+                            tuple(
+                                self._sharding(self.graph.layout_of(result, choice))
+                                for result in inner.results
+                            ),
+                        )
+
+    def _reshard_operands(self, choice: Sequence[int]) -> None:
+        """Shows each change of layout as an `sdy.sharding_constraint` before its first user."""
+        made: dict[tuple[ir.Value, Layout, ir.Block], ir.Value] = {}
+        for op, i, need in self.graph.operand_needs:
+            value = op.operands[i]
+            wanted = need.layouts[choice[need.node]]
+            if self.graph.layout_of(value, choice) == wanted:
+                continue
+            key = (value, wanted, op.operation.block)
+            if key not in made:
+                sharding = self._sharding(wanted)
+                with ir.InsertionPoint(op), op.location:
+                    constraint = sdy.ShardingConstraintOp(value, sharding.to_attr())
+                made[key] = constraint.result
+                self.graph.placed[constraint.result] = Placed(
+                    need.node, need.layouts, open=False
+                )
+            op.operands[i] = made[key]
+
+    def _sharding(self, layout: Layout) -> Sharding:
+        names = self.graph.mesh.axis_names
+        return Sharding.of(self.name, tuple(tuple(names[a] for a in axes) for axes in layout))
+
+
+def _write_types(function: func.FuncOp, shardings: dict[ir.Value, Sharding]) -> None:
+    """Puts the shardings into the mesh_tensor types of @main."""
+    block = body(function)
+    for value in [*block.arguments, *(r for op in block.operations for r in op.results)]:
+        tensor = MeshTensor.from_type(value.type)
+        value.set_type(replace(tensor, sharding=shardings[value]).to_type())
+    function.attributes["function_type"] = ir.TypeAttr.get(
+        ir.FunctionType.get(
+            [argument.type for argument in block.arguments],
+            [value.type for value in terminator(block).operands],
+        )
+    )

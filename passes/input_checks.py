@@ -1,0 +1,106 @@
+"""What every pass asks of the module that it is given: one public function, static shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from alpa.dialects import func, ir, is_public, walk
+from alpa.passes.base import PassError
+
+_ADVICE = "refine the module to static shapes first, for example export it with concrete shapes"
+
+
+def check_input(module: ir.Module) -> func.FuncOp:
+    """The one public function of a module whose shapes are all static.
+
+    Raises:
+        PassError: there is no function, no or several public ones, the public one has no body
+            or several blocks, or a value has a dynamic or unknown shape.
+    """
+    functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
+    if not functions:
+        raise PassError(module.operation, "empty module: it holds no function to plan")
+    main = _only_public(functions)
+    _check_body(main)
+    known: set[ir.Type] = set()
+    for function in functions:
+        _check_shapes(function, known)
+    return main
+
+
+def _only_public(functions: list[func.FuncOp]) -> func.FuncOp:
+    public = [function for function in functions if is_public(function)]
+    if not public:
+        raise PassError(
+            functions[0],
+            f"no public function: {_names(functions)} can be called by nobody; "
+            "remove 'private' from the one to plan",
+        )
+    if len(public) > 1:
+        raise PassError(
+            public[0],
+            f"{len(public)} public functions, {_names(public)}; one is planned: "
+            "make the others private",
+            tuple((other, "also public") for other in public[1:]),
+        )
+    return public[0]
+
+
+def _check_body(main: func.FuncOp) -> None:
+    blocks = main.regions[0].blocks
+    if len(blocks) == 0:
+        raise PassError(main, f"{_names([main])} has no body: a declaration cannot be planned")
+    if len(blocks) > 1:
+        raise PassError(
+            main,
+            f"{_names([main])} has {len(blocks)} blocks; write branches as stablehlo.while, "
+            "stablehlo.case and stablehlo.if",
+        )
+
+
+def _check_shapes(function: func.FuncOp, known: set[ir.Type]) -> None:
+    """Raises PassError at the first value whose shape is not static; `known` types are."""
+    name = _names([function])
+    signature = function.type
+    arguments = list(function.regions[0].blocks[0].arguments) if function.regions[0].blocks else []
+    for i, type_ in enumerate(signature.inputs):
+        where = arguments[i].location if arguments else function.location
+        _check_type(type_, where, f"argument {i} of {name}", known)
+    for i, type_ in enumerate(signature.results):
+        _check_type(type_, function.location, f"result {i} of {name}", known)
+    for block in function.regions[0].blocks:
+        for op in walk(block):
+            for i, result in enumerate(op.results):
+                if result.type not in known:
+                    what = f"result {i} of {op.operation.name}"
+                    _check_type(result.type, op.location, what, known)
+            for region in op.regions:
+                for inner in region.blocks:
+                    for i, argument in enumerate(inner.arguments):
+                        what = f"argument {i} of a region of {op.operation.name}"
+                        _check_type(argument.type, op.location, what, known)
+
+
+def _check_type(type_: ir.Type, where: ir.Location, what: str, known: set[ir.Type]) -> None:
+    if type_ in known:
+        return
+    for part in _leaves(type_):
+        if isinstance(part, ir.UnrankedTensorType):
+            raise PassError(where, f"{what} has no rank ({part}); {_ADVICE}")
+        if isinstance(part, ir.RankedTensorType) and not part.has_static_shape:
+            dim = next(i for i in range(part.rank) if part.is_dynamic_dim(i))
+            raise PassError(where, f"dimension {dim} of {what} is dynamic ({part}); {_ADVICE}")
+    known.add(type_)
+
+
+def _leaves(type_: ir.Type) -> Iterator[ir.Type]:
+    if isinstance(type_, ir.TupleType):
+        for i in range(type_.num_types):
+            yield from _leaves(type_.get_type(i))
+    else:
+        yield type_
+
+
+def _names(functions: list[func.FuncOp]) -> str:
+    names = [f"@{function.sym_name.value}" for function in functions]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,216 @@
+"""`layer-cluster`: cuts a program into layers, forward, backward and update.
+
+Before:
+    func.func public @main(%w, %x) { %0 = dot %x, %w ... %9 = subtract %w, %g ... return }
+
+After:
+    func.func public @main(%w, %x) {
+      %0:2 = mpmd.named_computation<"layer_0"(0)> (%w, %x) ...        // forward
+      ...
+      %5 = mpmd.named_computation<"layer_0"(1)> (%x, %0#1, %4) ...    // its backward
+      %6 = mpmd.named_computation<"update_0"(0)> (%w, %5) ...         // its parameters' update
+      return %6 }
+
+Forward ops are cut by the dynamic program of the paper's eq. 6 (`solve/layer_dp.py`), or at the
+`@alpa.layer_boundary` markers. Forward, backward and update are told apart by `step_parts`, and
+every other op follows by `layer_placement`. Markers are gone afterwards; the roles of arguments
+and results are written where they could be inferred.
+
+Options:
+    num-layers: how many; `auto` takes the markers where there are some, else about four
+        contractions or convolutions per layer, at most 16.
+    delta: how far a layer's FLOPs may exceed the mean, as a share of it (eq. 6).
+
+Fails when:
+    the program has fewer ops than layers are asked for; a role is malformed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from alpa.dialects import body, func, ir, terminator
+from alpa.dialects.attributes import FLOPS, LAYER_BOUNDARY, GRADIENT, i64, write_interface
+from alpa.dialects.mpmd_types import Origin, named_computation, return_
+from alpa.passes import op_cost
+from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.graph import Graph, replace_operands
+from alpa.passes.input_checks import check_input
+from alpa.passes.layer_placement import GLOBAL, Floating, Placement, Slot, forward_ops, place
+from alpa.passes.roles import Roles, infer_roles
+from alpa.passes.step_parts import is_marker, split_step
+
+_HEAVY_OPS_PER_LAYER = 4
+_MOST_LAYERS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCluster(Pass):
+    """Cuts a program into layers: forward, backward and update computations."""
+
+    name: ClassVar[str] = "layer-cluster"
+    num_layers: int | Literal["auto"] = option("auto", "layers to cut the forward pass into")
+    delta: float = option(0.5, "a layer may have (1 + delta) times the mean FLOPs")
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        function = check_input(module)
+        graph = Graph.of(body(function))
+        roles = infer_roles(function, graph)
+        for sentence in roles.ambiguous:
+            remark(function.location, f"{sentence}; it matters with several micro-batches only")
+        parts = split_step(graph, roles)
+        floating = Floating.find(graph, parts)
+        forward = forward_ops(graph, parts, floating)
+        layers = self._cluster(function, graph, forward)
+        placement = place(graph, roles, parts, floating, dict(zip(forward, layers, strict=True)))
+        _write_roles(function, roles)
+        _outline(function, graph, placement)
+
+    def _cluster(self, function: func.FuncOp, graph: Graph, forward: list[int]) -> list[int]:
+        """The layer of each forward op."""
+        boundaries = [i for i, o in enumerate(forward) if is_marker(graph.ops[o], LAYER_BOUNDARY)]
+        heavy = sum(graph.ops[o].name in _HEAVY for o in forward)
+        if self.num_layers != "auto":
+            count = self.num_layers
+        elif boundaries:
+            starts = sorted({0, *(i for i in boundaries if 0 < i < len(forward) - 1)})
+            return list(np.searchsorted(starts, np.arange(len(forward)), side="right") - 1)
+        else:
+            count = max(1, min(_MOST_LAYERS, heavy // _HEAVY_OPS_PER_LAYER))
+        if not forward and count == 1:
+            return []
+        if not 1 <= count <= len(forward):
+            raise PassError(
+                function,
+                f"cannot cut {len(forward)} forward ops into {count} layers; "
+                f"ask for 1 to {max(1, len(forward))} with num-layers",
+            )
+        return _cut(graph, forward, count, self.delta)
+
+
+_HEAVY = frozenset(
+    {"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.while"}
+)
+
+
+def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> list[int]:
+    """Eq. 6 on the forward ops; arguments are no input of a layer, what other layers made is."""
+    from alpa.passes.solve import layer_dp  # noqa: PLC0415 - costs start-up time
+
+    position = {o: i for i, o in enumerate(forward)}
+    flops = np.array([op_cost.flops(graph.ops[o]) for o in forward])
+    crossing = [
+        (i, graph.bytes[v], sorted({position[u] for u in graph.users[v] if u in position}))
+        for i, o in enumerate(forward)
+        for v in graph.results[o]
+        if graph.users[v]
+    ]
+    received = layer_dp.received_bytes(len(forward), crossing)
+    problem = layer_dp.Problem(flops=flops, received=received, num_layers=count, delta=delta)
+    starts = layer_dp.solve(problem).starts
+    return list(np.searchsorted(starts, np.arange(len(forward)), side="right") - 1)
+
+
+def _write_roles(function: func.FuncOp, roles: Roles) -> None:
+    arguments = [
+        replace(argument, input=a if argument.input is None else argument.input)
+        for a, argument in enumerate(roles.arguments)
+    ]
+    results = [
+        replace(result, output=r if result.output is None else result.output)
+        for r, result in enumerate(roles.results)
+    ]
+    write_interface(function, arguments, results)
+
+
+@dataclass(frozen=True)
+class _Members:
+    """The ops of a computation in program order, copies of floating ones included."""
+
+    slot: Slot
+    ops: list[int]
+    own: list[int]
+    inputs: list[int]
+
+
+def _outline(function: func.FuncOp, graph: Graph, placement: Placement) -> None:
+    """Puts the ops of each slot into a named computation, in execution order."""
+    own: dict[Slot, list[int]] = {}
+    for o, slot in enumerate(placement.slot):
+        if slot is not None:
+            own.setdefault(slot, []).append(o)
+    slots = sorted(own, key=_execution_order)
+    groups = [_with_copies(graph, placement.floating, slot, own[slot]) for slot in slots]
+    crossing = set(graph.returned).union(*(group.inputs for group in groups))
+    end = terminator(body(function))
+    outside: dict[int, ir.Value] = {v: graph.values[v] for v in range(graph.num_arguments)}
+    for group in groups:
+        _outline_group(end, graph, group, crossing, outside)
+    for i, v in enumerate(graph.returned):
+        end.operands[i] = outside[v]
+    for op in reversed(graph.ops):
+        op.erase()
+
+
+def _execution_order(slot: Slot) -> tuple[int, int, int]:
+    if slot.part == "forward":
+        return (0, 0, slot.layer)
+    if slot.part == "backward":
+        return (1, 0, -slot.layer)
+    return (2, slot.level, slot.layer)
+
+
+def _origin(slot: Slot) -> Origin:
+    if slot.part == "update":
+        return Origin("update_global" if slot.layer == GLOBAL else f"update_{slot.layer}")
+    return Origin(f"layer_{slot.layer}", int(slot.part == "backward"))
+
+
+def _with_copies(graph: Graph, floating: Floating, slot: Slot, own: list[int]) -> _Members:
+    ops = set(own)
+    stack = list(own)
+    while stack:
+        for v in graph.operands[stack.pop()]:
+            p = graph.producer[v]
+            if p >= 0 and p not in ops and floating.in_part(p, slot.part):
+                ops.add(p)
+                stack.append(p)
+    made = {v for o in ops for v in graph.results[o]}
+    ordered = sorted(ops)
+    inputs = list(dict.fromkeys(v for o in ordered for v in graph.operands[o] if v not in made))
+    return _Members(slot, ordered, own, inputs)
+
+
+def _outline_group(
+    end: ir.OpView,
+    graph: Graph,
+    group: _Members,
+    crossing: set[int],
+    outside: dict[int, ir.Value],
+) -> None:
+    """Builds one computation before `end`; `outside` maps values to what stands for them."""
+    outputs = [v for o in group.own for v in graph.results[o] if v in crossing]
+    with ir.InsertionPoint(end):
+        computation, block = named_computation(
+            _origin(group.slot),
+            [outside[v] for v in group.inputs],
+            [graph.values[v].type for v in outputs],
+            loc=graph.ops[group.own[0]].location,
+        )
+    inside = {graph.values[v]: b for v, b in zip(group.inputs, block.arguments, strict=True)}
+    flops = 0.0
+    for op in (graph.ops[o] for o in group.ops):
+        if is_marker(op, LAYER_BOUNDARY) or is_marker(op, GRADIENT):
+            inside.update(zip(op.results, [inside[v] for v in op.operands], strict=True))
+            continue
+        flops += op_cost.flops(op)
+        clone = op.operation.clone(ip=ir.InsertionPoint(block)).opview
+        replace_operands(clone, inside)
+        inside.update(zip(op.results, clone.results, strict=True))
+    with ir.InsertionPoint(block), computation.location:
+        return_([inside[graph.values[v]] for v in outputs])
+    computation.attributes[FLOPS] = i64(int(flops))
+    outside.update(zip(outputs, computation.results, strict=True))

@@ -1,0 +1,293 @@
+"""Gives every op of a step its computation: a layer's forward or backward, or an update.
+
+Forward ops get their layer from clustering (`layer_cluster`); here the others follow:
+
+* A backward op goes to the layer whose values it uses, and never above the layer that its
+  cotangent comes from, so that values flow from later to earlier layers only.
+* An update op goes to the layer of the only parameter that it leads to, else to the layer of
+  the only gradients that it reads; what mixes layers (a global norm, a step count) is
+  `update_global`.
+* Cheap ops that depend on no batch float: each computation that uses one gets a copy.
+"""
+
+from __future__ import annotations
+
+
+from dataclasses import dataclass
+
+from alpa.dialects.attributes import Part
+from alpa.passes.graph import Graph
+from alpa.passes.roles import Roles
+from alpa.passes.simplify.op_kinds import SOURCES, TRIVIAL
+from alpa.passes.step_parts import StepParts
+
+GLOBAL = -1
+
+_CHEAP = TRIVIAL | SOURCES
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """A computation: `layer` is `GLOBAL` for update_global.
+
+    `level` orders updates: a value that leaves an update for another one raises it by one, so
+    that a norm's partial sums, the norm and the scaled update are three levels.
+    """
+
+    part: Part
+    layer: int
+    level: int = 0
+
+
+@dataclass(frozen=True)
+class Floating:
+    """Ops that are copied to where they are used, by the part that uses them.
+
+    Forward and backward copy what is made of arguments that are no batch by cheap ops; updates
+    only what is made of constants, so that a learning rate is computed once and travels. A
+    broadcast that grows its operand, and what is made of such broadcasts alone, is copied
+    everywhere: the small operand travels.
+    """
+
+    of_arguments: list[bool]
+    of_constants: list[bool]
+    growing: list[bool]
+
+    @classmethod
+    def find(cls, graph: Graph, parts: StepParts) -> Floating:
+        of_arguments: list[bool] = []
+        of_constants: list[bool] = []
+        growing: list[bool] = []
+        for o, op in enumerate(graph.ops):
+            cheap = op.name in _CHEAP
+            if parts.is_training:
+                cheap = cheap and parts.part[o] is None
+            producers = [graph.producer[v] for v in graph.operands[o]]
+            of_arguments.append(cheap and all(p < 0 or of_arguments[p] for p in producers))
+            of_constants.append(cheap and all(p >= 0 and of_constants[p] for p in producers))
+            growing.append(_grows(graph, o, of_constants, growing))
+        return cls(of_arguments, of_constants, growing)
+
+    def in_part(self, o: int, part: Part) -> bool:
+        """Whether an op is copied into a computation of this part."""
+        if self.growing[o]:
+            return True
+        return self.of_constants[o] if part == "update" else self.of_arguments[o]
+
+    def anywhere(self, o: int) -> bool:
+        """Whether an op is copied into the computations of some part."""
+        return self.of_arguments[o] or self.growing[o]
+
+
+def _grows(graph: Graph, o: int, of_constants: list[bool], growing: list[bool]) -> bool:
+    """Whether an op broadcasts, or computes element by element on broadcasts alone."""
+    op, operands = graph.ops[o], graph.operands[o]
+    if op.name == "stablehlo.broadcast_in_dim":
+        return graph.bytes[operands[0]] < graph.bytes[graph.results[o][0]]
+    producers = [graph.producer[v] for v in operands]
+    return (
+        op.name in TRIVIAL
+        and any(p >= 0 and growing[p] and not of_constants[p] for p in producers)
+        and all(p >= 0 and (growing[p] or of_constants[p]) for p in producers)
+    )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The slot of each op; one that is copied everywhere has none."""
+
+    slot: list[Slot | None]
+    floating: Floating
+
+
+def forward_ops(graph: Graph, parts: StepParts, floating: Floating) -> list[int]:
+    """The ops that clustering cuts into layers, in program order."""
+    part = resolve_parts(graph, parts, floating)
+    return [o for o in range(len(graph.ops)) if part[o] == "forward"]
+
+
+def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Part | None]:
+    """Each op's part where it is computed, None where it is only copied.
+
+    An op that does not depend on the batch and is not copied belongs to the forward part where
+    forward or backward need it, else to the update.
+    """
+    final: Part = "update" if parts.is_training else "forward"
+    returned = set(graph.returned)
+    part: list[Part | None] = [None] * len(graph.ops)
+    needed: list[set[Part]] = [set() for _ in graph.ops]
+    for o in reversed(range(len(graph.ops))):
+        is_result = any(v in returned for v in graph.results[o])
+        copied_in_updates = floating.in_part(o, "update")
+        here = parts.part[o]
+        if floating.anywhere(o):
+            only_copied = copied_in_updates or final == "forward" or final not in needed[o]
+            if is_result or not only_copied:
+                part[o] = here or final
+        elif here is not None:
+            part[o] = here
+        elif is_result:
+            part[o] = final
+        else:
+            part[o] = "forward" if needed[o] & {"forward", "backward"} else "update"
+        users: set[Part] = set(needed[o]) if floating.anywhere(o) else set()
+        if (own := part[o]) is not None:
+            users.add(own)
+        for v in graph.operands[o]:
+            if graph.producer[v] >= 0:
+                needed[graph.producer[v]] |= users
+    return part
+
+
+def place(
+    graph: Graph,
+    roles: Roles,
+    parts: StepParts,
+    floating: Floating,
+    layer_of: dict[int, int],
+) -> Placement:
+    """Slots for all ops, given the layers of the forward ops."""
+    part = resolve_parts(graph, parts, floating)
+    flow = _Flow(graph, part, [None] * len(graph.ops), _sources(graph, part))
+    for o, layer in layer_of.items():
+        flow.slot[o] = Slot("forward", layer)
+    users = _layers_using(flow, floating)
+    _place_backward(flow, users)
+    _place_updates(flow, roles, users)
+    return Placement(flow.slot, floating)
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """The graph seen past copied ops: `sources[o]` are the values that an op's operands and
+    the copies between them are made of."""
+
+    graph: Graph
+    part: list[Part | None]
+    slot: list[Slot | None]
+    sources: list[list[int]]
+
+    def slot_of(self, value: int) -> Slot | None:
+        producer = self.graph.producer[value]
+        return self.slot[producer] if producer >= 0 else None
+
+
+def _sources(graph: Graph, part: list[Part | None]) -> list[list[int]]:
+    sources: list[list[int]] = []
+    for used in graph.operands:
+        found: dict[int, None] = {}
+        for v in used:
+            p = graph.producer[v]
+            if p >= 0 and part[p] is None:
+                found.update(dict.fromkeys(sources[p]))
+            else:
+                found[v] = None
+        sources.append(list(found))
+    return sources
+
+
+def _layers_using(flow: _Flow, floating: Floating) -> list[set[int]]:
+    """For each value the layers whose forward uses it, directly or through copied ops."""
+    graph = flow.graph
+    users: list[set[int]] = [set() for _ in graph.values]
+    for o in reversed(range(len(graph.ops))):
+        where = flow.slot[o]
+        layers = {where.layer} if where is not None else set[int]()
+        if floating.anywhere(o):
+            for v in graph.results[o]:
+                layers |= users[v]
+        for v in graph.operands[o]:
+            users[v] |= layers
+    return users
+
+
+def _place_backward(flow: _Flow, users: list[set[int]]) -> None:
+    """Layers of backward ops.
+
+    A *cotangent* depends on the loss: it starts in the last layer and only descends, each op to
+    the highest layer that makes or uses the forward values it reads. Other backward ops are
+    residuals, made of forward values alone (`cos(x)`): they fit every layer that their operands
+    do, and go where they are read.
+    """
+    graph, slot = flow.graph, flow.slot
+    last = max((s.layer for s in slot if s is not None), default=0)
+    lowest: dict[int, int] = {}
+    fitting: dict[int, set[int]] = {}
+    for o in range(len(graph.ops)):
+        if flow.part[o] != "backward":
+            continue
+        above: list[int] = []
+        low = 0
+        choices: list[set[int]] = []
+        for v in flow.sources[o]:
+            p = graph.producer[v]
+            where = flow.slot_of(v)
+            if p in fitting:
+                low = max(low, lowest[p])
+                choices.append(fitting[p])
+            elif where is not None and where.part == "backward":
+                above.append(where.layer)
+            else:
+                made = {where.layer} if where is not None else set[int]()
+                low = max(low, *made, 0)
+                choices.append(made | users[v])
+        if above:
+            ceiling = min(above)
+            best = [max(fit) for fit in ({c for c in cs if c <= ceiling} for cs in choices) if fit]
+            slot[o] = Slot("backward", max(best, default=ceiling))
+        elif low == last:
+            slot[o] = Slot("backward", last)
+        else:
+            lowest[o] = low
+            fitting[o] = {low}.union(*({c for c in cs if c >= low} for cs in choices))
+    for o in sorted(lowest, reverse=True):
+        readers = [slot[u] for v in graph.results[o] for u in _readers(flow, v)]
+        layers = [r.layer for r in readers if r is not None and r.part == "backward"]
+        slot[o] = Slot("backward", max([lowest[o], *layers]))
+
+
+def _readers(flow: _Flow, value: int) -> list[int]:
+    """Ops that read a value, directly or through copied ops."""
+    found: list[int] = []
+    stack = [value]
+    while stack:
+        for u in flow.graph.users[stack.pop()]:
+            found.append(u)
+            if flow.part[u] is None:
+                stack += flow.graph.results[u]
+    return found
+
+
+def _place_updates(flow: _Flow, roles: Roles, users: list[set[int]]) -> None:
+    graph, part, slot = flow.graph, flow.part, flow.slot
+    owner = {a: min(users[a]) for a in range(graph.num_arguments) if users[a]}
+    leads_to: list[set[int]] = [set() for _ in graph.values]
+    for r, a in roles.state_pairs().items():
+        if a in owner:
+            leads_to[graph.returned[r]].add(owner[a])
+    for o in reversed(range(len(graph.ops))):
+        if part[o] in ("update", None):
+            reached = set[int]().union(*(leads_to[v] for v in graph.results[o]))
+            for v in graph.operands[o]:
+                leads_to[v] |= reached
+    reads: list[set[int]] = [set() for _ in graph.values]
+    for a, layer in owner.items():
+        reads[a].add(layer)
+    for o in range(len(graph.ops)):
+        where = slot[o]
+        if where is not None and where.part == "backward":
+            for v in graph.results[o]:
+                reads[v].add(where.layer)
+        if part[o] != "update":
+            continue
+        inputs = set[int]().union(*(reads[v] for v in flow.sources[o]))
+        for v in graph.results[o]:
+            reads[v] |= inputs
+        outputs = set[int]().union(*(leads_to[v] for v in graph.results[o]))
+        chosen = outputs if len(outputs) == 1 or (outputs and len(inputs) != 1) else inputs
+        layer = next(iter(chosen)) if len(chosen) == 1 else GLOBAL
+        before = [s for v in flow.sources[o] if (s := flow.slot_of(v)) is not None]
+        level = max(
+            (s.level + (s.layer != layer) for s in before if s.part == "update"), default=0
+        )
+        slot[o] = Slot("update", layer, level)

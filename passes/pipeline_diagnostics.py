@@ -1,0 +1,123 @@
+"""Diagnostics as a compiler prints them: where, how grave, what.
+
+MLIR's bindings put only errors into Python exceptions, and end the process when they meet text
+that is not UTF-8. So the command line tools read what a context says by a handler of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Literal, cast
+
+from alpa.dialects import ir
+
+Severity = Literal["error", "warning", "remark", "note"]
+
+_NOTE = re.compile(r"(?P<file>.*):(?P<line>\d+):(?P<column>\d+): note: (?P<message>.*)")
+_OPERATION_NOTE = "see current operation: "
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A position in a file. `file` is the location's own text and `line` 0 where there is none."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnostic:
+    """One line of diagnostics; notes follow the error they belong to."""
+
+    severity: Severity
+    place: Place
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.severity}: {self.message}"
+
+
+def place_of(location: ir.Location) -> Place:
+    """The first file position inside a location: named, call-site and fused ones are opened."""
+    position = _position(location)
+    if position is not None:
+        return Place(position.filename, position.start_line, position.start_col)
+    if isinstance(location, ir.UnknownLoc):
+        return Place("unknown")
+    return Place(str(location).removeprefix("loc(").removesuffix(")").replace('"', ""))
+
+
+def with_notes(message: str, notes: tuple[tuple[ir.Location, str], ...]) -> str:
+    """An error's message with its notes as further lines, since the bindings emit no notes."""
+    return "\n".join([message] + [f"{place_of(where)}: note: {note}" for where, note in notes])
+
+
+@contextlib.contextmanager
+def listening(context: ir.Context, sink: Callable[[Diagnostic], None]) -> Generator[None]:
+    """Sends each diagnostic of a context to `sink` instead of to errors and standard error.
+
+    An `ir.MLIRError` that is raised meanwhile holds no diagnostics of its own.
+    """
+
+    def handle(diagnostic: Any) -> bool:
+        for each in _read(diagnostic):
+            sink(each)
+        return True
+
+    before = context.emit_error_diagnostics
+    context.emit_error_diagnostics = True
+    handler = cast(Any, context.attach_diagnostic_handler(handle))
+    try:
+        yield
+    finally:
+        handler.detach()
+        context.emit_error_diagnostics = before
+
+
+def _position(location: ir.Location) -> ir.FileLineColLoc | None:
+    if isinstance(location, ir.FileLineColLoc):
+        return location
+    if isinstance(location, ir.NameLoc):
+        return _position(location.child_loc)
+    if isinstance(location, ir.CallSiteLoc):
+        return _position(location.callee)
+    if isinstance(location, ir.FusedLoc):
+        inner = cast(Iterable[ir.Location], location.locations)
+        return next((found for each in inner if (found := _position(each)) is not None), None)
+    return None
+
+
+def _read(diagnostic: Any) -> Iterator[Diagnostic]:
+    severity = cast(Severity, diagnostic.severity.name.lower())
+    place = place_of(diagnostic.location)
+    message, *lines = _message(diagnostic).split("\n")
+    notes: list[Diagnostic] = []
+    for line in lines:
+        match = _NOTE.fullmatch(line)
+        if match is None and not notes:
+            message += "\n" + line
+        elif match is None:
+            notes[-1] = dataclasses.replace(notes[-1], message=f"{notes[-1].message}\n{line}")
+        else:
+            file, line_number, column, note = match.groups()
+            notes.append(Diagnostic("note", Place(file, int(line_number), int(column)), note))
+    yield Diagnostic(severity, place, message)
+    yield from notes
+    for note in diagnostic.notes:
+        # MLIR prints the op, with all its regions, after every error at one: the source says it.
+        if not _message(note).startswith(_OPERATION_NOTE):
+            yield from _read(note)
+
+
+def _message(diagnostic: Any) -> str:
+    try:
+        return diagnostic.message
+    except (UnicodeDecodeError, RuntimeError):
+        return "the input holds text that is not UTF-8"

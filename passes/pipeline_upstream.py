@@ -1,0 +1,114 @@
+"""Checks a piece of a pipeline that MLIR's own passes run, element by element.
+
+MLIR itself names no position inside our text, and ends the process when a pass that works on
+modules is nested in a function. So each element is tried alone first: then we know what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+
+from alpa.dialects import ir, make_context, passmanager
+from alpa.passes.pipeline_text import Element, PipelineError, did_you_mean, parse
+
+# Candidates for a suggestion only; one that this jaxlib does not register is never suggested.
+_LIKELY = (
+    "canonicalize",
+    "cse",
+    "inline",
+    "loop-invariant-code-motion",
+    "print-ir",
+    "sccp",
+    "sdy-close-shardings",
+    "sdy-convert-global-to-local",
+    "sdy-drop-sharding-and-mesh",
+    "sdy-drop-sharding-rules",
+    "sdy-export-pipeline",
+    "sdy-import-pipeline",
+    "sdy-inline-meshes",
+    "sdy-insert-explicit-reshards",
+    "sdy-lift-inlined-meshes",
+    "sdy-populate-op-sharding-rules",
+    "sdy-propagation-pipeline",
+    "sdy-reshard-to-collectives",
+    "sdy-sharding-constraint-to-reshard",
+    "strip-debuginfo",
+    "symbol-dce",
+)
+_RESTRICTED = re.compile(r"restricted to '([^']+)'")
+
+
+def registered() -> list[str]:
+    """The usual upstream passes, as far as this jaxlib registers them."""
+    context = make_context()
+    return [name for name in _LIKELY if _failure("any", name, context) is None]
+
+
+def check(text: str, element: Element, ours: list[str]) -> None:
+    """Checks an element of the pipeline `text` that MLIR shall run on a module.
+
+    Args:
+        ours: the names of our passes, for suggestions.
+
+    Raises:
+        PipelineError: MLIR would refuse the element.
+    """
+    _check(text, element, "builtin.module", ours, make_context())
+
+
+def _check(text: str, element: Element, anchor: str, ours: list[str], context: ir.Context) -> None:
+    if element.nested is not None:
+        for each in element.nested:
+            _check(text, each, element.name, ours, context)
+        return
+    if element.name in ours:
+        hint = f"'{element.name}' rewrites whole modules: it cannot stand inside {anchor}(...)"
+        raise PipelineError(text, element.position, hint)
+    failure = _failure("any", element.source, context)
+    if failure is not None:
+        if "does not refer to a registered pass" in failure:
+            suggestion = did_you_mean(element.name, [*ours, *registered()])
+            message = f"unknown pass '{element.name}'{suggestion}"
+            raise PipelineError(text, element.position, message)
+        raise _options_error(text, element, failure)
+    needed = _needed_anchor(element.source, anchor, context)
+    if needed is not None:
+        message = f"'{element.name}' runs on {needed}, not on {anchor}"
+        if anchor == "builtin.module":
+            message += f": write {needed}({element.source})"
+        raise PipelineError(text, element.position, message)
+
+
+def _failure(anchor: str, source: str, context: ir.Context) -> str | None:
+    """What MLIR says when one pass is added for an op, or None if it is accepted."""
+    try:
+        passmanager.PassManager(anchor, context=context).add(source)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _needed_anchor(source: str, anchor: str, context: ir.Context) -> str | None:
+    """The op that a pass or a registered pipeline needs, if it cannot run on `anchor`."""
+    manager = passmanager.PassManager("any", context=context)
+    manager.add(source)
+    for element in parse(str(manager)):
+        if element.nested is None:
+            restricted = _RESTRICTED.search(_failure(anchor, element.source, context) or "")
+            if restricted:
+                return restricted.group(1)
+    return None
+
+
+def _options_error(text: str, element: Element, failure: str) -> PipelineError:
+    """MLIR does not say which option is wrong unless it is unknown."""
+    unknown = re.search(r"no such option (\S+)", failure)
+    for option in element.options:
+        if unknown and option.key == unknown.group(1):
+            message = f"unknown option '{option.key}' of '{element.name}'"
+            return PipelineError(text, option.position, message)
+    words = [line for line in failure.splitlines() if line and not line.startswith("failed to add")]
+    detail = f": {words[0]}" if words else ""
+    position = element.options[0].position if element.options else element.position
+    message = f"'{element.name}' does not take the options{detail}"
+    return PipelineError(text, position, message)

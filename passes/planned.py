@@ -1,0 +1,430 @@
+"""A planned `@main` as plain data, and what the micro-batches make of its values.
+
+`read` turns the IR into frozen dataclasses that outlive it: the export pass and the runtime share
+them, and with them one answer to each of these questions:
+
+- **varying**: values that each micro-batch has a version of: batch arguments, arguments that the
+  forward part carries from one micro-batch to the next, what forward and backward fragments
+  produce, and transfers of those.
+- **gradients**: what a backward fragment produces and an update fragment consumes, directly or
+  through transfers. They are added up over the micro-batches where they are produced, and
+  transferred once per step.
+- **totals**: the values whose version in the update phase is that sum: gradients and their
+  transfers. What else flows into an update is the last micro-batch's version.
+- **micro_used**: values whose versions of the single micro-batches are needed. A gradient can be
+  among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from alpa.dialects.attributes import (
+    Argument,
+    Part,
+    Plan,
+    Reshard,
+    Result,
+    read_arguments,
+    read_meshes,
+    read_part,
+    read_results,
+)
+from alpa.dialects.bindings import func, ir, main_function, mpmd
+from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
+from alpa.dialects.sharding import Sharding
+from alpa.passes.base import PassError
+
+MODULE = "alpa.module"
+ACCUMULATORS = "alpa.accumulators"
+EXTRA_RESULTS = "alpa.extra_results"
+DONATED = "alpa.donated"
+
+_ORDER: dict[Part | None, int] = {None: 0, "forward": 1, "backward": 2, "update": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A global tensor on a mesh; no sharding means one copy per device."""
+
+    mesh: str
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: Sharding | None = None
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith(("f", "bf", "complex"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMesh:
+    """A mesh: its axes, major first, and the cluster's numbers of its hosts and devices."""
+
+    name: str
+    hosts: tuple[int, ...]
+    devices: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragment:
+    """One `mpmd.fragment`; inputs and outputs are numbers of values.
+
+    Its module takes the inputs, then one donated accumulator for each result number in
+    `accumulators`; it returns the outputs, the accumulated ones as sums, then this micro-batch's
+    version of each result number in `extra_results`. `donated` are numbers of operands.
+    """
+
+    name: str
+    mesh: str
+    part: Part
+    stage: int | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    origins: tuple[Origin, ...] = ()
+    module: str | None = None
+    accumulators: tuple[int, ...] = ()
+    extra_results: tuple[int, ...] = ()
+    donated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """One `mpmd.transfer` between two values."""
+
+    source: int
+    target: int
+    method: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramArgument:
+    """One argument of the planned @main. `number` is its number in the original program."""
+
+    value: int
+    number: int
+    attributes: Argument
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramResult:
+    """One result of the planned @main. `number` is its number in the original program."""
+
+    value: int
+    number: int
+    attributes: Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A planned @main: numbered values, and fragments and transfers in program order."""
+
+    values: tuple[Value, ...]
+    arguments: tuple[ProgramArgument, ...]
+    results: tuple[ProgramResult, ...]
+    steps: tuple[Fragment | Transfer, ...]
+    meshes: tuple[DeviceMesh, ...]
+    plan: Plan
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.plan.num_micro_batches
+
+    @cached_property
+    def fragments(self) -> tuple[Fragment, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Fragment))
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Transfer))
+
+    @cached_property
+    def parts(self) -> tuple[Part | None, ...]:
+        """The part that produces each value, through transfers; None for arguments."""
+        parts: list[Part | None] = [None] * len(self.values)
+        for step in self.steps:
+            if isinstance(step, Transfer):
+                parts[step.target] = parts[step.source]
+            else:
+                for output in step.outputs:
+                    parts[output] = step.part
+        return tuple(parts)
+
+    @cached_property
+    def carries(self) -> dict[int, int]:
+        """Argument value -> the value that is its version in the next micro-batch.
+
+        Those are the states that the forward part writes. A copy on the same mesh is preferred.
+        """
+        carries: dict[int, int] = {}
+        for argument in self.arguments:
+            new = [
+                result.value
+                for result in self.results
+                if is_new_state(argument, result) and self.parts[result.value] == "forward"
+            ]
+            here = [v for v in new if self.values[v].mesh == self.values[argument.value].mesh]
+            if new:
+                carries[argument.value] = (here or new)[0]
+        return carries
+
+    @cached_property
+    def varying(self) -> frozenset[int]:
+        """Values with a version per micro-batch."""
+        batches = (a.value for a in self.arguments if a.attributes.role == "batch")
+        varying = {*batches, *self.carries}
+        for step in self.steps:
+            if isinstance(step, Transfer):
+                varying |= {step.target} if step.source in varying else set()
+            elif step.part != "update":
+                varying.update(step.outputs)
+        return frozenset(varying)
+
+    @cached_property
+    def _update_used(self) -> frozenset[int]:
+        """Values that an update fragment consumes, directly or through transfers."""
+        used: set[int] = set()
+        for step in reversed(self.steps):
+            if isinstance(step, Fragment):
+                used.update(step.inputs if step.part == "update" else ())
+            elif step.target in used:
+                used.add(step.source)
+        return frozenset(used)
+
+    @cached_property
+    def gradients(self) -> frozenset[int]:
+        """What backward fragments produce and updates consume."""
+        produced = {v for f in self.fragments if f.part == "backward" for v in f.outputs}
+        return frozenset(produced & self._update_used)
+
+    @cached_property
+    def totals(self) -> frozenset[int]:
+        """Gradients and the transfers of them that reach an update; empty for one micro-batch."""
+        if self.num_micro_batches == 1:
+            return frozenset()
+        totals = set(self.gradients)
+        for step in self.transfers:
+            if step.source in totals and step.target in self._update_used:
+                totals.add(step.target)
+        return frozenset(totals)
+
+    @cached_property
+    def micro_used(self) -> frozenset[int]:
+        """Varying values whose versions of the single micro-batches are needed.
+
+        A result that is a mean or a sum of a gradient is taken from the gradient's total.
+        """
+        used: set[int] = set(self.carries.values())
+        for result in self.results:
+            role = result.attributes.role
+            summed = role is not None and role.kind in ("mean", "sum")
+            if not (summed and result.value in self.totals):
+                used.add(result.value)
+        for step in reversed(self.steps):
+            if isinstance(step, Fragment):
+                used.update(step.inputs if step.part != "update" else ())
+            elif step.target in used:
+                used.add(step.source)
+        return frozenset(used) & self.varying
+
+
+def is_new_state(argument: ProgramArgument, result: ProgramResult) -> bool:
+    """Whether a result is the argument's state after the step."""
+    role = result.attributes.role
+    if role is not None:
+        return role.kind == "state" and role.index == argument.number
+    return argument.attributes.aliasing_output == result.number
+
+
+def read(module: ir.Module) -> Program:
+    """The program of a planned module that `check_planned` accepts.
+
+    Raises:
+        PassError: the micro-batches cannot be run as the plan says.
+    """
+    main = main_function(module)
+    try:
+        arguments, results = read_arguments(main), read_results(main)
+        plan = Plan.read(main) or Plan()
+    except ValueError as error:
+        raise PassError(main, str(error)) from error
+    reader = _Reader()
+    entry = main.entry_block
+    for argument in entry.arguments:
+        reader.number(argument, main)
+    ops = list(entry.operations)
+    steps = [reader.step(op) for op in ops[:-1]]
+    axes = {name: mesh.axes for name, mesh in read_topology(main).items()}
+    program = Program(
+        values=tuple(reader.values),
+        arguments=tuple(
+            ProgramArgument(value=i, number=i if a.input is None else a.input, attributes=a)
+            for i, a in enumerate(arguments)
+        ),
+        results=tuple(
+            ProgramResult(
+                value=reader.numbers[value],
+                number=i if r.output is None else r.output,
+                attributes=r,
+            )
+            for i, (value, r) in enumerate(zip(ops[-1].operands, results, strict=True))
+        ),
+        steps=tuple(steps),
+        meshes=tuple(
+            DeviceMesh(name=m.name, hosts=m.hosts, devices=m.devices, axes=axes[m.name])
+            for m in read_meshes(main)
+        ),
+        plan=plan,
+    )
+    for step, op in zip(program.steps, ops, strict=False):
+        _check_step(program, step, op)
+    _check_interface(program, main)
+    return program
+
+
+class _Reader:
+    """Numbers the values of @main in the order of their definition."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[ir.Value, int] = {}
+        self.values: list[Value] = []
+
+    def number(self, value: ir.Value, op: ir.OpView) -> int:
+        try:
+            tensor = MeshTensor.from_type(value.type)
+        except ValueError as error:
+            raise PassError(op, str(error)) from error
+        self.numbers[value] = len(self.values)
+        self.values.append(
+            Value(
+                mesh=tensor.mesh,
+                shape=tuple(tensor.type.shape),
+                dtype=str(tensor.type.element_type),
+                sharding=tensor.sharding,
+            )
+        )
+        return self.numbers[value]
+
+    def step(self, op: ir.OpView) -> Fragment | Transfer:
+        if isinstance(op, mpmd.TransferOp):
+            reshard = Reshard.read(op)
+            return Transfer(
+                source=self.numbers[op.operands[0]],
+                target=self.number(op.results[0], op),
+                method=reshard.method if reshard else None,
+            )
+        if not isinstance(op, mpmd.FragmentOp):
+            raise PassError(op, f"a planned @main holds fragments and transfers, not {op.name}")
+        part = read_part(op)
+        if part is None:
+            raise PassError(op, 'the fragment needs alpa.part = "forward", "backward" or "update"')
+        origins = tuple(Origin.from_attr(a) for a in ir.ArrayAttr(op.attributes["origin"]))
+        stage = op.attributes.get("stage_id")
+        symbol = op.attributes.get(MODULE)
+        module = None if symbol is None else ir.FlatSymbolRefAttr(symbol).value
+        mesh = ir.StringAttr(op.attributes["mesh_name"]).value
+        return Fragment(
+            name=module or f"{mesh}.{origin_name(origins)}.{part}",
+            mesh=mesh,
+            part=part,
+            stage=None if stage is None else ir.IntegerAttr(stage).value,
+            inputs=tuple(self.numbers[value] for value in op.operands),
+            outputs=tuple(self.number(value, op) for value in op.results),
+            origins=origins,
+            module=module,
+            accumulators=_numbers(op, ACCUMULATORS),
+            extra_results=_numbers(op, EXTRA_RESULTS),
+            donated=_numbers(op, DONATED),
+        )
+
+
+def origin_name(origins: tuple[Origin, ...]) -> str:
+    """layer_2, layer_3, layer_4 -> layer_2_4; runs that do not touch are joined by `_`."""
+    runs: list[tuple[str, int, int]] = []
+    for name in dict.fromkeys(origin.name for origin in origins):
+        prefix, _, digits = name.rpartition("_")
+        if not digits.isdigit():
+            runs.append((name, -1, -1))
+        elif runs and runs[-1][0] == prefix and runs[-1][2] == int(digits) - 1:
+            runs[-1] = (prefix, runs[-1][1], int(digits))
+        else:
+            runs.append((prefix, int(digits), int(digits)))
+    texts = [
+        name if first < 0 else f"{name}_{first}" + (f"_{last}" if last > first else "")
+        for name, first, last in runs
+    ]
+    return "_".join(texts) or "inferred"
+
+
+def _numbers(op: ir.OpView, name: str) -> tuple[int, ...]:
+    attr = op.attributes.get(name)
+    return () if attr is None else tuple(ir.DenseI64ArrayAttr(attr))
+
+
+def _check_step(program: Program, step: Fragment | Transfer, op: ir.OpView) -> None:
+    if isinstance(step, Transfer):
+        return
+    for number, value in enumerate(step.inputs):
+        part = program.parts[value]
+        if _ORDER[part] > _ORDER[step.part]:
+            raise PassError(
+                op,
+                f"operand {number} of this {step.part} fragment is made by the {part} part; "
+                "over the micro-batches every forward runs before its backward, "
+                "and these before the update",
+            )
+    for number, value in enumerate(step.outputs):
+        if value in program.totals and not program.values[value].is_float:
+            raise PassError(
+                op,
+                f"result {number} of type {program.values[value].dtype} flows from a backward into "
+                f"an update fragment and would be added up over {program.num_micro_batches} "
+                "micro-batches, which is meant for floating-point gradients only; plan with 1 "
+                "micro-batch",
+            )
+
+
+def _check_interface(program: Program, main: func.FuncOp) -> None:
+    numbers = {result.number for result in program.results}
+    if numbers != set(range(len(numbers))):
+        raise PassError(main, f"the results' alpa.output are {sorted(numbers)}: one is missing")
+    batches = program.num_micro_batches
+    if batches < 1:
+        raise PassError(main, f"alpa.plan has num_micro_batches = {batches}; it takes at least 1")
+    if batches == 1:
+        return
+    for i, argument in enumerate(program.arguments):
+        dim, rank = argument.attributes.batch_dim, len(program.values[argument.value].shape)
+        if argument.attributes.role == "batch" and (dim is None or not 0 <= dim < rank):
+            raise PassError(
+                main,
+                f"argument {i} is a batch of {batches} micro-batches and needs alpa.batch_dim "
+                f"below its rank of {rank}; it has {dim}",
+            )
+    for i, result in enumerate(program.results):
+        if result.value in program.varying:
+            _check_result(program, i, result, main)
+
+
+def _check_result(program: Program, i: int, result: ProgramResult, main: func.FuncOp) -> None:
+    role, value = result.attributes.role, program.values[result.value]
+    batches, part = program.num_micro_batches, program.parts[result.value]
+    if role is None:
+        raise PassError(
+            main,
+            f"result {i} has {batches} versions, one per micro-batch, and no alpa.result that says "
+            "how they become one: concat:<dim>, mean, sum, last or state:<argument>",
+        )
+    if role.kind == "concat" and not 0 <= (role.index or 0) < len(value.shape):
+        raise PassError(main, f'result {i} of rank {len(value.shape)} has alpa.result = "{role}"')
+    if role.kind in ("mean", "sum") and value.dtype == "i1":
+        raise PassError(main, f"result {i} is boolean and has no {role} over the micro-batches")
+    if role.kind == "state" and part == "backward":
+        raise PassError(
+            main,
+            f"result {i} is the new state of argument {role.index} and comes from a backward "
+            f"fragment; with {batches} micro-batches it has to come from a forward fragment, "
+            "which carries it on, or from an update",
+        )

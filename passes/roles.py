@@ -1,0 +1,185 @@
+"""Roles of the arguments and results of @main: read where given, inferred where unique."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from alpa.dialects import func, ir
+from alpa.dialects.attributes import (
+    Argument,
+    Result,
+    ResultRole,
+    read_arguments,
+    read_results,
+)
+from alpa.passes.base import PassError
+from alpa.passes.graph import Graph
+
+# From a new state one walks back through these to the old state that it updates: an optimizer
+# works element by element, and a loss or a gradient does not.
+_ELEMENTWISE_PREFIXES = ("stablehlo.", "chlo.")
+_NOT_ELEMENTWISE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "dot_general",
+        "dot",
+        "convolution",
+        "gather",
+        "reduce",
+        "reduce_window",
+        "sort",
+        "custom_call",
+        "case",
+        "if",
+        "fft",
+        "select_and_scatter",
+        "constant",
+        "iota",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Arguments and results of @main with their roles as far as they are known.
+
+    `ambiguous` says, in words, what could not be inferred; it matters only with several
+    micro-batches.
+    """
+
+    arguments: list[Argument]
+    results: list[Result]
+    ambiguous: tuple[str, ...] = ()
+
+    def state_pairs(self) -> dict[int, int]:
+        """Result number of each new state -> number of the argument that holds the old."""
+        return {
+            r: result.role.index
+            for r, result in enumerate(self.results)
+            if result.role is not None
+            and result.role.kind == "state"
+            and result.role.index is not None
+        }
+
+
+def infer_roles(function: func.FuncOp, graph: Graph) -> Roles:
+    """The roles that attributes give, completed by donation, data flow and shapes.
+
+    Raises:
+        PassError: an attribute is malformed or names an argument that does not exist.
+    """
+    try:
+        arguments, results = read_arguments(function), read_results(function)
+    except ValueError as error:
+        raise PassError(function, str(error)) from error
+    pairs = _given_pairs(function, arguments, results)
+    ambiguous = _add_pairs_by_flow(graph, arguments, results, pairs)
+    state = set(pairs.values())
+    for r, a in pairs.items():
+        results[r] = replace(results[r], role=ResultRole("state", a))
+    for a, argument in enumerate(arguments):
+        if argument.role is None and a in state:
+            arguments[a] = replace(argument, role="state")
+    _complete_batch(graph, arguments, results, bool(state))
+    return Roles(arguments, results, tuple(ambiguous))
+
+
+def _given_pairs(
+    function: func.FuncOp, arguments: list[Argument], results: list[Result]
+) -> dict[int, int]:
+    pairs: dict[int, int] = {}
+    for r, result in enumerate(results):
+        if result.role is not None and result.role.kind == "state":
+            index = result.role.index
+            if index is None or index >= len(arguments):
+                raise PassError(
+                    function,
+                    f'result {r} is the new value of argument {index}, but @main has '
+                    f"{len(arguments)} arguments",
+                )
+            pairs[r] = index
+    for a, argument in enumerate(arguments):
+        r = argument.aliasing_output
+        if r is None:
+            continue
+        if r >= len(results):
+            raise PassError(
+                function, f"argument {a} aliases result {r}, but @main has {len(results)} results"
+            )
+        if results[r].role is None:
+            pairs.setdefault(r, a)
+    return pairs
+
+
+def _add_pairs_by_flow(
+    graph: Graph, arguments: list[Argument], results: list[Result], pairs: dict[int, int]
+) -> list[str]:
+    """Pairs each new state with the nearest old one of its type that its update reads.
+
+    Only where the program gives no pair at all: a front end that donates donates everything.
+    """
+    if pairs or any(argument.role is not None for argument in arguments):
+        return []
+    candidates: list[tuple[int, int, int]] = []
+    for r, value in enumerate(graph.returned):
+        if results[r].role is None:
+            candidates += [(d, r, a) for a, d in _nearest_arguments(graph, value).items()]
+    taken: dict[int, int] = {}
+    ambiguous: list[str] = []
+    distance: dict[int, int] = {}
+    for d, r, a in sorted(candidates):
+        if r in pairs and distance[r] == d and a not in taken:
+            ambiguous.append(f"result {r} could be the new value of argument {pairs[r]} or {a}")
+        if r in pairs or a in taken:
+            continue
+        pairs[r], taken[a], distance[r] = a, r, d
+    return ambiguous
+
+
+def _nearest_arguments(graph: Graph, value: int) -> dict[int, int]:
+    """Arguments of the value's type reached through element-wise ops, with their distance."""
+    wanted = graph.values[value].type
+    found: dict[int, int] = {}
+    seen = {value}
+    queue = deque([(value, 0)])
+    while queue:
+        v, depth = queue.popleft()
+        if v < graph.num_arguments:
+            # A result that is an argument as it came is passed through, not updated, but it
+            # is that state's value after the step all the same.
+            if graph.values[v].type == wanted:
+                found[v] = depth
+            continue
+        op = graph.ops[graph.producer[v]]
+        if op.name in _NOT_ELEMENTWISE or not op.name.startswith(_ELEMENTWISE_PREFIXES):
+            continue
+        for operand in graph.operands[graph.producer[v]]:
+            if operand not in seen and graph.values[operand].type == wanted:
+                seen.add(operand)
+                queue.append((operand, depth + 1))
+    return found
+
+
+def _complete_batch(
+    graph: Graph, arguments: list[Argument], results: list[Result], is_training: bool
+) -> None:
+    """In a training step, what is neither state nor key is the batch; its leading dimension
+    is the samples where all such arguments agree, and a float scalar result is a mean."""
+    if not is_training:
+        return
+    unknown = [a for a, argument in enumerate(arguments) if argument.role is None]
+    shapes = {a: ir.RankedTensorType(graph.values[a].type).shape for a in unknown}
+    leading = {shape[0] for shape in shapes.values() if len(shape) > 0}
+    for a in unknown:
+        if len(leading) == 1 and len(shapes[a]) > 0:
+            arguments[a] = replace(arguments[a], role="batch", batch_dim=0)
+    batch = [a for a, argument in enumerate(arguments) if argument.role == "batch"]
+    depends = graph.depends(batch)
+    for r, value in enumerate(graph.returned):
+        type_ = graph.values[value].type
+        if results[r].role is not None or not depends[value]:
+            continue
+        if isinstance(type_, ir.RankedTensorType) and type_.rank == 0:
+            if isinstance(type_.element_type, ir.FloatType):
+                results[r] = replace(results[r], role=ResultRole("mean"))

@@ -1,0 +1,83 @@
+"""Folds equal parts of a sharding problem, layers above all, so that its size stops growing.
+
+TAPAS ties the variables of layers that look alike. Here alike means: same costs, and neighbours
+alike through the same matrices, up to a radius (colour refinement, Weisfeiler and Leman 1968).
+All nodes of a colour take one strategy. Every choice of the folded problem is a choice of the
+whole one with the same cost, so folding can only miss choices that treat equal layers
+differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from alpa.passes.solve.shard_problem import Edge, Problem
+
+RADIUS = 12
+"""Rounds of refinement. Nodes that differ only further away than this are tied; a transformer
+layer is about ten edges long, so the first and last layers keep strategies of their own."""
+
+
+def fold(problem: Problem, radius: int = RADIUS) -> tuple[Problem, list[int]]:
+    """The folded problem, and for each node of the whole one its node there."""
+    kinds: dict[bytes | tuple[object, ...], int] = {}
+
+    def number(key: bytes | tuple[object, ...]) -> int:
+        return kinds.setdefault(key, len(kinds))
+
+    color = [number(_signature(costs)) for costs in problem.node_costs]
+    neighbours: list[list[tuple[int, int, int]]] = [[] for _ in color]
+    for edge in problem.edges:
+        kind = number(_signature(edge.costs))
+        neighbours[edge.source].append((0, kind, edge.target))
+        neighbours[edge.target].append((1, kind, edge.source))
+    classes = len(set(color))
+    for _ in range(radius):
+        color = [
+            number((color[v], *sorted((d, kind, color[u]) for d, kind, u in neighbours[v])))
+            for v in range(len(color))
+        ]
+        before, classes = classes, len(set(color))
+        if before == classes:
+            break
+    return _quotient(problem, color)
+
+
+def unfold(choice: Sequence[int], node_class: Sequence[int]) -> list[int]:
+    """The choice for the whole problem."""
+    return [choice[c] for c in node_class]
+
+
+def _signature(costs: np.ndarray) -> bytes:
+    """Equal for costs that are equal but for rounding."""
+    return str(costs.shape).encode() + np.array(costs, dtype=np.float32).tobytes()
+
+
+def _quotient(problem: Problem, color: list[int]) -> tuple[Problem, list[int]]:
+    order = {c: i for i, c in enumerate(dict.fromkeys(color))}
+    node_class = [order[c] for c in color]
+    costs: list[np.ndarray | None] = [None] * len(order)
+
+    def add(node: int, extra: np.ndarray) -> None:
+        old = costs[node]
+        costs[node] = extra.copy() if old is None else old + extra
+
+    for node, node_costs in zip(node_class, problem.node_costs, strict=True):
+        add(node, node_costs)
+    edges: dict[tuple[int, int], np.ndarray] = {}
+    for edge in problem.edges:
+        source, target, matrix = node_class[edge.source], node_class[edge.target], edge.costs
+        if source == target:
+            add(source, np.diagonal(matrix))
+            continue
+        if source > target:
+            source, target, matrix = target, source, matrix.T
+        old = edges.get((source, target))
+        edges[source, target] = matrix if old is None else old + matrix
+    folded = Problem(
+        node_costs=tuple(c for c in costs if c is not None),
+        edges=tuple(Edge(a, b, matrix) for (a, b), matrix in edges.items()),
+    )
+    return folded, node_class

@@ -1,0 +1,347 @@
+"""The sharding problem of one mesh: nodes with strategies, edges with resharding costs.
+
+* An argument of @main and the landing place of a transfer is a node whose strategies are its
+  layouts; what is returned as a state takes the layout of that state's argument.
+* A heavy op is a node whose strategies come from its sharding rule.
+* An op with `alpa.follow` belongs to the node of the operand that it follows (Alpa merges
+  element-wise ops into an operand), unless that operand enters the fragment from another one:
+  there the layout may change, so the op starts a node of its own.
+* Constants, and broadcasts that grow their operand, are computed in whatever layout is used.
+* A loop variable is a node: its start, the region's argument and what the body yields agree.
+
+The cost of a node or an edge is what one training step spends: fragments that run for each
+micro-batch count that often, loop bodies as often as they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from alpa.dialects import body, ir, mpmd, stablehlo, terminator
+from alpa.dialects.attributes import FOLLOW, read_int
+from alpa.dialects.sharding import ShardingRule
+from alpa.passes import op_cost
+from alpa.passes.base import PassError, Remark
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.graph import element_bytes, type_bytes
+from alpa.passes.shard_strategies import (
+    Strategy,
+    enumerate_strategies,
+    follow,
+    local_elements,
+    meet,
+    reduction_seconds,
+    tensor_layouts,
+)
+from alpa.passes.stage_cost import op_seconds
+
+Layouts = tuple[Layout, ...]
+RuleOf = Callable[[ir.OpView], ShardingRule | None]
+
+_SCALAR = 0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A value's node and its layout under each of the node's strategies.
+
+    `open`: an op that follows the value may join its node.
+    """
+
+    node: int
+    layouts: Layouts
+    open: bool = True
+
+
+@dataclass(frozen=True)
+class Need:
+    """That a node's op wants an operand in these layouts, one per strategy of the node."""
+
+    node: int
+    layouts: Layouts
+
+
+@dataclass
+class ShardGraph:
+    """Built op by op by `shard_fragments`; `layout_of` reads a solution back."""
+
+    mesh: LogicalMesh
+    cluster: Cluster
+    rule_of: RuleOf
+    remark: Remark
+    costs: list[np.ndarray] = field(default_factory=lambda: [np.zeros(1)])
+    edges: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    placed: dict[ir.Value, Placed] = field(default_factory=dict)
+    free: dict[ir.Value, list[Need]] = field(default_factory=dict)
+    operand_needs: list[tuple[ir.OpView, int, Need]] = field(default_factory=list)
+    _tables: dict[int, ReshardTable] = field(default_factory=dict)
+    _matrices: dict[tuple[Layouts, Layouts, ir.Type], np.ndarray] = field(default_factory=dict)
+    _follows: dict[tuple[ShardingRule, int, Layouts], tuple[Strategy, ...]] = field(
+        default_factory=dict
+    )
+    _counted: set[tuple[ir.Value, int, Layouts]] = field(default_factory=set)
+
+    # Nodes
+
+    def add_tensor(self, value: ir.Value, type_: ir.Type, *, open: bool = True) -> Placed:  # noqa: A002
+        """A node whose strategies are a tensor's layouts."""
+        layouts = self.layouts_of(type_)
+        node = _SCALAR if len(layouts) == 1 else self._add_node(np.zeros(len(layouts)))
+        if node == _SCALAR:
+            layouts = layouts[:1]
+        placed = Placed(node, layouts, open)
+        self.placed[value] = placed
+        return placed
+
+    def layouts_of(self, type_: ir.Type) -> Layouts:
+        if not isinstance(type_, ir.RankedTensorType):
+            return ((),)
+        return tensor_layouts(tuple(type_.shape), self.mesh.sizes)
+
+    def _add_node(self, costs: np.ndarray) -> int:
+        self.costs.append(costs)
+        return len(self.costs) - 1
+
+    def forbid_other_layouts(self, one: Placed, other: Placed) -> None:
+        """Two nodes have to choose the same layout."""
+        different = [[a != b for b in other.layouts] for a in one.layouts]
+        self._add_edge(one.node, other.node, np.where(different, np.inf, 0.0))
+
+    def add_costs(self, placed: Placed, costs: np.ndarray) -> None:
+        """Adds seconds per strategy to a value's node."""
+        self.costs[placed.node] = self.costs[placed.node] + costs
+
+    # Edges
+
+    def need(self, value: ir.Value, need: Need, weight: float) -> None:
+        """Adds what it costs to bring a value from its layouts to the needed ones."""
+        if value in self.free:
+            self.free[value].append(need)
+            self._need_through_broadcast(value, need, weight)
+            return
+        key = (value, need.node, need.layouts)
+        if key in self._counted:
+            return
+        self._counted.add(key)
+        source = self.placed[value]
+        matrix = self._matrix(source.layouts, need.layouts, value.type)
+        if source.node == need.node:
+            self.costs[need.node] = self.costs[need.node] + weight * np.diagonal(matrix)
+        elif source.node == _SCALAR:
+            self.costs[need.node] = self.costs[need.node] + weight * matrix[0]
+        elif need.node == _SCALAR:
+            self.costs[source.node] = self.costs[source.node] + weight * matrix[:, 0]
+        else:
+            self._add_edge(source.node, need.node, weight * matrix)
+
+    def _add_edge(self, source: int, target: int, matrix: np.ndarray) -> None:
+        if source == target:
+            self.costs[source] = self.costs[source] + np.diagonal(matrix)
+            return
+        if source > target:
+            source, target, matrix = target, source, matrix.T
+        if matrix.any():
+            old = self.edges.get((source, target))
+            self.edges[source, target] = matrix if old is None else old + matrix
+
+    def _need_through_broadcast(self, value: ir.Value, need: Need, weight: float) -> None:
+        op = value.owner
+        if not isinstance(op, stablehlo.BroadcastInDimOp):
+            return
+        rule = self.rule_of(op)
+        operand = op.operands[0]
+        if rule is None or ir.RankedTensorType(operand.type).rank == 0:
+            return
+        projected = tuple(s.operands[0] for s in self._broadcast_back(rule, need.layouts))
+        self.need(operand, Need(need.node, projected), weight)
+
+    def _broadcast_back(self, rule: ShardingRule, layouts: Layouts) -> tuple[Strategy, ...]:
+        backwards = ShardingRule(rule.factor_sizes, rule.results, rule.operands)
+        found = self._follow_all(backwards, 0, layouts)
+        return tuple(Strategy(s.results, s.operands, s.reduced, s.shards) for s in found)
+
+    def _matrix(self, source: Layouts, target: Layouts, type_: ir.Type) -> np.ndarray:
+        key = (source, target, type_)
+        if key not in self._matrices:
+            if isinstance(type_, ir.RankedTensorType) and type_.rank > 0:
+                table = self._tables.setdefault(type_.rank, ReshardTable(self.mesh, type_.rank))
+                itemsize = element_bytes(type_.element_type)
+                matrix = table.matrix(source, target, tuple(type_.shape), itemsize)
+            else:
+                matrix = np.zeros((len(source), len(target)))
+            self._matrices[key] = matrix
+        return self._matrices[key]
+
+    # Ops
+
+    def add_block(self, block: ir.Block, weight: float) -> None:
+        """Adds all ops of a block but its terminator."""
+        end = terminator(block)
+        for op in block.operations:
+            if op != end:
+                self.add_op(op, weight)
+
+    def add_op(self, op: ir.OpView, weight: float) -> None:
+        """Adds one op that runs `weight` times per step."""
+        if isinstance(op, stablehlo.WhileOp):
+            self._add_while(op, weight)
+        elif isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
+            self._add_branches(op, weight)
+        elif self._is_free(op):
+            for result in op.results:
+                self.free[result] = []
+        elif all(_rank(value) == 0 for value in [*op.operands, *op.results]):
+            for result in op.results:
+                self.placed[result] = Placed(_SCALAR, ((),))
+        else:
+            self._add_by_rule(op, weight)
+
+    def _is_free(self, op: ir.OpView) -> bool:
+        if isinstance(op, stablehlo.BroadcastInDimOp):
+            return type_bytes(op.operands[0].type) < type_bytes(op.results[0].type)
+        return isinstance(op, stablehlo.ConstantOp | stablehlo.IotaOp) or op.name == "sdy.constant"
+
+    def _add_by_rule(self, op: ir.OpView, weight: float) -> None:
+        rule = self.rule_of(op)
+        if rule is None:
+            self._add_replicated(op, weight)
+            return
+        leader = self._leader(op)
+        if leader is None:
+            strategies = enumerate_strategies(rule, self.mesh.sizes)
+            node = self._add_node(np.zeros(len(strategies)))
+        else:
+            operand, placed = leader
+            node = placed.node
+            strategies = self._follow_all(rule, operand, placed.layouts)
+        self.costs[node] = self.costs[node] + weight * self._op_costs(op, strategies)
+        for i, operand_value in enumerate(op.operands):
+            need = Need(node, tuple(s.operands[i] for s in strategies))
+            self.operand_needs.append((op, i, need))
+            self.need(operand_value, need, weight)
+        for i, result in enumerate(op.results):
+            self.placed[result] = Placed(node, tuple(s.results[i] for s in strategies))
+
+    def _leader(self, op: ir.OpView) -> tuple[int, Placed] | None:
+        operand = read_int(op, FOLLOW)
+        if operand is None:
+            return None
+        placed = self.placed.get(op.operands[operand])
+        if placed is None or not placed.open or placed.node == _SCALAR:
+            return None
+        return operand, placed
+
+    def _follow_all(
+        self, rule: ShardingRule, operand: int, layouts: Layouts
+    ) -> tuple[Strategy, ...]:
+        key = (rule, operand, layouts)
+        if key not in self._follows:
+            self._follows[key] = tuple(
+                follow(rule, self.mesh.sizes, operand, layout) for layout in layouts
+            )
+        return self._follows[key]
+
+    def _op_costs(self, op: ir.OpView, strategies: Sequence[Strategy]) -> np.ndarray:
+        seconds = op_seconds(op, self.cluster)
+        costs = np.array([seconds / strategy.shards for strategy in strategies])
+        for i, strategy in enumerate(strategies):
+            if strategy.reduced:
+                costs[i] += reduction_seconds(
+                    self.mesh, strategy, iter(self._local_bytes(op, strategy))
+                )
+        return costs
+
+    def _local_bytes(self, op: ir.OpView, strategy: Strategy) -> list[float]:
+        return [
+            local_elements(ir.RankedTensorType(r.type).shape, self.mesh.sizes, layout)
+            * element_bytes(ir.RankedTensorType(r.type).element_type)
+            for r, layout in zip(op.results, strategy.results, strict=True)
+        ]
+
+    def _add_replicated(self, op: ir.OpView, weight: float) -> None:
+        """An op that nobody knows how to shard runs whole on each device."""
+        if isinstance(op, stablehlo.CustomCallOp):
+            target = ir.StringAttr(op.attributes["call_target_name"]).value
+            raise PassError(
+                op,
+                f"no sharding rule for the custom call @{target}; give it one with "
+                "alpa.passes.register_sharding_rule or an sdy.sharding_rule attribute",
+            )
+        if isinstance(op, mpmd.FragmentOp) or op.name == "sdy.manual_computation":
+            raise PassError(op, f"{op.name} inside a fragment cannot be planned yet")
+        num_bytes = sum(type_bytes(value.type) for value in [*op.operands, *op.results])
+        if num_bytes > 0 and prod(self.mesh.sizes) > 1:
+            self.remark(
+                op.location,
+                f"{op.name} has no sharding rule: each device of the mesh runs it whole "
+                f"({num_bytes} bytes of operands and results)",
+            )
+        for i, operand in enumerate(op.operands):
+            need = Need(_SCALAR, (_replicated(operand),))
+            self.operand_needs.append((op, i, need))
+            self.need(operand, need, weight)
+        for result in op.results:
+            self.placed[result] = Placed(_SCALAR, (_replicated(result),))
+
+    def _add_while(self, op: stablehlo.WhileOp, weight: float) -> None:
+        condition, loop = body(op, 0), body(op, 1)
+        trips = op_cost.trip_count_or_default(op)
+        for i, result in enumerate(op.results):
+            placed = self.add_tensor(result, result.type)
+            for block in (condition, loop):
+                self.placed[block.arguments[i]] = placed
+            need = Need(placed.node, placed.layouts)
+            self.operand_needs.append((op, i, need))
+            self.need(op.operands[i], need, weight)
+        self.add_block(condition, weight * trips)
+        self.add_block(loop, weight * trips)
+        self._need_yields(loop, op.results, weight * trips)
+
+    def _add_branches(self, op: ir.OpView, weight: float) -> None:
+        for result in op.results:
+            self.add_tensor(result, result.type)
+        for i in range(len(op.regions)):
+            self.add_block(body(op, i), weight)
+            self._need_yields(body(op, i), op.results, weight)
+
+    def _need_yields(
+        self, block: ir.Block, results: Sequence[ir.Value], weight: float
+    ) -> None:
+        end = terminator(block)
+        for i, (value, result) in enumerate(zip(end.operands, results, strict=True)):
+            placed = self.placed[result]
+            need = Need(placed.node, placed.layouts)
+            self.operand_needs.append((end, i, need))
+            self.need(value, need, weight)
+
+    # Solutions
+
+    def layout_of(self, value: ir.Value, choice: Sequence[int]) -> Layout:
+        """A value's layout under a choice of one strategy per node."""
+        if value in self.free:
+            layout: Layout | None = None
+            for need in self.free[value]:
+                wanted = need.layouts[choice[need.node]]
+                layout = wanted if layout is None else meet(layout, wanted)
+            return _replicated(value) if layout is None else layout
+        placed = self.placed[value]
+        return placed.layouts[choice[placed.node]]
+
+    def knows(self, value: ir.Value) -> bool:
+        """Whether a value is part of the problem; scalar bodies of reductions are not."""
+        return value in self.free or value in self.placed
+
+
+def _replicated(value: ir.Value) -> Layout:
+    return ((),) * max(0, _rank(value))
+
+
+def _rank(value: ir.Value) -> int:
+    """A tensor's rank; -1 for tokens and the like, which have no layout."""
+    return value.type.rank if isinstance(value.type, ir.RankedTensorType) else -1

@@ -1,0 +1,169 @@
+"""Strategies of one op on a logical mesh, from its sharding rule (design.md, section 3).
+
+A strategy maps each mesh axis to at most one factor of the rule, or to none: Table 3 of the
+paper for every op that the partitioner knows. It fixes the layouts of operands and results. A
+sharded reduction factor costs an all-reduce of the result; factors that need replication or
+their neighbours' data are never sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from alpa.dialects.sharding import ShardingRule
+from alpa.passes.cost.collectives import LogicalMesh, all_reduce
+from alpa.passes.cost.reshard import Layout, enumerate_layouts
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """`axes[f]` are the mesh axes on factor f; layouts of operands and results follow.
+
+    `reduced` are the axes whose partial sums the results have; `shards` is how many ways the
+    op's work is split.
+    """
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    reduced: tuple[int, ...]
+    shards: int
+
+
+Factors = tuple[tuple[int, ...], ...]
+
+
+def enumerate_strategies(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[Strategy, ...]:
+    """All strategies of an op with this rule on a mesh with these axis sizes.
+
+    Replicated is first. A factor is sharded only where it divides evenly, and a minor factor of
+    a dimension only under a fully sharded major one.
+    """
+    return _enumerate(rule, sizes)
+
+
+@lru_cache(maxsize=4096)
+def _enumerate(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[Strategy, ...]:
+    fixed = rule.need_replication | rule.permutation
+    free = [f for f in range(len(rule.factor_sizes)) if f not in fixed]
+    found: dict[tuple[tuple[Layout, ...], tuple[Layout, ...]], Strategy] = {}
+    for choice in product(*([None, *free] if size > 1 else [None] for size in sizes)):
+        axes = tuple(
+            tuple(a for a, f in enumerate(choice) if f == factor)
+            for factor in range(len(rule.factor_sizes))
+        )
+        strategy = strategy_of(rule, sizes, axes)
+        if strategy is not None:
+            found.setdefault((strategy.operands, strategy.results), strategy)
+    return tuple(found.values())
+
+
+def strategy_of(rule: ShardingRule, sizes: tuple[int, ...], axes: Factors) -> Strategy | None:
+    """The strategy with these axes on each factor, None where it does not divide evenly."""
+    shards = [prod(sizes[a] for a in on) for on in axes]
+    if any(size % n for size, n in zip(rule.factor_sizes, shards, strict=True)):
+        return None
+    tensors = (*rule.operands, *rule.results)
+    if not all(_representable(rule, dim, shards) for tensor in tensors for dim in tensor):
+        return None
+    return Strategy(
+        tuple(_layout(tensor, axes) for tensor in rule.operands),
+        tuple(_layout(tensor, axes) for tensor in rule.results),
+        tuple(sorted(a for f in rule.reduction for a in axes[f])),
+        prod(shards),
+    )
+
+
+def _representable(rule: ShardingRule, dim: tuple[int, ...], shards: list[int]) -> bool:
+    """A dimension is cut from its major factor on."""
+    open_major = False
+    for factor in dim:
+        if shards[factor] > 1 and open_major:
+            return False
+        open_major = open_major or shards[factor] < rule.factor_sizes[factor]
+    return True
+
+
+def _layout(tensor: tuple[tuple[int, ...], ...], axes: Factors) -> Layout:
+    return tuple(tuple(a for factor in dim for a in axes[factor]) for dim in tensor)
+
+
+def follow(
+    rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout
+) -> Strategy:
+    """The strategy that takes over as much of an operand's layout as the op can.
+
+    Axes that the op cannot take over (they would shard a factor unevenly, or one that must be
+    whole) are gathered before it: they are missing in the strategy's layout of that operand.
+    """
+    return _follow(rule, sizes, operand, layout)
+
+
+@lru_cache(maxsize=65536)
+def _follow(
+    rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout
+) -> Strategy:
+    fixed = rule.need_replication | rule.permutation
+    axes: list[tuple[int, ...]] = [() for _ in rule.factor_sizes]
+    for factors, on in zip(rule.operands[operand], layout, strict=True):
+        remaining = list(on)
+        for factor in factors:
+            while remaining and factor not in fixed:
+                ways = prod(sizes[a] for a in (*axes[factor], remaining[0]))
+                if rule.factor_sizes[factor] % ways:
+                    break
+                axes[factor] = (*axes[factor], remaining.pop(0))
+            if prod(sizes[a] for a in axes[factor]) < rule.factor_sizes[factor]:
+                break
+    taken = tuple(axes)
+    strategy = strategy_of(rule, sizes, taken)
+    if strategy is None:
+        none: Factors = tuple(() for _ in rule.factor_sizes)
+        strategy = strategy_of(rule, sizes, none)
+        assert strategy is not None, "replicated always divides"
+    return strategy
+
+
+@lru_cache(maxsize=4096)
+def tensor_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layout, ...]:
+    """The layouts of a tensor that divide it evenly; replicated is first.
+
+    Axes of size 1 are never used.
+    """
+    return tuple(
+        layout
+        for layout in enumerate_layouts(len(sizes), len(shape))
+        if all(sizes[a] > 1 for axes in layout for a in axes)
+        and all(
+            size % prod(sizes[a] for a in axes) == 0
+            for size, axes in zip(shape, layout, strict=True)
+        )
+    )
+
+
+def local_elements(shape: Sequence[int], sizes: tuple[int, ...], layout: Layout) -> float:
+    """Elements of one device's shard."""
+    return prod(shape) / prod(sizes[a] for axes in layout for a in axes)
+
+
+def reduction_seconds(
+    mesh: LogicalMesh, strategy: Strategy, local_bytes: Iterator[float]
+) -> float:
+    """All-reduces of the results' shards over the axes whose partial sums they are."""
+    if not strategy.reduced:
+        return 0.0
+    return sum(all_reduce(mesh, strategy.reduced, size) for size in local_bytes)
+
+
+def meet(first: Layout, second: Layout) -> Layout:
+    """The finest layout that both are shards of: each dimension's common leading axes."""
+    dims: list[tuple[int, ...]] = []
+    for one, other in zip(first, second, strict=True):
+        common = 0
+        while common < min(len(one), len(other)) and one[common] == other[common]:
+            common += 1
+        dims.append(one[:common])
+    return tuple(dims)

@@ -1,0 +1,1 @@
+"""The parts of `simplify-trivial-ops`: inlining, annotations, rewrites and follow marks."""

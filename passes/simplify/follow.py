@@ -1,0 +1,151 @@
+"""`alpa.follow`: the operand whose sharding a computationally trivial op takes.
+
+Among the operands the first of these that differs decides:
+
+1. no broadcast into new dimensions if another operand is at hand: a broadcast can be made in any
+   layout for free, and the layout of `mean(x)` says nothing about the dimensions of `x - mean(x)`;
+2. the deepest: most non-trivial ops on the way from an argument (of the innermost loop body);
+3. the longest way, trivial ops counted too;
+4. the largest tensor; the lowest number.
+
+Not candidates: free values, which are computed from constants only or are broadcasts of a scalar,
+a scalar beside tensors, and initial values of a reduction. An op without candidates carries no
+mark: its result is free, any layout costs the same.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from alpa.dialects import ir, stablehlo
+from alpa.dialects.attributes import FOLLOW, GRADIENT, LAYER_BOUNDARY, i64
+from alpa.passes.graph import type_bytes
+from alpa.passes.simplify.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
+from alpa.passes.simplify.rewriter import programs, shape
+
+_LIGHT = DATA_MOVEMENT | {
+    "sdy.sharding_constraint",
+    "stablehlo.get_tuple_element",
+    "stablehlo.tuple",
+}
+
+
+class _Value(NamedTuple):
+    depth: int = 0
+    length: int = 0
+    free: bool = False
+    expanded: bool = False
+
+
+_ARGUMENT = _Value()
+_FREE = _Value(free=True)
+
+
+class _Size(NamedTuple):
+    rank: int
+    bytes: int
+
+
+class _Marker:
+    def __init__(self) -> None:
+        self.values: dict[ir.Value, _Value] = {}
+        self.sizes: dict[ir.Type, _Size] = {}
+        self.numbers: dict[int, ir.Attribute] = {}
+
+    def mark(self, block: ir.Block) -> None:
+        for argument in block.arguments:
+            self.values[argument] = _ARGUMENT
+        for op in block.operations:
+            self._visit(op)
+            for inner in programs(op):
+                self.mark(inner)
+
+    def _visit(self, op: ir.OpView) -> None:
+        name = op.operation.name
+        if name not in TRIVIAL and FOLLOW in op.attributes:
+            del op.attributes[FOLLOW]
+        results = list(op.results)
+        if not results:
+            return
+        if name in SOURCES:
+            self.values.update(dict.fromkeys(results, _FREE))
+            return
+        operands = list(op.operands)
+        inputs = [self.values[operand] for operand in operands]
+        if name in TRIVIAL:
+            value = self._follow(op, operands, inputs)
+        elif _is_per_operand(op):
+            for result, one in zip(results, inputs, strict=True):
+                self.values[result] = _Value(one.depth, one.length + 1, one.free, one.expanded)
+            return
+        else:
+            light = name in _LIGHT
+            value = _Value(
+                max([v.depth for v in inputs], default=0) + (not light),
+                max([v.length for v in inputs], default=0) + 1,
+                free=light and all(v.free for v in inputs),
+            )
+        self.values.update(dict.fromkeys(results, value))
+
+    def _follow(self, op: ir.OpView, operands: list[ir.Value], inputs: list[_Value]) -> _Value:
+        """Marks a trivial op; what is known of its results."""
+        if isinstance(op, stablehlo.ReduceOp):
+            half = len(operands) // 2
+            operands, inputs = operands[:half], inputs[:half]
+        rank = self._size(op.results[0]).rank
+        best: tuple[bool, int, int, int, int] | None = None
+        for i, (operand, value) in enumerate(zip(operands, inputs, strict=True)):
+            size = self._size(operand)
+            if value.free or (size.rank == 0 and rank > 0):
+                continue
+            key = (not value.expanded, value.depth, value.length, size.bytes, -i)
+            if best is None or key > best:
+                best = key
+        length = max([v.length for v in inputs]) + 1
+        if best is None:
+            if FOLLOW in op.attributes:
+                del op.attributes[FOLLOW]
+            return _Value(0, length, free=True)
+        number = -best[4]
+        if number not in self.numbers:
+            self.numbers[number] = i64(number)
+        op.attributes[FOLLOW] = self.numbers[number]
+        expanded = inputs[number].expanded or _expands(op, operands[number])
+        return _Value(max([v.depth for v in inputs]), length, expanded=expanded)
+
+    def _size(self, value: ir.Value) -> _Size:
+        type_ = value.type
+        size = self.sizes.get(type_)
+        if size is None:
+            rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
+            size = self.sizes[type_] = _Size(rank, type_bytes(type_))
+        return size
+
+
+def mark_follow(block: ir.Block) -> None:
+    """Puts `alpa.follow` on the trivial ops of a block and of its loops and branches."""
+    _Marker().mark(block)
+
+
+def followed(op: ir.OpView) -> ir.Value | None:
+    """The operand whose sharding an op takes, or None."""
+    if FOLLOW not in op.attributes:
+        return None
+    return op.operands[ir.IntegerAttr(op.attributes[FOLLOW]).value]
+
+
+def _expands(op: ir.OpView, operand: ir.Value) -> bool:
+    """Whether a broadcast makes dimensions that its operand lacks or has with size 1 only."""
+    if not isinstance(op, stablehlo.BroadcastInDimOp):
+        return op.operation.name == "stablehlo.broadcast"
+    return sorted(shape(operand)) != sorted(shape(op.results[0]))
+
+
+def _is_per_operand(op: ir.OpView) -> bool:
+    """Whether each result is the operand of the same number, as barriers and markers give it."""
+    if isinstance(op, stablehlo.OptimizationBarrierOp):
+        return True
+    if op.operation.name != "stablehlo.custom_call" or len(op.operands) != len(op.results):
+        return False
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    return target in (LAYER_BOUNDARY, GRADIENT)

@@ -1,0 +1,86 @@
+"""GSPMD's annotations, the world before Shardy: `@Sharding` calls and `mhlo.*` attributes."""
+
+from __future__ import annotations
+
+from alpa.dialects import func, ir, walk
+from alpa.passes.base import PassError, Remark
+
+_SHARDING = "mhlo.sharding"
+_MODULE_ATTRIBUTES = (
+    "mhlo.is_dynamic",
+    "mhlo.num_partitions",
+    "mhlo.num_replicas",
+    "mhlo.spmd_output_sharding",
+    "mhlo.spmd_parameters_shardings",
+    "mhlo.use_auto_spmd_partitioning",
+)
+_SHARD_MAP = ("SPMDFullToShardShape", "SPMDShardToFullShape")
+
+
+def drop_gspmd(module: ir.Module, remark: Remark) -> None:
+    """Removes what a partitioner of an earlier world was told; one remark says what was there.
+
+    Raises:
+        PassError: the program is written for several replicas (`pmap`) or holds a `shard_map`
+            in GSPMD's form, which cannot be taken for the program of one device.
+    """
+    attributes = module.operation.attributes
+    replicas = attributes.get("mhlo.num_replicas")
+    if replicas is not None and ir.IntegerAttr(replicas).value > 1:
+        raise PassError(
+            module.operation,
+            f"a program for {ir.IntegerAttr(replicas).value} replicas (mhlo.num_replicas); "
+            "give the program of one device: lower it with jit instead of pmap",
+        )
+    for name in _MODULE_ATTRIBUTES:
+        if name in attributes:
+            del attributes[name]
+
+    calls = 0
+    annotations = 0
+    for function in module.body.operations:
+        if not isinstance(function, func.FuncOp):
+            continue
+        annotations += _drop_from_signature(function)
+        for block in function.regions[0].blocks:
+            for op in list(walk(block)):
+                if op.operation.name == "stablehlo.custom_call" and _is_sharding_call(op):
+                    op.results[0].replace_all_uses_with(op.operands[0])
+                    op.operation.erase()
+                    calls += 1
+                elif _SHARDING in op.attributes:
+                    del op.attributes[_SHARDING]
+                    annotations += 1
+    if calls or annotations:
+        remark(
+            module.operation.location,
+            f"ignored the GSPMD shardings of this module ({calls} @Sharding calls and "
+            f"{annotations} mhlo.sharding attributes): the shardings are searched; "
+            "sdy.sharding on arguments and results and sdy.sharding_constraint are kept",
+        )
+
+
+def _is_sharding_call(op: ir.OpView) -> bool:
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    if target in _SHARD_MAP and op.operands[0].type != op.results[0].type:
+        raise PassError(
+            op,
+            f"@{target} is shard_map in GSPMD's form; export the program again with Shardy, "
+            "jax's default partitioner, which writes sdy.manual_computation",
+        )
+    return target == "Sharding" or target in _SHARD_MAP
+
+
+def _drop_from_signature(function: func.FuncOp) -> int:
+    """Removes `mhlo.sharding` from arguments and results and counts it."""
+    dropped = 0
+    for name in ("arg_attrs", "res_attrs"):
+        if name not in function.attributes:
+            continue
+        dictionaries: list[ir.DictAttr] = []
+        for attrs in ir.ArrayAttr(function.attributes[name]):
+            fields = {item.name: item.attr for item in ir.DictAttr(attrs)}
+            dropped += fields.pop(_SHARDING, None) is not None
+            dictionaries.append(ir.DictAttr.get(fields))
+        function.attributes[name] = ir.ArrayAttr.get(dictionaries)
+    return dropped

@@ -1,0 +1,107 @@
+"""Calls replaced by the body of the function that they call."""
+
+from __future__ import annotations
+
+from alpa.dialects import body, func, ir, sdy, walk
+from alpa.passes.base import PassError
+from alpa.passes.simplify.symbols import referenced_symbols
+
+_CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+
+
+def inline_calls(module: ir.Module, main: func.FuncOp) -> set[str]:
+    """Inlines every call below `main` and erases the functions that are referenced no more.
+
+    Returns the symbols that are still referenced.
+
+    A `stablehlo.composite` is by definition a call of its decomposition and is inlined too.
+
+    Raises:
+        PassError: a recursion, or a callee that has no body or several blocks.
+    """
+    functions = {
+        op.sym_name.value: op for op in module.body.operations if isinstance(op, func.FuncOp)
+    }
+    inlined: set[str] = set()
+    referenced: set[str] = set()
+    kept = [main.sym_name.value]
+    for name in kept:  # grows: a custom call of a kept function keeps its computations
+        _flatten(name, functions, inlined, ())
+        symbols = referenced_symbols(functions[name])
+        referenced.update(symbols)
+        kept += [symbol for symbol in symbols if symbol in functions and symbol not in kept]
+    for name, function in functions.items():
+        if name not in kept:
+            function.operation.erase()
+    return referenced
+
+
+def _flatten(
+    name: str, functions: dict[str, func.FuncOp], inlined: set[str], callers: tuple[str, ...]
+) -> None:
+    """Inlines the calls in a function, the callee's own ones first."""
+    if name in inlined:
+        return
+    callers = (*callers, name)
+    for block in functions[name].regions[0].blocks:
+        for call in [op for op in walk(block) if op.operation.name in _CALLS]:
+            attr = call.attributes[_CALLS[call.operation.name]]
+            callee = ir.FlatSymbolRefAttr(attr).value
+            _check_callee(call, callee, functions, callers)
+            _flatten(callee, functions, inlined, callers)
+            _inline(call, functions[callee])
+    inlined.add(name)
+
+
+def _check_callee(
+    call: ir.OpView, callee: str, functions: dict[str, func.FuncOp], callers: tuple[str, ...]
+) -> None:
+    if callee in callers:
+        cycle = " -> ".join(f"@{name}" for name in (*callers[callers.index(callee) :], callee))
+        raise PassError(
+            call,
+            f"recursion, {cycle}: it cannot be unrolled; write it as stablehlo.while",
+            ((functions[callee], f"@{callee} is here"),),
+        )
+    if callee not in functions:
+        raise PassError(call, f"it calls @{callee}, which is no function of this module")
+    if len(functions[callee].regions[0].blocks) != 1:
+        found = "several blocks" if functions[callee].regions[0].blocks else "no body"
+        raise PassError(
+            call,
+            f"it calls @{callee}, which has {found}; only a body of one block can be inlined",
+            ((functions[callee], f"@{callee} is here"),),
+        )
+
+
+def _inline(call: ir.OpView, callee: func.FuncOp) -> None:
+    # A clone maps captured values inside regions by itself; its ops are then moved.
+    clone = callee.operation.clone(ip=False)
+    block = body(clone)
+    operands = _constrained(list(call.operands), callee, "arg_attrs", call)
+    for argument, operand in zip(block.arguments, operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    *ops, end = list(block.operations)
+    for op in ops:
+        op.operation.move_before(call.operation)
+    returned = _constrained(list(end.operands), callee, "res_attrs", call)
+    for result, value in zip(call.results, returned, strict=True):
+        result.replace_all_uses_with(value)
+    call.operation.erase()
+    clone.operation.erase()
+
+
+def _constrained(
+    values: list[ir.Value], callee: func.FuncOp, name: str, call: ir.OpView
+) -> list[ir.Value]:
+    """The values, each under the `sdy.sharding` that the callee's signature gives it."""
+    if name not in callee.attributes:
+        return values
+    constrained: list[ir.Value] = []
+    for value, attrs in zip(values, ir.ArrayAttr(callee.attributes[name]), strict=True):
+        fields = ir.DictAttr(attrs)
+        if "sdy.sharding" in fields:
+            with call.location, ir.InsertionPoint(call):
+                value = sdy.ShardingConstraintOp(value, fields["sdy.sharding"]).result
+        constrained.append(value)
+    return constrained

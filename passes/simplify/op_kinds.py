@@ -1,0 +1,65 @@
+"""Which ops are element-wise, which only move data: the words of the rewrites and follow marks."""
+
+from __future__ import annotations
+
+
+def _names(dialect: str, names: str) -> frozenset[str]:
+    return frozenset(f"{dialect}.{name}" for name in names.split())
+
+
+# One element of the result needs the elements at the same place of the operands only; an operand
+# may be a scalar instead (the predicate of select, the limits of clamp).
+ELEMENTWISE_STABLEHLO = _names(
+    "stablehlo",
+    """abs add and atan2 bitcast_convert cbrt ceil clamp compare complex convert cosine
+    count_leading_zeros divide exponential exponential_minus_one floor imag is_finite log
+    log_plus_one logistic map maximum minimum multiply negate not or popcnt power real
+    reduce_precision remainder round_nearest_afz round_nearest_even rsqrt select shift_left
+    shift_right_arithmetic shift_right_logical sign sine sqrt subtract tan tanh
+    uniform_dequantize uniform_quantize xor""",
+)
+ELEMENTWISE_CHLO = _names(
+    "chlo",
+    """_asin_acos_kernel acos acosh asin asinh atan atanh bessel_i1e conj cosh digamma erf erf_inv
+    erfc is_inf is_neg_inf is_pos_inf lgamma mulhi next_after polygamma sinh square tan zeta
+    broadcast_add broadcast_and broadcast_atan2 broadcast_compare broadcast_complex
+    broadcast_divide broadcast_maximum broadcast_minimum broadcast_multiply broadcast_next_after
+    broadcast_or broadcast_polygamma broadcast_power broadcast_remainder broadcast_select
+    broadcast_shift_left broadcast_shift_right_arithmetic broadcast_shift_right_logical
+    broadcast_subtract broadcast_xor broadcast_zeta""",
+)
+
+# Without cost of their own: each takes over the sharding of one operand.
+TRIVIAL = (
+    ELEMENTWISE_STABLEHLO
+    | ELEMENTWISE_CHLO
+    | _names("stablehlo", "broadcast broadcast_in_dim reduce reshape transpose")
+)
+
+# They compute nothing either, but a sharded dimension may need the neighbours' data: their
+# sharding is a choice.
+DATA_MOVEMENT = _names(
+    "stablehlo", "concatenate dynamic_slice dynamic_update_slice pad reverse slice"
+)
+
+SOURCES = (
+    _names("stablehlo", "constant iota")
+    | _names("chlo", "constant constant_like")
+    | _names("sdy", "constant")
+)
+
+# Ops that can go when nobody uses their results.
+PURE = (
+    TRIVIAL
+    | DATA_MOVEMENT
+    | SOURCES
+    | _names(
+        "stablehlo",
+        """cholesky convolution dot dot_general fft gather get_tuple_element reduce_window scatter
+        select_and_scatter sort triangular_solve tuple""",
+    )
+    | _names("chlo", "ragged_dot top_k")
+)
+
+# Ops whose regions are programs of their own, not scalar functions.
+CONTROL_FLOW = _names("stablehlo", "case if while") | _names("chlo", "scan")

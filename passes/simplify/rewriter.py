@@ -1,0 +1,136 @@
+"""The driver of the rewrites: one sweep forwards, one backwards to erase what is unused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
+
+from alpa.dialects import ir, sdy, stablehlo
+from alpa.passes.simplify.op_kinds import CONTROL_FLOW, PURE
+
+
+class Rewriter:
+    """Builds ops before the one that is rewritten; they are simplified in their turn."""
+
+    def __init__(self) -> None:
+        self.created: list[ir.OpView] = []
+        self.rewritten: ir.OpView | None = None
+
+    def new(self, kind: Callable[..., ir.OpView | ir.Operation], *args: object) -> ir.Value:
+        """The first result of a new op, `kind(*args)`."""
+        # Entering a location and an insertion point for each candidate would take a third of
+        # the time: most are not rewritten.
+        assert self.rewritten is not None
+        place = ir.InsertionPoint(self.rewritten)
+        op = kind(*args, loc=self.rewritten.location, ip=place).operation.opview
+        self.created.append(op)
+        return op.results[0]
+
+
+# The values that take the place of an op's results, or None where the rewrite does not apply.
+Rewrite = Callable[[ir.OpView, Rewriter], Sequence[ir.Value] | None]
+
+
+def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> None:
+    """Applies rewrites, keyed by op name, until none applies, in a block and its control flow.
+
+    A rewrite looks at an op and at the producers of its operands only, and these stand before
+    it: in program order one visit of each op, old or new, is enough. Linear in the number of ops.
+    """
+    pending = list(_program(block))
+    pending.reverse()
+    rewriter = Rewriter()
+    while pending:
+        op = pending.pop()
+        candidates = rewrites.get(op.operation.name)
+        if candidates is None:
+            continue
+        rewriter.rewritten = op
+        for rewrite in candidates:
+            values = rewrite(op, rewriter)
+            if values is None:
+                continue
+            values = _keep_sharding(op, values)
+            for result, value in zip(op.results, values, strict=True):
+                result.replace_all_uses_with(value)
+            op.operation.erase()
+            pending += reversed(rewriter.created)
+            rewriter.created.clear()
+            break
+    _erase_dead(block)
+
+
+def _program(block: ir.Block) -> Iterator[ir.OpView]:
+    """The ops of a block and of the programs in it; bodies of reductions and the like are none."""
+    for op in block.operations:
+        yield op
+        for inner in programs(op):
+            yield from _program(inner)
+
+
+def programs(op: ir.OpView) -> list[ir.Block]:
+    """The blocks in an op that are programs of their own rather than scalar functions."""
+    if op.operation.name in CONTROL_FLOW or isinstance(op, sdy.ManualComputationOp):
+        return [block for region in op.regions for block in region.blocks]
+    return []
+
+
+def _keep_sharding(op: ir.OpView, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    """The values under the sharding that the program asks of the op which they replace."""
+    if "sdy.sharding" not in op.attributes:
+        return values
+    per_value = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"])
+    place = ir.InsertionPoint(op)
+    return [
+        sdy.ShardingConstraintOp(value, sharding, loc=op.location, ip=place).result
+        for value, sharding in zip(values, per_value.shardings, strict=True)
+    ]
+
+
+def _erase_dead(block: ir.Block) -> None:
+    """Erases pure ops without users, users before producers."""
+    for op in reversed(list(block.operations)):
+        if op.operation.name in PURE:
+            if not any(is_used(result) for result in op.results):
+                op.operation.erase()
+            continue
+        for inner in reversed(programs(op)):
+            _erase_dead(inner)
+
+
+def is_used(value: ir.Value) -> bool:
+    return next(iter(value.uses), None) is not None
+
+
+def producer(value: ir.Value, kind: type[ir.OpView]) -> ir.OpView | None:
+    """The op that makes a value, where it is of that kind and carries no sharding of its own."""
+    owner = value.owner
+    if isinstance(owner, kind) and "sdy.sharding" not in owner.attributes:
+        return owner
+    return None
+
+
+def splat(value: ir.Value) -> float | int | None:
+    """The number that fills a tensor, where it is one constant, perhaps broadcast."""
+    owner = value.owner
+    if isinstance(owner, stablehlo.BroadcastInDimOp):
+        owner = owner.operands[0].owner
+    if not isinstance(owner, stablehlo.ConstantOp):
+        return None
+    element = element_type(owner.results[0])
+    # The bindings raise TypeError where they are asked for a complex constant's value.
+    if isinstance(element, ir.ComplexType):
+        return None
+    attr = owner.attributes["value"]
+    if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
+        return None
+    number = cast("ir.IntegerAttr | ir.FloatAttr", attr.get_splat_value()).value
+    return abs(number) if isinstance(element, ir.IntegerType) and element.width == 1 else number
+
+
+def element_type(value: ir.Value) -> ir.Type:
+    return ir.RankedTensorType(value.type).element_type
+
+
+def shape(value: ir.Value) -> list[int]:
+    return ir.RankedTensorType(value.type).shape

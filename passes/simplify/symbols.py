@@ -1,0 +1,40 @@
+"""Who refers to which symbol: functions by custom calls, meshes by shardings."""
+
+from __future__ import annotations
+
+import re
+
+from alpa.dialects import func, ir, sdy, walk
+
+_SYMBOL = re.compile(r'@(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))')
+
+
+def referenced_symbols(function: func.FuncOp) -> list[str]:
+    """The symbols that a function's signature and ops refer to."""
+    found: dict[str, None] = {}
+
+    def read(attr: ir.Attribute) -> None:
+        found.update(dict.fromkeys(a or b for a, b in _SYMBOL.findall(str(attr))))
+
+    for name in ("arg_attrs", "res_attrs"):
+        if name in function.attributes:
+            read(function.attributes[name])
+    for block in function.regions[0].blocks:
+        for op in walk(block):
+            # By their printed form, since any attribute may hold a reference; the StableHLO ops
+            # that do not refer to anything, which are many, are left out.
+            name = op.operation.name
+            if name.startswith(("stablehlo.", "chlo.")) and name != "stablehlo.custom_call":
+                if "sdy.sharding" in op.attributes:
+                    read(op.attributes["sdy.sharding"])
+            elif not name.startswith("func.return"):
+                for key in op.attributes.keys():  # noqa: SIM118 - the bindings' map is no dict
+                    read(op.attributes[key])
+    return list(found)
+
+
+def drop_unused_meshes(module: ir.Module, referenced: set[str]) -> None:
+    """Erases each `sdy.mesh` that is not among the referenced symbols."""
+    for op in list(module.body.operations):
+        if isinstance(op, sdy.MeshOp) and op.sym_name.value not in referenced:
+            op.operation.erase()

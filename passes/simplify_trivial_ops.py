@@ -1,0 +1,132 @@
+"""Brings any StableHLO program into the form that the planning passes read.
+
+* Calls are inlined; nested, from several places, in loops; `stablehlo.composite` as well.
+* Annotations of GSPMD are removed, with one remark; an `sdy.mesh` that nobody names, too.
+* Batch norms are written out; ops that do nothing go, chains of two become one. The rewrites:
+
+      reshape(x) : type(x) -> x
+      reshape(reshape(x)) -> reshape(x)
+      transpose(x, [0, 1, ...]) -> x
+      transpose(transpose(x, p), q) -> transpose(x, p[q])
+      convert(x) : type(x) -> x
+      convert(convert(x)) -> convert(x), where the inner one is exact
+      bitcast_convert(x) : type(x) -> x
+      broadcast_in_dim(x, [0, 1, ...]) : type(x) -> x
+      broadcast_in_dim(broadcast_in_dim(x, p), q) -> broadcast_in_dim(x, q[p])
+      slice(x) : type(x) -> x
+      dynamic_slice(x, ...) : type(x) -> x, since start indices are clamped
+      dynamic_update_slice(x, update : type(x), ...) -> update, since start indices are clamped
+      pad(x, value, low = 0, high = 0, interior = 0) -> x
+      concatenate(x) -> x
+      reverse(x, dims of size 1 or none) -> x
+      negate(negate(x)) -> x
+      not(not(x)) -> x
+      add(x, 0), add(0, x) -> x, for floats only where the zero is -0.0
+      subtract(x, 0) -> x, for floats only where the zero is +0.0
+      multiply(x, 1), multiply(1, x) -> x
+      divide(x, 1) -> x
+      select(p, x, x) -> x
+      select(true, x, y) -> x; select(false, x, y) -> y
+      get_tuple_element(tuple(x, y, ...), i) -> the i-th
+      reduce(x, init) of no dimension by op -> op(broadcast_in_dim(init), x)
+      batch_norm_training(x, scale, offset) -> normalised x, E[x], Var[x]
+      batch_norm_inference(x, scale, offset, mean, variance) -> x * s + (offset - mean * s)
+      batch_norm_grad(x, scale, mean, variance, dy) -> d x, d scale, d offset
+
+* Ops without effects whose results nobody uses are erased.
+* Each computationally trivial op (element-wise, transpose, reshape, broadcast, reduce) gets
+  `alpa.follow`, the number of the operand whose sharding it takes: see `simplify/follow.py`.
+
+`stablehlo.optimization_barrier`, `sdy.constant` and the markers `@alpa.layer_boundary` and
+`@alpa.gradient` stay. No tensor is folded at compile time; common subexpressions, constants
+of branches and the like are `cse`'s and `canonicalize`'s.
+
+**Before**
+```mlir
+func.func private @square(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = stablehlo.multiply %x, %x : tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+func.func public @main(%x: tensor<2x2xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.reshape %x : (tensor<2x2xf32>) -> tensor<1x4xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x4xf32>) -> tensor<4xf32>
+  %2 = call @square(%1) : (tensor<4xf32>) -> tensor<4xf32>
+  return %2 : tensor<4xf32>
+}
+```
+**After**
+```mlir
+func.func public @main(%x: tensor<2x2xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.reshape %x {alpa.follow = 0 : i64} : (tensor<2x2xf32>) -> tensor<4xf32>
+  %1 = stablehlo.multiply %0, %0 {alpa.follow = 0 : i64} : tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
+```
+
+**Options**: none.
+
+**Fails when** the module does not hold one public function with a body of one block, when a
+shape is dynamic, a call is recursive, or the program is written for several replicas (`pmap`)
+or with GSPMD's `shard_map`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from alpa.dialects import body, ir
+from alpa.passes.base import Pass, Remark
+from alpa.passes.input_checks import check_input
+from alpa.passes.simplify import batch_norm, identities
+from alpa.passes.simplify.follow import mark_follow
+from alpa.passes.simplify.gspmd import drop_gspmd
+from alpa.passes.simplify.inline import inline_calls
+from alpa.passes.simplify.rewriter import Rewrite, simplify
+from alpa.passes.simplify.symbols import drop_unused_meshes
+
+REWRITES: Mapping[str, tuple[Rewrite, ...]] = {
+    "stablehlo.batch_norm_training": (batch_norm.batch_norm_training,),
+    "stablehlo.batch_norm_inference": (batch_norm.batch_norm_inference,),
+    "stablehlo.batch_norm_grad": (batch_norm.batch_norm_grad,),
+    "stablehlo.reshape": (identities.reshape_to_same_type, identities.reshape_of_reshape),
+    "stablehlo.transpose": (identities.transpose_by_identity, identities.transpose_of_transpose),
+    "stablehlo.convert": (identities.convert_to_same_type, identities.convert_of_exact_convert),
+    "stablehlo.bitcast_convert": (identities.bitcast_to_same_type,),
+    "stablehlo.broadcast_in_dim": (
+        identities.broadcast_to_same_type,
+        identities.broadcast_of_broadcast,
+    ),
+    "stablehlo.slice": (identities.slice_of_everything,),
+    "stablehlo.dynamic_slice": (identities.dynamic_slice_of_everything,),
+    "stablehlo.dynamic_update_slice": (identities.dynamic_update_of_everything,),
+    "stablehlo.pad": (identities.pad_by_nothing,),
+    "stablehlo.concatenate": (identities.concatenate_of_one,),
+    "stablehlo.reverse": (identities.reverse_of_nothing,),
+    "stablehlo.negate": (identities.negate_of_negate,),
+    "stablehlo.not": (identities.not_of_not,),
+    "stablehlo.add": (identities.add_zero,),
+    "stablehlo.subtract": (identities.subtract_zero,),
+    "stablehlo.multiply": (identities.multiply_by_one,),
+    "stablehlo.divide": (identities.divide_by_one,),
+    "stablehlo.select": (identities.select_of_equal_values, identities.select_by_constant),
+    "stablehlo.get_tuple_element": (identities.element_of_tuple,),
+    "stablehlo.reduce": (identities.reduce_over_nothing,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplifyTrivialOps(Pass):
+    """Inlines calls, removes ops that do nothing, marks which operand trivial ops follow."""
+
+    name: ClassVar[str] = "simplify-trivial-ops"
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        with module.context:
+            main = check_input(module)
+            drop_gspmd(module, remark)
+            referenced = inline_calls(module, main)
+            drop_unused_meshes(module, referenced)
+            simplify(body(main), REWRITES)
+            mark_follow(body(main))

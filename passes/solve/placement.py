@@ -1,0 +1,61 @@
+"""Gives each stage its devices: covers hosts x devices with submeshes (paper, section 5.2, app. A).
+
+Submeshes are (1, 2^p) inside a host or (n, M) of whole hosts. Placed from large to small, each
+behind the one before, they leave no gap: whole hosts come first, and after powers of two that do
+not grow, the next free device is always a multiple of the next power. Equal shapes keep their
+order, so that neighbouring stages lie side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Device = tuple[int, int]
+"""(host, device in the host)"""
+
+
+def submeshes(hosts: int, devices_per_host: int) -> tuple[tuple[int, int], ...]:
+    """(1, 1), (1, 2), (1, 4) ... (1, M), (2, M) ... (N, M), as in the paper.
+
+    Raises ``ValueError`` when M is not a power of two: such hosts cannot always be covered.
+    """
+    if hosts < 1 or devices_per_host < 1:
+        raise ValueError(f"a cluster of {hosts}x{devices_per_host} has no devices")
+    if devices_per_host & (devices_per_host - 1):
+        raise ValueError(
+            f"{devices_per_host} devices per host is not a power of two: submeshes of 1, 2, 4 … "
+            "devices do not always cover such a host; describe the cluster with "
+            f"{1 << (devices_per_host.bit_length() - 1)} devices per host"
+        )
+    inside = [(1, 1 << p) for p in range(devices_per_host.bit_length())]
+    return (*inside, *((n, devices_per_host) for n in range(2, hosts + 1)))
+
+
+def place(
+    hosts: int, devices_per_host: int, shapes: Sequence[tuple[int, int]]
+) -> list[tuple[Device, ...]]:
+    """The devices of each submesh, in the order of ``shapes``; every device is used once.
+
+    Raises ``ValueError`` for a shape that is none of ``submeshes`` and when the shapes have more
+    or fewer devices than the cluster.
+    """
+    known = submeshes(hosts, devices_per_host)
+    for shape in shapes:
+        if shape not in known:
+            raise ValueError(
+                f"{shape[0]}x{shape[1]} is no submesh of {hosts}x{devices_per_host}; these are: "
+                f"{', '.join(f'{n}x{m}' for n, m in known)}"
+            )
+    sizes = [n * m for n, m in shapes]
+    if sum(sizes) != hosts * devices_per_host:
+        raise ValueError(
+            f"the submeshes have {sum(sizes)} devices together, the cluster has "
+            f"{hosts * devices_per_host}"
+        )
+    placed: dict[int, tuple[Device, ...]] = {}
+    free = 0
+    for stage in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
+        numbers = range(free, free + sizes[stage])
+        placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)
+        free += sizes[stage]
+    return [placed[stage] for stage in range(len(sizes))]

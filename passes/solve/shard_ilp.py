@@ -1,0 +1,167 @@
+"""Solves the sharding problem of the paper (eq. 1, section 4.2) to proven optimality.
+
+Objective: ``min sum_v s_v . c_v + sum_uv s_u . R_uv s_v`` over one-hot ``s_v``, in seconds. Steps
+go from cheap to dear, and each is exact:
+
+1. ``shard_presolve``: reductions that solve series-parallel graphs outright
+2. ``shard_bound``: dual ascent gives a bound and a choice; where they meet, done; else whatever
+   cannot be better than the choice is forbidden, and the rest starts again at 1
+3. ``shard_buckets``: bucket elimination, where the graph is narrow enough
+4. ``shard_lp``: the LP relaxation, whose duals do the same as 2
+5. ``shard_lp``: branch and bound on what is still open
+
+Fails with ``InfeasibleError`` when no choice is allowed, with ``SolverFailedError`` when HiGHS
+does, with ``TimeoutError`` when the time limit comes before any choice.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from alpa.passes.solve.shard_bound import ascend, dual_bound, improve, prune
+from alpa.passes.solve.shard_buckets import eliminate
+from alpa.passes.solve.shard_lp import SolverFailedError, branch, relax
+from alpa.passes.solve.shard_presolve import Reduction
+from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem, Solution, verify
+
+__all__ = [
+    "Edge",
+    "InfeasibleError",
+    "Problem",
+    "Solution",
+    "SolverFailedError",
+    "solve",
+    "verify",
+]
+
+_SWEEPS = 200
+_MAX_ENTRIES = 3e7
+"""Tables of bucket elimination; about half a second and 240 MB."""
+_SHRINK = 0.1
+"""Start again at presolve when this part of the strategies was forbidden."""
+
+
+@dataclass(frozen=True)
+class _Search:
+    deadline: float
+    gap: float
+
+
+@dataclass(frozen=True)
+class _Found:
+    choice: tuple[int, ...]
+    value: float
+    bound: float
+
+
+def solve(
+    problem: Problem, *, time_limit: float | None = None, relative_gap: float = 1e-9
+) -> Solution:
+    """The cheapest choice. ``status`` is ``optimal`` when the gap is at most ``relative_gap``.
+
+    After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
+    but for that. Raises ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
+    """
+    start = time.monotonic()
+    problem.check()
+    search = _Search(deadline=start + (inf if time_limit is None else time_limit), gap=relative_gap)
+    reduction = Reduction(problem).run()
+    core_variables = sum(core.problem.num_variables for core in reduction.cores())
+    found = _search_cores(problem, reduction, search)
+    # The same cost, summed in another order by the reductions: the difference is rounding.
+    bound = found.bound if found.value - found.bound > relative_gap * abs(found.value) else inf
+    objective = problem.cost(found.choice)
+    solution = Solution(
+        choice=found.choice,
+        objective=objective,
+        bound=min(bound, objective),
+        status="optimal" if bound == inf else "feasible",
+        seconds=time.monotonic() - start,
+        variables=problem.num_variables,
+        core_variables=core_variables,
+    )
+    verify(problem, solution)
+    return solution
+
+
+def _search_cores(problem: Problem, reduction: Reduction, search: _Search) -> _Found:
+    """Solves the rest of a reduced problem, component by component, and lifts the choices."""
+    choices: dict[int, int] = {}
+    open_gap = 0.0
+    for core in reduction.cores():
+        try:
+            found = _search_core(core.problem, search)
+        except InfeasibleError as error:
+            raise InfeasibleError(tuple(core.nodes[k] for k in error.nodes)) from error
+        open_gap += found.value - found.bound
+        for node, strategies, k in zip(core.nodes, core.strategies, found.choice, strict=True):
+            choices[node] = int(strategies[k])
+    choice = reduction.lift(choices)
+    value = problem.cost(choice)
+    return _Found(choice, value, value - open_gap)
+
+
+def _search_core(problem: Problem, search: _Search) -> _Found:
+    ascent = ascend(problem, sweeps=_SWEEPS, gap=search.gap, deadline=search.deadline)
+    best = _Found(ascent.choice, ascent.value, ascent.bound)
+    if _closed(best, search) or time.monotonic() > search.deadline:
+        return _usable(best)
+    smaller = _pruned(ascent.problem, best)
+    if smaller is not None:
+        return _better(best, _restart(smaller, search))
+    exact = eliminate(ascent.problem, max_entries=_MAX_ENTRIES)
+    if exact is not None:
+        value = problem.cost(exact)
+        if min(value, best.value) == inf:
+            raise InfeasibleError(tuple(range(len(problem.node_costs))))
+        return _better(best, _Found(exact, value, value))
+    relaxed = relax(ascent.problem, deadline=search.deadline)
+    if relaxed is None:
+        return _usable(best)
+    rounded = improve(problem, tuple(int(np.argmax(x)) for x in relaxed.weights))
+    best = _better(best, _Found(rounded, problem.cost(rounded), -inf))
+    best = _Found(best.choice, best.value, max(ascent.bound, dual_bound(relaxed.shifted)))
+    if _closed(best, search):
+        return best
+    smaller = _pruned(relaxed.shifted, best)
+    if smaller is not None:
+        return _better(best, _restart(smaller, search))
+    whole = branch(relaxed.shifted, deadline=search.deadline, relative_gap=search.gap)
+    if whole is None:
+        return _usable(best)
+    choice = tuple(int(np.argmax(x)) for x in whole.weights)
+    return _better(best, _Found(choice, problem.cost(choice), max(best.bound, whole.bound)))
+
+
+def _restart(problem: Problem, search: _Search) -> _Found:
+    return _search_cores(problem, Reduction(problem).run(), search)
+
+
+def _closed(found: _Found, search: _Search) -> bool:
+    return found.value < inf and found.value - found.bound <= search.gap * abs(found.value)
+
+
+def _better(old: _Found, new: _Found) -> _Found:
+    """The better choice of two; ``new`` was searched for among all that could beat ``old``."""
+    best = new if new.value <= old.value else old
+    return _Found(best.choice, best.value, min(new.bound, best.value))
+
+
+def _usable(found: _Found) -> _Found:
+    if found.value == inf:
+        raise TimeoutError("the time limit came before any allowed choice was found; raise it")
+    return found
+
+
+def _pruned(shifted: Problem, best: _Found) -> Problem | None:
+    """The problem without what cannot beat ``best``; None where that is too little to help."""
+    if best.value == inf:
+        return None
+    slack = best.value - dual_bound(shifted)
+    smaller, gone = prune(shifted, slack + 1e-9 * abs(best.value))
+    total = sum(int((costs < inf).sum()) for costs in shifted.node_costs)
+    return smaller if gone >= max(1, _SHRINK * total) else None

@@ -1,0 +1,272 @@
+"""Exact reductions of the sharding problem, as for partitioned boolean quadratic programs (PBQP).
+
+Each rule keeps at least one optimal choice and changes no optimal cost:
+
+* **parallel edges** are added up
+* **normalise**: what depends on one end only, ``M[i, j] = r[i] + c[j] + rest``, moves into the
+  nodes; an edge with no rest is dropped (so are edges to a node with one strategy)
+* **forbidden**: a strategy with infinite cost, or with no allowed partner on an edge, is dropped
+* **dominated**: strategy a goes if some b costs no more wherever the neighbours stand:
+  ``c[a] - c[b] + sum over edges of min over j (M[a, j] - M[b, j]) >= 0``
+* **degree 0, 1, 2**: a node with at most two neighbours is minimised out: into the constant,
+  into its neighbour's costs, or into an edge between its two neighbours (min-plus product)
+
+What is left has at least three neighbours per node. ``lift`` undoes the eliminations backwards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem
+
+_MAX_SERIES_PAIRS = 4096
+"""A degree-2 elimination may always make a matrix of this many pairs (64 x 64 strategies)."""
+_ROUNDING = 1e-13
+"""A rest of a matrix that is smaller than this part of its entries is rounding, not cost."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Eliminated:
+    """A node as it was when it went: costs of its strategies, matrices to its neighbours."""
+
+    node: int
+    strategies: np.ndarray
+    costs: np.ndarray
+    neighbours: list[tuple[int, np.ndarray, np.ndarray]]
+    """(neighbour, its strategies then, matrix [own, neighbour's])"""
+
+
+@dataclass(frozen=True, eq=False)
+class Core:
+    """A connected rest of the problem, with the nodes and strategies it had in the original."""
+
+    nodes: tuple[int, ...]
+    strategies: tuple[np.ndarray, ...]
+    problem: Problem
+
+
+class Reduction:
+    """A problem being reduced. ``run`` applies all rules until none applies."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.costs = {v: c.astype(float) for v, c in enumerate(problem.node_costs)}
+        self.strategies = {v: np.arange(c.size) for v, c in self.costs.items()}
+        self.edges: dict[int, dict[int, np.ndarray]] = {v: {} for v in self.costs}
+        """``edges[u][v][i, j]``; each edge stands twice, the second one transposed"""
+        self.constant = 0.0
+        self._eliminated: list[_Eliminated] = []
+        self._given = problem.node_costs
+        self._blamed: dict[int, set[int]] = {v: set() for v in self.costs}
+        """nodes that are gone or forbade strategies here: who to name when none is left"""
+        self._changed: set[frozenset[int]] = set()
+        """edges that may not be normalised any more"""
+        self._waiting: deque[int] = deque()
+        self._is_waiting: set[int] = set()
+        for edge in problem.edges:
+            self._add_edge(edge.source, edge.target, edge.costs.astype(float))
+
+    def run(self) -> Reduction:
+        """Applies the rules until none applies; raises ``InfeasibleError``."""
+        for node in self.costs:
+            self._wake(node)
+        while self._waiting:
+            node = self._waiting.popleft()
+            self._is_waiting.discard(node)
+            if node in self.costs:
+                self._reduce(node)
+        return self
+
+    def _reduce(self, node: int) -> None:
+        self.drop_forbidden(node)
+        for neighbour in list(self.edges[node]):
+            if frozenset((node, neighbour)) in self._changed:
+                self.normalise(node, neighbour)
+        if self.eliminate(node) or not self.drop_dominated(node):
+            return
+        self._wake(node)
+        for neighbour in self.edges[node]:
+            self._wake(neighbour)
+
+    def _wake(self, node: int) -> None:
+        if node not in self._is_waiting:
+            self._is_waiting.add(node)
+            self._waiting.append(node)
+
+    def _add_edge(self, source: int, target: int, costs: np.ndarray) -> None:
+        if target in self.edges[source]:
+            costs = costs + self.edges[source][target]
+        self.edges[source][target] = costs
+        self.edges[target][source] = costs.T
+        self._changed.add(frozenset((source, target)))
+
+    def _drop_edge(self, source: int, target: int) -> None:
+        del self.edges[source][target]
+        del self.edges[target][source]
+        self._wake(source)
+        self._wake(target)
+
+    def _keep(self, node: int, mask: np.ndarray) -> None:
+        """Keeps the strategies in ``mask``, in the node and in its edges."""
+        if not mask.any():
+            if not (self._given[node] < inf).any():
+                raise InfeasibleError((node,))
+            raise InfeasibleError(tuple(sorted({node, *self.edges[node], *self._blamed[node]})))
+        self.costs[node] = self.costs[node][mask]
+        self.strategies[node] = self.strategies[node][mask]
+        for neighbour, costs in self.edges[node].items():
+            kept = costs[mask]
+            self.edges[node][neighbour] = kept
+            self.edges[neighbour][node] = kept.T
+            self._changed.add(frozenset((node, neighbour)))
+            self._wake(neighbour)
+
+    def drop_forbidden(self, node: int) -> None:
+        """Drops the node's strategies of infinite cost."""
+        allowed = self.costs[node] < inf
+        if not allowed.all():
+            self._keep(node, allowed)
+
+    def normalise(self, source: int, target: int) -> None:
+        """Moves what one end decides alone out of an edge, and drops an edge that is then empty."""
+        self._changed.discard(frozenset((source, target)))
+        costs = self.edges[source][target]
+        finite = np.abs(costs[costs < inf])
+        scale = float(finite.max()) if finite.size else 0.0
+        costs = self._pull(source, target, costs)
+        costs = self._pull(target, source, costs.T).T
+        if not (costs > _ROUNDING * scale).any():
+            self._drop_edge(source, target)
+        else:
+            self.edges[source][target] = costs
+            self.edges[target][source] = costs.T
+        self.drop_forbidden(source)
+        self.drop_forbidden(target)
+
+    def _pull(self, node: int, other: int, costs: np.ndarray) -> np.ndarray:
+        """Moves the row minima of the matrix ``[node, other]`` into the node's costs."""
+        least = costs.min(axis=1)
+        if not least.any():
+            return costs
+        self.costs[node] = self.costs[node] + least
+        # A row without an allowed partner makes the node's cost infinite and is 0 from then on.
+        forbidden = least == inf
+        if forbidden.any():
+            costs = np.where(forbidden[:, None], 0.0, costs)
+            least = np.where(forbidden, 0.0, least)
+            self._blamed[node] |= {other, *self._blamed[other]}
+            self._wake(node)
+        return costs - least[:, None]
+
+    def drop_dominated(self, node: int) -> bool:
+        """Drops the strategies that another one is never worse than; of equals the first stays."""
+        count = self.costs[node].size
+        if count == 1:
+            return False
+        excess = self.costs[node][:, None] - self.costs[node][None, :]
+        for costs in self.edges[node].values():
+            if not (excess >= 0).any():
+                break
+            excess = excess + _least_difference(costs)
+        np.fill_diagonal(excess, -inf)
+        keep = np.ones(count, dtype=bool)
+        for strategy in range(count - 1, -1, -1):
+            keep[strategy] = not (excess[strategy] >= 0)[keep].any()
+        if keep.all():
+            return False
+        self._keep(node, keep)
+        return True
+
+    def eliminate(self, node: int) -> bool:
+        """Minimises the node out if it has at most two neighbours; says whether it did."""
+        around = self.edges[node]
+        costs = self.costs[node]
+        if len(around) > 2:
+            return False
+        if len(around) == 2:
+            (left, a), (right, b) = around.items()
+            pairs = self.costs[left].size * self.costs[right].size
+            fits = pairs <= max(_MAX_SERIES_PAIRS, a.size + b.size)
+            if not fits and right not in self.edges[left]:
+                return False
+        self._eliminated.append(
+            _Eliminated(
+                node,
+                self.strategies[node],
+                costs,
+                [(other, self.strategies[other], matrix) for other, matrix in around.items()],
+            )
+        )
+        del self.costs[node], self.edges[node]
+        for other in around:
+            del self.edges[other][node]
+            self._blamed[other] |= {node, *self._blamed[node]}
+            self._wake(other)
+        if not around:
+            self.constant += float(costs.min())
+        elif len(around) == 1:
+            ((other, matrix),) = around.items()
+            self.costs[other] = self.costs[other] + (costs[:, None] + matrix).min(axis=0)
+        else:
+            (left, a), (right, b) = around.items()
+            product = ((costs[:, None] + a).T[:, :, None] + b[None]).min(axis=1)
+            self._add_edge(left, right, product)
+        return True
+
+    def cores(self) -> list[Core]:
+        """The connected components of what is left."""
+        seen: set[int] = set()
+        cores: list[Core] = []
+        for start in self.costs:
+            if start in seen:
+                continue
+            seen.add(start)
+            nodes = [start]
+            for node in nodes:
+                fresh = [other for other in self.edges[node] if other not in seen]
+                seen.update(fresh)
+                nodes += fresh
+            cores.append(self._core(sorted(nodes)))
+        return cores
+
+    def _core(self, nodes: list[int]) -> Core:
+        number = {node: k for k, node in enumerate(nodes)}
+        edges = tuple(
+            Edge(number[u], number[v], costs)
+            for u in nodes
+            for v, costs in self.edges[u].items()
+            if u < v
+        )
+        return Core(
+            nodes=tuple(nodes),
+            strategies=tuple(self.strategies[node] for node in nodes),
+            problem=Problem(node_costs=tuple(self.costs[v] for v in nodes), edges=edges),
+        )
+
+    def lift(self, core_choices: Mapping[int, int] | Sequence[int] = ()) -> tuple[int, ...]:
+        """The original problem's choice from one (in original numbers) for the cores' nodes."""
+        choice = dict(core_choices) if isinstance(core_choices, Mapping) else {}
+        for gone in reversed(self._eliminated):
+            costs = gone.costs
+            for other, strategies, matrix in gone.neighbours:
+                costs = costs + matrix[:, int(np.searchsorted(strategies, choice[other]))]
+            choice[gone.node] = int(gone.strategies[int(np.argmin(costs))])
+        return tuple(choice[node] for node in range(len(choice)))
+
+
+def _least_difference(costs: np.ndarray) -> np.ndarray:
+    """``[a, b]``: min over j of ``costs[a, j] - costs[b, j]``, where forbidden counts as inf.
+
+    Where a is forbidden b cannot be worse; where only b is, it is infinitely worse. Where a is
+    forbidden throughout the result is large instead of inf, for it is added to such -inf.
+    """
+    if np.isfinite(costs).all():
+        return (costs[:, None, :] - costs[None, :, :]).min(axis=2)
+    allowed = np.where(costs < inf, costs, 0.0)
+    difference = allowed[:, None, :] - costs[None, :, :]
+    return np.where((costs == inf)[:, None, :], 1e300, difference).min(axis=2)

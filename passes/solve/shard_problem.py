@@ -1,0 +1,120 @@
+"""The sharding problem of the paper (section 4.2): one strategy per op, costs on ops and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+import numpy as np
+
+
+class InfeasibleError(ValueError):
+    """No choice has a finite cost; ``nodes`` holds nodes that cannot agree, others may too."""
+
+    def __init__(self, nodes: tuple[int, ...]) -> None:
+        names = ", ".join(map(str, nodes[:8])) + (", ..." if len(nodes) > 8 else "")
+        super().__init__(
+            f"node {names} has no strategy of finite cost"
+            if len(nodes) == 1
+            else f"nodes {names} have no strategies that are allowed together"
+        )
+        self.nodes = nodes
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """``costs[i, j]``: seconds when ``source`` has strategy i and ``target`` j; inf = forbidden."""
+
+    source: int
+    target: int
+    costs: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """Minimise eq. 1: the cost of each node's strategy plus that of each edge's pair.
+
+    ``node_costs[v][i]`` is in seconds, +inf forbids. Parallel edges are allowed and add up.
+    """
+
+    node_costs: tuple[np.ndarray, ...]
+    edges: tuple[Edge, ...]
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for what is no problem: shapes, numbers, NaN, -inf."""
+        for node, costs in enumerate(self.node_costs):
+            if costs.ndim != 1 or costs.size == 0:
+                raise ValueError(
+                    f"node {node} needs a vector of one cost per strategy, not shape {costs.shape}"
+                )
+            if np.isnan(costs).any() or (costs == -inf).any():
+                raise ValueError(f"node {node} has a cost that is NaN or -inf: {costs}")
+        for number, edge in enumerate(self.edges):
+            title = f"edge {number} ({edge.source} -> {edge.target})"
+            if not all(0 <= end < len(self.node_costs) for end in (edge.source, edge.target)):
+                raise ValueError(f"{title} has an end that is none of {len(self.node_costs)} nodes")
+            if edge.source == edge.target:
+                raise ValueError(f"{title} is a loop; add its diagonal to the node's costs")
+            shape = (self.node_costs[edge.source].size, self.node_costs[edge.target].size)
+            if edge.costs.shape != shape:
+                raise ValueError(
+                    f"{title} has a matrix of shape {edge.costs.shape}, its ends have {shape} "
+                    "strategies"
+                )
+            if np.isnan(edge.costs).any() or (edge.costs == -inf).any():
+                raise ValueError(f"{title} has a cost that is NaN or -inf")
+
+    def cost(self, choice: Sequence[int]) -> float:
+        """Eq. 1 for a choice of one strategy per node, in seconds."""
+        total = sum(float(costs[i]) for costs, i in zip(self.node_costs, choice, strict=True))
+        return total + sum(float(e.costs[choice[e.source], choice[e.target]]) for e in self.edges)
+
+    @property
+    def num_variables(self) -> int:
+        """Variables of the linearised ILP: one per strategy and one per pair on an edge."""
+        return sum(c.size for c in self.node_costs) + sum(e.costs.size for e in self.edges)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """A choice with its cost and what is proven about it."""
+
+    choice: tuple[int, ...]
+    objective: float
+    """seconds, the cost of ``choice``"""
+    bound: float
+    """seconds; no choice costs less"""
+    status: Literal["optimal", "feasible"]
+    """``feasible``: the time limit came before the proof"""
+    seconds: float
+    """of the search"""
+    variables: int
+    """of the ILP as posed"""
+    core_variables: int
+    """of what was left for bounds and branching when presolve was done; 0: presolve solved it"""
+
+    @property
+    def gap(self) -> float:
+        """``(objective - bound) / |objective|``; 0 where they are equal."""
+        if self.objective == self.bound:
+            return 0.0
+        return (self.objective - self.bound) / max(abs(self.objective), 1e-300)
+
+
+def verify(problem: Problem, solution: Solution) -> None:
+    """Recomputes the cost and checks each constraint; raises ``ValueError`` where one fails."""
+    sizes = [costs.size for costs in problem.node_costs]
+    if len(solution.choice) != len(sizes):
+        raise ValueError(f"{len(solution.choice)} choices for {len(sizes)} nodes")
+    for node, (strategy, size) in enumerate(zip(solution.choice, sizes, strict=True)):
+        if not 0 <= strategy < size:
+            raise ValueError(f"node {node} has {size} strategies, the solution takes {strategy}")
+    cost = problem.cost(solution.choice)
+    if not cost < inf:
+        raise ValueError("the solution takes a forbidden strategy or pair of strategies")
+    if abs(cost - solution.objective) > 1e-9 * max(abs(cost), abs(solution.objective)):
+        raise ValueError(f"the solution costs {cost} s, not {solution.objective} s")
+    if solution.bound > solution.objective:
+        raise ValueError(f"bound {solution.bound} s is above objective {solution.objective} s")

@@ -1,0 +1,282 @@
+"""Cuts layers into pipeline stages on submeshes: the paper's inter-operator DP (eq. 2 to 5).
+
+With ``a_i = t_i + c_i`` (seconds of one micro-batch's forward and backward, and of the transfers
+into the stage both ways) and ``u_i`` (seconds of the update), it minimises
+
+    T = sum_i a_i + (B - 1) max_i a_i + max_i u_i                            (eq. 2, extended)
+
+over all cuts of K layers into stages and all submeshes that use every device. For fixed bounds
+``a_i <= t_max`` and ``u_i <= u_max`` the sum is a DP over (stages s, first layer k, devices d):
+
+    F(s, k, d) = min over j, m of  a[k, j, m] + F(s - 1, j + 1, d - size_m)  (eq. 3)
+
+A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
+1F1B, B under GPipe; ``max_in_flight`` says whether memory admits that (eq. 5). Where s matters to
+nobody it is left out.
+
+The bounds are not enumerated one by one (eq. 4) but by branch and bound over boxes of (t_max,
+u_max): F of a box's upper corner plus the costs of its lower corner bounds every solution in the
+box. Exact.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Literal
+
+import numpy as np
+
+_ROUNDING = 1e-12
+"""A box that can improve the best objective by less than this part is closed."""
+
+
+class InfeasibleError(ValueError):
+    """No cut satisfies the constraints; the message says which of them binds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Layers ``first`` to ``last`` (inclusive) on ``problem.submeshes[submesh]``."""
+
+    first: int
+    last: int
+    submesh: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """Times in seconds; index ``[i, j, m]`` is layers i..j (inclusive, i <= j) on submesh m."""
+
+    hosts: int
+    devices_per_host: int
+    submeshes: tuple[tuple[int, int], ...]
+    t: np.ndarray
+    """forward and backward of one micro-batch, inf = impossible, [K, K, M]"""
+    u: np.ndarray
+    """update, once per step, [K, K, M]"""
+    max_in_flight: np.ndarray
+    """micro-batches in flight that memory admits, 0 = does not fit at all, [K, K, M]"""
+    c: np.ndarray
+    """transfers both ways into a stage that begins with layer i, [K]; c[0] = 0"""
+    num_micro_batches: int
+    schedule: Literal["gpipe", "1f1b"]
+    num_stages: int | None = None
+    """as many stages exactly; None = any number"""
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for what is no problem."""
+        shape = (self.c.size, self.c.size, len(self.submeshes))
+        for name in ("t", "u", "max_in_flight"):
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, not {getattr(self, name).shape}")
+        if self.c.ndim != 1 or self.c.size == 0 or self.c[0] != 0:
+            raise ValueError("c needs one entry per layer, and 0 for the first")
+        if self.num_micro_batches < 1:
+            raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
+        if self.schedule not in ("gpipe", "1f1b"):
+            raise ValueError(f"schedule must be gpipe or 1f1b, not {self.schedule!r}")
+        upper = np.triu_indices(self.c.size)
+        for name, values in (("t", self.t[upper]), ("u", self.u[upper]), ("c", self.c)):
+            if np.isnan(values).any() or (values < 0).any():
+                raise ValueError(f"{name} must not be negative or NaN")
+
+    def in_flight(self, stages_to_last: int) -> int:
+        """Micro-batches that a stage keeps, by the number of stages from it to the last one."""
+        if self.schedule == "gpipe":
+            return self.num_micro_batches
+        return min(self.num_micro_batches, stages_to_last)
+
+    def objective(self, stages: tuple[Stage, ...]) -> float:
+        """T of a cut, in seconds."""
+        a = [float(self.t[s.first, s.last, s.submesh] + self.c[s.first]) for s in stages]
+        u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
+        return sum(a) + (self.num_micro_batches - 1) * max(a) + max(u)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """The best cut; ``evaluations`` counts the DPs that were run."""
+
+    stages: tuple[Stage, ...]
+    objective: float
+    """seconds per step, T"""
+    status: Literal["optimal"] = "optimal"
+    evaluations: int
+
+
+def solve(problem: Problem) -> Solution:
+    """The cut of least T. Raises ``ValueError`` (not a problem) and ``InfeasibleError``."""
+    problem.check()
+    table = _Table(problem)
+    a_values = _values(table.a)
+    u_values = _values(table.u)
+    best: tuple[float, tuple[Stage, ...]] = (inf, ())
+    factor = problem.num_micro_batches - 1
+    evaluations = 0
+    # A box holds the solutions whose maxima are in a_values[a0:a1] and u_values[u0:u1].
+    boxes = [(-inf, 0, a_values.size, 0, u_values.size, 0.0)]
+    while boxes:
+        bound, a0, a1, u0, u1, _ = heapq.heappop(boxes)
+        if bound >= best[0] - _ROUNDING * abs(best[0]):
+            break
+        evaluations += 1
+        stages = table.cut(float(a_values[a1 - 1]), float(u_values[u1 - 1]))
+        if stages is None:
+            continue
+        best = min(best, (problem.objective(stages), stages), key=lambda found: found[0])
+        a_max, u_max, total = table.maxima(stages)
+        a_at = int(np.searchsorted(a_values, a_max))
+        u_at = int(np.searchsorted(u_values, u_max))
+        # Nothing in the box has a smaller sum, so something better has a smaller maximum.
+        middle = (a0 + a_at) // 2
+        parts = ((a0, middle, u0, u1), (middle, a_at, u0, u1), (max(a0, a_at), a1, u0, u_at))
+        for a_from, a_to, u_from, u_to in parts:
+            if a_from < a_to and u_from < u_to:
+                least = total + factor * float(a_values[a_from]) + float(u_values[u_from])
+                heapq.heappush(boxes, (least, a_from, a_to, u_from, u_to, total))
+    if best[0] == inf:
+        raise _infeasible(problem)
+    solution = Solution(objective=best[0], stages=best[1], evaluations=evaluations)
+    verify(problem, solution)
+    return solution
+
+
+def _values(costs: np.ndarray) -> np.ndarray:
+    """The finite values, ascending: what a maximum can be."""
+    return np.unique(np.append(costs[costs < inf], 0.0))
+
+
+class _Table:
+    """The DP of eq. 3, for any bounds on a stage's time and update."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        layers, devices = problem.c.size, problem.hosts * problem.devices_per_host
+        self._sizes = [n * m for n, m in problem.submeshes]
+        self._devices = devices
+        possible = (problem.max_in_flight > 0) & (problem.t < inf) & (problem.u < inf)
+        if problem.schedule == "gpipe":
+            possible &= problem.max_in_flight >= problem.num_micro_batches
+        possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
+        self.a = np.where(possible, problem.t + problem.c[:, None, None], inf)
+        self.u = np.where(possible, problem.u, inf)
+        most = min(layers, devices, problem.num_stages or layers)
+        # admitted[s, i, j, m]: memory admits it as the s-th stage from the end.
+        self._by_stage = problem.num_stages is not None or (
+            problem.schedule == "1f1b"
+            and bool((problem.max_in_flight[possible] < problem.in_flight(most)).any())
+        )
+        self._stages = most if self._by_stage else 1
+
+    def _admitted(self, k: int, m: int, costs: np.ndarray) -> np.ndarray:
+        """Costs [s, j] of a stage that begins at layer k, inf where memory forbids it."""
+        if not self._by_stage:
+            return costs[None]
+        needed = [self._problem.in_flight(s) for s in range(1, self._stages + 1)]
+        fits = self._problem.max_in_flight[k, k:, m] >= np.array(needed)[:, None]
+        return np.where(fits, costs, inf)
+
+    def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
+        """The cut of least sum of a under the bounds; None if there is none."""
+        layers = self._problem.c.size
+        costs = np.where((self.a <= a_max) & (self.u <= u_max), self.a, inf)
+        # least[s, k, d]; without stage counts there is one layer of the table that feeds itself.
+        least = np.full((self._stages + 1, layers + 1, self._devices + 1), inf)
+        least[0, layers, 0] = 0.0
+        source = least[:-1] if self._by_stage else least[:1]
+        target = least[1:] if self._by_stage else least[:1]
+        for k in range(layers - 1, -1, -1):
+            for m, size in enumerate(self._sizes):
+                row = costs[k, k:, m]
+                if size > self._devices or not (row < inf).any():
+                    continue
+                end = self._devices + 1 - size
+                stage = self._admitted(k, m, row)
+                values = (stage[:, :, None] + source[:, k + 1 :, :end]).min(axis=1)
+                np.minimum(target[:, k, size:], values, out=target[:, k, size:])
+        return self._trace(costs, least)
+
+    def _trace(self, costs: np.ndarray, least: np.ndarray) -> tuple[Stage, ...] | None:
+        counts = [self._problem.num_stages] if self._problem.num_stages else range(least.shape[0])
+        left = [s for s in counts if s < least.shape[0]]
+        if not left:
+            return None
+        s = min(left, key=lambda s: least[s, 0, self._devices])
+        if least[s, 0, self._devices] == inf:
+            return None
+        k, d = 0, self._devices
+        stages: list[Stage] = []
+        while k < self._problem.c.size:
+            s -= self._by_stage
+            options: list[tuple[float, int, int]] = []
+            for m, size in enumerate(self._sizes):
+                if size <= d:
+                    stage = self._admitted(k, m, costs[k, k:, m])[s if self._by_stage else 0]
+                    sums = stage + least[s, k + 1 :, d - size]
+                    at = int(sums.argmin())
+                    options.append((float(sums[at]), k + at, m))
+            _, last, m = min(options)
+            stages.append(Stage(first=k, last=last, submesh=m))
+            k, d = last + 1, d - self._sizes[m]
+        return tuple(stages)
+
+    def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:
+        """(largest a, largest u, sum of a) of a cut."""
+        a = [float(self.a[s.first, s.last, s.submesh]) for s in stages]
+        u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
+        return max(a), max(u), sum(a)
+
+
+def _infeasible(problem: Problem) -> InfeasibleError:
+    """Drops one constraint after the other to find the one that binds."""
+    layers, devices = problem.c.size, problem.hosts * problem.devices_per_host
+    shapes = ", ".join(f"{n}x{m}" for n, m in problem.submeshes)
+    stages = "" if problem.num_stages is None else f" in {problem.num_stages} stages"
+    unlimited = np.full_like(problem.max_in_flight, problem.num_micro_batches)
+    free = replace(problem, max_in_flight=unlimited)
+    anything = replace(free, t=np.zeros_like(problem.t), u=np.zeros_like(problem.u))
+    if _Table(anything).cut(inf, inf) is None:
+        return InfeasibleError(
+            f"{layers} layers cannot be cut{stages} so that submeshes of {shapes} use all "
+            f"{devices} devices"
+        )
+    if _Table(free).cut(inf, inf) is None:
+        return InfeasibleError(
+            f"no cut of {layers} layers{stages} uses all {devices} devices: too many stages have "
+            "no plan on their submesh (infinite time)"
+        )
+    one = np.where(problem.max_in_flight > 0, problem.num_micro_batches, 0)
+    if _Table(replace(problem, max_in_flight=one)).cut(inf, inf) is None:
+        return InfeasibleError(
+            f"no cut of {layers} layers{stages} fits into memory, even with one micro-batch in "
+            f"flight; add devices or use smaller micro-batches ({devices} devices now)"
+        )
+    return InfeasibleError(
+        f"no cut of {layers} layers{stages} fits into memory with the micro-batches that "
+        f"{problem.schedule} keeps in flight ({problem.num_micro_batches} micro-batches); use "
+        "1f1b, raise the number of micro-batches so that each is smaller, or add devices"
+    )
+
+
+def verify(problem: Problem, solution: Solution) -> None:
+    """Recomputes T and checks layers, devices and memory; raises ``ValueError`` if one fails."""
+    stages = solution.stages
+    bounds = [(s.first, s.last) for s in stages]
+    firsts = [0, *(last + 1 for _, last in bounds)]
+    if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.c.size:
+        raise ValueError(f"stages {bounds} are no cut of {problem.c.size} layers")
+    sizes = [n * m for n, m in (problem.submeshes[s.submesh] for s in stages)]
+    if sum(sizes) != problem.hosts * problem.devices_per_host:
+        raise ValueError(f"stages use {sum(sizes)} devices, not all of the cluster")
+    if problem.num_stages not in (None, len(stages)):
+        raise ValueError(f"{len(stages)} stages, {problem.num_stages} were asked for")
+    for number, stage in enumerate(stages):
+        needed = problem.in_flight(len(stages) - number)
+        fits = problem.max_in_flight[stage.first, stage.last, stage.submesh]
+        if fits < needed:
+            raise ValueError(f"stage {number} keeps {needed} micro-batches, memory admits {fits}")
+    objective = problem.objective(stages)
+    if not objective < inf or abs(objective - solution.objective) > 1e-9 * abs(objective):
+        raise ValueError(f"the stages take {objective} s, not {solution.objective} s")

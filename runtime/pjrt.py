@@ -1,0 +1,92 @@
+"""Compiling and running modules through PJRT: the one place for jaxlib's private names of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue] - it has no stubs
+
+from alpa.dialects import ir, parse
+
+
+class Device(Protocol):
+    """A jax device, which jax itself gives no type."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def client(self) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """An executable for some devices, with the global shapes and shardings of its results."""
+
+    name: str
+    executable: Any
+    results: tuple[tuple[tuple[int, ...], Sharding], ...]
+
+    def __call__(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
+        """Runs it. The arguments have the module's shardings; donated ones are deleted."""
+        shards = self.executable.execute_sharded(list(arguments))
+        return [
+            jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+            for (shape, sharding), arrays in zip(
+                self.results, shards.disassemble_into_single_device_arrays(), strict=True
+            )
+        ]
+
+    def hlo_text(self) -> str:
+        """The program after partitioning and optimisation."""
+        return "\n".join(module.to_string() for module in self.executable.hlo_modules())
+
+    def memory(self) -> Any:
+        """XLA's account of its bytes per device."""
+        return self.executable.get_compiled_memory_stats()
+
+
+def compile_module(
+    module: ir.Module,
+    devices: Sequence[Device],
+    results: Sequence[tuple[tuple[int, ...], Sharding]],
+    *,
+    name: str = "main",
+) -> Compiled:
+    """Compiles a module for a mesh of devices, which are numbered in its row-major order.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA refuses the module.
+    """
+    options = _jax.CompileOptions()
+    options.num_replicas = 1
+    options.num_partitions = len(devices)
+    options.device_assignment = _jax.DeviceAssignment.create(
+        np.array([[device.id for device in devices]])
+    )
+    build: Any = options.executable_build_options
+    build.num_replicas = 1
+    build.num_partitions = len(devices)
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = True
+    with module.context:
+        executable = devices[0].client.compile_and_load(
+            module, _jax.DeviceList(tuple(devices)), options
+        )
+    return Compiled(name=name, executable=executable, results=tuple(results))
+
+
+def separate(nested: ir.OpView | ir.Operation) -> ir.Module:
+    """A nested module as a module of its own."""
+    buffer = io.BytesIO()
+    nested.operation.write_bytecode(buffer)
+    return parse(buffer.getvalue(), nested.context)

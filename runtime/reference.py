@@ -1,0 +1,246 @@
+"""What a program is held against: itself on one device, on random arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from alpa.dialects.attributes import GRADIENT, LAYER_BOUNDARY
+from alpa.dialects.bindings import func, ir, main_function, sdy, stablehlo, walk
+from alpa.runtime.pjrt import compile_module, separate
+from alpa.runtime.placement import numpy_dtype
+
+_IDENTITIES = (LAYER_BOUNDARY, GRADIENT, "Sharding")
+_BOUNDS = {"bfloat16": 2e-2, "float16": 2e-2}
+# What an index or a variance passes through on the way to what it indexes or is a root of.
+_THROUGH = (
+    stablehlo.AbsOp,
+    stablehlo.AddOp,
+    stablehlo.AndOp,
+    stablehlo.BroadcastInDimOp,
+    stablehlo.ClampOp,
+    stablehlo.ConcatenateOp,
+    stablehlo.ConvertOp,
+    stablehlo.DivOp,
+    stablehlo.MaxOp,
+    stablehlo.MinOp,
+    stablehlo.MulOp,
+    stablehlo.OptimizationBarrierOp,
+    stablehlo.OrOp,
+    stablehlo.PadOp,
+    stablehlo.RemOp,
+    stablehlo.ReshapeOp,
+    stablehlo.ReverseOp,
+    stablehlo.SelectOp,
+    stablehlo.SliceOp,
+    stablehlo.SubtractOp,
+    stablehlo.TransposeOp,
+)
+_ROOTS = (
+    stablehlo.CbrtOp,
+    stablehlo.LogOp,
+    stablehlo.PowOp,
+    stablehlo.RsqrtOp,
+    stablehlo.SqrtOp,
+)
+
+
+def run_single_device(module: ir.Module, arguments: Sequence[Any]) -> tuple[jax.Array, ...]:
+    """The results of a program that is not planned, on the first device. Nothing is donated."""
+    device = jax.devices()[0]
+    sharding = SingleDeviceSharding(device)
+    plain = separate(module.operation)
+    with plain.context:
+        _strip(plain)
+    main = main_function(plain)
+    types = [ir.RankedTensorType(type_) for type_ in main.type.results]
+    compiled = compile_module(plain, [device], [(tuple(t.shape), sharding) for t in types])
+    inputs = [ir.RankedTensorType(type_) for type_ in main.type.inputs]
+    with jax.enable_x64(True):
+        arrays = [
+            jax.device_put(
+                np.asarray(array, numpy_dtype(str(type_.element_type))), device, may_alias=False
+            )
+            for array, type_ in zip(arguments, inputs, strict=True)
+        ]
+        return tuple(compiled(arrays))
+
+
+def _strip(module: ir.Module) -> None:
+    """Removes shardings and the markers, which lower to the identity."""
+    main = main_function(module)
+    main.attributes["sym_name"] = ir.StringAttr.get("main")
+    for name in ("arg_attrs", "res_attrs"):
+        if name in main.attributes:
+            del main.attributes[name]
+    for op in list(walk(module.body)):
+        target = op.attributes.get("call_target_name")
+        marker = target is not None and ir.StringAttr(target).value in _IDENTITIES
+        if marker or isinstance(op, sdy.ShardingConstraintOp):
+            for result, operand in zip(op.results, op.operands, strict=False):
+                result.replace_all_uses_with(operand)
+            op.operation.erase()
+        elif "sdy.sharding" in op.attributes:
+            del op.attributes["sdy.sharding"]
+    for op in list(module.body.operations):
+        if isinstance(op, sdy.MeshOp):
+            op.operation.erase()
+
+
+def random_arguments(
+    module: ir.Module, seed: int, *, integer_range: tuple[int, int] | None = None
+) -> list[np.ndarray]:
+    """Arrays for every argument of `@main`.
+
+    Floats are small and normal, and positive where a root or a logarithm is taken of them. Integers
+    stay in range for what they index, where that can be seen, and are else 0 or 1; `integer_range`
+    (the upper end is excluded) overrides both.
+    """
+    generator = np.random.default_rng(seed)
+    arrays: list[np.ndarray] = []
+    for argument in main_function(module).entry_block.arguments:
+        type_ = ir.RankedTensorType(argument.type)
+        dtype, shape = numpy_dtype(str(type_.element_type)), tuple(type_.shape)
+        if dtype.kind == "b":
+            arrays.append(generator.integers(0, 2, shape).astype(dtype))
+        elif dtype.kind in "iu":
+            low, high = integer_range or (0, min(index_bounds(argument), default=2))
+            arrays.append(generator.integers(low, max(high, low + 1), shape).astype(dtype))
+        elif dtype.kind == "c":
+            parts = generator.normal(size=(2, *shape)) * 0.1
+            arrays.append((parts[0] + 1j * parts[1]).astype(dtype))
+        else:
+            array = generator.normal(size=shape) * 0.1
+            arrays.append((np.abs(array) if _is_rooted(argument) else array).astype(dtype))
+    return arrays
+
+
+def index_bounds(value: ir.Value) -> Iterator[int]:
+    """The sizes of all dimensions that an integer value is seen to index."""
+    for user, operand in _reached(value):
+        if isinstance(user, stablehlo.GatherOp) and operand == 1:
+            numbers = stablehlo.GatherDimensionNumbers(user.attributes["dimension_numbers"])
+            slices = ir.DenseI64ArrayAttr(user.attributes["slice_sizes"])
+            shape = _shape(user.operands[0])
+            yield from (shape[d] - slices[d] + 1 for d in numbers.start_index_map)
+        elif isinstance(user, stablehlo.ScatterOp) and operand == len(user.operands) // 2:
+            numbers = stablehlo.ScatterDimensionNumbers(
+                user.attributes["scatter_dimension_numbers"]
+            )
+            shape = _shape(user.operands[0])
+            yield from (shape[d] for d in numbers.scattered_dims_to_operand_dims)
+        elif isinstance(user, stablehlo.DynamicSliceOp) and operand >= 1:
+            slices = ir.DenseI64ArrayAttr(user.attributes["slice_sizes"])
+            yield _shape(user.operands[0])[operand - 1] - slices[operand - 1] + 1
+        elif isinstance(user, stablehlo.DynamicUpdateSliceOp) and operand >= 2:
+            whole, part = _shape(user.operands[0]), _shape(user.operands[1])
+            yield whole[operand - 2] - part[operand - 2] + 1
+        elif isinstance(user, stablehlo.CompareOp):
+            yield from _iota_extent(user.operands[1 - operand])
+
+
+def _is_rooted(value: ir.Value) -> bool:
+    return any(isinstance(user, _ROOTS) for user, _ in _reached(value))
+
+
+def _shape(value: ir.Value) -> list[int]:
+    return list(ir.RankedTensorType(value.type).shape)
+
+
+def _iota_extent(value: ir.Value) -> Iterator[int]:
+    """The size of an iota that a value is a copy of: a comparison with it makes a one-hot."""
+    while isinstance(value.owner, ir.Operation | ir.OpView):
+        op = value.owner.opview if isinstance(value.owner, ir.Operation) else value.owner
+        if isinstance(op, stablehlo.IotaOp):
+            yield _shape(op.result)[ir.IntegerAttr(op.attributes["iota_dimension"]).value]
+        if not isinstance(
+            op, stablehlo.BroadcastInDimOp | stablehlo.ReshapeOp | stablehlo.ConvertOp
+        ):
+            return
+        value = op.operands[0]
+
+
+def _reached(start: ir.Value) -> Iterator[tuple[ir.OpView, int]]:
+    """The uses of a value and of what is computed from it element by element."""
+    seen: set[ir.Value] = set()
+    waiting = [start]
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        for use in value.uses:
+            op = use.owner.opview if isinstance(use.owner, ir.Operation) else use.owner
+            yield op, use.operand_number
+            if isinstance(op, _THROUGH):
+                waiting += op.results
+            elif isinstance(op, stablehlo.WhileOp):
+                inner = [region.blocks[0].arguments[use.operand_number] for region in op.regions]
+                waiting += [*inner, op.results[use.operand_number]]
+            elif isinstance(op, func.CallOp):
+                waiting += _callee(op).entry_block.arguments[use.operand_number :][:1]
+            elif isinstance(op, func.ReturnOp):
+                waiting += _call_results(op, use.operand_number)
+
+
+def _callee(call: func.CallOp) -> func.FuncOp:
+    name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+    return next(
+        f for f in _functions(call) if ir.StringAttr(f.attributes["sym_name"]).value == name
+    )
+
+
+def _call_results(op: func.ReturnOp, number: int) -> list[ir.Value]:
+    """The results of the calls of a private function that returns this operand."""
+    parent = op.operation.parent
+    name = None if parent is None else ir.StringAttr(parent.attributes["sym_name"]).value
+    return [
+        call.results[number]
+        for function in _functions(op)
+        for call in walk(function.entry_block)
+        if isinstance(call, func.CallOp)
+        and ir.FlatSymbolRefAttr(call.attributes["callee"]).value == name
+    ]
+
+
+def _functions(op: ir.OpView) -> list[func.FuncOp]:
+    parent: Any = op.operation
+    while parent.name != "builtin.module":
+        parent = parent.parent.operation
+    return [f for f in parent.regions[0].blocks[0].operations if isinstance(f, func.FuncOp)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One result against its reference: max|a-b| and the most that it may be."""
+
+    index: int
+    error: float
+    bound: float
+    ok: bool
+
+
+def compare(
+    results: Sequence[Any], reference: Sequence[Any], dtype: str | None = None
+) -> list[Comparison]:
+    """max|a-b| <= 1e-4 max|ref| in f32, 2e-2 in bf16 and f16; integers and booleans are exact.
+
+    The bound goes by each reference's dtype unless `dtype`, a numpy name, says otherwise.
+    """
+    rows: list[Comparison] = []
+    for index, (result, expected) in enumerate(zip(results, reference, strict=True)):
+        a, b = np.asarray(result), np.asarray(expected)
+        if a.shape != b.shape:
+            raise ValueError(f"result {index} has shape {a.shape}, its reference {b.shape}")
+        relative = 0.0 if b.dtype.kind in "biu" else _BOUNDS.get(dtype or b.dtype.name, 1e-4)
+        wide = np.complex128 if b.dtype.kind == "c" else np.float64
+        a, b = a.astype(wide), b.astype(wide)
+        error = float(np.max(np.abs(np.where(a == b, 0, a - b)), initial=0))
+        bound = relative * float(np.max(np.abs(b), initial=0))
+        rows.append(Comparison(index=index, error=error, bound=bound, ok=error <= bound))
+    return rows

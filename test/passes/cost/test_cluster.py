@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import pytest
+
+from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.presets import PRESETS
+
+FILE = """\
+hosts = 8
+devices_per_host = 4
+[device]
+name = "V100-SXM2-16GB"
+memory = "16GiB"
+peak_flops = { f16 = 125e12, bf16 = 125e12, f32 = 15.7e12 }
+memory_bandwidth = 900e9            # bytes/s
+[intra_host]
+bandwidth = 150e9                   # bytes/s per device and direction
+latency = 5e-6                      # s
+[inter_host]
+bandwidth = 3.125e9                 # bytes/s per host (25 Gbit/s)
+latency = 20e-6
+"""
+
+
+@pytest.fixture
+def parse(tmp_path):
+    def parse(text: str) -> Cluster:
+        path = tmp_path / "cluster.toml"
+        path.write_text(text, encoding="utf-8")
+        return Cluster.parse(str(path))
+
+    return parse
+
+
+def test_file(parse):
+    cluster = parse(FILE)
+    assert (cluster.hosts, cluster.devices_per_host, cluster.num_devices) == (8, 4, 32)
+    assert cluster.device.name == "V100-SXM2-16GB"
+    assert cluster.device.memory == 16 * 2**30
+    assert cluster.device.peak("f16") == 125e12
+    assert cluster.device.memory_bandwidth == 900e9
+    assert (cluster.intra_host.bandwidth, cluster.intra_host.latency) == (150e9, 5e-6)
+    assert (cluster.inter_host.bandwidth, cluster.inter_host.latency) == (3.125e9, 20e-6)
+
+
+def test_preset_is_the_file(parse):
+    from_file = parse(FILE)
+    preset = Cluster.parse("v100-16gb:8x4")
+    assert (preset.hosts, preset.devices_per_host) == (8, 4)
+    assert preset.device.memory == from_file.device.memory
+    assert preset.intra_host == from_file.intra_host
+    assert preset.inter_host == from_file.inter_host
+
+
+def test_clusters_are_keys():
+    assert {Cluster.parse("h100:4x8"): 1}[Cluster.parse("h100:4x8")] == 1
+    assert Cluster.parse("h100:4x8") != Cluster.parse("h100:8x4")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_plausible(name):
+    cluster = Cluster.parse(f"{name}:2x4")
+    assert cluster.device.peak("f32") <= cluster.device.peak("bf16")
+    assert cluster.inter_host.bandwidth < 8 * cluster.intra_host.bandwidth
+    assert cluster.inter_host.latency > cluster.intra_host.latency > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ('"512MiB"', 2**29),
+        ('"1.5GiB"', 3 * 2**29),
+        ('"80GB"', 80 * 10**9),
+        ('"2 TiB"', 2**41),
+        ('"64KiB"', 2**16),
+        ('"3KB"', 3000),
+        ('"7MB"', 7 * 10**6),
+        ("1024", 1024),
+    ],
+)
+def test_memory_units(parse, size, expected):
+    assert parse(FILE.replace('"16GiB"', size)).device.memory == expected
+
+
+def test_peak_of_types_that_are_not_listed(parse):
+    device = parse(FILE.replace("bf16 = 125e12, ", "")).device
+    assert device.peak("bf16") == 125e12
+    assert device.peak("f8E4M3FN") == 125e12
+    assert device.peak("f64") == 15.7e12 / 2
+    assert device.peak("complex<f64>") == 15.7e12 / 2
+    assert device.peak("i32") == device.peak("i1") == 15.7e12
+
+
+def test_roofline():
+    device = Cluster.parse("v100-16gb:1x1").device
+    assert device.seconds(125e12, 0.0, "f16") == 1.0
+    assert device.seconds(1.0, 900e9, "f16") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "memory_bandwidth",
+            "memory_bandwith",
+            r"cluster.toml:7: unknown key 'memory_bandwith' in \[device\]; "
+            "did you mean 'memory_bandwidth'",
+        ),
+        ("hosts = 8", "hosts = 8\nzebra = 1", r":2: unknown key 'zebra' .* known: hosts"),
+        ("latency = 20e-6\n", "", r":11: \[inter_host\] lacks 'latency'"),
+        ("hosts = 8\n", "", r":1: the cluster file lacks 'hosts'"),
+        (", f32 = 15.7e12", "", r":6: peak_flops lacks 'f32'"),
+        ("f16 = 125e12, bf", "f16 = -1.0, bf", r":6: f16 must be greater than 0 .* not -1.0"),
+        ("hosts = 8", "hosts = 0", r":1: hosts must be a whole number from 1 on, not 0"),
+        ("hosts = 8", "hosts = 2.5", r":1: hosts must be a whole number"),
+        ("hosts = 8", "hosts = true", r":1: hosts must be a number, not True"),
+        (
+            "bandwidth = 150e9",
+            "bandwidth = inf",
+            r":9: bandwidth must be greater than 0 and finite",
+        ),
+        ("latency = 5e-6", "latency = -1", r":10: latency must not be negative"),
+        ("latency = 5e-6", "latency = 'low'", r":10: latency must be a number, not 'low'"),
+        ('"16GiB"', '"16 gigs"', r":5: memory must be a size such as '16GiB', not '16 gigs'"),
+        ('"16GiB"', '"0GiB"', r":5: memory must be a size"),
+        ('name = "V100-SXM2-16GB"', "name = 100", r":4: name must be a string, not 100"),
+        ("[intra_host]", "[other]", r":8: unknown key 'other' in the cluster file; known: hosts"),
+        ("[intra_host]", "[[intra_host]]", r"intra_host must be a table, not \[\{"),
+        ("peak_flops = {", "peak_flops = 1.0 #", r":6: peak_flops must be a table, not 1.0"),
+        ("hosts = 8", "hosts = = 8", r"not valid TOML: .*line 1, column 9"),
+    ],
+)
+def test_file_errors(parse, old, new, message):
+    assert old in FILE
+    with pytest.raises(ClusterError, match=message):
+        parse(FILE.replace(old, new, 1))
+
+
+def test_file_that_is_no_text(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ClusterError, match="UTF-8"):
+        Cluster.parse(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h10:4x8", "unknown cluster 'h10': did you mean h100"),
+        ("", "unknown cluster ''.*Presets are v100-16gb"),
+        ("h100", "the shape is missing; write hosts x devices per host, as in h100:4x8"),
+        ("h100:4*8", r"'4\*8' is no shape"),
+        ("h100:0x8", "'0x8' is no shape"),
+        ("nowhere.toml", "cannot read the cluster file 'nowhere.toml': No such file"),
+        ("some/where", "cannot read the cluster file"),
+    ],
+)
+def test_name_errors(text, message):
+    with pytest.raises(ClusterError, match=message):
+        Cluster.parse(text)

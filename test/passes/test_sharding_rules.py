@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from alpa.dialects import body, ir, main_function, parse, walk
+from alpa.dialects.sharding import ShardingRule
+from alpa.passes.base import PassError
+from alpa.passes.sharding_rules import (
+    CUSTOM_CALL_RULES,
+    populated,
+    register_sharding_rule,
+    rule_of,
+)
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    yield "my.kernel"
+    CUSTOM_CALL_RULES.unregister("my.kernel")
+
+
+def module_of(arguments: str, *ops: str) -> ir.Module:
+    lines = "\n".join(ops)
+    return parse(f"func.func @main({arguments}) {{\n{lines}\nreturn\n}}")
+
+
+def rule_of_last(module: ir.Module) -> ShardingRule | None:
+    *_, op, _return = body(main_function(module)).operations
+    with populated(module) as rules:
+        return rules(op)
+
+
+def text_of(rule: ShardingRule | None, module: ir.Module) -> str:
+    """The rule as Shardy prints it, which also verifies it, without the prefix and suffix."""
+    assert rule is not None
+    with module.context:
+        return str(rule.to_attr()).removeprefix("#sdy.op_sharding_rule<").removesuffix(", custom>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "op", "expected"),
+    [
+        (
+            "%x: tensor<4x8xf32>",
+            "%0 = chlo.erf %x : tensor<4x8xf32> -> tensor<4x8xf32>",
+            "([i, j])->([i, j]) {i=4, j=8}",
+        ),
+        (
+            "%x: tensor<4x8xf32>",
+            '%0 = "chlo.broadcast_add"(%x, %x) '
+            ": (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>",
+            "([i, j], [i, j])->([i, j]) {i=4, j=8}",
+        ),
+        (
+            "%x: tensor<4x8xf32>",
+            "%0:2 = chlo.top_k(%x, k = 2) : tensor<4x8xf32> -> (tensor<4x2xf32>, tensor<4x2xi32>)",
+            "([i, j])->([i, j], [i, j]) {i=4, j=8} need_replication={j} blocked_propagation={j}",
+        ),
+        (
+            "%x: tensor<4x8xf32>, %y: tensor<2xi32>",
+            "%0:2 = stablehlo.optimization_barrier %x, %y : tensor<4x8xf32>, tensor<2xi32>",
+            "([i, j], [k])->([i, j], [k]) {i=4, j=8, k=2}",
+        ),
+        ("", "%0 = stablehlo.iota dim = 0 : tensor<4x8xi32>", "([])->([i, j]) {i=4, j=8}"),
+        ("", "%0 = stablehlo.constant dense<1.0> : tensor<4xf32>", "([])->([i]) {i=4}"),
+        ("", "%0 = sdy.constant dense<1.0> : tensor<4xf32>", "([])->([i]) {i=4}"),
+        (
+            "%a: tensor<f32>, %n: tensor<2xi64>",
+            "%0 = stablehlo.rng %a, %a, %n, distribution = UNIFORM "
+            ": (tensor<f32>, tensor<f32>, tensor<2xi64>) -> tensor<4x8xf32>",
+            "([], [], [i])->([j, k]) {i=2, j=4, k=8} need_replication={i, j, k}",
+        ),
+        (
+            "%x: tensor<4x8xf32>, %w: tensor<3x8x5xf32>, %g: tensor<3xi32>",
+            '%0 = "chlo.ragged_dot"(%x, %w, %g) {ragged_dot_dimension_numbers = '
+            "#chlo.ragged_dot<lhs_batching_dimensions = [], rhs_batching_dimensions = [], "
+            "lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [1], "
+            "lhs_ragged_dimensions = [0], rhs_group_dimensions = [0]>} "
+            ": (tensor<4x8xf32>, tensor<3x8x5xf32>, tensor<3xi32>) -> tensor<4x5xf32>",
+            "([i, j], [k, j, l], [k])->([i, l]) {i=4, j=8, k=3, l=5} "
+            "reduction={j} need_replication={i, k}",
+        ),
+    ],
+    ids=lambda value: match[0] if (match := re.search(r"(?<== )[\w.\"]+", value)) else None,
+)
+def test_our_rules(arguments: str, op: str, expected: str):
+    module = module_of(arguments, op)
+    rule = rule_of_last(module)
+    if expected.startswith("([])->"):  # a source has no operands at all
+        expected = "()->" + expected.removeprefix("([])->")
+    assert text_of(rule, module) == expected
+
+
+def test_shardy_gives_the_others():
+    module = module_of(
+        "%x: tensor<4x8xf32>",
+        "%0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1] "
+        ": (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x4xf32>",
+    )
+    rule = rule_of_last(module)
+    assert rule is not None
+    (contracted,) = rule.reduction
+    assert rule.factor_sizes[contracted] == 8
+    assert rule.operands[0][1] == rule.operands[1][1] == (contracted,)
+
+
+def test_populated_leaves_the_module_as_it_was():
+    module = module_of(
+        "%x: tensor<4xf32>",
+        "%0 = stablehlo.tanh %x : tensor<4xf32>",
+        "%1 = stablehlo.custom_call @foo(%0) {sdy.sharding_rule = "
+        "#sdy.op_sharding_rule<([i])->([i]) {i=4}, custom>} : (tensor<4xf32>) -> tensor<4xf32>",
+    )
+    before = str(module)
+    with populated(module) as rules:
+        assert [rules(op) is not None for op in walk(body(main_function(module)))] == [
+            True,
+            True,
+            False,
+        ]
+        assert str(module) != before
+    assert str(module) == before
+
+
+def test_populated_cleans_up_after_an_error():
+    module = module_of("%x: tensor<4xf32>", "%0 = stablehlo.tanh %x : tensor<4xf32>")
+    before = str(module)
+    with pytest.raises(KeyError), populated(module):
+        raise KeyError
+    assert str(module) == before
+
+
+CALL = "%0 = stablehlo.custom_call @my.kernel(%x) : (tensor<4x8xf32>) -> tensor<4x8xf32>"
+
+
+def test_unknown_custom_call_has_no_rule():
+    assert rule_of_last(module_of("%x: tensor<4x8xf32>", CALL)) is None
+
+
+def test_registered_function(target: str):
+    def rows(op: ir.OpView) -> ShardingRule:
+        sizes = tuple(ir.RankedTensorType(op.operands[0].type).shape)
+        return ShardingRule(
+            sizes, (((0,), (1,)),), (((0,), (1,)),), need_replication=frozenset({1})
+        )
+
+    register_sharding_rule(target, rows)
+    module = module_of("%x: tensor<4x8xf32>", CALL)
+    rule = rule_of_last(module)
+    assert text_of(rule, module) == "([i, j])->([i, j]) {i=4, j=8} need_replication={j}"
+
+
+def test_rule_on_the_op_comes_before_the_registered_one(target: str):
+    register_sharding_rule(target, ShardingRule((4, 8), (((0,), (1,)),), (((0,), (1,)),)))
+    rule = "{sdy.sharding_rule = #sdy.op_sharding_rule<([i, j])->([k, j]) {i=4, j=8, k=4}, custom>}"
+    module = module_of("%x: tensor<4x8xf32>", CALL.replace(" :", f" {rule} :", 1))
+    assert text_of(rule_of_last(module), module) == "([i, j])->([k, j]) {i=4, j=8, k=4}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (
+            ShardingRule((4,), (((0,),),), (((0,),),)),
+            r"@my\.kernel is for operands of ranks \[1\], this call has ranks \[2\]",
+        ),
+        (
+            ShardingRule((4, 8), (((0,), (1,)),), ()),
+            r"@my\.kernel is for results of ranks \[\], this call has ranks \[2\]",
+        ),
+        (
+            ShardingRule((4,), (((0,), (1,)),), (((0,), (1,)),)),
+            r"@my\.kernel uses factor 1 in its operands but has 1 factor sizes",
+        ),
+    ],
+)
+def test_registered_rule_that_does_not_fit(target: str, rule: ShardingRule, message: str):
+    register_sharding_rule(target, rule)
+    module = module_of("%x: tensor<4x8xf32>", CALL)
+    with pytest.raises(PassError, match=message):
+        rule_of(body(main_function(module)).operations[0])
+
+
+def test_loops_and_branches_have_no_rule():
+    module = module_of(
+        "%x: tensor<4xf32>, %p: tensor<i1>",
+        "%0 = stablehlo.while(%y = %x) : tensor<4xf32> "
+        "cond { stablehlo.return %p : tensor<i1> } do { stablehlo.return %y : tensor<4xf32> }",
+    )
+    assert rule_of_last(module) is None

@@ -1,0 +1,275 @@
+"""`alpa-opt`: runs passes, ours and MLIR's, on a program; for people and for tests.
+
+Text or bytecode goes in, from a file or standard input; text comes out unless bytecode is asked
+for. The exit status is 0, or 1 where anything was wrong; what was wrong goes to standard error as
+`file:line:column: error: message`, and nothing is written then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from alpa.dialects import ir, make_context, parse, parse_file, passmanager
+from alpa.passes import pipeline
+from alpa.passes.pipeline_diagnostics import Diagnostic, Place, listening, place_of
+from alpa.passes.pipeline_expected import mismatches, read_expected
+from alpa.passes.pipeline_text import PipelineError
+
+_BYTECODE = b"ML\xefR"
+_SPLIT_MARKER = "// -----"
+_LARGE_CONSTANT = 16
+_STDIN, _STDOUT = 0, 1
+_EXAMPLES = """\
+examples:
+  alpa-opt step.mlir --pipeline='simplify-trivial-ops,layer-cluster{num-layers=8}'
+  alpa-opt step.mlir --pipeline='alpa{cluster=h100:1x8 num-layers=8}' -o planned.mlir
+  alpa-opt step.mlir --pipeline='func.func(canonicalize,cse)' --timing
+"""
+_FLAGS = {
+    "--emit-bytecode": "write MLIR bytecode instead of text",
+    "--split-input-file": f"take parts between lines '{_SPLIT_MARKER}' for modules of their own",
+    "--verify-diagnostics": "hold the diagnostics against comments 'expected-error {{...}}'",
+    "--print-ir-after-all": "print the IR to standard error after each pass",
+    "--mlir-print-debuginfo": "print the locations of ops",
+    "--timing": "print to standard error how many seconds each pass took",
+    "--list-passes": "print our passes with their options and exit",
+}
+
+
+class _CommandError(Exception):
+    """The command cannot be carried out; the message is all that there is to say."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Source:
+    """The source of one module, from the input `file`; `path` if that can be read once more."""
+
+    file: str
+    data: bytes
+    path: str | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        return [] if self.data.startswith(_BYTECODE) else self.data.decode().split("\n")
+
+    def parse(self, context: ir.Context) -> ir.Module:
+        return parse(self.data, context) if self.path is None else parse_file(self.path, context)
+
+    def place(self, place: Place) -> Place:
+        """A place as MLIR names it, with this input's name where MLIR does not know it."""
+        return dataclasses.replace(place, file=self.file) if place.file == "-" else place
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.list_passes:
+            _write("-", "\n".join(_pass_list()).encode())
+            return 0
+        return _process(options)
+    except (_CommandError, PipelineError) as error:
+        _say(str(error))
+    except BrokenPipeError:
+        pass  # Who read our output has gone, and wants to hear no more of it.
+    except KeyboardInterrupt:
+        _say("alpa-opt: error: interrupted")
+    return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(1, f"{self.format_usage()}alpa-opt: error: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="alpa-opt",
+        description="Runs passes on a StableHLO program and prints what becomes of it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="text or bytecode; - is standard input"
+    )
+    parser.add_argument(
+        "--pipeline", default="", help="comma-separated passes, ours and MLIR's; see --list-passes"
+    )
+    parser.add_argument("-o", default="-", dest="output", metavar="OUT", help="where to write")
+    for flag, text in _FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=text)
+    return parser
+
+
+def _process(options: argparse.Namespace) -> int:
+    if options.emit_bytecode and options.split_input_file:
+        raise _CommandError("alpa-opt: error: bytecode holds one module; drop --split-input-file")
+    pipeline.check(options.pipeline)
+    outputs: list[bytes] = []
+    failed = False
+    for source in _sources(options.file, options.split_input_file):
+        if options.verify_diagnostics:
+            found: list[Diagnostic] = []
+            module = _run(source, options, found.append)
+            failed |= not _verified(source, found)
+        else:
+            module = _run(source, options, _printer(source))
+            failed |= module is None
+        if module is not None:
+            outputs.append(_serialised(module, options))
+    if not failed:
+        _write(options.output, f"{_SPLIT_MARKER}\n".encode().join(outputs))
+    return 1 if failed else 0
+
+
+def _run(
+    source: _Source, options: argparse.Namespace, sink: Callable[[Diagnostic], None]
+) -> ir.Module | None:
+    """The module that the pipeline leaves, or None after an error; diagnostics go to `sink`."""
+    context = make_context()
+    # Diagnostics come in order, and IR can be printed, only if functions wait for one another.
+    context.enable_multithreading(False)
+    errors = 0
+
+    def hear(diagnostic: Diagnostic) -> None:
+        nonlocal errors
+        errors += diagnostic.severity == "error"
+        sink(dataclasses.replace(diagnostic, place=source.place(diagnostic.place)))
+
+    def remark(location: ir.Location, message: str) -> None:
+        hear(Diagnostic("remark", place_of(location), message))
+
+    with listening(context, hear):
+        try:
+            module = source.parse(context)
+            manager = passmanager.PassManager("builtin.module", context=context)
+            pipeline.add_to(manager, options.pipeline, on_remark=remark)
+            if options.print_ir_after_all:
+                manager.enable_ir_printing(large_elements_limit=_LARGE_CONSTANT)
+            if options.timing:
+                manager.enable_timing()
+            manager.run(module.operation)
+        except ir.MLIRError as error:
+            if not errors:
+                hear(Diagnostic("error", Place(source.file), error.message))
+            return None
+    return None if errors else module
+
+
+def _printer(source: _Source) -> Callable[[Diagnostic], None]:
+    """Prints diagnostics, with the line of the source that each is about."""
+    lines = source.lines
+
+    def show(diagnostic: Diagnostic) -> None:
+        _say(str(diagnostic))
+        place = diagnostic.place
+        if place.file == source.file and 0 < place.line <= len(lines):
+            line = lines[place.line - 1].rstrip().replace("\t", " ")
+            _say(f"  {line}\n  {' ' * (place.column - 1)}^")
+
+    return show
+
+
+def _verified(source: _Source, found: Sequence[Diagnostic]) -> bool:
+    """Whether the diagnostics are those that the source expects; prints those that are not."""
+    try:
+        expected = read_expected(source.lines)
+    except ValueError as error:
+        raise _CommandError(f"{source.file}:{error}") from error
+    errors = mismatches(expected, found, source.file)
+    for error in errors:
+        _say(str(error))
+    return not errors
+
+
+def _sources(file: str, split: bool) -> Iterator[_Source]:
+    """The modules of an input.
+
+    Raises:
+        _CommandError: the file cannot be read, or is neither text nor bytecode.
+    """
+    name = "<stdin>" if file == "-" else file
+    try:
+        with open(_STDIN if file == "-" else file, "rb", closefd=file != "-") as stream:
+            data = stream.read()
+    except OSError as error:
+        raise _CommandError(f"{name}: error: {error.strerror}") from error
+    if data.startswith(_BYTECODE):
+        yield _Source(file=name, data=data)
+        return
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        message = "neither MLIR bytecode nor text: this byte is not UTF-8"
+        raise _CommandError(f"{name}:{line}:{column}: error: {message}") from error
+    if not split:
+        yield _Source(file=name, data=data, path=file if _can_be_read_again(file) else None)
+        return
+    begin = 0
+    for marker in re.finditer(rf"^{_SPLIT_MARKER}.*$|\Z", text, re.MULTILINE):
+        # Empty lines in front keep the numbers of the lines.
+        before = "\n" * text.count("\n", 0, begin)
+        yield _Source(file=name, data=(before + text[begin : marker.start()]).encode())
+        begin = marker.end()
+
+
+def _can_be_read_again(file: str) -> bool:
+    """Whether MLIR can open the file by itself, and so put its name into the locations."""
+    return os.path.isfile(file) and file.isprintable()
+
+
+def _serialised(module: ir.Module, options: argparse.Namespace) -> bytes:
+    if options.emit_bytecode:
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+        return buffer.getvalue()
+    text = module.operation.get_asm(enable_debug_info=options.mlir_print_debuginfo)
+    return str(text).rstrip("\n").encode() + b"\n"
+
+
+def _write(file: str, data: bytes) -> None:
+    """Writes all of the output, past Python's own buffer, which would report failures late."""
+    try:
+        with open(_STDOUT if file == "-" else file, "wb", closefd=file != "-") as stream:
+            stream.write(data)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        name = "<stdout>" if file == "-" else file
+        raise _CommandError(f"{name}: error: {error.strerror}") from error
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _pass_list() -> Iterator[str]:
+    yield "Our passes:"
+    for name in pipeline.PASSES:
+        kind = pipeline.load_pass(name)
+        yield f"  {name}"
+        yield f"      {kind.summary()}"
+        for option, values, default, text in pipeline.describe_options(kind):
+            given = f", default {default}" if default else ""
+            yield f"      {option}: {text} ({values}{given})"
+    yield "\nOur pipelines:"
+    for name, members in pipeline.PIPELINES.items():
+        yield f"  {name}"
+        yield f"      {', '.join(members)}; takes the options of all of them"
+    yield "\nMLIR's and Shardy's passes can stand beside them, for example:"
+    yield f"  {' '.join(pipeline.upstream_names())}"
+    yield "Those that run on functions are written func.func(pass).\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""A training program: a model, an optimizer and what one batch holds, lowered by shapes alone.
+
+The lowered module follows the contract for inputs of the compiler: every argument of `@main` has an
+`alpa.role`, every result an `alpa.result`, and each state argument is donated to the result that is
+its new value.
+
+    func.func public @main(%arg0: tensor<f32> {alpa.role = "state", tf.aliasing_output = 0 : i32},
+                           %arg1: tensor<8x4xi32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+        -> (tensor<f32> {alpa.result = "state:0"}, tensor<f32> {alpa.result = "mean"})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Literal, NamedTuple, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax.extend.mlir import ir
+
+Batch = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One entry of a batch.
+
+    `shape` is that of one sample for the role "batch", the whole shape for "key". Integers lie in
+    [0, below). An input with the role "key" feeds the random stream of its name in the model.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: type = np.float32
+    below: int | None = None
+    role: Literal["batch", "key"] = "batch"
+
+    def struct(self, batch_size: int) -> jax.ShapeDtypeStruct:
+        shape = (batch_size, *self.shape) if self.role == "batch" else self.shape
+        return jax.ShapeDtypeStruct(shape, self.dtype)
+
+    def sample(self, rng: np.random.Generator, batch_size: int) -> jax.Array:
+        shape = self.struct(batch_size).shape
+        if np.issubdtype(self.dtype, np.integer):
+            below = np.iinfo(self.dtype).max if self.below is None else self.below
+            return jnp.asarray(rng.integers(below, size=shape, dtype=self.dtype))
+        return jnp.asarray(rng.standard_normal(shape).astype(self.dtype))
+
+
+KEY = Input(shape=(2,), dtype=np.uint32, role="key")
+
+
+class ModelConfig(Protocol):
+    """What a family's configuration provides; the numbers that define a model are its fields."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step in the experiments of the source."""
+        ...
+
+    def model(self) -> nn.Module:
+        """A module whose method `loss(**batch)` returns the mean loss, a scalar in f32."""
+        ...
+
+    def inputs(self) -> Mapping[str, Input]:
+        """The batch, by name."""
+        ...
+
+
+class TrainState(NamedTuple):
+    """What a step reads and replaces. `model_state` is what the forward pass writes."""
+
+    params: Any
+    opt_state: Any
+    model_state: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingProgram:
+    """A training step of one model, at any batch size."""
+
+    name: str
+    config: ModelConfig
+    optimizer: optax.GradientTransformation
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.config.global_batch_size
+
+    def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
+        """One step: the new state and the mean loss over the batch."""
+        value_and_grad = jax.value_and_grad(self.loss, has_aux=True)
+        (loss, model_state), grads = value_and_grad(state.params, state.model_state, batch)
+        updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(params, opt_state, model_state), loss
+
+    def loss(self, params: Any, model_state: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        """The mean loss over the batch, and the new model state."""
+        loss, model_state = self.config.model().apply(
+            {"params": params, **model_state},
+            **{name: batch[name] for name in self._names("batch")},
+            rngs={name: batch[name] for name in self._names("key")},
+            mutable=list(model_state),
+            method="loss",
+        )
+        return cast(jax.Array, loss), model_state
+
+    def state_shapes(self) -> TrainState:
+        variables = self._variable_shapes()
+        params = variables.pop("params")
+        return TrainState(params, jax.eval_shape(self.optimizer.init, params), variables)
+
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        if batch_size < 1:
+            raise ValueError(f"{self.name}: a batch holds at least 1 sample, got {batch_size}")
+        return {name: entry.struct(batch_size) for name, entry in self.config.inputs().items()}
+
+    def num_parameters(self) -> int:
+        return sum(prod(leaf.shape) for leaf in jax.tree.leaves(self._variable_shapes()["params"]))
+
+    def init_state(self, seed: int = 0) -> TrainState:
+        """A state to run from, the same on every machine and at once.
+
+        It is drawn by numpy: XLA takes minutes to compile the random numbers of a hundred tensors.
+        """
+        rng = np.random.default_rng(seed)
+        shapes = self.state_shapes()
+        draw = partial(_initial, rng)
+        params = jax.tree_util.tree_map_with_path(draw, shapes.params)
+        model_state = jax.tree_util.tree_map_with_path(draw, shapes.model_state)
+        return TrainState(params, jax.jit(self.optimizer.init)(params), model_state)
+
+    def random_batch(self, seed: int, batch_size: int) -> Batch:
+        self.batch_shapes(batch_size)
+        rng = np.random.default_rng(seed)
+        return {name: i.sample(rng, batch_size) for name, i in self.config.inputs().items()}
+
+    def lower(self, micro_batch_size: int) -> str:
+        """The step at this micro-batch size as the text of a StableHLO module, without locations.
+
+        The lowering is the one for CPU, whatever this machine has: it is free of the custom calls
+        that other platforms get (random bits on GPUs).
+        """
+        state, batch = self.state_shapes(), self.batch_shapes(micro_batch_size)
+        step = jax.jit(self.train_step, donate_argnums=0, keep_unused=True)
+        lowered = step.trace(state, batch).lower(lowering_platforms=("cpu",))
+        module = cast(ir.Module, lowered.compiler_ir("stablehlo"))
+        # The batch is a dictionary: jax flattens it in the order of its sorted names.
+        roles = [inputs.role for _, inputs in sorted(self.config.inputs().items())]
+        _annotate(module, num_state=len(jax.tree.leaves(state)), batch_roles=roles)
+        return cast(str, module.operation.get_asm(enable_debug_info=False))
+
+    def _variable_shapes(self) -> dict[str, Any]:
+        """What flax calls variables: the parameters, and each collection of the model state."""
+        batch = self.batch_shapes(1)
+        key = jax.eval_shape(jax.random.key, 0)
+        rngs = dict.fromkeys(["params", *self._names("key")], key)
+        arguments = {name: batch[name] for name in self._names("batch")}
+        init = partial(self.config.model().init, method="loss")
+        return dict(jax.eval_shape(init, rngs, **arguments))
+
+    def _names(self, role: str) -> list[str]:
+        return [name for name, entry in self.config.inputs().items() if entry.role == role]
+
+
+def _initial(
+    rng: np.random.Generator, path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct
+) -> jax.Array:
+    """Zero or one by flax's names for what starts so, else normal with the variance 1 / fan-in."""
+    match path[-1].key:
+        case "bias" | "mean":
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        case "scale" | "var":
+            return jnp.ones(leaf.shape, leaf.dtype)
+        case _:
+            deviation = prod(leaf.shape[:-1]) ** -0.5
+            return jnp.asarray(deviation * rng.standard_normal(leaf.shape), leaf.dtype)
+
+
+def _annotate(module: ir.Module, *, num_state: int, batch_roles: list[str]) -> None:
+    """Puts roles on the arguments and results of `@main`: (state, batch) -> (state, loss)."""
+    with module.context:
+        string = ir.StringAttr.get
+        int32, int64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
+
+        arguments: list[dict[str, ir.Attribute]] = [
+            {"alpa.role": string("state"), "tf.aliasing_output": ir.IntegerAttr.get(int32, number)}
+            for number in range(num_state)
+        ]
+        for role in batch_roles:
+            attributes: dict[str, ir.Attribute] = {"alpa.role": string(role)}
+            if role == "batch":
+                attributes["alpa.batch_dim"] = ir.IntegerAttr.get(int64, 0)
+            arguments.append(attributes)
+        results = [{"alpa.result": string(f"state:{number}")} for number in range(num_state)]
+        results.append({"alpa.result": string("mean")})
+
+        main = ir.SymbolTable(module.operation)["main"]
+        for attribute, added in (("arg_attrs", arguments), ("res_attrs", results)):
+            present = [_items(entry) for entry in ir.ArrayAttr(main.attributes[attribute])]
+            # strict: an argument that jax dropped would shift the numbers of all that follow.
+            merged = [{**old, **new} for old, new in zip(present, added, strict=True)]
+            main.attributes[attribute] = ir.ArrayAttr.get([ir.DictAttr.get(m) for m in merged])
+
+
+def _items(dictionary: ir.Attribute) -> dict[str, ir.Attribute]:
+    return {entry.name: entry.attr for entry in ir.DictAttr(dictionary)}
