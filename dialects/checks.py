@@ -1,8 +1,8 @@
 """Checks of planned modules that the upstream verifiers do not make.
 
-The mpmd verifier looks at the values that its own ops touch: their meshes are in the topology, their
-shardings fit, transfers keep the global type. It knows nothing of `alpa.*`, of arguments that no op
-reads, of meshes without values, nor of the shardings inside a fragment.
+The mpmd verifier looks at the values that its own ops touch: their meshes are in the topology,
+their shardings fit, transfers keep the global type. It knows nothing of `alpa.*`, of arguments that
+no op reads, of meshes without values, nor of the shardings inside a fragment.
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ After (with two or more micro-batches, where an update consumes `%g`)::
 
 `planned.Fragment` says what the attributes on the fragments mean.
 
+**Options**: `loss-reduction=mean|sum`: whether updates see the micro-batches' gradients averaged or
+added up.
+
 **Fails when** a sharding has unreduced axes or names another mesh, when a fragment is exported
 already, or when the program cannot be run in micro-batches (see `planned.read`).
 """
@@ -45,7 +48,7 @@ from alpa.dialects.mpmd_types import read_topology
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 from alpa.passes import planned
 from alpa.passes.base import Pass, PassError, Remark, option
-from alpa.passes.planned import Fragment, Program, Value, is_new_state
+from alpa.passes.planned import Fragment, Program, Value
 
 _SHARDING = "sdy.sharding"
 # Their results cost nothing to make anew in any layout.
@@ -66,20 +69,15 @@ def _aliases(program: Program, step: int) -> dict[int, int]:
     for other in program.steps[step + 1 :]:
         later.update(other.inputs if isinstance(other, Fragment) else (other.source,))
     aliases: dict[int, int] = {}
-    for argument in program.arguments:
-        old = argument.value
+    for operand, old in enumerate(fragment.inputs):
         if fragment.inputs.count(old) != 1 or old in later or old in program.varying:
             continue
-        for result in program.results:
-            new = result.value
-            if (
-                is_new_state(argument, result)
-                and new in fragment.outputs
-                and fragment.outputs.index(new) not in aliases.values()
-                and program.values[old] == program.values[new]
-            ):
-                aliases[fragment.inputs.index(old)] = fragment.outputs.index(new)
-                break
+        for new in program.new_states.get(old, ()):
+            if new in fragment.outputs and program.values[old] == program.values[new]:
+                number = fragment.outputs.index(new)
+                if number not in aliases.values():
+                    aliases[operand] = number
+                    break
     return aliases
 
 
@@ -224,7 +222,7 @@ def _materialise(op: ir.OpView, mesh: str, devices: int) -> None:
     if isinstance(op, sdy.ShardingConstraintOp):
         op.attributes["sharding"] = closed[0].to_attr()
         return
-    if isinstance(op, _FREE) or devices == 1:
+    if isinstance(op, _FREE) or devices == 1 or _is_manual(op):
         return
     for result, sharding in zip(op.results, closed, strict=True):
         if sharding.dims and not _says_the_same(result, sharding):
@@ -232,6 +230,16 @@ def _materialise(op: ir.OpView, mesh: str, devices: int) -> None:
             with ir.InsertionPoint.after(op), op.location:
                 constraint = sdy.ShardingConstraintOp(result, sharding=attr)
             result.replace_all_uses_except(constraint.result, constraint.operation)
+
+
+def _is_manual(op: ir.OpView) -> bool:
+    """Whether an op computes on local shards, inside a shard_map."""
+    parent = op.operation.parent
+    while parent is not None and parent.operation.name != "func.func":
+        if parent.operation.name == "sdy.manual_computation":
+            return True
+        parent = parent.operation.parent
+    return False
 
 
 def _says_the_same(result: ir.Value, sharding: Sharding) -> bool:

@@ -33,7 +33,14 @@ from typing import ClassVar
 import numpy as np
 
 from alpa.dialects import body, func, ir, mpmd, sdy, terminator, walk
-from alpa.dialects.attributes import MeshAssignment, Plan, read_arguments, read_meshes, read_part, read_results
+from alpa.dialects.attributes import (
+    MeshAssignment,
+    Plan,
+    read_arguments,
+    read_meshes,
+    read_part,
+    read_results,
+)
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.base import Pass, PassError, Remark, option
@@ -248,9 +255,7 @@ class _MeshPart:
                 with ir.InsertionPoint(op), op.location:
                     constraint = sdy.ShardingConstraintOp(value, sharding.to_attr())
                 made[key] = constraint.result
-                self.graph.placed[constraint.result] = Placed(
-                    need.node, need.layouts, open=False
-                )
+                self.graph.placed[constraint.result] = Placed(need.node, need.layouts, open=False)
             op.operands[i] = made[key]
 
     def _sharding(self, layout: Layout) -> Sharding:

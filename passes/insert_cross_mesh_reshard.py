@@ -142,5 +142,3 @@ def _gather_in(readers: list[mpmd.FragmentOp], value: ir.Value, wanted: Sharding
                 constraint = sdy.ShardingConstraintOp(argument, wanted.to_attr())
             set_op_shardings(constraint, (wanted,))
             argument.replace_all_uses_except(constraint.result, constraint.operation)
-
-

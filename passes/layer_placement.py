@@ -205,12 +205,12 @@ def _place_backward(flow: _Flow, users: list[set[int]]) -> None:
     """Layers of backward ops.
 
     A *cotangent* depends on the loss: it starts in the last layer and only descends, each op to
-    the highest layer that makes or uses the forward values it reads. Other backward ops are
+    the layer that makes or uses most of the forward values it reads. Other backward ops are
     residuals, made of forward values alone (`cos(x)`): they fit every layer that their operands
     do, and go where they are read.
     """
     graph, slot = flow.graph, flow.slot
-    last = max((s.layer for s in slot if s is not None), default=0)
+    last = _loss_layer(flow)
     lowest: dict[int, int] = {}
     fitting: dict[int, set[int]] = {}
     for o in range(len(graph.ops)):
@@ -219,22 +219,23 @@ def _place_backward(flow: _Flow, users: list[set[int]]) -> None:
         above: list[int] = []
         low = 0
         choices: list[set[int]] = []
+        sizes: list[int] = []
         for v in flow.sources[o]:
             p = graph.producer[v]
             where = flow.slot_of(v)
             if p in fitting:
                 low = max(low, lowest[p])
                 choices.append(fitting[p])
+                sizes.append(graph.bytes[v])
             elif where is not None and where.part == "backward":
                 above.append(where.layer)
             else:
                 made = {where.layer} if where is not None else set[int]()
                 low = max(low, *made, 0)
                 choices.append(made | users[v])
+                sizes.append(graph.bytes[v])
         if above:
-            ceiling = min(above)
-            best = [max(fit) for fit in ({c for c in cs if c <= ceiling} for cs in choices) if fit]
-            slot[o] = Slot("backward", max(best, default=ceiling))
+            slot[o] = Slot("backward", _vote(choices, sizes, min(above)))
         elif low == last:
             slot[o] = Slot("backward", last)
         else:
@@ -244,6 +245,29 @@ def _place_backward(flow: _Flow, users: list[set[int]]) -> None:
         readers = [slot[u] for v in graph.results[o] for u in _readers(flow, v)]
         layers = [r.layer for r in readers if r is not None and r.part == "backward"]
         slot[o] = Slot("backward", max([lowest[o], *layers]))
+
+
+def _loss_layer(flow: _Flow) -> int:
+    """The last layer whose values any backward op reads: cotangents start there."""
+    made = [
+        where.layer
+        for o, part in enumerate(flow.part)
+        if part == "backward"
+        for v in flow.sources[o]
+        if (where := flow.slot_of(v)) is not None
+    ]
+    return max(made, default=0)
+
+
+def _vote(choices: list[set[int]], sizes: list[int], ceiling: int) -> int:
+    """The layer, up to the ceiling, that fits most bytes of the forward values; the highest of
+    equals, and the ceiling where none fits."""
+    score = {ceiling: 0}
+    for layers, size in zip(choices, sizes, strict=True):
+        for layer in layers:
+            if layer <= ceiling:
+                score[layer] = score.get(layer, 0) + size
+    return max(score, key=lambda layer: (score[layer], layer))
 
 
 def _readers(flow: _Flow, value: int) -> list[int]:
@@ -287,7 +311,5 @@ def _place_updates(flow: _Flow, roles: Roles, users: list[set[int]]) -> None:
         chosen = outputs if len(outputs) == 1 or (outputs and len(inputs) != 1) else inputs
         layer = next(iter(chosen)) if len(chosen) == 1 else GLOBAL
         before = [s for v in flow.sources[o] if (s := flow.slot_of(v)) is not None]
-        level = max(
-            (s.level + (s.layer != layer) for s in before if s.part == "update"), default=0
-        )
+        level = max((s.level + (s.layer != layer) for s in before if s.part == "update"), default=0)
         slot[o] = Slot("update", layer, level)

@@ -83,9 +83,9 @@ def run(
     return module
 
 
-def check(source: str) -> None:
+def check(text: str) -> None:
     """Raises PipelineError if `run` would, without a program."""
-    _steps(source)
+    _steps(text)
 
 
 def add_to(
@@ -201,7 +201,9 @@ def _as_mlir_pass(step: Pass, on_remark: Remark) -> Callable[[ir.Operation, Any]
         # The bindings hand out the op; as a view it has all that a pass uses of a module.
         module = cast(ir.Module, operation.opview)
         try:
-            step.run(module, on_remark)
+            # What a pass builds without a location of its own gets the module's.
+            with operation.location:
+                step.run(module, on_remark)
         except PassError as error:
             error.location.emit_error(with_notes(error.message, error.notes))
             manager.signal_pass_failure()

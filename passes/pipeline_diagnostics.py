@@ -46,7 +46,8 @@ class Diagnostic:
 
 def place_of(location: ir.Location) -> Place:
     """The first file position inside a location: named, call-site and fused ones are opened."""
-    position = _position(location)
+    # A raised error's location has lost its kind; the attribute still knows it.
+    position = _position(ir.Location.from_attr(location.attr, location.context))
     if position is not None:
         return Place(position.filename, position.start_line, position.start_col)
     if isinstance(location, ir.UnknownLoc):

@@ -94,9 +94,9 @@ def element_text(name: str, options: dict[str, object]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest of the known names, or nothing."""
-    nearest = [f"'{each}'" for each in difflib.get_close_matches(name, list(known), n=2)]
-    return f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+    """`; did you mean 'x'?` for the nearest of the known names, or nothing if none is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def _value_text(value: object) -> str:

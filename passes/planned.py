@@ -153,21 +153,39 @@ class Program:
         return tuple(parts)
 
     @cached_property
+    def new_states(self) -> dict[int, tuple[int, ...]]:
+        """Argument value -> the values that are its state after the step, one for each copy.
+
+        Results say so by their role; those without one, by the argument's `tf.aliasing_output`.
+        """
+        by_role: dict[int | None, list[int]] = {}
+        by_number: dict[int | None, list[int]] = {}
+        for result in self.results:
+            role = result.attributes.role
+            if role is None:
+                by_number.setdefault(result.number, []).append(result.value)
+            elif role.kind == "state":
+                by_role.setdefault(role.index, []).append(result.value)
+        return {
+            argument.value: (
+                *by_role.get(argument.number, ()),
+                *by_number.get(argument.attributes.aliasing_output, ()),
+            )
+            for argument in self.arguments
+        }
+
+    @cached_property
     def carries(self) -> dict[int, int]:
         """Argument value -> the value that is its version in the next micro-batch.
 
         Those are the states that the forward part writes. A copy on the same mesh is preferred.
         """
         carries: dict[int, int] = {}
-        for argument in self.arguments:
-            new = [
-                result.value
-                for result in self.results
-                if is_new_state(argument, result) and self.parts[result.value] == "forward"
-            ]
-            here = [v for v in new if self.values[v].mesh == self.values[argument.value].mesh]
+        for old, states in self.new_states.items():
+            new = [value for value in states if self.parts[value] == "forward"]
+            here = [value for value in new if self.values[value].mesh == self.values[old].mesh]
             if new:
-                carries[argument.value] = (here or new)[0]
+                carries[old] = (here or new)[0]
         return carries
 
     @cached_property
@@ -230,33 +248,29 @@ class Program:
         return frozenset(used) & self.varying
 
 
-def is_new_state(argument: ProgramArgument, result: ProgramResult) -> bool:
-    """Whether a result is the argument's state after the step."""
-    role = result.attributes.role
-    if role is not None:
-        return role.kind == "state" and role.index == argument.number
-    return argument.attributes.aliasing_output == result.number
-
-
 def read(module: ir.Module) -> Program:
     """The program of a planned module that `check_planned` accepts.
 
     Raises:
         PassError: the micro-batches cannot be run as the plan says.
     """
-    main = main_function(module)
     try:
+        main = main_function(module)
         arguments, results = read_arguments(main), read_results(main)
         plan = Plan.read(main) or Plan()
     except ValueError as error:
-        raise PassError(main, str(error)) from error
+        raise PassError(module.operation, str(error)) from error
+    axes = {name: mesh.axes for name, mesh in read_topology(main).items()}
+    assigned = read_meshes(main)
+    for mesh in assigned:
+        if mesh.name not in axes:
+            raise PassError(main, f"alpa.meshes names {mesh.name}, which the topology does not")
     reader = _Reader()
     entry = main.entry_block
     for argument in entry.arguments:
         reader.number(argument, main)
     ops = list(entry.operations)
     steps = [reader.step(op) for op in ops[:-1]]
-    axes = {name: mesh.axes for name, mesh in read_topology(main).items()}
     program = Program(
         values=tuple(reader.values),
         arguments=tuple(
@@ -274,7 +288,7 @@ def read(module: ir.Module) -> Program:
         steps=tuple(steps),
         meshes=tuple(
             DeviceMesh(name=m.name, hosts=m.hosts, devices=m.devices, axes=axes[m.name])
-            for m in read_meshes(main)
+            for m in assigned
         ),
         plan=plan,
     )
@@ -317,7 +331,10 @@ class _Reader:
             )
         if not isinstance(op, mpmd.FragmentOp):
             raise PassError(op, f"a planned @main holds fragments and transfers, not {op.name}")
-        part = read_part(op)
+        try:
+            part = read_part(op)
+        except ValueError as error:
+            raise PassError(op, str(error)) from error
         if part is None:
             raise PassError(op, 'the fragment needs alpa.part = "forward", "backward" or "update"')
         origins = tuple(Origin.from_attr(a) for a in ir.ArrayAttr(op.attributes["origin"]))

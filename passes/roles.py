@@ -95,7 +95,7 @@ def _given_pairs(
             if index is None or index >= len(arguments):
                 raise PassError(
                     function,
-                    f'result {r} is the new value of argument {index}, but @main has '
+                    f"result {r} is the new value of argument {index}, but @main has "
                     f"{len(arguments)} arguments",
                 )
             pairs[r] = index

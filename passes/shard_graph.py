@@ -310,9 +310,7 @@ class ShardGraph:
             self.add_block(body(op, i), weight)
             self._need_yields(body(op, i), op.results, weight)
 
-    def _need_yields(
-        self, block: ir.Block, results: Sequence[ir.Value], weight: float
-    ) -> None:
+    def _need_yields(self, block: ir.Block, results: Sequence[ir.Value], weight: float) -> None:
         end = terminator(block)
         for i, (value, result) in enumerate(zip(end.operands, results, strict=True)):
             placed = self.placed[result]

@@ -91,9 +91,7 @@ def _layout(tensor: tuple[tuple[int, ...], ...], axes: Factors) -> Layout:
     return tuple(tuple(a for factor in dim for a in axes[factor]) for dim in tensor)
 
 
-def follow(
-    rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout
-) -> Strategy:
+def follow(rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout) -> Strategy:
     """The strategy that takes over as much of an operand's layout as the op can.
 
     Axes that the op cannot take over (they would shard a factor unevenly, or one that must be
@@ -103,9 +101,7 @@ def follow(
 
 
 @lru_cache(maxsize=65536)
-def _follow(
-    rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout
-) -> Strategy:
+def _follow(rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout) -> Strategy:
     fixed = rule.need_replication | rule.permutation
     axes: list[tuple[int, ...]] = [() for _ in rule.factor_sizes]
     for factors, on in zip(rule.operands[operand], layout, strict=True):
@@ -149,9 +145,7 @@ def local_elements(shape: Sequence[int], sizes: tuple[int, ...], layout: Layout)
     return prod(shape) / prod(sizes[a] for axes in layout for a in axes)
 
 
-def reduction_seconds(
-    mesh: LogicalMesh, strategy: Strategy, local_bytes: Iterator[float]
-) -> float:
+def reduction_seconds(mesh: LogicalMesh, strategy: Strategy, local_bytes: Iterator[float]) -> float:
     """All-reduces of the results' shards over the axes whose partial sums they are."""
     if not strategy.reduced:
         return 0.0

@@ -172,4 +172,3 @@ def _intervals(values: np.ndarray) -> np.ndarray:
     """[i, j] = the sum of values i to j inclusive (meaningless where j < i)."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     return total[None, 1:] - total[:-1, None]
-

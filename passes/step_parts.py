@@ -77,7 +77,9 @@ class _Splitter:
             cone = self.graph.cone([loss])
             part = self.parts(forward, learned)
             gradients = set(self._gradient_ops(part))
-            if any(inside and (part[o] == "update" or o in gradients) for o, inside in enumerate(cone)):
+            if any(
+                inside and (part[o] == "update" or o in gradients) for o, inside in enumerate(cone)
+            ):
                 continue
             forward = [a or b for a, b in zip(forward, cone, strict=True)]
             learned = self._learned(forward, pairs)
@@ -88,7 +90,9 @@ class _Splitter:
         graph, batch = self.graph, self.batch
         towards = graph.cone(learned)
         last_use = self._uses_activation(forward, towards)
-        backward = graph.cone(v for o, used in enumerate(last_use) if used for v in graph.results[o])
+        backward = graph.cone(
+            v for o, used in enumerate(last_use) if used for v in graph.results[o]
+        )
         parts: list[Part | None] = []
         after: list[bool] = [False] * len(graph.values)
         for o, results in enumerate(graph.results):

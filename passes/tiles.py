@@ -61,9 +61,7 @@ class Traffic:
     fast_bytes: int
 
 
-def traffic(
-    source: TiledMesh, target: TiledMesh, shape: tuple[int, ...], itemsize: int
-) -> Traffic:
+def traffic(source: TiledMesh, target: TiledMesh, shape: tuple[int, ...], itemsize: int) -> Traffic:
     """The bytes that the devices of `target` receive; no piece enters a host twice."""
     pieces: dict[Box, set[int]] = {}
     for device, box in source.tiles(shape).items():

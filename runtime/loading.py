@@ -52,7 +52,8 @@ def load(
             ExportStages().run(module, lambda location, text: None)
             program = plans.read(module)
     except (CheckError, PassError) as error:
-        raise LoadError(f"{error.location}: {error.message}") from error
+        place = str(error.location).removeprefix("loc(").removesuffix(")").replace('"', "")
+        raise LoadError(f"{place}: {error.message}") from error
     placement = Placement(program=program, devices=tuple(devices or jax.devices()))
     nested = {
         ir.StringAttr(op.attributes["sym_name"]).value: op
@@ -62,6 +63,8 @@ def load(
     stages = {}
     for fragment in program.fragments:
         name = fragment.module or fragment.name
+        if name not in nested:
+            raise LoadError(f"the planned module has no module @{name}; run export-stages anew")
         returned = (*fragment.outputs, *(fragment.outputs[i] for i in fragment.extra_results))
         stages[name] = compile_module(
             separate(nested[name]),

@@ -78,10 +78,13 @@ def compile_module(
     build.num_partitions = len(devices)
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = True
-    with module.context:
-        executable = devices[0].client.compile_and_load(
-            module, _jax.DeviceList(tuple(devices)), options
-        )
+    client, targets = devices[0].client, _jax.DeviceList(tuple(devices))
+    try:
+        with module.context:
+            executable = client.compile_and_load(module, targets, options)
+    except jax.errors.JaxRuntimeError as error:
+        error.add_note(f"while compiling @{name} for {len(devices)} devices")
+        raise
     return Compiled(name=name, executable=executable, results=tuple(results))
 
 

@@ -26,6 +26,7 @@ _BYTECODE = b"ML\xefR"
 _SPLIT_MARKER = "// -----"
 _LARGE_CONSTANT = 16
 _STDIN, _STDOUT = 0, 1
+_WIDTH = 120
 _EXAMPLES = """\
 examples:
   alpa-opt step.mlir --pipeline='simplify-trivial-ops,layer-cluster{num-layers=8}'
@@ -167,15 +168,28 @@ def _run(
 def _printer(source: _Source) -> Callable[[Diagnostic], None]:
     """Prints diagnostics, with the line of the source that each is about."""
     lines = source.lines
+    last: Place | None = None
 
     def show(diagnostic: Diagnostic) -> None:
+        nonlocal last
         _say(str(diagnostic))
+        previous, last = last, diagnostic.place
         place = diagnostic.place
+        if diagnostic.severity == "note" and place == previous:
+            return
         if place.file == source.file and 0 < place.line <= len(lines):
-            line = lines[place.line - 1].rstrip().replace("\t", " ")
-            _say(f"  {line}\n  {' ' * (place.column - 1)}^")
+            _say(_marked(lines[place.line - 1], place.column))
 
     return show
+
+
+def _marked(line: str, column: int) -> str:
+    """A line with a caret below the column; of a long line, what is around it."""
+    line = line.rstrip().replace("\t", " ")
+    begin = max(0, column - _WIDTH // 2)
+    before, after = "..." * (begin > 0), "..." * (begin + _WIDTH < len(line))
+    caret = " " * (len(before) + column - 1 - begin) + "^"
+    return f"  {before}{line[begin : begin + _WIDTH]}{after}\n  {caret}"
 
 
 def _verified(source: _Source, found: Sequence[Diagnostic]) -> bool:

@@ -115,7 +115,7 @@ def _cpu() -> Preset:
     # process are copies through memory; between processes jax.experimental.transfer gave 0.6 GB/s.
     peaks = {"f16": 50e9, "bf16": 50e9, "f32": 50e9, "f64": 25e9}
     return Preset(
-        device=Device(name="CPU", memory=4 * _GIB, peak_flops=peaks, memory_bandwidth=10e9),
+        device=Device(name="CPU", memory=16 * _GIB, peak_flops=peaks, memory_bandwidth=10e9),
         intra_host=Link(bandwidth=5e9, latency=20e-6),
         inter_host=Link(bandwidth=0.6e9, latency=200e-6),
     )

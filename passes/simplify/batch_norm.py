@@ -17,6 +17,7 @@ class _Builder:
 
     def __init__(self, op: ir.OpView, rewriter: Rewriter) -> None:
         self.rewriter = rewriter
+        self.location = op.location
         self.full = ir.RankedTensorType(op.operands[0].type)
         self.feature = ir.RankedTensorType(op.operands[1].type)
         self.dim = ir.IntegerAttr(op.attributes["feature_index"]).value
@@ -25,7 +26,7 @@ class _Builder:
         self.count = float(count)
 
     def fill(self, number: float, type_: ir.RankedTensorType) -> ir.Value:
-        value = ir.FloatAttr.get(type_.element_type, number)
+        value = ir.FloatAttr.get(type_.element_type, number, loc=self.location)
         attr = ir.DenseElementsAttr.get_splat(type_, value)
         return self.rewriter.new(stablehlo.ConstantOp, attr)
 
@@ -35,12 +36,16 @@ class _Builder:
 
     def total(self, x: ir.Value) -> ir.Value:
         """The sum over all dimensions but the feature's."""
-        scalar = ir.RankedTensorType.get([], self.full.element_type)
+        scalar = ir.RankedTensorType.get([], self.full.element_type, loc=self.location)
         zero = self.fill(0.0, scalar)
         dims = [i for i in range(self.full.rank) if i != self.dim]
         total = self.rewriter.new(stablehlo.ReduceOp, [self.feature], [x], [zero], dims)
-        block = total.owner.regions[0].blocks.append(scalar, scalar)
-        with total.owner.location, ir.InsertionPoint(block):
+        block = (
+            ir.OpResult(total)
+            .owner.regions[0]
+            .blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
+        )
+        with self.location, ir.InsertionPoint(block):
             left, right = block.arguments
             stablehlo.ReturnOp([stablehlo.AddOp(left, right).result])
         return total

@@ -4,10 +4,11 @@ Objective: ``min sum_v s_v . c_v + sum_uv s_u . R_uv s_v`` over one-hot ``s_v``,
 go from cheap to dear, and each is exact:
 
 1. ``shard_presolve``: reductions that solve series-parallel graphs outright
-2. ``shard_bound``: dual ascent gives a bound and a choice; where they meet, done; else whatever
+2. ``shard_buckets``: bucket elimination, where the graph is narrow
+3. ``shard_bound``: dual ascent gives a bound and a choice; where they meet, done; else whatever
    cannot be better than the choice is forbidden, and the rest starts again at 1
-3. ``shard_buckets``: bucket elimination, where the graph is narrow enough
-4. ``shard_lp``: the LP relaxation, whose duals do the same as 2
+4. ``shard_buckets`` with larger tables, then ``shard_lp``: the LP relaxation, whose duals do the
+   same as 3
 5. ``shard_lp``: branch and bound on what is still open
 
 Fails with ``InfeasibleError`` when no choice is allowed, with ``SolverFailedError`` when HiGHS
@@ -39,8 +40,10 @@ __all__ = [
 ]
 
 _SWEEPS = 200
-_MAX_ENTRIES = 3e7
-"""Tables of bucket elimination; about half a second and 240 MB."""
+_EASY_ENTRIES = 5e6
+"""Tables of bucket elimination before any bound is known: about 0.1 s."""
+_HARD_ENTRIES = 5e7
+"""And before the LP: about one second, 400 MB at most."""
 _SHRINK = 0.1
 """Start again at presolve when this part of the strategies was forbidden."""
 
@@ -106,6 +109,9 @@ def _search_cores(problem: Problem, reduction: Reduction, search: _Search) -> _F
 
 
 def _search_core(problem: Problem, search: _Search) -> _Found:
+    found = _tables(problem, _EASY_ENTRIES)
+    if found is not None:
+        return found
     ascent = ascend(problem, sweeps=_SWEEPS, gap=search.gap, deadline=search.deadline)
     best = _Found(ascent.choice, ascent.value, ascent.bound)
     if _closed(best, search) or time.monotonic() > search.deadline:
@@ -113,12 +119,9 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
     smaller = _pruned(ascent.problem, best)
     if smaller is not None:
         return _better(best, _restart(smaller, search))
-    exact = eliminate(ascent.problem, max_entries=_MAX_ENTRIES)
-    if exact is not None:
-        value = problem.cost(exact)
-        if min(value, best.value) == inf:
-            raise InfeasibleError(tuple(range(len(problem.node_costs))))
-        return _better(best, _Found(exact, value, value))
+    found = _tables(problem, _HARD_ENTRIES)
+    if found is not None:
+        return found
     relaxed = relax(ascent.problem, deadline=search.deadline)
     if relaxed is None:
         return _usable(best)
@@ -135,6 +138,17 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
         return _usable(best)
     choice = tuple(int(np.argmax(x)) for x in whole.weights)
     return _better(best, _Found(choice, problem.cost(choice), max(best.bound, whole.bound)))
+
+
+def _tables(problem: Problem, max_entries: float) -> _Found | None:
+    """The optimum by bucket elimination, None where the tables would be too large."""
+    choice = eliminate(problem, max_entries=max_entries)
+    if choice is None:
+        return None
+    value = problem.cost(choice)
+    if value == inf:
+        raise InfeasibleError(tuple(range(len(problem.node_costs))))
+    return _Found(choice, value, value)
 
 
 def _restart(problem: Problem, search: _Search) -> _Found:

@@ -158,3 +158,28 @@ module {
   // CHECK: func.func public @main(%arg0: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) -> (tensor<8xf32>
   // CHECK: module @mesh_0.layer_0_2_layer_5_head.update.2 {
 }
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>, sharding=<@mesh_0, [{"a"}]>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2, "b"=2]>
+  // CHECK-LABEL: func.func public @a_shard_map_stays_as_it_is
+  // CHECK: module @mesh_0.layer_0.forward {
+  func.func public @a_shard_map_stays_as_it_is(%x: !x) -> !x attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["a"=2, "b"=2]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0)]> (%x) {alpa.part = "forward"} (%a: tensor<8xf32>) {
+      // CHECK: sdy.manual_computation(%arg0) in_shardings=[<@mesh_0, [{"a"}]>] out_shardings=[<@mesh_0, [{"a"}]>] manual_axes={"a"}
+      %1 = sdy.manual_computation(%a) in_shardings=[<@mesh_0, [{"a"}]>] out_shardings=[<@mesh_0, [{"a"}]>] manual_axes={"a"} (%b: tensor<4xf32>) {
+        // CHECK-NEXT: %[[T:.*]] = stablehlo.tanh %arg1 : tensor<4xf32>
+        // CHECK-NEXT: %[[N:.*]] = stablehlo.negate %[[T]] : tensor<4xf32>
+        // CHECK-NEXT: sdy.return %[[N]]
+        %2 = stablehlo.tanh %b {alpa.follow = 0 : i64, sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"b"}]>]>} : tensor<4xf32>
+        %3 = stablehlo.negate %2 {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{}]>]>} : tensor<4xf32>
+        sdy.return %3 : tensor<4xf32>
+      } : (tensor<8xf32>) -> tensor<8xf32>
+      mpmd.return %1 : tensor<8xf32>
+    } : (!x) -> !x
+    return %0 : !x
+  }
+}

@@ -28,7 +28,7 @@ __all__ = ["OPTIMIZERS", "Input", "TrainState", "TrainingProgram", "get", "names
 
 OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-3),
-    "sgd": lambda: optax.sgd(1e-2, momentum=0.9),
+    "sgd": lambda: optax.sgd(1e-1, momentum=0.9),
     "adamw-clip": lambda: optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.01)
     ),

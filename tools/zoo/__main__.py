@@ -28,7 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{'name':<18}{'parameters':>16}{'global batch':>14}")
         for name in zoo.names():
             program = zoo.get(name)
-            print(f"{name:<18}{program.num_parameters():>16,}{program.global_batch_size:>14}")
+            print(
+                f"{name:<18}{program.num_parameters():>16,}{program.global_batch_size:>14}",
+                flush=True,
+            )
         return 0
     if options.name is None:
         parser.error("which program? --list names them")

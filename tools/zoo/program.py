@@ -22,7 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jax.extend.mlir import ir
+
+from alpa.dialects import ir, main_function
+from alpa.dialects.attributes import Argument, Result, ResultRole, write_interface
 
 Batch = dict[str, Any]
 
@@ -112,11 +114,13 @@ class TrainingProgram:
         return cast(jax.Array, loss), model_state
 
     def state_shapes(self) -> TrainState:
+        """The state, as shapes."""
         variables = self._variable_shapes()
         params = variables.pop("params")
         return TrainState(params, jax.eval_shape(self.optimizer.init, params), variables)
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch of that many samples, as shapes."""
         if batch_size < 1:
             raise ValueError(f"{self.name}: a batch holds at least 1 sample, got {batch_size}")
         return {name: entry.struct(batch_size) for name, entry in self.config.inputs().items()}
@@ -125,10 +129,7 @@ class TrainingProgram:
         return sum(prod(leaf.shape) for leaf in jax.tree.leaves(self._variable_shapes()["params"]))
 
     def init_state(self, seed: int = 0) -> TrainState:
-        """A state to run from, the same on every machine and at once.
-
-        It is drawn by numpy: XLA takes minutes to compile the random numbers of a hundred tensors.
-        """
+        """A state to run from, drawn by numpy: XLA is slow to compile many random tensors."""
         rng = np.random.default_rng(seed)
         shapes = self.state_shapes()
         draw = partial(_initial, rng)
@@ -137,7 +138,8 @@ class TrainingProgram:
         return TrainState(params, jax.jit(self.optimizer.init)(params), model_state)
 
     def random_batch(self, seed: int, batch_size: int) -> Batch:
-        self.batch_shapes(batch_size)
+        """Standard normal numbers, and integers within their range."""
+        self.batch_shapes(batch_size)  # refuses an empty batch
         rng = np.random.default_rng(seed)
         return {name: i.sample(rng, batch_size) for name, i in self.config.inputs().items()}
 
@@ -151,10 +153,19 @@ class TrainingProgram:
         step = jax.jit(self.train_step, donate_argnums=0, keep_unused=True)
         lowered = step.trace(state, batch).lower(lowering_platforms=("cpu",))
         module = cast(ir.Module, lowered.compiler_ir("stablehlo"))
-        # The batch is a dictionary: jax flattens it in the order of its sorted names.
-        roles = [inputs.role for _, inputs in sorted(self.config.inputs().items())]
-        _annotate(module, num_state=len(jax.tree.leaves(state)), batch_roles=roles)
+        self._write_roles(module, num_state=len(jax.tree.leaves(state)))
         return cast(str, module.operation.get_asm(enable_debug_info=False))
+
+    def _write_roles(self, module: ir.Module, *, num_state: int) -> None:
+        """(state, batch) -> (state, loss), flattened: the batch in the order of its names."""
+        arguments = [Argument(role="state", aliasing_output=n) for n in range(num_state)]
+        for _, entry in sorted(self.config.inputs().items()):
+            batch_dim = 0 if entry.role == "batch" else None
+            arguments.append(Argument(role=entry.role, batch_dim=batch_dim))
+        results = [Result(role=ResultRole("state", n)) for n in range(num_state)]
+        results.append(Result(role=ResultRole("mean")))
+        with module.context:
+            write_interface(main_function(module), arguments, results)
 
     def _variable_shapes(self) -> dict[str, Any]:
         """What flax calls variables: the parameters, and each collection of the model state."""
@@ -181,33 +192,3 @@ def _initial(
         case _:
             deviation = prod(leaf.shape[:-1]) ** -0.5
             return jnp.asarray(deviation * rng.standard_normal(leaf.shape), leaf.dtype)
-
-
-def _annotate(module: ir.Module, *, num_state: int, batch_roles: list[str]) -> None:
-    """Puts roles on the arguments and results of `@main`: (state, batch) -> (state, loss)."""
-    with module.context:
-        string = ir.StringAttr.get
-        int32, int64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
-
-        arguments: list[dict[str, ir.Attribute]] = [
-            {"alpa.role": string("state"), "tf.aliasing_output": ir.IntegerAttr.get(int32, number)}
-            for number in range(num_state)
-        ]
-        for role in batch_roles:
-            attributes: dict[str, ir.Attribute] = {"alpa.role": string(role)}
-            if role == "batch":
-                attributes["alpa.batch_dim"] = ir.IntegerAttr.get(int64, 0)
-            arguments.append(attributes)
-        results = [{"alpa.result": string(f"state:{number}")} for number in range(num_state)]
-        results.append({"alpa.result": string("mean")})
-
-        main = ir.SymbolTable(module.operation)["main"]
-        for attribute, added in (("arg_attrs", arguments), ("res_attrs", results)):
-            present = [_items(entry) for entry in ir.ArrayAttr(main.attributes[attribute])]
-            # strict: an argument that jax dropped would shift the numbers of all that follow.
-            merged = [{**old, **new} for old, new in zip(present, added, strict=True)]
-            main.attributes[attribute] = ir.ArrayAttr.get([ir.DictAttr.get(m) for m in merged])
-
-
-def _items(dictionary: ir.Attribute) -> dict[str, ir.Attribute]:
-    return {entry.name: entry.attr for entry in ir.DictAttr(dictionary)}

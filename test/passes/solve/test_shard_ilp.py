@@ -54,8 +54,16 @@ def test_dense_cores_equal_brute_force(all_costs, random_problem, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
+def test_dual_ascent_equals_brute_force(monkeypatch, all_costs, random_problem, seed):
+    monkeypatch.setattr(shard_ilp, "_EASY_ENTRIES", 0)
+    problem = random_problem(seed)
+    assert solve(problem).objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_lp_and_branching_equal_brute_force(monkeypatch, all_costs, random_problem, seed):
-    monkeypatch.setattr(shard_ilp, "_MAX_ENTRIES", 0)
+    monkeypatch.setattr(shard_ilp, "_EASY_ENTRIES", 0)
+    monkeypatch.setattr(shard_ilp, "_HARD_ENTRIES", 0)
     monkeypatch.setattr(shard_ilp, "_SWEEPS", 1)
     monkeypatch.setattr(shard_ilp, "_SHRINK", 1.0)
     problem = random_problem(seed)
@@ -103,7 +111,8 @@ def test_chain_of_48_blocks():
 
 
 def test_time_limit_gives_a_choice_with_its_bound(monkeypatch):
-    monkeypatch.setattr(shard_ilp, "_MAX_ENTRIES", 0)
+    monkeypatch.setattr(shard_ilp, "_EASY_ENTRIES", 0)
+    monkeypatch.setattr(shard_ilp, "_HARD_ENTRIES", 0)
     problem = blocks(12, 8, seed=0)
     solution = solve(problem, time_limit=0.0)
     assert solution.status == "feasible"

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from alpa.dialects import parse
+from alpa.runtime.pjrt import compile_module
+
+CONTRACTION = """
+module {
+  sdy.mesh @m = <["a"=2, "b"=2]>
+  func.func public @main(
+      %x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{}, {"b", "a"}]>},
+      %sum: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{}, {}]>,
+                             tf.aliasing_output = 0 : i32})
+      -> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{}, {}]>}) {
+    %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1]
+      : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    %1 = stablehlo.add %sum, %0 : tensor<8x8xf32>
+    return %1 : tensor<8x8xf32>
+  }
+}
+"""
+
+
+def test_a_partitioned_program_on_some_of_the_devices() -> None:
+    devices = jax.devices()[2:6]
+    mesh = Mesh(np.array(devices).reshape(2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    whole = NamedSharding(mesh, PartitionSpec())
+    compiled = compile_module(parse(CONTRACTION), devices, [((8, 8), whole)])
+    value = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    x = jax.device_put(value, NamedSharding(mesh, PartitionSpec(None, ("b", "a"))))
+    total = jax.device_put(np.ones((8, 8), np.float32), whole)
+    (result,) = compiled([x, total])
+    np.testing.assert_allclose(result, value @ value.T + 1, rtol=1e-5, atol=1e-5)
+    assert result.sharding.device_set == set(devices)
+    assert total.is_deleted()
+    assert not x.is_deleted()
+    assert "all-reduce" in compiled.hlo_text()
+    assert compiled.memory().argument_size_in_bytes == 8 * 8 * 4 // 4 + 8 * 8 * 4
+
+
+def test_an_error_names_the_stage() -> None:
+    text = CONTRACTION.replace("stablehlo.add %sum, %0", "stablehlo.custom_call @nobody(%sum, %0)")
+    text = text.replace(
+        "%1 = stablehlo.custom_call @nobody(%sum, %0) : tensor<8x8xf32>",
+        """
+      %1 = stablehlo.custom_call @nobody(%sum, %0)
+        : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>""",
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+        compile_module(parse(text), jax.devices()[:4], [], name="mesh_0.layer_0.forward")
+    assert error.value.__notes__ == ["while compiling @mesh_0.layer_0.forward for 4 devices"]

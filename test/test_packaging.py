@@ -1,0 +1,71 @@
+"""What is installed: the wheel holds our files, all of them and no others, and CMake finds it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import alpa
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"cmake/alpa": "alpa"} | {
+    name: f"alpa/{name}" for name in ("dialects", "passes", "runtime", "tools")
+}
+
+needs_checkout = pytest.mark.skipif(
+    not (ROOT / ".git").exists() or shutil.which("git") is None, reason="needs a git checkout"
+)
+
+
+def source_files(folder: str) -> set[str]:
+    """The files of a folder that git has or would take."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", folder]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    names = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+    return {Path(name).relative_to(folder).as_posix() for name in names}
+
+
+@needs_checkout
+def test_wheel_holds_the_files_of_the_packages(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", tmp_path, ROOT], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("alpa/")}
+    assert packed == {
+        f"{target}/{name}" for folder, target in PACKAGES.items() for name in source_files(folder)
+    }
+    assert {"alpa/py.typed", "alpa/AlpaConfig.cmake", "alpa/tools/alpa_opt.py"} <= packed
+
+
+def test_console_scripts_load() -> None:
+    scripts = metadata.distribution("alpa-mlir").entry_points.select(group="console_scripts")
+    assert "alpa-opt" in scripts.names
+    assert all(callable(script.load()) for script in scripts)
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+def test_cmake_runs_alpa_opt_in_a_build(tmp_path: Path) -> None:
+    (tmp_path / "step.mlir").write_text(
+        "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
+        "  %dead = stablehlo.negate %x : tensor<4xf32>\n"
+        "  return %x : tensor<4xf32>\n}\n"
+    )
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\n"
+        "project(plan NONE)\n"
+        "find_package(Alpa REQUIRED)\n"
+        'alpa_opt(INPUT step.mlir OUTPUT out.mlir PIPELINE "canonicalize{top-down=true},cse")\n'
+        "add_custom_target(plan ALL DEPENDS out.mlir)\n"
+    )
+    environment = f"-DAlpa_OPT={Path(sys.executable).parent / 'alpa-opt'}"
+    configure = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", environment]
+    subprocess.run([*configure, f"-DAlpa_DIR={alpa.__path__[-1]}"], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", tmp_path / "build"], check=True, capture_output=True)
+    assert "negate" not in (tmp_path / "build" / "out.mlir").read_text()

@@ -1,0 +1,195 @@
+"""The command line of `alpa-opt`: inputs and outputs of every kind, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ALPA_OPT = Path(sys.executable).parent / "alpa-opt"
+PROGRAM = """\
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.add %x, %x : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"""
+PRINTED = """\
+module {
+  func.func @main(%arg0: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = stablehlo.add %arg0, %arg0 : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}
+"""
+
+
+def alpa_opt(
+    *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None
+) -> tuple[int, bytes, str]:
+    """Exit status, standard output and standard error."""
+    command = [ALPA_OPT, *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, check=False, cwd=cwd)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.mlir"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_file_and_standard_input_are_read(program: Path) -> None:
+    expected = (0, PRINTED.encode(), "")
+    assert alpa_opt(program) == expected
+    assert alpa_opt("-", stdin=PROGRAM.encode()) == expected
+    assert alpa_opt(stdin=PROGRAM.encode()) == expected
+
+
+def test_bytecode_goes_out_and_in(program: Path, tmp_path: Path) -> None:
+    bytecode = tmp_path / "program.mlirbc"
+    assert alpa_opt(program, "--emit-bytecode", "-o", bytecode) == (0, b"", "")
+    assert bytecode.read_bytes().startswith(b"ML\xefR")
+    assert alpa_opt(bytecode) == (0, PRINTED.encode(), "")
+    assert alpa_opt(stdin=bytecode.read_bytes()) == (0, PRINTED.encode(), "")
+
+
+def test_locations_name_the_file(program: Path) -> None:
+    _, printed, _ = alpa_opt(program, "--mlir-print-debuginfo")
+    assert f'loc("{program}":2:8)'.encode() in printed
+
+
+def test_empty_input_is_an_empty_module_until_a_pass_needs_more() -> None:
+    assert alpa_opt() == (0, b"module {\n}\n", "")
+    for empty in (b"", b"module {\n}\n"):
+        status, printed, said = alpa_opt("--pipeline=simplify-trivial-ops", stdin=empty)
+        assert (status, printed) == (1, b"")
+        assert said.startswith("<stdin>")
+        assert ": error: " in said
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"module {\n  foo\n}\n", "2:3: error: custom op 'foo' is unknown (tried 'builtin.foo'"),
+        (b"func.func @f() {\n", "1:17: error: expected operation name in quotes"),
+        (b"\x7fELF\x02\x01\x01\x00\xff", "1:9: error: neither MLIR bytecode nor text"),
+        (b"module {\n} // caf\xe9", "2:9: error: neither MLIR bytecode nor text"),
+        (b"PK\x03\x04\x00\x00", "1:3: error: unexpected character"),
+        (b"ML\xefR", " error: attempting to parse a byte at the end of the bytecode"),
+        (b"ML\xefR\x0dgarbage\x00\x01\x02", " error: "),
+        (b'func.func @f() { func.call @"\\FE"() : () -> () return }', "1:18: error: the input"),
+    ],
+)
+def test_bad_input_is_a_located_error(data: bytes, message: str, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.mlir"
+    bad.write_bytes(data)
+    status, printed, said = alpa_opt("bad.mlir", cwd=tmp_path)
+    assert (status, printed) == (1, b"")
+    assert said.startswith(f"bad.mlir:{message}")
+    assert "Traceback" not in said
+
+
+def test_error_shows_its_line() -> None:
+    status, _, said = alpa_opt(stdin=PROGRAM.replace("%x, %x", "%x, %y").encode())
+    assert status == 1
+    assert said.splitlines() == [
+        "<stdin>:2:26: error: use of undeclared SSA value name",
+        "    %0 = stablehlo.add %x, %y : tensor<4xf32>",
+        "                           ^",
+    ]
+
+
+def test_error_shows_what_is_around_it_in_a_long_line() -> None:
+    source = f"func.func private @{'x' * 500}() foo attributes {{ {'y' * 500} }}"
+    _, _, said = alpa_opt(stdin=source.encode())
+    place, line, caret = said.splitlines()
+    column = int(place.split(":")[2])
+    assert len(line) < 140
+    assert line[caret.index("^") :].startswith(source[column - 1 :][:3])
+    assert line.startswith("  ...x")
+    assert line.endswith("y...")
+
+
+def test_cannot_read_or_write(program: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "file.mlir"
+    expected = (1, b"", f"{missing}: error: No such file or directory\n")
+    assert alpa_opt(missing) == expected
+    assert alpa_opt(program, "-o", missing) == expected
+    directory = (1, b"", f"{tmp_path}: error: Is a directory\n")
+    assert alpa_opt(tmp_path) == directory
+    assert alpa_opt(program, "-o", tmp_path) == directory
+
+
+def test_failed_run_leaves_the_output_as_it_was(tmp_path: Path) -> None:
+    output = tmp_path / "out.mlir"
+    output.write_text("before")
+    assert alpa_opt("-o", output, stdin=b"foo")[0] == 1
+    assert output.read_text() == "before"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_disk_is_an_error(program: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([ALPA_OPT, program], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"<stdout>: error: No space left on device\n")
+
+
+def test_reader_that_has_gone_hears_no_more(program: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [ALPA_OPT, program]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pipeline=layer-clutser"], "pipeline:1:1: error: unknown pass 'layer-clutser'; did"),
+        (["--pipeline=layer-cluster{num-layers=x}"], "pipeline:1:26: error: option 'num-layers'"),
+        (["--pipeline=cse,"], "pipeline:1:5: error: expected the name of a pass"),
+        (["--no-such-flag"], "usage: alpa-opt"),
+        (["--emit-bytecode", "--split-input-file"], "alpa-opt: error: bytecode holds one module"),
+    ],
+)
+def test_bad_command_line_has_status_1(arguments: list[str], message: str) -> None:
+    status, printed, said = alpa_opt(*arguments, stdin=PROGRAM.encode())
+    assert (status, printed) == (1, b"")
+    assert said.startswith(message)
+    assert "Traceback" not in said
+
+
+def test_timing_is_a_table_of_all_passes_in_order(program: Path) -> None:
+    status, _, said = alpa_opt(program, "--pipeline=cse,simplify-trivial-ops,cse", "--timing")
+    assert status == 0
+    names = [line.split()[-1] for line in said.splitlines() if "%)" in line]
+    passes = [name for name in names if name in ("CSEPass", "simplify-trivial-ops", "Total")]
+    assert passes == ["CSEPass", "simplify-trivial-ops", "CSEPass", "Total"]
+
+
+def test_ir_is_printed_after_each_pass(program: Path) -> None:
+    pipeline = "--pipeline=func.func(cse),simplify-trivial-ops"
+    status, _, said = alpa_opt(program, pipeline, "--print-ir-after-all")
+    assert status == 0
+    dumps = [line.split()[5] for line in said.splitlines() if "IR Dump After" in line]
+    assert dumps == ["CSEPass:", "simplify-trivial-ops:"]
+
+
+def test_help_and_list_passes() -> None:
+    status, printed, _ = alpa_opt("--help")
+    assert status == 0
+    assert b"alpa-opt step.mlir --pipeline=" in printed
+    status, printed, _ = alpa_opt("--list-passes")
+    assert status == 0
+    assert b"num-layers: layers to cut the forward pass into (an integer or auto" in printed
+    assert b"canonicalize" in printed
+
+
+def test_start_imports_no_jax() -> None:
+    program = "import sys, alpa.tools.alpa_opt; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
