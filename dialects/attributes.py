@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from alpa.dialects.bindings import func, ir
 
@@ -52,7 +52,7 @@ class ResultRole:
 
     @classmethod
     def parse(cls, text: str) -> ResultRole:
-        """Raises ValueError where the text is none of concat:<dim>, mean, sum, last, state:<arg>."""
+        """Raises ValueError for anything but concat:<dim>, mean, sum, last and state:<arg>."""
         kind, colon, index = text.partition(":")
         if kind in ("mean", "sum", "last") and not colon:
             return cls(kind)
@@ -90,11 +90,9 @@ def read_arguments(function: func.FuncOp) -> list[Argument]:
     arguments: list[Argument] = []
     for attrs in _dictionaries(function, "arg_attrs", len(function.type.inputs)):
         role = _string(attrs, ROLE)
-        if role is not None and role not in get_args(Role):
-            raise ValueError(f'{ROLE} is "{role}"; expected one of {", ".join(get_args(Role))}')
         arguments.append(
             Argument(
-                role=role,
+                role=None if role is None else _one_of(ROLE, role, get_args(Role)),
                 batch_dim=_int(attrs, BATCH_DIM),
                 input=_int(attrs, INPUT),
                 aliasing_output=_int(attrs, ALIASING_OUTPUT),
@@ -114,7 +112,9 @@ def read_results(function: func.FuncOp) -> list[Result]:
     return results
 
 
-def argument_attrs(argument: Argument, others: dict[str, ir.Attribute] | None = None) -> ir.DictAttr:
+def argument_attrs(
+    argument: Argument, others: dict[str, ir.Attribute] | None = None
+) -> ir.DictAttr:
     """The attribute dictionary of an argument, together with `others`."""
     i32 = ir.IntegerType.get_signless(32)
     attrs = dict(others or {})
@@ -152,7 +152,10 @@ def write_interface(
     )
     old = _dictionaries(function, "res_attrs", len(results))
     function.attributes["res_attrs"] = ir.ArrayAttr.get(
-        [result_attrs(new, _without(o, {RESULT, OUTPUT})) for new, o in zip(results, old, strict=True)]
+        [
+            result_attrs(new, _without(o, {RESULT, OUTPUT}))
+            for new, o in zip(results, old, strict=True)
+        ]
     )
 
 
@@ -211,12 +214,9 @@ class Plan:
         if attr is None:
             return None
         fields = ir.DictAttr(attr)
-        schedule = ir.StringAttr(fields["schedule"]).value
-        if schedule not in get_args(Schedule):
-            raise ValueError(f'the schedule "{schedule}" is not one of {get_args(Schedule)}')
         return cls(
             num_micro_batches=ir.IntegerAttr(fields["num_micro_batches"]).value,
-            schedule=schedule,
+            schedule=_one_of(PLAN, ir.StringAttr(fields["schedule"]).value, get_args(Schedule)),
             predicted_step_seconds=ir.FloatAttr(fields["predicted_step_seconds"]).value,
             predicted_peak_bytes=tuple(ir.DenseI64ArrayAttr(fields["predicted_peak_bytes"])),
             cluster=ir.StringAttr(fields["cluster"]).value if "cluster" in fields else "",
@@ -269,10 +269,7 @@ def read_part(op: ir.OpView) -> Part | None:
     attr = op.attributes.get(PART)
     if attr is None:
         return None
-    part = ir.StringAttr(attr).value
-    if part not in get_args(Part):
-        raise ValueError(f'{PART} is "{part}"; expected one of {", ".join(get_args(Part))}')
-    return part
+    return _one_of(PART, ir.StringAttr(attr).value, get_args(Part))
 
 
 def read_int(op: ir.OpView | ir.Operation, name: str) -> int | None:
@@ -285,6 +282,13 @@ def read_float(op: ir.OpView | ir.Operation, name: str) -> float | None:
     """A float attribute of an op, or None."""
     attr = op.attributes.get(name)
     return None if attr is None else ir.FloatAttr(attr).value
+
+
+def _one_of(name: str, text: str, allowed: tuple[Any, ...]) -> Any:
+    """The allowed value that a text is; raises ValueError for any other text."""
+    if text not in allowed:
+        raise ValueError(f'{name} is "{text}"; expected one of {", ".join(allowed)}')
+    return text
 
 
 def _dictionaries(function: func.FuncOp, name: str, count: int) -> list[dict[str, ir.Attribute]]:

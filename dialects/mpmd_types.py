@@ -70,7 +70,10 @@ def _split_brackets(text: str) -> tuple[str, str]:
 
 def topology_attr(meshes: dict[str, Mesh]) -> ir.Attribute:
     """`#mpmd.topology` of named meshes, in order."""
-    items = (f'<"{name}" : {str(mesh.to_attr()).removeprefix("#sdy.mesh")}>' for name, mesh in meshes.items())
+    items = (
+        f'<"{name}" : {str(mesh.to_attr()).removeprefix("#sdy.mesh")}>'
+        for name, mesh in meshes.items()
+    )
     return ir.Attribute.parse(f"#mpmd.topology<{', '.join(items)}>")
 
 

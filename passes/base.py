@@ -82,7 +82,7 @@ class Pass(ABC):
         return {field.name.replace("_", "-"): field for field in dataclasses.fields(cls)}
 
 
-def option(default: Any, help: str) -> Any:  # noqa: A002 - the usual word for it
+def option(default: Any, help: str) -> Any:
     """A field of a pass that is an option."""
     return dataclasses.field(default=default, metadata={"help": help})
 

@@ -6,7 +6,7 @@ Walking the bindings costs microseconds per step; every analysis shares one walk
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from alpa.dialects import ir, terminator, walk
@@ -87,6 +87,24 @@ class Graph:
                     marked[result] = True
         return marked
 
+    def first_equal(self) -> list[int]:
+        """For each value the first one that is computed in the same way, itself if there is none.
+
+        An `optimization_barrier` counts as the identity: so what rematerialisation computes once
+        more is found equal to what it repeats.
+        """
+        first = list(range(len(self.values)))
+        number = {value: i for i, value in enumerate(self.values)}
+        seen: dict[Hashable, list[int]] = {}
+        for op, results in zip(self.ops, self.results, strict=True):
+            if op.name == "stablehlo.optimization_barrier":
+                same = [first[number[operand]] for operand in op.operands]
+            else:
+                same = seen.setdefault(_recipe(op, lambda v: first[number[v]], {}), results)
+            for result, equal in zip(results, same, strict=True):
+                first[result] = equal
+        return first
+
 
 def _numbers(number: dict[ir.Value, int], values: Iterable[ir.Value]) -> list[int]:
     found = (number.get(value) for value in values)
@@ -101,6 +119,28 @@ def used_values(op: ir.OpView) -> list[ir.Value]:
             for inner in walk(block):
                 values += inner.operands
     return values
+
+
+def _recipe(
+    op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value, int]
+) -> Hashable:
+    """What an op computes: equal for two ops whose operands are equal by `outer`.
+
+    `inner` numbers the values of the regions around it, downwards from -1.
+    """
+    operands = tuple(inner[v] if v in inner else outer(v) for v in op.operands)
+    names = (name for name in op.attributes if not name.startswith("alpa."))
+    attributes = frozenset((name, op.attributes[name]) for name in names)
+    regions: list[Hashable] = []
+    for region in op.regions:
+        for block in region.blocks:
+            for argument in block.arguments:
+                inner[argument] = -1 - len(inner)
+            for nested in block.operations:
+                regions.append(_recipe(nested, outer, inner))
+                for result in nested.results:
+                    inner[result] = -1 - len(inner)
+    return (op.name, operands, attributes, tuple(regions), tuple(v.type for v in op.results))
 
 
 def replace_operands(op: ir.OpView, replacement: dict[ir.Value, ir.Value]) -> None:

@@ -47,11 +47,11 @@ from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout
+from alpa.passes.graph import type_bytes
 from alpa.passes.input_checks import check_input
 from alpa.passes.shard_fold import fold, unfold
 from alpa.passes.shard_graph import Need, Placed, RuleOf, ShardGraph
 from alpa.passes.shard_strategies import local_elements
-from alpa.passes.graph import type_bytes
 from alpa.passes.sharding_rules import populated
 
 

@@ -33,7 +33,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from alpa.dialects import body, func, ir, terminator
-from alpa.dialects.attributes import FLOPS, LAYER_BOUNDARY, GRADIENT, i64, write_interface
+from alpa.dialects.attributes import FLOPS, GRADIENT, LAYER_BOUNDARY, i64, write_interface
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.passes import op_cost
 from alpa.passes.base import Pass, PassError, Remark, option
@@ -200,7 +200,9 @@ def _outline_group(
             [graph.values[v].type for v in outputs],
             loc=graph.ops[group.own[0]].location,
         )
-    inside = {graph.values[v]: b for v, b in zip(group.inputs, block.arguments, strict=True)}
+    inside: dict[ir.Value, ir.Value] = {
+        graph.values[v]: argument for v, argument in zip(group.inputs, block.arguments, strict=True)
+    }
     flops = 0.0
     for op in (graph.ops[o] for o in group.ops):
         if is_marker(op, LAYER_BOUNDARY) or is_marker(op, GRADIENT):

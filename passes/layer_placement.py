@@ -12,7 +12,6 @@ Forward ops get their layer from clustering (`layer_cluster`); here the others f
 
 from __future__ import annotations
 
-
 from dataclasses import dataclass
 
 from alpa.dialects.attributes import Part

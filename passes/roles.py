@@ -180,6 +180,6 @@ def _complete_batch(
         type_ = graph.values[value].type
         if results[r].role is not None or not depends[value]:
             continue
-        if isinstance(type_, ir.RankedTensorType) and type_.rank == 0:
-            if isinstance(type_.element_type, ir.FloatType):
-                results[r] = replace(results[r], role=ResultRole("mean"))
+        is_scalar = isinstance(type_, ir.RankedTensorType) and type_.rank == 0
+        if is_scalar and isinstance(type_.element_type, ir.FloatType):
+            results[r] = replace(results[r], role=ResultRole("mean"))

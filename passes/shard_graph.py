@@ -16,7 +16,7 @@ micro-batch count that often, loop bodies as often as they run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -89,7 +89,7 @@ class ShardGraph:
 
     # Nodes
 
-    def add_tensor(self, value: ir.Value, type_: ir.Type, *, open: bool = True) -> Placed:  # noqa: A002
+    def add_tensor(self, value: ir.Value, type_: ir.Type, *, open: bool = True) -> Placed:
         """A node whose strategies are a tensor's layouts."""
         layouts = self.layouts_of(type_)
         node = _SCALAR if len(layouts) == 1 else self._add_node(np.zeros(len(layouts)))
@@ -209,12 +209,15 @@ class ShardGraph:
 
     def _add_by_rule(self, op: ir.OpView, weight: float) -> None:
         rule = self.rule_of(op)
+        if rule is not None and isinstance(op, stablehlo.ConvolutionOp):
+            rule = _sound_rule(op, rule)
         if rule is None:
             self._add_replicated(op, weight)
             return
         leader = self._leader(op)
         if leader is None:
-            strategies = enumerate_strategies(rule, self.mesh.sizes)
+            sizes = self.mesh.sizes
+            strategies = _sound_strategies(op, enumerate_strategies(rule, sizes), sizes)
             node = self._add_node(np.zeros(len(strategies)))
         else:
             operand, placed = leader
@@ -334,6 +337,42 @@ class ShardGraph:
     def knows(self, value: ir.Value) -> bool:
         """Whether a value is part of the problem; scalar bodies of reductions are not."""
         return value in self.free or value in self.placed
+
+
+def _sound_rule(op: stablehlo.ConvolutionOp, rule: ShardingRule) -> ShardingRule:
+    """Keeps those factors whole along which XLA's partitioner (jaxlib 0.10.2) goes wrong.
+
+    * What image and kernel share in their spatial dimensions, as in a kernel's gradient: the
+      result is wrong where both are cut along the window and another mesh axis is left over.
+    * What only the kernel has where there are batch groups: the process is aborted.
+    """
+    dims = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
+    image, kernel = ({f for dim in tensor for f in dim} for tensor in rule.operands)
+    whole = {f for d in dims.input_spatial_dimensions for f in rule.operands[0][d]} & {
+        f for d in dims.kernel_spatial_dimensions for f in rule.operands[1][d]
+    }
+    if _has_batch_groups(op):
+        whole |= kernel - image
+    return replace(rule, need_replication=rule.need_replication | whole)
+
+
+def _sound_strategies(
+    op: ir.OpView, strategies: tuple[Strategy, ...], sizes: tuple[int, ...]
+) -> tuple[Strategy, ...]:
+    """Without those for which XLA's partitioner (jaxlib 0.10.2) computes a wrong result: partial
+    sums of a convolution with batch groups, where an axis of the mesh is left over."""
+    if not (isinstance(op, stablehlo.ConvolutionOp) and _has_batch_groups(op)):
+        return strategies
+    axes = {axis for axis, size in enumerate(sizes) if size > 1}
+    return tuple(
+        s
+        for s in strategies
+        if not s.reduced or all({a for dim in o for a in dim} == axes for o in s.operands)
+    )
+
+
+def _has_batch_groups(op: stablehlo.ConvolutionOp) -> bool:
+    return ir.IntegerAttr(op.batch_group_count).value > 1
 
 
 def _replicated(value: ir.Value) -> Layout:

@@ -114,13 +114,22 @@ def _follow(rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: La
                 axes[factor] = (*axes[factor], remaining.pop(0))
             if prod(sizes[a] for a in axes[factor]) < rule.factor_sizes[factor]:
                 break
-    taken = tuple(axes)
-    strategy = strategy_of(rule, sizes, taken)
-    if strategy is None:
-        none: Factors = tuple(() for _ in rule.factor_sizes)
-        strategy = strategy_of(rule, sizes, none)
-        assert strategy is not None, "replicated always divides"
+    strategy = strategy_of(rule, sizes, _without_minor(rule, sizes, axes))
+    assert strategy is not None, "each factor divides, and no minor one is cut"
     return strategy
+
+
+def _without_minor(
+    rule: ShardingRule, sizes: tuple[int, ...], axes: list[tuple[int, ...]]
+) -> Factors:
+    """Takes the axes off those factors that would cut a dimension below an open major one."""
+    dims = [dim for tensor in (*rule.operands, *rule.results) for dim in tensor]
+    shards = [prod(sizes[a] for a in on) for on in axes]
+    while (dim := next((d for d in dims if not _representable(rule, d, shards)), None)) is not None:
+        while not _representable(rule, dim, shards):
+            minor = max((f for f in dim if shards[f] > 1), key=dim.index)
+            axes[minor], shards[minor] = (), 1
+    return tuple(axes)
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd
+from alpa.dialects.attributes import Part
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes import op_cost
 from alpa.passes.cost.cluster import Cluster
@@ -40,7 +41,8 @@ def layer_of(origin: Origin) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def part_of(origin: Origin) -> str:
+def part_of(origin: Origin) -> Part:
+    """The part of a step that a named computation belongs to, by its name."""
     if origin.name.startswith("update_"):
         return "update"
     return "backward" if origin.transpose_count else "forward"

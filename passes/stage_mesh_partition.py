@@ -406,7 +406,7 @@ class _Rewriter:
             [self._type(v, group.mesh) for v in outputs],
             loc=computations[0].location,
         )
-        inside = dict(zip(inputs, block.arguments, strict=True))
+        inside: dict[int, ir.Value] = dict(zip(inputs, block.arguments, strict=True))
         for o, computation in zip(group.members, computations, strict=True):
             inside.update(_inline(graph, o, computation, inside, block))
         with ir.InsertionPoint(block), op.location:

@@ -5,20 +5,33 @@ of the forward pass, or leads to an op that does; what comes after the last use 
 activation is the *update*. What flows from backward to update are the gradients. So Adam's
 `g * g` is update (no activation in it) and `dot(activation, dy)` is backward, whatever the
 optimizer, and without a marker in the program. The sum of a shared parameter's gradients uses
-no activation either: it belongs to the update, as Alpa's walkthrough, step 2, wants it.
+no activation either: it belongs to the update, as Alpa's walkthrough, step 2, wants it. What
+rematerialisation computes once more is an activation, too, though the backward part makes it.
+
+Which results are losses: a *gradient* is what one meets on the way back from a new state, through
+element-wise ops; a result that depends on one (a gradient's norm) is no loss. The forward part
+computes all the others.
 
 Only ops that depend on the batch are told apart; the others are computed where they are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import GRADIENT, Part
 from alpa.passes.graph import Graph
 from alpa.passes.roles import Roles
+from alpa.passes.simplify.op_kinds import TRIVIAL
+
+# The result holds the operand's elements, each changed for itself.
+_SAME_ELEMENTS = TRIVIAL - {
+    "stablehlo.broadcast",
+    "stablehlo.broadcast_in_dim",
+    "stablehlo.reduce",
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ def split_step(graph: Graph, roles: Roles) -> StepParts:
     if not updates:
         everything: list[Part | None] = ["forward"] * len(graph.ops)
         return StepParts(everything, [True] * len(graph.values), False)
-    splitter = _Splitter(graph, batch)
+    splitter = _Splitter(graph, batch, graph.first_equal())
     results = [graph.returned[r] for r in range(len(graph.returned)) if r not in pairs]
     forward, learned = splitter.forward(results, pairs, state)
     part = splitter.parts(forward, learned)
@@ -59,31 +72,51 @@ def split_step(graph: Graph, roles: Roles) -> StepParts:
 class _Splitter:
     graph: Graph
     batch: list[bool]
+    first_equal: list[int]
 
     def forward(
         self, results: list[int], pairs: dict[int, int], state: set[int]
     ) -> tuple[list[bool], list[int]]:
         """The forward ops and the new values of the parameters that learn."""
-        on_state = self.graph.depends(state)
-        losses = [v for v in results if self.batch[v] and on_state[v]]
-        losses.sort(key=lambda v: sum(self.graph.cone([v])))
+        graph = self.graph
+        on_state = graph.depends(state)
+        gradients = {a: self._gradients(graph.returned[r]) for r, a in pairs.items()}
+        metrics = [graph.cone([v]) for v in results if self.batch[v] and on_state[v]]
+        losses = [
+            cone
+            for cone in metrics
+            if not any(cone[o] for a in state & self._read(cone) for o in gradients[a])
+        ]
         if losses:
-            forward = self.graph.cone(losses[:1])
+            forward = [any(inside) for inside in zip(*losses, strict=True)]
         else:
-            forward = self._common_cone([self.graph.returned[r] for r in pairs])
-        learned = self._learned(forward, pairs)
-        for loss in losses[1:]:
-            # A gradient's norm is computed from the gradients: it belongs to the update.
-            cone = self.graph.cone([loss])
-            part = self.parts(forward, learned)
-            gradients = set(self._gradient_ops(part))
-            if any(
-                inside and (part[o] == "update" or o in gradients) for o, inside in enumerate(cone)
-            ):
+            forward = self._common_cone(gradients)
+        return forward, self._learned(forward, pairs)
+
+    def _gradients(self, new: int) -> list[int]:
+        """The ops whose results a new state is made of element by element, as far as they depend
+        on the batch: of a parameter, those that compute its gradient."""
+        graph = self.graph
+        elements = _elements(graph.values[new])
+        found: list[int] = []
+        seen = {new}
+        stack = [new]
+        while stack:
+            o = graph.producer[stack.pop()]
+            if o < 0 or not any(self.batch[v] for v in graph.results[o]):
                 continue
-            forward = [a or b for a, b in zip(forward, cone, strict=True)]
-            learned = self._learned(forward, pairs)
-        return forward, learned
+            if graph.ops[o].name not in _SAME_ELEMENTS:
+                found.append(o)
+                continue
+            for v in graph.operands[o]:
+                if v not in seen and _elements(graph.values[v]) == elements:
+                    seen.add(v)
+                    stack.append(v)
+        return [o for o in found if graph.ops[o].name != "stablehlo.broadcast_in_dim"]
+
+    def _read(self, cone: list[bool]) -> set[int]:
+        """The values that the ops of a cone read."""
+        return {v for o, inside in enumerate(cone) if inside for v in self.graph.operands[o]}
 
     def parts(self, forward: list[bool], learned: list[int]) -> list[Part | None]:
         """Each op's part for a choice of forward ops."""
@@ -117,7 +150,7 @@ class _Splitter:
         return parts
 
     def _uses_activation(self, forward: list[bool], towards: list[bool]) -> list[bool]:
-        graph, batch = self.graph, self.batch
+        graph, batch, first_equal = self.graph, self.batch, self.first_equal
         markers = [o for o, op in enumerate(graph.ops) if is_marker(op, GRADIENT)]
         if markers:
             # Our front end has marked the gradients: all before them is backward.
@@ -127,7 +160,7 @@ class _Splitter:
             towards[o]
             and not forward[o]
             and any(
-                batch[v] and (graph.producer[v] < 0 or forward[graph.producer[v]])
+                batch[v] and ((p := graph.producer[first_equal[v]]) < 0 or forward[p])
                 for v in graph.operands[o]
             )
             for o in range(len(graph.ops))
@@ -136,7 +169,7 @@ class _Splitter:
     def _pull_reductions(self, parts: list[Part | None]) -> None:
         """Moves linear ops that shrink a gradient, a bias' sum over the batch above all, from
         the update into the backward part, so that the small result is what accumulates."""
-        graph, batch = self.graph, self.batch
+        graph = self.graph
         for o in range(len(graph.ops)):
             if parts[o] != "backward":
                 continue
@@ -147,7 +180,7 @@ class _Splitter:
                     users = [u for u in graph.users[value] if parts[u] == "update"]
                     if len(users) != 1 or not self._is_linear(users[0]):
                         break
-                    if value in graph.returned or value != start and len(graph.users[value]) != 1:
+                    if value in graph.returned or (value != start and len(graph.users[value]) != 1):
                         break
                     chain.append(users[0])
                     value = graph.results[users[0]][0]
@@ -175,25 +208,26 @@ class _Splitter:
 
     def _learned(self, forward: list[bool], pairs: dict[int, int]) -> list[int]:
         """New values of parameters: state that the loss depends on, and that the batch changes."""
-        used = {v for o, inside in enumerate(forward) if inside for v in self.graph.operands[o]}
+        used = self._read(forward)
         new = {a: self.graph.returned[r] for r, a in pairs.items()}
         return [value for a, value in new.items() if a in used and self.batch[value]]
 
-    def _gradient_ops(self, parts: list[Part | None]) -> Iterable[int]:
-        for o, part in enumerate(parts):
-            if part == "backward" and any(
-                parts[u] == "update" for v in self.graph.results[o] for u in self.graph.users[v]
-            ):
-                yield o
+    def _common_cone(self, gradients: dict[int, list[int]]) -> list[bool]:
+        """Without a loss among the results: what the gradients of all parameters depend on."""
+        graph = self.graph
+        cones = {
+            a: graph.cone(v for o in found for v in graph.operands[o])
+            for a, found in gradients.items()
+            if found
+        }
+        read = set[int]().union(*map(self._read, cones.values()))
+        parameters = [cone for a, cone in cones.items() if a in read]
+        return [all(inside) for inside in zip(*parameters, strict=True)] or [False] * len(graph.ops)
 
-    def _common_cone(self, values: list[int]) -> list[bool]:
-        """Without a loss among the results: what every parameter's new value depends on."""
-        common = [True] * len(self.graph.ops)
-        for value in values:
-            if self.batch[value]:
-                cone = self.graph.cone([value])
-                common = [a and b for a, b in zip(common, cone, strict=True)]
-        return common
+
+def _elements(value: ir.Value) -> int:
+    type_ = value.type
+    return math.prod(type_.shape) if isinstance(type_, ir.RankedTensorType) else 0
 
 
 def is_marker(op: ir.OpView, target: str) -> bool:

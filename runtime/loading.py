@@ -14,7 +14,7 @@ from alpa.passes import planned as plans
 from alpa.passes.base import PassError
 from alpa.passes.export_stages import ExportStages
 from alpa.runtime.local import Executable
-from alpa.runtime.pjrt import Device, compile_module, separate
+from alpa.runtime.pjrt import CompilerOptions, Device, compile_module, separate
 from alpa.runtime.placement import Placement
 
 
@@ -26,11 +26,14 @@ def load(
     planned: str | bytes | Path | ir.Module,
     executor: Literal["local", "ray"] = "local",
     devices: Sequence[Device] | None = None,
+    *,
+    compiler_options: CompilerOptions | None = None,
 ) -> Executable:
     """Compiles a planned module: a path, text, bytecode or a module.
 
     The stages are exported here unless `export-stages` has run. `devices` are the cluster's, in the
-    order of `alpa.meshes`; default `jax.devices()`.
+    order of `alpa.meshes`; default `jax.devices()`. `compiler_options` go to XLA, as with
+    `jax.jit`.
 
     Raises:
         LoadError: the module is not planned, or its plan cannot be run.
@@ -71,6 +74,7 @@ def load(
             placement.mesh_devices(fragment.mesh),
             [(program.values[v].shape, placement.shardings[v]) for v in returned],
             name=name,
+            compiler_options=compiler_options,
         )
     return Executable(placement, stages)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,8 @@ from jax.sharding import Sharding
 from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue] - it has no stubs
 
 from alpa.dialects import ir, parse
+
+CompilerOptions = Mapping[str, str | bool | int | float]
 
 
 class Device(Protocol):
@@ -61,8 +63,11 @@ def compile_module(
     results: Sequence[tuple[tuple[int, ...], Sharding]],
     *,
     name: str = "main",
+    compiler_options: CompilerOptions | None = None,
 ) -> Compiled:
     """Compiles a module for a mesh of devices, which are numbered in its row-major order.
+
+    `compiler_options` are XLA's debug options by name, as `jax.jit` takes them.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA refuses the module.
@@ -73,6 +78,7 @@ def compile_module(
     options.device_assignment = _jax.DeviceAssignment.create(
         np.array([[device.id for device in devices]])
     )
+    options.env_option_overrides = list((compiler_options or {}).items())
     build: Any = options.executable_build_options
     build.num_replicas = 1
     build.num_partitions = len(devices)

@@ -15,13 +15,15 @@ import time
 import warnings
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import cvxpy as cp
 import numpy as np
 import scipy.sparse as sp
 
 from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem
+
+if TYPE_CHECKING:
+    import cvxpy as cp
 
 _LARGEST_COST = 1e4
 """Costs are scaled to this: HiGHS' dual tolerance of 1e-7 is then 1e-11 of the largest cost."""
@@ -53,6 +55,8 @@ class _Matrices:
 
 def relax(problem: Problem, *, deadline: float) -> Relaxed | None:
     """Solves the LP relaxation; None if the deadline came first."""
+    import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
+
     matrices = _matrices(problem)
     x = cp.Variable(matrices.costs.size, nonneg=True)
     marginals: Any = matrices.marginals @ x == 0
@@ -65,6 +69,8 @@ def relax(problem: Problem, *, deadline: float) -> Relaxed | None:
 
 def branch(problem: Problem, *, deadline: float, relative_gap: float) -> Relaxed | None:
     """Solves the MIP by branch and bound; None if the deadline came before any solution."""
+    import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
+
     matrices = _matrices(problem)
     count = int(matrices.offsets[-1])
     x = cp.Variable(count, boolean=True)
@@ -85,6 +91,8 @@ def _run(
     deadline: float,
     options: dict[str, float],
 ) -> Any:
+    import cvxpy as cp  # noqa: PLC0415 - see relax
+
     left = deadline - time.monotonic()
     if left <= 0:
         return None

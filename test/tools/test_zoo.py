@@ -150,8 +150,9 @@ def test_batch_norm_writes_running_averages():
     assert all(jax.tree.leaves(changed))
 
 
-def test_dropout_follows_its_key():
-    program = zoo.get("gpt-tiny-dropout", num_layers=1)
+@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
+def test_dropout_follows_its_key(name):
+    program = zoo.get(name, num_layers=2, dropout=0.1)
     state, batch = program.init_state(0), program.random_batch(0, 2)
     loss = compiled(program.loss)
     key, other = jnp.array([0, 1], jnp.uint32), jnp.array([0, 2], jnp.uint32)

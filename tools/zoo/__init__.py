@@ -64,6 +64,16 @@ def _t5(
     )
 
 
+def _unet_256(channels: int) -> UNetConfig:
+    """For images of 256x256."""
+    return UNetConfig(
+        image_size=256,
+        channels=channels,
+        multipliers=(1, 1, 2, 2, 4, 4),
+        global_batch_size=64,
+    )
+
+
 GPT_TINY = GPTConfig(
     hidden_size=64,
     num_layers=4,
@@ -99,8 +109,8 @@ CONFIGS = {
     "t5-3b": _t5(1024, 16384, 24, 32, 128),
     "t5-11b": _t5(1024, 65536, 24, 128, 128),
     "unet-36m": UNetConfig(image_size=32, channels=128, multipliers=(1, 2, 2, 2)),
-    "unet-114m": UNetConfig(image_size=256, channels=128, multipliers=(1, 1, 2, 2, 4, 4)),
-    "unet-256m": UNetConfig(image_size=256, channels=192, multipliers=(1, 1, 2, 2, 4, 4)),
+    "unet-114m": _unet_256(128),
+    "unet-256m": _unet_256(192),
     "gpt-tiny": GPT_TINY,
     "gpt-tiny-dropout": dataclasses.replace(GPT_TINY, dropout=0.1),
     "moe-tiny": MoEConfig(

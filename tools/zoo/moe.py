@@ -105,12 +105,13 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         c = self.config
-        x += Attention(c)(nn.LayerNorm(dtype=c.dtype)(x))
+        dropout = nn.Dropout(c.dropout, deterministic=c.dropout == 0)
+        x += dropout(Attention(c)(nn.LayerNorm(dtype=c.dtype)(x)))
         normed = nn.LayerNorm(dtype=c.dtype)(x)
         if not self.mixture:
-            return x + FeedForward(c)(normed), []
+            return x + dropout(FeedForward(c)(normed)), []
         y, auxiliary = Experts(c)(normed)
-        return x + y, [auxiliary]
+        return x + dropout(y), [auxiliary]
 
 
 class MoE(nn.Module):

@@ -1,0 +1,523 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import alpa.passes
+from alpa.dialects import body, func, ir, main_function, mpmd, sdy, stablehlo, terminator
+from alpa.dialects.attributes import read_arguments, read_meshes, read_results
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.sharding import Sharding, ShardingRule, op_shardings
+from alpa.passes import ilp_shard_annotate
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.collectives import LogicalMesh, all_reduce
+from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.shard_graph import ShardGraph
+from alpa.passes.sharding_rules import CUSTOM_CALL_RULES, register_sharding_rule
+
+CLUSTER = "cpu:2x2"
+BEFORE = (
+    "simplify-trivial-ops,layer-cluster{{num-layers={stages}}},"
+    "stage-mesh-partition{{cluster={cluster} num-stages={stages}}}"
+)
+
+
+@dataclass
+class Solved:
+    """What the pass saw and chose: graphs and choices, mesh by mesh."""
+
+    graphs: list[ShardGraph]
+    choices: list[Sequence[int]]
+
+    def costs(self) -> list[float]:
+        return [
+            cost_of(graph, choice) for graph, choice in zip(self.graphs, self.choices, strict=True)
+        ]
+
+
+def cost_of(graph: ShardGraph, choice: Sequence[int]) -> float:
+    total = sum(float(costs[i]) for costs, i in zip(graph.costs, choice, strict=True))
+    return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in graph.edges.items())
+
+
+@pytest.fixture
+def solved(monkeypatch) -> Solved:
+    record = Solved([], [])
+
+    def graph(*arguments) -> ShardGraph:
+        record.graphs.append(ShardGraph(*arguments))
+        return record.graphs[-1]
+
+    def unfold(choice, node_class):
+        record.choices.append([choice[c] for c in node_class])
+        return record.choices[-1]
+
+    monkeypatch.setattr(ilp_shard_annotate, "ShardGraph", graph)
+    monkeypatch.setattr(ilp_shard_annotate, "unfold", unfold)
+    return record
+
+
+def planned(text: str, *, stages: int = 1, cluster: str = CLUSTER, fold: bool = True) -> ir.Module:
+    module = alpa.passes.run(text, BEFORE.format(stages=stages, cluster=cluster))
+    return alpa.passes.run(module, f"ilp-shard-annotate{{fold={str(fold).lower()}}}")
+
+
+# Random programs
+
+
+class Writer:
+    """A random program of matrix products and what stands between them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.arguments: list[str] = []
+        self.lines: list[str] = []
+        self.values: list[tuple[str, tuple[int, ...]]] = []
+
+    def text(self, count: int) -> str:
+        self.add_argument((self.size(), self.size()))
+        kinds = ["dot", "dot", "add", "tanh", "transpose", "reduce", "reshape"]
+        for _ in range(count):
+            getattr(self, f"add_{self.rng.choice(kinds)}")()
+        used = {word.strip(",") for line in self.lines for word in line.split("=", 1)[1].split()}
+        ends = [(name, shape) for name, shape in self.values if name not in used]
+        names, types = ", ".join(n for n, _ in ends), ", ".join(type_of(s) for _, s in ends)
+        lines = "\n".join(self.lines)
+        return (
+            f"func.func public @main({', '.join(self.arguments)}) -> ({types}) {{\n{lines}\n"
+            f"%zero = stablehlo.constant dense<0.0> : tensor<f32>\nreturn {names} : {types}\n}}"
+        ).replace("{\n", "{\n%init = stablehlo.constant dense<0.0> : tensor<f32>\n", 1)
+
+    def size(self) -> int:
+        return int(self.rng.choice([3, 16, 512, 999, 2048]))
+
+    def last(self, rank: int) -> tuple[str, tuple[int, ...]]:
+        of_rank = [value for value in self.values if len(value[1]) == rank]
+        if not of_rank:
+            return self.add_argument(tuple(self.size() for _ in range(rank)))
+        return of_rank[-1] if self.rng.random() < 0.7 else of_rank[self.rng.integers(len(of_rank))]
+
+    def add_argument(self, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        name = f"%a{len(self.arguments)}"
+        self.arguments.append(f"{name}: {type_of(shape)}")
+        self.values.append((name, shape))
+        return self.values[-1]
+
+    def add(self, op: str, shape: tuple[int, ...]) -> None:
+        name = f"%v{len(self.lines)}"
+        self.lines.append(f"{name} = stablehlo.{op}")
+        self.values.append((name, shape))
+
+    def add_dot(self) -> None:
+        name, (rows, inner) = self.last(2)
+        columns = self.size()
+        fitting = [v for v in self.values if len(v[1]) == 2 and v[1][0] == inner]
+        if fitting and self.rng.random() < 0.3:
+            other, (_, columns) = fitting[-1]
+        else:
+            other, _ = self.add_argument((inner, columns))
+        types = f"({type_of((rows, inner))}, {type_of((inner, columns))})"
+        result = (rows, columns)
+        self.add(
+            f"dot_general {name}, {other}, contracting_dims = [1] x [0] : {types} -> "
+            f"{type_of(result)}",
+            result,
+        )
+
+    def add_add(self) -> None:
+        name, shape = self.last(2)
+        other = next((n for n, s in self.values if s == shape and n != name), name)
+        self.add(f"add {name}, {other} : {type_of(shape)}", shape)
+
+    def add_tanh(self) -> None:
+        name, shape = self.last(2)
+        self.add(f"tanh {name} : {type_of(shape)}", shape)
+
+    def add_transpose(self) -> None:
+        name, shape = self.last(2)
+        turned = shape[::-1]
+        types = f"({type_of(shape)}) -> {type_of(turned)}"
+        self.add(f"transpose {name}, dims = [1, 0] : {types}", turned)
+
+    def add_reduce(self) -> None:
+        name, shape = self.last(2)
+        dim = int(self.rng.integers(2))
+        kept = (shape[1 - dim],)
+        self.add(
+            f"reduce({name} init: %init) applies stablehlo.add across dimensions = [{dim}] : "
+            f"({type_of(shape)}, tensor<f32>) -> {type_of(kept)}",
+            kept,
+        )
+
+    def add_reshape(self) -> None:
+        name, shape = self.last(2)
+        flat = (prod(shape),)
+        self.add(f"reshape {name} : ({type_of(shape)}) -> {type_of(flat)}", flat)
+
+
+def type_of(shape: Sequence[int]) -> str:
+    return f"tensor<{'x'.join(map(str, (*shape, 'f32')))}>"
+
+
+PROGRAMS = [Writer(seed).text(3 + seed % 4) for seed in range(24)]
+
+
+# The optimum
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_the_solution_is_the_best_of_all_choices(solved, text):
+    planned(text, fold=False)
+    (graph,), (choice,) = solved.graphs, solved.choices
+    costs = all_costs(graph)
+    assert cost_of(graph, choice) == pytest.approx(costs.min(), rel=1e-9)
+
+
+def all_costs(graph: ShardGraph) -> np.ndarray:
+    """The cost of every choice, one dimension per node."""
+    count = len(graph.costs)
+    if prod(costs.size for costs in graph.costs) > 4e6:
+        pytest.skip("too many choices")
+    total = np.zeros((1,) * count)
+    for node, costs in enumerate(graph.costs):
+        total = total + costs.reshape([-1 if k == node else 1 for k in range(count)])
+    for (source, target), costs in graph.edges.items():
+        shape = [1] * count
+        shape[source], shape[target] = costs.shape
+        total = total + costs.reshape(shape)
+    return total
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_what_is_written_into_the_ir_costs_what_was_optimised(solved, text):
+    module = planned(text)
+    (objective,) = solved.costs()
+    fewest, most = cost_in_ir(module)
+    # A reshard that several ops share is counted once or for each, as their nodes are one or not.
+    assert fewest <= objective * (1 + 1e-9) + 1e-15
+    assert objective <= most * (1 + 1e-9) + 1e-15
+
+
+def test_the_costs_above_are_mostly_exact():
+    exact = sum(np.isclose(*cost_in_ir(planned(text)), rtol=1e-9) for text in PROGRAMS)
+    assert exact >= len(PROGRAMS) * 3 // 4
+
+
+def test_the_programs_above_reshard_and_reduce():
+    """They would say little if everything were replicated."""
+    modules = [planned(text) for text in PROGRAMS]
+    assert sum("sdy.sharding_constraint" in str(module) for module in modules) >= 8
+    assert sum(bool(partial_sums(module)) for module in modules) >= 2
+
+
+def cost_in_ir(module: ir.Module) -> tuple[float, float]:
+    """A step's seconds from the annotations alone: with shared reshards counted once, and each."""
+    function = main_function(module)
+    cluster, mesh = Cluster.parse(CLUSTER), mesh_of(function)
+    once = each = 0.0
+    for fragment, op in fragment_ops(function):
+        layouts = Layouts(fragment)
+        if isinstance(op, sdy.ShardingConstraintOp):
+            value, type_ = op.operands[0], ir.RankedTensorType(op.operands[0].type)
+            table = ReshardTable(mesh, type_.rank)
+            seconds = table.cost(layouts[value], layouts[op.results[0]], tuple(type_.shape), 4)
+            once += seconds
+            each += seconds * len(list(op.results[0].uses))
+        elif not isinstance(op, stablehlo.ConstantOp):
+            seconds = node_seconds(op, layouts, cluster, mesh)
+            once, each = once + seconds, each + seconds
+    return once, each
+
+
+def node_seconds(op: ir.OpView, layouts: Layouts, cluster: Cluster, mesh: LogicalMesh) -> float:
+    tensors = [v for v in [*op.operands, *op.results] if ir.RankedTensorType(v.type).rank]
+    (result,) = op.results
+    elements = [prod(ir.RankedTensorType(v.type).shape) for v in tensors]
+    flops: float = max(elements)
+    if isinstance(op, stablehlo.DotGeneralOp):
+        (rows, inner), (_, columns) = (ir.RankedTensorType(v.type).shape for v in op.operands)
+        flops = 2.0 * rows * inner * columns
+    num_bytes = 4 * sum(elements)
+    if isinstance(op, stablehlo.ReduceOp):
+        num_bytes += 4  # the scalar that it starts from
+    if isinstance(op, stablehlo.ReshapeOp):
+        flops = num_bytes = 0
+    check_consistent(op, layouts)
+    used = {axis for value in tensors for axes in layouts[value] for axis in axes}
+    kept = {axis for axes in layouts[result] for axis in axes}
+    seconds = cluster.device.seconds(flops, num_bytes, "f32") / prod(mesh.sizes[a] for a in used)
+    reduced = tuple(sorted(used - kept))
+    if not reduced:
+        return seconds
+    local = 4 * prod(ir.RankedTensorType(result.type).shape) / prod(mesh.sizes[a] for a in kept)
+    return seconds + all_reduce(mesh, reduced, local)
+
+
+def check_consistent(op: ir.OpView, layouts: Layouts) -> None:
+    """Whether each device can compute its part of the result from its parts of the operands."""
+    result = layouts[op.results[0]]
+    operands = [layouts[v] for v in op.operands if ir.RankedTensorType(v.type).rank]
+    if isinstance(op, stablehlo.DotGeneralOp):
+        (rows, inner), (other_inner, columns) = operands
+        assert inner == other_inner
+        assert result == (rows, columns)
+    elif isinstance(op, stablehlo.TransposeOp):
+        assert result == operands[0][::-1]
+    elif isinstance(op, stablehlo.ReduceOp):
+        (dim,) = ir.DenseI64ArrayAttr(op.attributes["dimensions"])
+        assert result == (operands[0][1 - dim],)
+    elif isinstance(op, stablehlo.ReshapeOp):
+        shape = tuple(ir.RankedTensorType(op.operands[0].type).shape)
+        (rows, columns), (flat,) = operands[0], result
+        assert flat == (*rows, *columns)
+        assert not columns or prod(2 for _ in rows) == shape[0]
+    else:
+        assert isinstance(op, stablehlo.AddOp | stablehlo.TanhOp)
+        assert all(operand == result for operand in operands)
+
+
+def partial_sums(module: ir.Module) -> list[ir.OpView]:
+    """Products whose contraction is split."""
+    return [
+        op
+        for fragment, op in fragment_ops(main_function(module))
+        if isinstance(op, stablehlo.DotGeneralOp) and any(Layouts(fragment)[op.operands[0]][1:])
+    ]
+
+
+class Layouts:
+    """The layouts of the values in a fragment, from what is written there."""
+
+    def __init__(self, fragment: mpmd.FragmentOp) -> None:
+        self._fragment = fragment
+
+    def __getitem__(self, value: ir.Value) -> Layout:
+        return layout(sharding_of(value, self._fragment))
+
+
+def layout(sharding: Sharding) -> Layout:
+    return tuple(tuple(int(a.removeprefix("axis")) for a in axes) for axes in sharding.axis_names)
+
+
+def sharding_of(value: ir.Value, fragment: mpmd.FragmentOp) -> Sharding:
+    """A block argument has that of the operand outside, or of the loop around it."""
+    owner = value.owner
+    if not isinstance(owner, ir.Block):
+        shardings = op_shardings(owner)
+        assert shardings is not None, f"no sharding on {owner}"
+        return shardings[list(owner.results).index(value)]
+    number = ir.BlockArgument(value).arg_number
+    if owner.owner == fragment.operation or isinstance(owner.owner, mpmd.FragmentOp):
+        sharding = MeshTensor.from_type(fragment.operands[number].type).sharding
+        assert sharding is not None
+        return sharding
+    shardings = op_shardings(owner.owner)
+    assert shardings is not None
+    return shardings[number]
+
+
+def fragment_ops(function: func.FuncOp) -> Iterator[tuple[mpmd.FragmentOp, ir.OpView]]:
+    """All ops in fragments but terminators and what is inside reductions, sorts and the like."""
+    for fragment in body(function).operations:
+        if isinstance(fragment, mpmd.FragmentOp):
+            for op in planned_ops(body(fragment)):
+                yield fragment, op
+
+
+def planned_ops(block: ir.Block) -> Iterator[ir.OpView]:
+    for op in list(block.operations)[:-1]:
+        yield op
+        if isinstance(op, stablehlo.WhileOp | stablehlo.CaseOp | stablehlo.IfOp):
+            for region in op.regions:
+                yield from planned_ops(region.blocks[0])
+
+
+def mesh_of(function: func.FuncOp) -> LogicalMesh:
+    (assignment,) = read_meshes(function)
+    hosts = len(assignment.hosts)
+    per_host = len(assignment.devices) // hosts
+    return LogicalMesh.of(Cluster.parse(CLUSTER), hosts, per_host, assignment.logical_shape)
+
+
+# What holds in every annotated module
+
+
+def sgd(w, v, x, y):
+    def loss(w, v):
+        return jnp.mean((jnp.tanh(x @ w) @ v - y) ** 2)
+
+    value, (gw, gv) = jax.value_and_grad(loss, (0, 1))(w, v)
+    return w - 0.1 * gw, v - 0.1 * gv, value
+
+
+def scanned(x, w):
+    return jax.lax.scan(lambda c, u: (jnp.tanh(c @ u), c.sum(0)), x, w)
+
+
+def branches(x, i):
+    return jax.lax.switch(i, [jnp.sin, lambda y: y @ y.T @ y, jnp.zeros_like], x + 1) * 2
+
+
+def mixed(x, i):
+    picked = jnp.sin(x).at[i].add(1.0)[i[::-1]]
+    best, where = jax.lax.top_k(picked, 4)
+    return jnp.argmax(best, axis=1), jnp.cumsum(jnp.sort(x, 0), 1), jnp.pad(best, 2), where
+
+
+def lowered(function, *shapes: tuple[int, ...], donate: tuple[int, ...] = ()) -> str:
+    arguments = [jax.ShapeDtypeStruct(s, jnp.float32 if s else jnp.int32) for s in shapes]
+    return jax.jit(function, donate_argnums=donate).lower(*arguments).as_text()
+
+
+def lowered_mixed() -> str:
+    x, i = jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32)
+    return jax.jit(mixed).lower(x, i).as_text()
+
+
+MODULES = {
+    "training": (lowered(sgd, (512, 256), (256, 64), (1024, 512), (1024, 64), donate=(0, 1)), 1),
+    "training on two meshes": (
+        lowered(sgd, (512, 256), (256, 64), (1024, 512), (1024, 64), donate=(0, 1)),
+        2,
+    ),
+    "loop": (lowered(scanned, (512, 256), (6, 256, 256)), 1),
+    "branches": (lowered(branches, (256, 256), ()), 1),
+    "mixed": (lowered_mixed(), 1),
+    "random on two meshes": (Writer(3).text(8), 2),
+}
+
+
+@pytest.mark.parametrize(("text", "stages"), MODULES.values(), ids=list(MODULES))
+def test_annotated_modules_are_consistent(text, stages):
+    module = planned(text, stages=stages)
+    assert module.operation.verify()
+    function = main_function(module)
+    assert len(read_meshes(function)) == stages
+    check_types(function)
+    for fragment, op in fragment_ops(function):
+        check_op(op, fragment)
+
+
+def check_types(function: func.FuncOp) -> None:
+    block = body(function)
+    values = [*block.arguments, *(r for op in block.operations for r in op.results)]
+    tensors = [MeshTensor.from_type(value.type) for value in values]
+    for tensor in tensors:
+        assert tensor.sharding is not None
+        assert tensor.sharding.mesh == tensor.mesh
+    states: dict[tuple[int | None, str], Sharding | None] = {}
+    for tensor, argument in zip(tensors, read_arguments(function), strict=False):
+        states[argument.input, tensor.mesh] = tensor.sharding
+    for value, result in zip(terminator(block).operands, read_results(function), strict=True):
+        tensor = MeshTensor.from_type(value.type)
+        if result.role is not None and result.role.kind == "state":
+            assert tensor.sharding == states[result.role.index, tensor.mesh]
+
+
+def check_op(op: ir.OpView, fragment: mpmd.FragmentOp) -> None:
+    sizes = {
+        f"axis{i}": size
+        for mesh in read_meshes(fragment.operation.parent.opview)
+        if mesh.name == ir.StringAttr(fragment.attributes["mesh_name"]).value
+        for i, size in enumerate(mesh.logical_shape)
+    }
+    for result in op.results:
+        sharding = sharding_of(result, fragment)
+        assert sharding.mesh == ir.StringAttr(fragment.attributes["mesh_name"]).value
+        assert not sharding.open_dims
+        shape = ir.RankedTensorType(result.type).shape
+        for length, axes in zip(shape, sharding.axis_names, strict=True):
+            assert length % prod(sizes[axis] for axis in axes) == 0
+    if isinstance(op, sdy.ShardingConstraintOp):
+        assert sharding_of(op.operands[0], fragment) != sharding_of(op.results[0], fragment)
+        assert Sharding.from_attr(op.sharding) == sharding_of(op.results[0], fragment)
+    for number in range(len(op.regions)):
+        if isinstance(op, stablehlo.CaseOp) or (isinstance(op, stablehlo.WhileOp) and number == 1):
+            end = terminator(body(op, number))
+            for yielded, result in zip(end.operands, op.results, strict=True):
+                assert sharding_of(yielded, fragment) == sharding_of(result, fragment)
+
+
+@pytest.mark.parametrize(("text", "stages"), MODULES.values(), ids=list(MODULES))
+def test_fragments_return_what_their_types_say(text, stages):
+    module = planned(text, stages=stages)
+    for fragment in body(main_function(module)).operations:
+        if isinstance(fragment, mpmd.FragmentOp):
+            inner = terminator(body(fragment)).operands
+            for value, result in zip(inner, fragment.results, strict=True):
+                outside = MeshTensor.from_type(result.type).sharding
+                assert sharding_of(value, fragment) == outside
+
+
+def test_folding_changes_no_cost_where_no_layers_are_equal(solved):
+    for text in PROGRAMS[:6]:
+        planned(text, fold=True)
+        planned(text, fold=False)
+    costs = solved.costs()
+    assert costs[::2] == pytest.approx(costs[1::2], rel=1e-9)
+
+
+def test_layers_that_are_equal_are_sharded_equally(solved):
+    def network(x, w):
+        for i in range(8):
+            x = jnp.tanh(x @ w[i][0]) @ w[i][1]
+        return x
+
+    x = jax.ShapeDtypeStruct((4096, 512), jnp.float32)
+    up = jax.ShapeDtypeStruct((512, 2048), jnp.float32)
+    down = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
+    text = jax.jit(network).lower(x, [(up, down)] * 8).as_text()
+    module = planned(text)
+    planned(text, fold=False)
+    folded, whole = solved.costs()
+    assert folded == pytest.approx(whole, rel=1e-9)
+    shardings = [
+        sharding_of(op.results[0], fragment)
+        for fragment, op in fragment_ops(main_function(module))
+        if isinstance(op, stablehlo.DotGeneralOp)
+    ]
+    assert len(shardings) == 16
+    assert len(set(shardings[::2])) == len(set(shardings[1::2])) == 1
+
+
+# Errors and remarks
+
+
+CALL = """func.func public @main(%x: tensor<64x32xf32>) -> tensor<64x32xf32> {
+  %0 = stablehlo.custom_call @my.kernel(%x) : (tensor<64x32xf32>) -> tensor<64x32xf32>
+  return %0 : tensor<64x32xf32>
+}"""
+
+
+def test_an_unknown_custom_call_is_an_error_at_its_place():
+    with pytest.raises(ir.MLIRError, match=r"2:8.*no sharding rule for .*@my\.kernel.*register"):
+        planned(CALL)
+
+
+def test_a_custom_call_with_a_registered_rule_is_sharded(solved):
+    rule = ShardingRule((64, 32), (((0,), (1,)),), (((0,), (1,)),), need_replication=frozenset({1}))
+    register_sharding_rule("my.kernel", rule)
+    try:
+        module = planned(CALL)
+    finally:
+        CUSTOM_CALL_RULES.unregister("my.kernel")
+    (fragment, op), *_ = [
+        (f, op)
+        for f, op in fragment_ops(main_function(module))
+        if isinstance(op, stablehlo.CustomCallOp)
+    ]
+    assert layout(sharding_of(op.results[0], fragment))[0]
+    assert not layout(sharding_of(op.results[0], fragment))[1]
+    assert "sdy.sharding_rule" not in op.attributes
+
+
+def test_the_first_pass_to_need_a_plan_says_so():
+    with pytest.raises(ir.MLIRError, match="run stage-mesh-partition before"):
+        alpa.passes.run(CALL, "ilp-shard-annotate")
+

@@ -1,0 +1,281 @@
+"""Makes a smaller program of the same structure: `python -m alpa.tools.shrink FILE --dim 2560=64`.
+
+Before: `stablehlo.slice %x [0:16, 64:128] : (tensor<16x128xf32>) -> tensor<16x64xf32>`
+After `--dim 128=16 --dim 64=8`: `stablehlo.slice %x [0:16, 8:16] : (tensor<16x16xf32>) -> ...`
+
+`--dim N=M` makes M of N wherever N is a size: in tensor types, in the attributes that count
+elements (limits of slices, windows, groups of a convolution), and in constants whose elements all
+equal N, such as the divisor of a mean or the size that is added to a negative index. Other
+constants are cropped. Sizes that depend on one another (128 heads of 64, a reshape to 8192) each
+take a `--dim`. The result is a valid program, not the same function: it is meant for a run in
+seconds.
+
+Limits: a size is known by its number alone, so two dimensions of one size shrink together, and a
+constant that happens to equal N changes. Bounds of loops keep their value without `--trip-counts`.
+
+`--elided-as-arguments` turns constants whose values were left out of the file
+(`dense_resource<__elided__>`) into arguments of @main with `alpa.role = "constant"`, behind the
+others, in the order of the constants.
+
+Fails when: a size does not occur, or the smaller program does not verify; the error names the op.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alpa.dialects import body, format_error, func, ir, main_function, parse_file, stablehlo, walk
+from alpa.dialects.attributes import ROLE
+from alpa.passes import PassError
+from alpa.passes.pipeline_diagnostics import place_of
+
+# MLIR numbers further ones of the same name: __elided___1.
+_ELIDED = "dense_resource<__elided__"
+# The attributes whose numbers are sizes of dimensions or positions in them.
+_SIZES = (
+    "start_indices",
+    "limit_indices",
+    "slice_sizes",
+    "edge_padding_low",
+    "edge_padding_high",
+    "window_dimensions",
+    "feature_group_count",
+    "batch_group_count",
+)
+_EXAMPLE = """\
+example:
+  python -m alpa.tools.shrink step.mlir --dim 2560=64 --dim 8192=128 -o small.mlir
+"""
+
+
+def shrink(module: ir.Module, sizes: Mapping[int, int], *, trip_counts: bool = False) -> None:
+    """Makes `sizes[n]` of every size n, in place. The module is not verified.
+
+    Args:
+        module: a program with tensors of static shapes.
+        sizes: the new sizes by the old ones.
+        trip_counts: change the constants that the conditions of loops read, too.
+
+    Raises:
+        ValueError: a size does not occur.
+        PassError: a constant cannot be cropped.
+    """
+    found = {size for type_ in _types(module) for size in type_.shape}
+    if missing := sorted(set(sizes) - found):
+        known = ", ".join(map(str, sorted(found)))
+        raise ValueError(f"no dimension has size {missing[0]}; the program's sizes are {known}")
+    bounds = set() if trip_counts else set(_loop_bounds(module))
+
+    def new_type(type_: ir.Type) -> ir.Type:
+        if not isinstance(type_, ir.RankedTensorType):
+            return type_
+        shape = [sizes.get(size, size) for size in type_.shape]
+        return ir.RankedTensorType.get(shape, type_.element_type, type_.encoding)
+
+    def new_constant(op: stablehlo.ConstantOp) -> ir.Attribute:
+        value, type_ = op.attributes["value"], ir.RankedTensorType(new_type(op.result.type))
+        elements = value.maybe_downcast()
+        if not isinstance(elements, ir.DenseElementsAttr):
+            if type_ == op.result.type:
+                return value
+            raise PassError(
+                op, "a constant kept apart cannot be cropped; if elided, make it an argument"
+            )
+        if not elements.is_splat:
+            crop = tuple(slice(size) for size in type_.shape)
+            return dense(numpy_elements(op)[crop], type_)
+        scalar = elements.get_splat_value()
+        if op.result not in bounds:
+            scalar = _scaled(scalar, sizes)
+        return ir.DenseElementsAttr.get_splat(type_, scalar)
+
+    with module.context, ir.Location.unknown():
+        rewrite_types(module, new_type, new_constant)
+        for op in walk(module.body):
+            for name in _SIZES:
+                if name in op.attributes:
+                    op.attributes[name] = _resized(op.attributes[name], sizes)
+
+
+def elided_to_arguments(module: ir.Module) -> int:
+    """Turns elided constants into arguments of @main, in place, and returns how many there were.
+
+    Raises:
+        PassError: one of them is not directly in @main; `simplify-trivial-ops` moves it there.
+    """
+    main = main_function(module)
+    elided = [
+        op
+        for op in walk(module.body)
+        if isinstance(op, stablehlo.ConstantOp) and str(op.attributes["value"]).startswith(_ELIDED)
+    ]
+    for op in elided:
+        if op.operation.parent != main.operation:
+            raise PassError(
+                op,
+                "this elided constant is not in the body of the main function; run "
+                "simplify-trivial-ops first, which inlines the other functions",
+            )
+    with module.context, ir.Location.unknown():
+        attrs = [ir.DictAttr.get()] * len(main.type.inputs)
+        if "arg_attrs" in main.attributes:
+            attrs = list(ir.ArrayAttr(main.attributes["arg_attrs"]))
+        constant = ir.DictAttr.get({ROLE: ir.StringAttr.get("constant")})
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([*attrs, *[constant] * len(elided)])
+        inputs = [*main.type.inputs, *(op.result.type for op in elided)]
+        type_ = ir.FunctionType.get(inputs, main.type.results)
+        main.attributes["function_type"] = ir.TypeAttr.get(type_)
+        for op in elided:
+            argument = main.entry_block.add_argument(op.result.type, op.location)
+            op.result.replace_all_uses_with(argument)
+            op.operation.erase()
+    return len(elided)
+
+
+def rewrite_types(
+    module: ir.Module,
+    new_type: Callable[[ir.Type], ir.Type],
+    new_constant: Callable[[stablehlo.ConstantOp], ir.Attribute],
+) -> None:
+    """Gives every value, function and constant a new type, in place."""
+    for op in walk(module.body):
+        if isinstance(op, stablehlo.ConstantOp):
+            op.attributes["value"] = new_constant(op)
+        if isinstance(op, func.FuncOp):
+            type_ = ir.FunctionType.get(
+                [new_type(each) for each in op.type.inputs],
+                [new_type(each) for each in op.type.results],
+            )
+            op.attributes["function_type"] = ir.TypeAttr.get(type_)
+        for value in _defined(op):
+            value.set_type(new_type(value.type))
+
+
+def numpy_elements(op: stablehlo.ConstantOp) -> np.ndarray:
+    """The elements of a constant.
+
+    Raises:
+        PassError: numpy has no such element type.
+    """
+    elements = ir.DenseElementsAttr(op.attributes["value"]).maybe_downcast()
+    try:
+        return np.array(elements)
+    except TypeError as error:
+        raise PassError(op, f"the elements of this constant cannot be read: {error}") from error
+
+
+def dense(array: np.ndarray, type_: ir.RankedTensorType) -> ir.Attribute:
+    """A constant's attribute from its elements."""
+    buffer: Any = np.ascontiguousarray(array)  # the stubs know of Python 3.12's Buffer only
+    return ir.DenseElementsAttr.get(buffer, type=type_)
+
+
+def _defined(op: ir.OpView) -> Iterator[ir.Value]:
+    yield from op.results
+    for region in op.regions:
+        for block in region.blocks:
+            yield from block.arguments
+
+
+def _types(module: ir.Module) -> Iterator[ir.RankedTensorType]:
+    for op in walk(module.body):
+        for value in _defined(op):
+            if isinstance(value.type, ir.RankedTensorType):
+                yield value.type
+
+
+def _loop_bounds(module: ir.Module) -> Iterator[ir.Value]:
+    """What the ops in the conditions of loops read."""
+    for loop in walk(module.body):
+        if isinstance(loop, stablehlo.WhileOp):
+            for op in walk(body(loop)):
+                yield from op.operands
+
+
+def _scaled(scalar: ir.Attribute, sizes: Mapping[int, int]) -> ir.Attribute:
+    scalar = scalar.maybe_downcast()
+    if not isinstance(scalar, ir.IntegerAttr | ir.FloatAttr) or scalar.value not in sizes:
+        return scalar
+    new = sizes[int(scalar.value)]
+    if isinstance(scalar, ir.FloatAttr):
+        return ir.FloatAttr.get(scalar.type, new)
+    return ir.IntegerAttr.get(scalar.type, new)
+
+
+def _resized(attribute: ir.Attribute, sizes: Mapping[int, int]) -> ir.Attribute:
+    attribute = attribute.maybe_downcast()
+    if isinstance(attribute, ir.IntegerAttr):
+        return ir.IntegerAttr.get(attribute.type, sizes.get(attribute.value, attribute.value))
+    numbers = ir.DenseI64ArrayAttr(attribute)
+    return ir.DenseI64ArrayAttr.get([sizes.get(number, number) for number in numbers])
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """The two numbers of `N=M`, for argparse."""
+    old, equals, new = text.partition("=")
+    if not (equals and old.isdigit() and new.isdigit() and 0 < int(new) <= int(old)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not OLD=NEW with 0 < NEW <= OLD")
+    return int(old), int(new)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m alpa.tools.shrink",
+        description="Makes a smaller program of the same structure.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE", help="a program, text or bytecode")
+    parser.add_argument(
+        "--dim",
+        dest="dims",
+        action="append",
+        default=[],
+        type=parse_size,
+        metavar="N=M",
+        help="make M of every size N; may be repeated",
+    )
+    parser.add_argument(
+        "--trip-counts", action="store_true", help="change the bounds of loops that equal an N, too"
+    )
+    parser.add_argument(
+        "--elided-as-arguments",
+        action="store_true",
+        help="turn constants without values into arguments of @main",
+    )
+    parser.add_argument("-o", dest="output", type=Path, metavar="OUT", help="default: print it")
+    options = parser.parse_args(arguments)
+    try:
+        module = parse_file(options.file)
+        if options.elided_as_arguments:
+            elided_to_arguments(module)
+        shrink(module, dict(options.dims), trip_counts=options.trip_counts)
+        module.operation.verify()
+        text = f"{module.operation.get_asm()}".rstrip("\n") + "\n"
+        if options.output is None:
+            print(text, end="")
+        else:
+            options.output.write_text(text)
+    except ir.MLIRError as error:
+        return _fail(format_error(error))
+    except PassError as error:
+        return _fail(f"{place_of(error.location)}: error: {error.message}")
+    except (OSError, ValueError) as error:
+        return _fail(f"{options.file}: error: {error}")
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
