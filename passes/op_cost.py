@@ -54,7 +54,7 @@ def memory_bytes(op: ir.OpView) -> float:
         values = [*list(op.operands)[1:], *op.results, *op.results]
     elif op.name in ("stablehlo.scatter", "stablehlo.dynamic_update_slice"):
         # Only the updated part is touched: XLA updates in place.
-        values = [*list(op.operands)[1:], op.operands[1]]
+        values = [*list(op.operands)[len(op.results) :], *_updates(op)]
     return float(sum(type_bytes(value.type) for value in values))
 
 
@@ -82,9 +82,15 @@ def _flops(op: ir.OpView) -> float:
     if op.name in ("stablehlo.gather", "stablehlo.dynamic_slice"):
         return float(_elements(op.results[0]))
     if op.name in ("stablehlo.scatter", "stablehlo.dynamic_update_slice"):
-        return float(_elements(op.operands[len(op.operands) - 1]))
+        return float(sum(_elements(value) for value in _updates(op)))
     values = [*op.operands, *op.results]
     return float(max((_elements(value) for value in values), default=0))
+
+
+def _updates(op: ir.OpView) -> list[ir.Value]:
+    """What a scatter or dynamic_update_slice writes into its first operands, one per result."""
+    first = len(op.results) + (op.name == "stablehlo.scatter")
+    return list(op.operands)[first : first + len(op.results)]
 
 
 def _elements(value: ir.Value) -> int:

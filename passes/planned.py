@@ -358,20 +358,23 @@ class _Reader:
 
 
 def origin_name(origins: tuple[Origin, ...]) -> str:
-    """layer_2, layer_3, layer_4 -> layer_2_4; runs that do not touch are joined by `_`."""
-    runs: list[tuple[str, int, int]] = []
+    """layer_4, layer_3, layer_2 -> layer_2_4; runs that do not touch are joined by `_`."""
+    numbers: dict[str, list[int]] = {}
     for name in dict.fromkeys(origin.name for origin in origins):
         prefix, _, digits = name.rpartition("_")
-        if not digits.isdigit():
-            runs.append((name, -1, -1))
-        elif runs and runs[-1][0] == prefix and runs[-1][2] == int(digits) - 1:
-            runs[-1] = (prefix, runs[-1][1], int(digits))
+        if digits.isdigit():
+            numbers.setdefault(prefix, []).append(int(digits))
         else:
-            runs.append((prefix, int(digits), int(digits)))
-    texts = [
-        name if first < 0 else f"{name}_{first}" + (f"_{last}" if last > first else "")
-        for name, first, last in runs
-    ]
+            numbers[name] = []
+    texts: list[str] = []
+    for name, found in numbers.items():
+        runs: list[list[int]] = []
+        for number in sorted(found):
+            if runs and runs[-1][-1] == number - 1:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        texts += ["_".join(map(str, dict.fromkeys((name, r[0], r[-1])))) for r in runs] or [name]
     return "_".join(texts) or "inferred"
 
 

@@ -73,7 +73,7 @@ def infer_roles(function: func.FuncOp, graph: Graph) -> Roles:
         arguments, results = read_arguments(function), read_results(function)
     except ValueError as error:
         raise PassError(function, str(error)) from error
-    pairs = _given_pairs(function, arguments, results)
+    pairs = _given_pairs(function, graph, arguments, results)
     ambiguous = _add_pairs_by_flow(graph, arguments, results, pairs)
     state = set(pairs.values())
     for r, a in pairs.items():
@@ -86,9 +86,10 @@ def infer_roles(function: func.FuncOp, graph: Graph) -> Roles:
 
 
 def _given_pairs(
-    function: func.FuncOp, arguments: list[Argument], results: list[Result]
+    function: func.FuncOp, graph: Graph, arguments: list[Argument], results: list[Result]
 ) -> dict[int, int]:
     pairs: dict[int, int] = {}
+    donated: dict[int, int] = {}
     for r, result in enumerate(results):
         if result.role is not None and result.role.kind == "state":
             index = result.role.index
@@ -108,7 +109,26 @@ def _given_pairs(
                 function, f"argument {a} aliases result {r}, but @main has {len(results)} results"
             )
         if results[r].role is None:
-            pairs.setdefault(r, a)
+            donated.setdefault(r, a)
+    free = [r for r in range(len(results)) if results[r].role is None]
+    return _by_data_flow(graph, donated, free) | pairs
+
+
+def _by_data_flow(graph: Graph, donated: dict[int, int], free: list[int]) -> dict[int, int]:
+    """Pairs of donation as data flow wants them.
+
+    jax gives a donated buffer to the first result of its type, which may be a loss. Where a result
+    is not made of its argument element by element, but another one is, that one is the new state.
+    """
+    nearest = {r: _nearest_arguments(graph, graph.returned[r]) for r in free}
+    wrong = {a for r, a in donated.items() if a not in nearest[r]}
+    types = {graph.values[a].type for a in wrong}
+    doubtful = {a for a in donated.values() if graph.values[a].type in types}
+    pairs = {r: a for r, a in donated.items() if a not in doubtful}
+    found = [(d, r, a) for r in free for a, d in nearest[r].items() if a in doubtful]
+    for _, r, a in [*sorted(found), *((0, r, a) for r, a in donated.items())]:
+        if r not in pairs and a not in pairs.values():
+            pairs[r] = a
     return pairs
 
 

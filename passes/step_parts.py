@@ -10,7 +10,8 @@ rematerialisation computes once more is an activation, too, though the backward 
 
 Which results are losses: a *gradient* is what one meets on the way back from a new state, through
 element-wise ops; a result that depends on one (a gradient's norm) is no loss. The forward part
-computes all the others.
+computes all the others, and, where these are made of fewer layers than the gradients, what all
+gradients depend on.
 
 Only ops that depend on the batch are told apart; the others are computed where they are used.
 """
@@ -87,10 +88,17 @@ class _Splitter:
             for cone in metrics
             if not any(cone[o] for a in state & self._read(cone) for o in gradients[a])
         ]
-        if losses:
-            forward = [any(inside) for inside in zip(*losses, strict=True)]
-        else:
-            forward = self._common_cone(gradients)
+        forward = [any(inside) for inside in zip([False] * len(graph.ops), *losses, strict=True)]
+        common = self._common(gradients)
+        learning = graph.depends(a for a, found in gradients.items() if found)
+        if any(
+            common[o] and not self._repeats(o, forward)
+            for v in range(len(graph.values))
+            if learning[v] and not self.batch[v]
+            for o in graph.users[v]
+        ):
+            # The loss itself is not returned: more layers lead to the gradients than to metrics.
+            forward = [a or b for a, b in zip(forward, common, strict=True)]
         return forward, self._learned(forward, pairs)
 
     def _gradients(self, new: int) -> list[int]:
@@ -212,17 +220,32 @@ class _Splitter:
         new = {a: self.graph.returned[r] for r, a in pairs.items()}
         return [value for a, value in new.items() if a in used and self.batch[value]]
 
-    def _common_cone(self, gradients: dict[int, list[int]]) -> list[bool]:
-        """Without a loss among the results: what the gradients of all parameters depend on."""
+    def _common(self, gradients: dict[int, list[int]]) -> list[bool]:
+        """The ops that the gradients of all parameters depend on.
+
+        Parameters are the states that lead to a gradient, of their own or of another one.
+        """
         graph = self.graph
-        cones = {
-            a: graph.cone(v for o in found for v in graph.operands[o])
-            for a, found in gradients.items()
-            if found
-        }
-        read = set[int]().union(*map(self._read, cones.values()))
-        parameters = [cone for a, cone in cones.items() if a in read]
-        return [all(inside) for inside in zip(*parameters, strict=True)] or [False] * len(graph.ops)
+        bit = {o: 1 << o for found in gradients.values() for o in found}
+        # leads_to[o] is the set of the gradients whose operands depend on op o.
+        leads_to = [0] * len(graph.ops)
+        for o in reversed(range(len(graph.ops))):
+            for p in (graph.producer[v] for v in graph.operands[o]):
+                if p >= 0:
+                    leads_to[p] |= leads_to[o] | bit.get(o, 0)
+        every = 0
+        for a, found in gradients.items():
+            if any(leads_to[o] for o in graph.users[a]):
+                for o in found:
+                    every |= bit[o]
+        return [every != 0 and leads & every == every for leads in leads_to]
+
+    def _repeats(self, o: int, forward: list[bool]) -> bool:
+        """Whether an op is one of the forward ops, or computes once more what one of them does."""
+        graph = self.graph
+        if graph.ops[o].name == "stablehlo.optimization_barrier":
+            return True
+        return all(forward[graph.producer[self.first_equal[v]]] for v in graph.results[o])
 
 
 def _elements(value: ir.Value) -> int:

@@ -7,9 +7,9 @@ and whole numbers at one, where a learning rate that is warmed up is not zero. C
 values were left out of the file become arguments; `--dim N=M` shrinks the program first, as
 `alpa.tools.shrink` does.
 
-With B > 1 micro-batches every micro-batch is the same one, so that one run of the program on one
-device says what the step gives: averages and states stay, sums are B times as large, concatenated
-results repeat. Not so for what a forward part carries from micro-batch to micro-batch.
+With B > 1 micro-batches every micro-batch is the same one, so that runs of the program on one
+device say what the step gives: averages and new states are as after one micro-batch, except for
+states that the forward part carries from one to the next.
 
 A result is equal if `max|a-b| <= 1e-4 max|ref|`, or 2e-2 where 16-bit floats go into it. In 32 and
 64 bits a new state is asked that of its change, its own rounding apart: a step changes a parameter
@@ -95,10 +95,9 @@ def run(source: ir.Module, planned: ir.Module, seed: int, seconds: dict[str, flo
         results = jax.block_until_ready(executable(*whole))
         seconds[name] = time.perf_counter() - start
     start = time.perf_counter()
-    reference = jax.block_until_ready(run_single_device(source, arguments))
+    reference = _on_one_device(source, executable.program, arguments)
     seconds["one device"] = time.perf_counter() - start
 
-    expected = _expected(executable.program, [np.asarray(array) for array in reference])
     states = {
         result.number: arguments[role.index]
         for result in executable.program.results
@@ -109,12 +108,12 @@ def run(source: ir.Module, planned: ir.Module, seed: int, seconds: dict[str, flo
     types = [str(type_) for type_ in main_function(source).type.results]
     for index, narrow in enumerate(_narrow_results(source)):
         old = None if narrow else states.get(index)
-        row = _compared(index, results[index], expected[index], old, narrow=narrow)
+        row = _compared(index, results[index], reference[index], old, narrow=narrow)
         rows.append(Row(type=types[index], comparison=row))
     doubtful = [i for i in states if not rows[i].comparison.ok]
     if doubtful:
         start = time.perf_counter()
-        exact = run_single_device(widened(source), arguments)
+        exact = _on_one_device(widened(source), executable.program, arguments)
         seconds["one device, 64 bits"] = time.perf_counter() - start
         for i in doubtful:
             row = _by_distance(i, results[i], reference[i], exact[i])
@@ -189,16 +188,34 @@ def _repeated(program: Program, arguments: Sequence[np.ndarray]) -> list[np.ndar
     return whole
 
 
-def _expected(program: Program, reference: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What a step of equal micro-batches gives, by what one of them gives."""
-    expected, batches = list(reference), program.num_micro_batches
-    for result in program.results:
-        role, array = result.attributes.role, reference[result.number]
+def _on_one_device(
+    source: ir.Module, program: Program, arguments: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """What a step gives, by as many runs of one micro-batch as can differ from one another."""
+    batches, now = program.num_micro_batches, list(arguments)
+    forward = {a.number for a in program.arguments if a.value in program.varying}
+    roles = {result.number: result.attributes.role for result in program.results}
+    carried = {
+        number: role.index
+        for number, role in roles.items()
+        if role is not None and role.kind == "state" and role.index in forward
+    }
+    runs: list[list[np.ndarray]] = []
+    while len(runs) < batches:
+        results = jax.block_until_ready(run_single_device(source, now))
+        run_ = [np.asarray(array) for array in results]
+        runs += [run_] if carried else [run_] * batches
+        for number, index in carried.items():
+            now[index] = run_[number]
+    step = runs[-1]
+    for number, role in roles.items():
+        arrays = [run_[number] for run_ in runs]
         if role is not None and role.kind == "concat":
-            expected[result.number] = np.concatenate([array] * batches, axis=role.index)
-        elif role is not None and role.kind == "sum":
-            expected[result.number] = array * np.asarray(batches, array.dtype)
-    return expected
+            step[number] = np.concatenate(arrays, axis=role.index)
+        elif role is not None and role.kind in ("sum", "mean"):
+            total = np.sum(arrays, axis=0, dtype=arrays[0].dtype)
+            step[number] = total if role.kind == "sum" else total / np.array(batches, total.dtype)
+    return step
 
 
 def _compared(
@@ -294,7 +311,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds: dict[str, float] = {}
         source = parse_file(options.file)
         shrink.elided_to_arguments(source)
-        shrink.shrink(source, dict(options.dims))
+        if options.dims:
+            shrink.shrink(source, dict(options.dims))
         source.operation.verify()
         if options.widen:
             source = widened(source)

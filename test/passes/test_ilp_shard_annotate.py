@@ -486,6 +486,30 @@ def test_layers_that_are_equal_are_sharded_equally(solved):
     assert len(set(shardings[::2])) == len(set(shardings[1::2])) == 1
 
 
+def looped(count: int) -> str:
+    def loop(x, w):
+        return jax.lax.fori_loop(0, count, lambda _, c: c @ w, x)
+
+    return lowered(loop, (2048, 128), (128, 128))
+
+
+def test_the_body_of_a_loop_counts_as_often_as_it_runs(solved):
+    planned(looped(5))
+    planned(looped(10))
+    few, many = solved.costs()
+    assert many == pytest.approx(2 * few, rel=1e-9)
+
+
+def test_what_runs_for_each_micro_batch_counts_as_often(solved):
+    text = lowered(lambda x, w: x @ w, (2048, 128), (128, 128))
+    before = str(alpa.passes.run(text, BEFORE.format(stages=1, cluster=CLUSTER)))
+    for batches in (1, 4):
+        plan = before.replace("num_micro_batches = 1", f"num_micro_batches = {batches}")
+        alpa.passes.run(plan, "ilp-shard-annotate")
+    once, often = solved.costs()
+    assert often == pytest.approx(4 * once, rel=1e-9)
+
+
 # Errors and remarks
 
 
@@ -520,4 +544,3 @@ def test_a_custom_call_with_a_registered_rule_is_sharded(solved):
 def test_the_first_pass_to_need_a_plan_says_so():
     with pytest.raises(ir.MLIRError, match="run stage-mesh-partition before"):
         alpa.passes.run(CALL, "ilp-shard-annotate")
-

@@ -92,6 +92,25 @@ def grouped_convolution(x, w):
     return jax.grad(loss, (0, 1))(x, w)
 
 
+@program(some(1, 254, 255, 3), some(3, 3, 3, 5, seed=1))
+def kernel_of_one_image(x, w):
+    def loss(w):
+        return (lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=CONV) ** 2).sum()
+
+    return jax.grad(loss)(w)
+
+
+@program(some(2, 127, 127, 3), some(3, 3, 1, 3, seed=1))
+def kernel_of_groups(x, w):
+    def loss(w):
+        y = lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=CONV, feature_group_count=3
+        )
+        return (y**2).sum()
+
+    return jax.grad(loss)(w)
+
+
 @program(X, some(4, 16), np.int32(3))
 def dynamic_slices(x, u, i):
     y = jnp.sin(x)
@@ -122,15 +141,21 @@ def branches(x, i, p):
     return lax.cond(p, lambda y: (y + 1, y.sum()), lambda y: (jnp.cos(y), y.max()), y)
 
 
-@program(np.array([1, 2], np.uint32), np.array([1, 2, 3, 4], np.uint32))
-def random_numbers(key, state):
-    return jax.random.normal(key, (8, 16)), lax.rng_bit_generator(state, (8, 16), dtype=jnp.uint32)
+@program(np.array([1, 2, 3, 4], np.uint32))
+def random_numbers(state):
+    return lax.rng_bit_generator(state, (8, 16), dtype=jnp.uint32)
 
 
 @program(X)
 def scans_and_transforms(x):
     y = jnp.fft.rfft(x, axis=1)
-    return jnp.cumsum(jnp.sin(x), 0), jnp.cumprod(x, 1), y.real, jnp.fft.irfft(y), x + jnp.arange(16)
+    return (
+        jnp.cumsum(jnp.sin(x), 0),
+        jnp.cumprod(x, 1),
+        y.real,
+        jnp.fft.irfft(y),
+        x + jnp.arange(16),
+    )
 
 
 @program(some(2, 8, 4, 16), some(2, 8, 4, 16, seed=1), some(2, 8, 4, 16, seed=2))
@@ -216,12 +241,10 @@ def test_a_random_choice_on_two_meshes(name, monkeypatch):
     assert len(step.program.meshes) == 2
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_gradients_of_kernels(seed, monkeypatch):
-    """XLA computes some shardings of these wrongly, which must not be offered."""
-    random_choice(monkeypatch, seed)
-    name = ("convolution", "grouped_convolution")[seed % 2]
-    check(name, "alpa{cluster=cpu:2x4 num-layers=1 num-stages=1 fold=false}")
+@pytest.mark.parametrize("name", ["kernel_of_one_image", "kernel_of_groups"])
+def test_gradients_that_only_the_window_or_the_batch_could_split(name):
+    """XLA computes those wrongly where a mesh axis is left over: they must not be offered."""
+    check(name, "alpa{cluster=cpu:2x2 num-layers=1 num-stages=1}")
 
 
 @pytest.mark.parametrize("name", ["dense", "windows", "reshapes"])

@@ -80,7 +80,9 @@ def by_meaning(rule: ShardingRule, sizes: tuple[int, ...]) -> set[Strategy]:
     """Every way to give axes to factors under which each device holds just the part of each
     tensor that its blocks of the factors need."""
     free = [
-        f for f in range(len(rule.factor_sizes)) if f not in rule.need_replication | rule.permutation
+        f
+        for f in range(len(rule.factor_sizes))
+        if f not in rule.need_replication | rule.permutation
     ]
     found: set[Strategy] = set()
     for choice in product(*([None, *free] if n > 1 else [None] for n in sizes)):
@@ -212,7 +214,10 @@ def test_tensor_layouts_are_those_that_divide(shape, sizes):
 
     axes = [a for a in range(len(sizes)) if sizes[a] > 1]
     every = {
-        tuple(tuple(a for a, d in zip(axes, dims, strict=True) if d == dim) for dim in range(len(shape)))
+        tuple(
+            tuple(a for a, d in zip(axes, dims, strict=True) if d == dim)
+            for dim in range(len(shape))
+        )
         for dims in product([None, *range(len(shape))], repeat=len(axes))
     }
     layouts = tensor_layouts(tuple(shape), sizes)

@@ -77,6 +77,27 @@ def test_step_is_equal(batches: int) -> None:
     assert [*seconds][5:] == ["compile", "first run", "second run", "one device"]
 
 
+def test_state_that_the_forward_part_carries_is_equal() -> None:
+    text = """
+    func.func @main(%r: tensor<16xf32> {alpa.role = "state"},
+                    %w: tensor<16x16xf32> {alpa.role = "constant"},
+                    %x: tensor<8x16xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+        -> (tensor<16xf32> {alpa.result = "state:0"}, tensor<8x16xf32> {alpa.result = "concat:0"},
+            tensor<16xf32> {alpa.result = "sum"}) {
+      %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+           : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>
+      %zero = stablehlo.constant dense<0.0> : tensor<f32>
+      %s = stablehlo.reduce(%y init: %zero) applies stablehlo.add across dimensions = [0]
+           : (tensor<8x16xf32>, tensor<f32>) -> tensor<16xf32>
+      %r2 = stablehlo.add %r, %s : tensor<16xf32>
+      return %r2, %y, %s : tensor<16xf32>, tensor<8x16xf32>, tensor<16xf32>
+    }
+    """
+    source, options = parse(text), {**OPTIONS, "num-micro-batches": "3"}
+    planned = run_file.plan(separate(source.operation), options, {})
+    assert wrong(run_file.run(source, planned, 0, {})) == []
+
+
 def test_change_of_a_parameter_is_seen() -> None:
     """The step moves the parameters by less than the bound on the parameters themselves."""
     still = STEP.replace("dense<0.001>", "dense<0.000001>")
@@ -109,27 +130,29 @@ def test_result_of_16_bit_floats_has_their_bound() -> None:
 
 
 def test_noise_that_an_optimizer_amplifies_is_held_against_64_bits() -> None:
-    """The sign of a difference of equal sums is noise, and differs between two orders of adding."""
+    """What adding a large number and taking it away again loses is all that moves the parameter."""
     text = """
-    func.func @main(%w: tensor<64xf32> {alpa.role = "state"}, %x: tensor<64x64xf32>)
+    func.func @main(
+        %w: tensor<64xf32> {alpa.role = "state"}, %x: tensor<64xf32>, %y: tensor<64xf32>)
         -> (tensor<64xf32> {alpa.result = "state:0"}) {
-      %zero = stablehlo.constant dense<0.0> : tensor<f32>
-      %a = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
-           : (tensor<64x64xf32>, tensor<64xf32>) -> tensor<64xf32>
-      %v = stablehlo.reverse %w, dims = [0] : tensor<64xf32>
-      %y = stablehlo.reverse %x, dims = [1] : tensor<64x64xf32>
-      %b = stablehlo.dot_general %y, %v, contracting_dims = [1] x [0]
-           : (tensor<64x64xf32>, tensor<64xf32>) -> tensor<64xf32>
-      %g = stablehlo.subtract %a, %b : tensor<64xf32>
-      %s = stablehlo.sign %g : tensor<64xf32>
-      %w2 = stablehlo.add %w, %s : tensor<64xf32>
+      %large = stablehlo.constant dense<1.0e5> : tensor<64xf32>
+      %a = stablehlo.multiply %y, %large : tensor<64xf32>
+      %b = stablehlo.add %x, %a : tensor<64xf32>
+      %c = stablehlo.subtract %b, %a : tensor<64xf32>
+      %noise = stablehlo.subtract %x, %c : tensor<64xf32>
+      %loud = stablehlo.multiply %noise, %large : tensor<64xf32>
+      %w2 = stablehlo.add %w, %loud : tensor<64xf32>
       return %w2 : tensor<64xf32>
     }
     """
-    swapped = text.replace("stablehlo.subtract %a, %b", "stablehlo.subtract %b, %a")
-    (row,) = planned_and_compared(parse(text), parse(swapped))
+    other = text.replace("stablehlo.subtract %x, %c", "stablehlo.subtract %c, %x")
+    (row,) = planned_and_compared(parse(text), parse(other))
     assert row.comparison.ok
     assert row.by == "4 max|xla-f64|"
+    louder = other.replace("%noise, %large", "%noise, %louder").replace(
+        "%a = ", "%louder = stablehlo.constant dense<5.0e5> : tensor<64xf32>\n      %a = "
+    )
+    assert wrong(planned_and_compared(parse(text), parse(louder))) == [0]
 
 
 def test_widened_program_rounds_nowhere() -> None:
@@ -144,7 +167,7 @@ def test_widened_program_rounds_nowhere() -> None:
     """)
     x = np.array([1e-9, 1e-8, 1e-7, 1e-6])
     (result,) = run_single_device(run_file.widened(module), [x])
-    np.testing.assert_array_equal(result, x + [1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_array_equal(result, x + np.arange(1.0, 5.0))
 
 
 def test_command_makes_its_devices_and_fills_elided_constants(tmp_path: Path) -> None:
@@ -157,14 +180,14 @@ def test_command_makes_its_devices_and_fills_elided_constants(tmp_path: Path) ->
       return %y : tensor<96x16xf32>
     }
     """)
-    command = [sys.executable, "-m", "alpa.tools.run_file", path, "--cluster", "cpu:1x3"]
+    command = [sys.executable, "-m", "alpa.tools.run_file", path, "--cluster", "cpu:1x2"]
     command += ["--num-layers", "1", "--num-stages", "1", "--dim", "96=24", "-o", plan]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\n1 of 1 results are equal" in done.stdout
     assert "tensor<24x16xf32>" in done.stdout
     inputs = runtime.load(plan).program.arguments
-    assert [argument.attributes.role for argument in inputs] == ["batch", "constant"]
+    assert [argument.attributes.role for argument in inputs] == [None, "constant"]
 
 
 def test_command_says_where_a_program_is_wrong(

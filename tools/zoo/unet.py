@@ -84,7 +84,9 @@ class SpatialAttention(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         batch, height, width, channels = x.shape
         y = nn.GroupNorm(self.num_groups)(x).reshape(batch, height * width, channels)
-        query, key, value = (nn.Dense(channels, name=n)(y) for n in ("query", "key", "value"))
+        query, value = (nn.Dense(channels, name=n)(y) for n in ("query", "value"))
+        # Softmax does not see a bias of the keys: its gradient would be rounding noise.
+        key = nn.Dense(channels, name="key", use_bias=False)(y)
         scores = jnp.einsum("bqc,bkc->bqk", query * channels**-0.5, key)
         mixed = jnp.einsum("bqk,bkc->bqc", nn.softmax(scores), value)
         return x + nn.Dense(channels, name="out")(mixed).reshape(x.shape)

@@ -1,0 +1,26 @@
+// RUN: alpa-opt %s --split-input-file --pipeline='insert-cross-mesh-reshard' --verify-diagnostics
+
+!x0 = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+!x1 = !mpmd.mesh_tensor<"mesh_1", tensor<8xf32>>
+module {
+  sdy.mesh @mesh_0 = <["axis0"=2]>
+  sdy.mesh @mesh_1 = <["axis0"=2]>
+  func.func public @no_shardings(%x: !x0) -> !x1 attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["axis0"=2]>>, <"mesh_1" : <["axis0"=2]>>>,
+      alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
+                     {name = "mesh_1", hosts = array<i64: 0>, devices = array<i64: 2, 3>, logical_shape = array<i64: 2>}],
+      alpa.plan = {cluster = "cpu:1x4", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
+    // expected-error @+1 {{a transfer between tensors without shardings; run ilp-shard-annotate before}}
+    %0 = mpmd.transfer %x : (!x0) -> !x1
+    return %0 : !x1
+  }
+}
+
+// -----
+
+module {
+  // expected-error @+1 {{no alpa.plan; run stage-mesh-partition before this pass}}
+  func.func public @no_plan(%x: tensor<4xf32>) -> tensor<4xf32> {
+    return %x : tensor<4xf32>
+  }
+}

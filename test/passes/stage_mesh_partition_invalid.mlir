@@ -1,0 +1,52 @@
+// RUN: alpa-opt %s --pipeline='stage-mesh-partition{cluster=cpu:1x2 num-stages=2 num-micro-batches=2}' --split-input-file --verify-diagnostics
+
+func.func public @not_clustered(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{stablehlo.tanh is outside of any layer; run layer-cluster before this pass}}
+  %0 = stablehlo.tanh %x : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{cannot tell whether argument 0 is batch, state, key or constant, which several micro-batches need; set alpa.role (and alpa.batch_dim) on it}}
+func.func public @argument_without_a_role(%x: tensor<4xf32>) -> (tensor<4xf32> {alpa.result = "last"}) {
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{cannot tell whether argument 0 is batch, state, key or constant}}
+func.func public @batch_without_a_dimension(%x: tensor<4xf32> {alpa.role = "batch"}) -> (tensor<4xf32> {alpa.result = "last"}) {
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{cannot tell how result 0 is made from those of the micro-batches; set alpa.result = "concat:<dim>", "mean", "sum", "last" or "state:<argument>" on it}}
+func.func public @result_without_a_role(%x: tensor<4xf32> {alpa.role = "constant"}) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{cannot make 2 stages of 1 layers on 2 devices; ask for 1 to 1 with num-stages}}
+func.func public @more_stages_than_layers(%x: tensor<4xf32> {alpa.role = "constant"}) -> (tensor<4xf32> {alpa.result = "last"}) {
+  %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4xf32>) {
+    mpmd.return %a : tensor<4xf32>
+  } : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{no cut of 2 layers in 2 stages fits into memory, even with one micro-batch in flight; add devices or use smaller micro-batches (2 devices now)}}
+func.func public @no_memory(%w: tensor<1048576x65536xf32> {alpa.role = "state"}, %x: tensor<4xf32> {alpa.role = "constant"}) -> (tensor<1048576x65536xf32> {alpa.result = "state:0"}, tensor<4xf32> {alpa.result = "last"}) {
+  %0 = mpmd.named_computation<"layer_0"> (%w) (%a: tensor<1048576x65536xf32>) {
+    %2 = stablehlo.tanh %a : tensor<1048576x65536xf32>
+    mpmd.return %2 : tensor<1048576x65536xf32>
+  } : (tensor<1048576x65536xf32>) -> tensor<1048576x65536xf32>
+  %1 = mpmd.named_computation<"layer_1"> (%x) (%a: tensor<4xf32>) {
+    mpmd.return %a : tensor<4xf32>
+  } : (tensor<4xf32>) -> tensor<4xf32>
+  return %0, %1 : tensor<1048576x65536xf32>, tensor<4xf32>
+}

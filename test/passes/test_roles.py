@@ -1,0 +1,95 @@
+"""Inferred roles of training steps, held against the pytrees that jax was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import alpa.passes
+from alpa.dialects import body, main_function
+from alpa.passes.graph import Graph
+from alpa.passes.roles import Roles, infer_roles
+
+OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": lambda: optax.sgd(0.1),
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
+    "adam": lambda: optax.adam(1e-2),
+    "adamw": lambda: optax.adamw(1e-2),
+    "lion": lambda: optax.lion(1e-2),
+    "clip": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
+    "lamb": lambda: optax.lamb(1e-2),
+}
+
+
+def loss_fn(params: Any, x: jax.Array) -> jax.Array:
+    for layer in params:
+        x = jnp.tanh(x @ layer["w"] + layer["b"])
+    return jnp.mean(x**2)
+
+
+def roles_of(step: Callable[..., Any], *arguments: Any, donate: bool) -> Roles:
+    jitted = jax.jit(step, donate_argnums=(0,) if donate else (), keep_unused=True)
+    module = alpa.passes.run(jitted.lower(*arguments).as_text(), "simplify-trivial-ops")
+    function = main_function(module)
+    return infer_roles(function, Graph.of(body(function)))
+
+
+@pytest.mark.parametrize("donate", [True, False], ids=["donation", "data flow"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_batch_and_loss(name: str, donate: bool) -> None:
+    optimizer = OPTIMIZERS[name]()
+
+    def step(state: Any, x: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(state[0], x)
+        updates, opt_state = optimizer.update(grads, state[1], state[0])
+        return (optax.apply_updates(state[0], updates), opt_state), loss
+
+    params = [{"w": jnp.ones((8, 8)), "b": jnp.ones(8)} for _ in range(3)]
+    state = (params, optimizer.init(params))
+    roles = roles_of(step, state, jnp.ones((4, 8)), donate=donate)
+    count = len(jax.tree.leaves(state))
+    assert roles.state_pairs() == {i: i for i in range(count)}
+    assert [argument.role for argument in roles.arguments] == ["state"] * count + ["batch"]
+    assert roles.arguments[-1].batch_dim == 0
+    assert str(roles.results[-1].role) == "mean"
+    assert not roles.ambiguous
+
+
+def test_equal_distances_are_ambiguous() -> None:
+    def step(a: jax.Array, b: jax.Array) -> jax.Array:
+        return a + b
+
+    roles = roles_of(step, jnp.ones(4), jnp.ones(4), donate=False)
+    assert roles.ambiguous == ("result 0 could be the new value of argument 0 or 1",)
+
+
+def test_batches_that_disagree_on_their_size_have_no_batch_dimension() -> None:
+    def step(w: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+        return w - x.sum() * y.sum(), x
+
+    roles = roles_of(step, jnp.ones(3), jnp.ones((4, 8)), jnp.ones((5, 8)), donate=True)
+    assert [argument.role for argument in roles.arguments] == ["state", None, None]
+
+
+def test_inference_has_no_state() -> None:
+    roles = roles_of(lambda w, x: jnp.tanh(x @ w), jnp.ones((8, 2)), jnp.ones((4, 8)), donate=False)
+    assert roles.state_pairs() == {}
+    assert [argument.role for argument in roles.arguments] == [None, None]
+
+
+def test_a_loss_that_jax_gives_a_donated_scalar_is_no_state() -> None:
+    """jax pairs donated buffers with results by their types, in order: the loss comes first."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"])
+        return loss, {"decay": state["decay"] * 0.5, "w": state["w"] - state["decay"] * grad}
+
+    state = {"decay": jnp.ones(()), "w": jnp.ones((8, 2))}
+    roles = roles_of(step, state, jnp.ones((4, 8)), donate=True)
+    assert roles.state_pairs() == {1: 0, 2: 1}
+    assert str(roles.results[0].role) == "mean"

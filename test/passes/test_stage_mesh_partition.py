@@ -1,0 +1,154 @@
+"""`stage-mesh-partition` on training steps: the stages together compute what the program did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import alpa.passes
+from alpa.dialects import body, func, ir, main_function, mpmd, parse, terminator
+from alpa.dialects.attributes import Plan, read_arguments, read_meshes, read_results
+from alpa.passes.graph import replace_operands
+from alpa.runtime.reference import compare, random_arguments, run_single_device
+
+CLUSTERED = "simplify-trivial-ops,layer-cluster{num-layers=3}"
+
+
+def tied_loss(params: Any, x: jax.Array) -> jax.Array:
+    h = jnp.tanh(x @ params["in"])
+    h = jnp.tanh(h @ params["middle"] + params["bias"])
+    return jnp.mean((h @ params["in"].T - x) ** 2)
+
+
+def step_text(optimizer: optax.GradientTransformation) -> str:
+    def step(state: Any, x: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(tied_loss)(state[0], x)
+        updates, opt_state = optimizer.update(grads, state[1], state[0])
+        new = (optax.apply_updates(state[0], updates), opt_state)
+        return new, loss, optax.tree.norm(grads)
+
+    shapes = {"in": (8, 16), "middle": (16, 16), "bias": (16,)}
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    state = (params, optimizer.init(params))
+    jitted = jax.jit(step, donate_argnums=0, keep_unused=True)
+    return jitted.lower(state, jnp.ones((4, 8))).as_text()
+
+
+OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": lambda: optax.sgd(0.1),
+    "clip and momentum": lambda: optax.chain(
+        optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9)
+    ),
+}
+
+
+def joined(planned: ir.Module) -> ir.Module:
+    """Fragments inlined, transfers gone, mesh tensors turned into tensors."""
+    main = main_function(planned)
+    with planned.context, ir.Location.unknown():
+        plain = ir.Module.create()
+        inner_types = {}
+        for op in body(main).operations:
+            if isinstance(op, mpmd.FragmentOp):
+                inside = body(op)
+                pairs = [*zip(op.operands, inside.arguments, strict=True)]
+                pairs += zip(op.results, terminator(inside).operands, strict=True)
+                inner_types.update((outer.type, value.type) for outer, value in pairs)
+        results = [inner_types[v.type] for v in terminator(body(main)).operands]
+        inputs = [inner_types[v.type] for v in body(main).arguments]
+        with ir.InsertionPoint(plain.body):
+            new = func.FuncOp("main", (inputs, results), visibility="public")
+        block = new.add_entry_block()
+        values = dict(zip(body(main).arguments, block.arguments, strict=True))
+        for op in list(body(main).operations)[:-1]:
+            if isinstance(op, mpmd.TransferOp):
+                values[op.result] = values[op.operands[0]]
+                continue
+            inside = body(op)
+            mapping = {a: values[v] for a, v in zip(inside.arguments, op.operands, strict=True)}
+            for member in list(inside.operations)[:-1]:
+                clone = member.operation.clone(ip=ir.InsertionPoint(block)).opview
+                replace_operands(clone, mapping)
+                mapping.update(zip(member.results, clone.results, strict=True))
+            returned = terminator(inside).operands
+            values.update(zip(op.results, (mapping[v] for v in returned), strict=True))
+        with ir.InsertionPoint(block):
+            func.ReturnOp([values[v] for v in terminator(body(main)).operands])
+    return plain
+
+
+@pytest.mark.parametrize("cluster", ["cpu:1x2", "cpu:2x4"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_stages_compute_the_step(name: str, cluster: str) -> None:
+    text = step_text(OPTIMIZERS[name]())
+    program = parse(text)
+    arguments = random_arguments(program, 0)
+    expected = run_single_device(program, arguments)
+    stages = f"stage-mesh-partition{{cluster={cluster} num-stages=2}}"
+    planned = alpa.passes.run(text, f"{CLUSTERED},{stages}")
+    main = main_function(planned)
+    inputs = [argument.input for argument in read_arguments(main)]
+    outputs = [result.output for result in read_results(main)]
+    assert len(read_meshes(main)) == 2
+    assert sorted(set(inputs)) == list(range(len(arguments)))
+    assert sorted(set(outputs)) == list(range(len(expected)))
+    found = run_single_device(joined(planned), [arguments[i] for i in inputs])
+    assert all(row.ok for row in compare(found, [expected[r] for r in outputs]))
+
+
+def test_each_mesh_donates_a_state_to_its_own_result() -> None:
+    text = step_text(optax.sgd(0.1))
+    planned = alpa.passes.run(
+        text, f"{CLUSTERED},stage-mesh-partition{{cluster=cpu:1x2 num-stages=2}}"
+    )
+    main = main_function(planned)
+    targets = list(main.type.results)
+    results = read_results(main)
+    states = [
+        (a, t)
+        for a, t in zip(read_arguments(main), main.type.inputs, strict=True)
+        if a.role == "state"
+    ]
+    assert len(states) == 4  # the tied parameter on both meshes
+    for argument, type_ in states:
+        assert argument.aliasing_output is not None
+        assert targets[argument.aliasing_output] == type_
+        assert results[argument.aliasing_output].output == argument.input
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ("tpu:1x2", "unknown cluster 'tpu:1x2'"),
+        ("cpu:1x1", "cannot make 2 stages of 3 layers on 1 devices; ask for 1 to 1"),
+    ],
+)
+def test_a_cluster_that_does_not_do(cluster: str, message: str) -> None:
+    with pytest.raises(ir.MLIRError, match=message):
+        alpa.passes.run(
+            step_text(optax.sgd(0.1)),
+            f"{CLUSTERED},stage-mesh-partition{{cluster={cluster} num-stages=2}}",
+        )
+
+
+def test_more_micro_batches_in_flight_need_more_memory() -> None:
+    def peaks(schedule: str, batches: int) -> np.ndarray:
+        options = f"cluster=cpu:1x2 num-stages=2 schedule={schedule} num-micro-batches={batches}"
+        text = step_text(optax.sgd(0.1)).replace(
+            "tensor<f32> {jax.result_info", 'tensor<f32> {alpa.result = "mean", jax.result_info'
+        )
+        planned = alpa.passes.run(text, f"{CLUSTERED},stage-mesh-partition{{{options}}}")
+        plan = Plan.read(main_function(planned))
+        assert plan is not None
+        return np.array(plan.predicted_peak_bytes)
+
+    one, eight, eight_1f1b = peaks("gpipe", 1), peaks("gpipe", 8), peaks("1f1b", 8)
+    assert (eight > eight_1f1b).all()
+    assert eight_1f1b[0] > one[0]
+    assert eight_1f1b[1] == one[1]  # the last stage keeps one micro-batch

@@ -1,0 +1,436 @@
+"""Parallelises a training step, runs it on virtual CPU devices, and holds it against plain jax.
+
+    python -m alpa.tools.demo
+    python -m alpa.tools.demo moe-tiny --cluster cpu:1x4 --num-stages auto --optimizer adam
+
+Both sides start from the same state and see the same batches: two random ones, which take turns, so
+that the loss falls. The rule for "equal" depends on the optimizer, because parallel sums differ in
+their last bits and Adam divides by the root of a gradient's square, which blows that up:
+
+* sgd: `max|a-b| <= 1e-4 max|ref|` for each loss and each tensor of the state after the last step;
+  2e-2 where the model computes in 16 bits.
+* adam, adamw-clip: the same for the losses; each tensor of the state is at most 4 times as far from
+  a run in 64 bits as plain jax is.
+
+Plain jax runs one step at the whole batch; a program whose forward pass writes state or draws
+random numbers is run by plain jax micro-batch by micro-batch, as the plan does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+if __name__ == "__main__":
+    # XLA warns of layouts that it changes in a roundabout way, which who tries the demo cannot act
+    # on. It reads this when jax is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import SingleDeviceSharding
+
+from alpa import passes, runtime
+from alpa.dialects import format_error, ir, main_function, parse
+from alpa.passes import PassError, pipeline
+from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.runtime.pjrt import Compiled, compile_module
+from alpa.runtime.placement import numpy_dtype
+from alpa.runtime.reference import compare
+from alpa.tools import zoo
+from alpa.tools.plan_table import plan_table
+from alpa.tools.run_file import widened
+from alpa.tools.zoo import TrainingProgram, TrainState
+
+# A GPT of 3.1 million parameters: real enough to have a plan, small enough for a laptop.
+_DEFAULT = "gpt-3m"
+_GPT_3M = {
+    "num_layers": 6,
+    "hidden_size": 192,
+    "num_heads": 6,
+    "vocab_size": 2048,
+    "sequence_length": 64,
+}
+_ADAPTIVE = 4  # times the distance of plain jax to the run in 64 bits
+_EPSILON = float(np.finfo(np.float32).eps)
+_EXAMPLES = f"""\
+models: {_DEFAULT}, and those of python -m alpa.tools.zoo --list
+
+examples:
+  python -m alpa.tools.demo
+  python -m alpa.tools.demo moe-tiny --cluster cpu:1x4 --num-stages auto --optimizer adam
+"""
+
+Step = Callable[[Any, Any], tuple[TrainState, Any]]
+
+
+class DemoError(ValueError):
+    """The demo cannot be run; the message says what to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One tensor after the last step: how far it is off, and how far it may be."""
+
+    name: str
+    error: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound
+
+    @property
+    def share(self) -> float:
+        """The error in units of its bound."""
+        if not self.error:
+            return 0.0
+        return self.error / self.bound if self.bound else float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The losses of each step and the state after the last one."""
+
+    losses: list[float]
+    state: TrainState
+
+
+def model(name: str, optimizer: str) -> TrainingProgram:
+    """A program of the zoo, or the demo's own.
+
+    Raises:
+        DemoError: there is none of that name; with the nearest ones.
+    """
+    try:
+        if name == _DEFAULT:
+            return zoo.get("gpt-tiny", optimizer=optimizer, **_GPT_3M)
+        return zoo.get(name, optimizer=optimizer)
+    except ValueError as error:
+        raise DemoError(f"{error}; python -m alpa.tools.zoo --list names all") from error
+
+
+def planned_step(program: TrainingProgram, executable: runtime.Executable) -> Step:
+    """The planned step with the signature of the program's own."""
+    structure = jax.tree.structure(program.state_shapes())
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, Any]:
+        *leaves, loss = executable(*jax.tree.leaves((state, batch)))
+        return jax.tree.unflatten(structure, leaves), loss
+
+    return step
+
+
+def reference_step(program: TrainingProgram, batches: int) -> Step:
+    """What the plan has to compute, in plain jax."""
+    keys = {name for name, entry in program.config.inputs().items() if entry.role == "key"}
+    if batches == 1 or not (keys or jax.tree.leaves(program.state_shapes().model_state)):
+        return program.train_step
+
+    def step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, Any]:
+        fixed = {name: batch[name] for name in keys}
+        split = {
+            name: array.reshape(batches, -1, *array.shape[1:])
+            for name, array in batch.items()
+            if name not in keys
+        }
+        value_and_grad = jax.value_and_grad(program.loss, has_aux=True)
+
+        def micro_batch(carry: Any, part: Any) -> tuple[Any, None]:
+            model_state, total, sums = carry
+            (loss, model_state), grads = value_and_grad(
+                state.params, model_state, {**part, **fixed}
+            )
+            return (model_state, total + loss, jax.tree.map(jnp.add, sums, grads)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, state.params)
+        start = (state.model_state, jnp.zeros(()), zeros)
+        (model_state, total, sums), _ = jax.lax.scan(micro_batch, start, split)
+        grads = jax.tree.map(lambda g: g / batches, sums)
+        updates, opt_state = program.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(params, opt_state, model_state), total / batches
+
+    return step
+
+
+def widened_step(step: Step, state: TrainState, batch: Any) -> Step:
+    """A step that computes in 64 bits and rounds nowhere between.
+
+    Raises:
+        ir.MLIRError: the program takes a float apart by its bits.
+    """
+    structure = jax.tree.structure(state)
+    traced = jax.jit(step, keep_unused=True).trace(state, batch)
+    module = widened(cast(ir.Module, traced.lower().compiler_ir("stablehlo")))
+    device = jax.devices()[0]
+    types = [ir.RankedTensorType(type_) for type_ in main_function(module).type.inputs]
+    results = [ir.RankedTensorType(type_) for type_ in main_function(module).type.results]
+    dtypes = [numpy_dtype(str(type_.element_type)) for type_ in types]
+    sharding = SingleDeviceSharding(device)
+    compiled: Compiled = compile_module(
+        module, [device], [(tuple(type_.shape), sharding) for type_ in results]
+    )
+
+    def run(state: TrainState, batch: Any) -> tuple[TrainState, Any]:
+        leaves = zip(jax.tree.leaves((state, batch)), dtypes, strict=True)
+        with jax.enable_x64(True):
+            arrays = [jax.device_put(np.asarray(leaf, dtype), device) for leaf, dtype in leaves]
+            *new, loss = compiled(arrays)
+        return jax.tree.unflatten(structure, new), loss
+
+    return run
+
+
+def run(name: str, step: Step, state: TrainState, batches: Sequence[Any], steps: int) -> Run:
+    """Runs some steps; the batches take turns."""
+    losses: list[float] = []
+    for number in range(steps):
+        with _doing(f"{name}, step {number + 1} of {steps}"):
+            state, loss = step(state, batches[number % len(batches)])
+            losses.append(float(loss))
+    return Run(losses=losses, state=jax.tree.map(np.asarray, state))
+
+
+def loss_rows(run: Run, reference: Run, dtype: str) -> list[Row]:
+    """The losses, by the bound of the type that the model computes in."""
+    a, b = (list(np.asarray(losses, np.float32)) for losses in (run.losses, reference.losses))
+    rows = compare(a, b, dtype)
+    return [Row(name=f"loss {r.index + 1}", error=r.error, bound=r.bound) for r in rows]
+
+
+def state_rows(run: Run, reference: Run, exact: Run | None, dtype: str) -> list[Row]:
+    """The tensors of the state: by their size, or by the distance to the exact run."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(run.state)]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    results, plain = jax.tree.leaves(run.state), jax.tree.leaves(reference.state)
+    if exact is None:
+        rows = compare(results, plain, dtype)
+        return [Row(name=names[r.index], error=r.error, bound=r.bound) for r in rows]
+    rows = []
+    for name, a, b, truth in zip(names, results, plain, jax.tree.leaves(exact.state), strict=True):
+        floor = _EPSILON * float(np.max(np.abs(truth), initial=0)) if a.dtype.kind == "f" else 0
+        bound = _ADAPTIVE * max(_distance(b, truth), floor)
+        rows.append(Row(name=name, error=_distance(a, truth), bound=bound))
+    return rows
+
+
+def _distance(array: Any, truth: Any) -> float:
+    wide = np.asarray(truth, np.float64)
+    return float(np.max(np.abs(np.asarray(array, np.float64) - wide), initial=0))
+
+
+def _plan(program: TrainingProgram, options: argparse.Namespace) -> ir.Module:
+    """The planned module; the passes run one by one so that each can be watched."""
+    given = {
+        "cluster": options.cluster,
+        "num-micro-batches": options.num_micro_batches,
+        "num-layers": options.num_layers,
+        "num-stages": options.num_stages,
+    }
+    with _doing("lowering"):
+        module = parse(program.lower(options.micro_batch_size))
+    for name in pipeline.PIPELINES["alpa"]:
+        known = pipeline.load_pass(name).option_fields()
+        texts = [f"{key}={value}" for key, value in given.items() if key in known]
+        with _doing(name):
+            passes.run(module, f"{name}{{{' '.join(texts)}}}" if texts else name)
+    return module
+
+
+def _demo(options: argparse.Namespace) -> bool:
+    """Whether the planned program and plain jax agree."""
+    program = model(options.model, options.optimizer)
+    num_devices = _prepare_devices(options.cluster)
+    _check_memory(program, num_devices)
+    batches, size = options.num_micro_batches, options.micro_batch_size
+    print(
+        f"{options.model}: {program.num_parameters():,} parameters, {options.optimizer}, "
+        f"{batches} micro-batches of {size} samples, {num_devices} virtual CPU devices\n"
+    )
+    module = _plan(program, options)
+    print(plan_table(module), flush=True)
+    with _doing("compiling the stages"):
+        executable = runtime.load(module)
+
+    state = program.init_state(0)
+    data = [program.random_batch(seed, batches * size) for seed in (1, 2)]
+    reference = reference_step(program, batches)
+    looped = reference != program.train_step
+    # The plan donates its state: it gets a copy of its own.
+    start = jax.tree.map(np.asarray, state)
+    ours = run("the plan", planned_step(program, executable), start, data, options.steps)
+    plain = run("plain jax", jax.jit(reference), state, data, options.steps)
+    exact = None
+    if options.optimizer != "sgd":
+        with _doing("compiling for 64 bits"):
+            wide = widened_step(reference, state, data[0])
+        exact = run("plain jax in 64 bits", wide, state, data, options.steps)
+
+    dtype = np.dtype(getattr(program.config, "dtype", np.float32)).name
+    losses = loss_rows(ours, plain, dtype)
+    states = state_rows(ours, plain, exact, dtype)
+    _print_losses(ours, plain, losses, looped=looped)
+    return _print_verdict(losses, states, dtype, adaptive=exact is not None)
+
+
+def _prepare_devices(cluster: str) -> int:
+    """Asks jax for as many CPU devices as the cluster has; before jax has made any."""
+    try:
+        count = Cluster.parse(cluster).num_devices
+    except ClusterError as error:
+        raise DemoError(str(error)) from error
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:  # jax runs already
+        if len(jax.devices()) < count:
+            raise DemoError(
+                f"the cluster {cluster} has {count} devices, jax has made {len(jax.devices())} "
+                "already; start the demo in a process of its own"
+            ) from error
+    return count
+
+
+def _check_memory(program: TrainingProgram, num_devices: int) -> None:
+    """Raises DemoError where replicas on every device would not fit into this machine."""
+    leaves = jax.tree.leaves(program.state_shapes())
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = size * (num_devices + 3)  # and the start, the gradients and plain jax's
+    if needed > memory:
+        raise DemoError(
+            f"{program.name} has {size / 2**30:.1f} GiB of state, up to {needed / 2**30:.0f} GiB "
+            f"on {num_devices} devices in one machine that has {memory / 2**30:.0f} GiB; take a "
+            f"smaller model, such as {_DEFAULT}, or only plan it with alpa-opt"
+        )
+
+
+def _print_losses(ours: Run, plain: Run, rows: Sequence[Row], *, looped: bool) -> None:
+    reference = "plain jax by micro-batches" if looped else "plain jax"
+    print(f"{'step':>4}  {'loss of the plan':>16}  {reference:>16}  {'difference':>10}")
+    for number, row in enumerate(rows):
+        a, b = ours.losses[number], plain.losses[number]
+        mark = "" if row.ok else "  DIFFERS"
+        print(
+            f"{number + 1:>4}  {a:>16.6f}  {b:>{max(16, len(reference))}.6f}  "
+            f"{row.error:>10.1e}{mark}"
+        )
+
+
+def _print_verdict(
+    losses: Sequence[Row], states: Sequence[Row], dtype: str, *, adaptive: bool
+) -> bool:
+    relative = "2e-2" if dtype in ("bfloat16", "float16") else "1e-4"
+    rule = f"max|a-b| <= {relative} max|ref|"
+    if adaptive:
+        print(
+            f"\nrule for losses: {rule}\nrule for the state: at most {_ADAPTIVE} times as far "
+            "from a run in 64 bits as plain jax"
+        )
+    else:
+        print(f"\nrule for losses and the state: {rule}")
+    parameters = [row for row in states if row.name.startswith("params/")]
+    worst = max(parameters, key=lambda row: row.share)
+    print(
+        f"largest parameter difference: {worst.error:.1e} of at most {worst.bound:.1e} "
+        f"({worst.share:.0%}), in {worst.name.removeprefix('params/')}"
+    )
+    wrong = [row for row in (*losses, *states) if not row.ok]
+    for row in wrong[:10]:
+        print(f"  {row.name} is off by {row.error:.1e}, allowed are {row.bound:.1e}")
+    what = f"{len(losses)} losses and {len(states)} tensors of the state"
+    if wrong:
+        print(f"DIFFERENT: {len(wrong)} of {what}")
+    else:
+        print(f"EQUAL: all {what}, of them {len(parameters)} parameters")
+    return not wrong
+
+
+@contextmanager
+def _doing(what: str) -> Generator[None]:
+    """Says on a terminal what is being done, then how long it took."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(f"{what} ...", end="", file=sys.stderr, flush=True)
+    start = time.perf_counter()
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if shown:
+            end = f" {time.perf_counter() - start:.1f} s" if done else ""
+            print(end, file=sys.stderr, flush=True)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _count_or_auto(text: str) -> int | str:
+    return text if text == "auto" else _count(text)
+
+
+# What argparse calls the type in its messages.
+_count.__name__ = "whole number"
+_count_or_auto.__name__ = "whole number or auto"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m alpa.tools.demo",
+        description="Parallelises a training step, runs it on virtual CPU devices, and compares "
+        "losses and parameters with plain jax. The exit status is 0 if they are equal, else 1.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", default=_DEFAULT, metavar="MODEL")
+    add = partial(parser.add_argument, metavar="N")
+    add("--cluster", metavar="C", default="cpu:2x4", help="hosts x devices; default: %(default)s")
+    add("--num-micro-batches", type=_count, default=4, help="per step; default: %(default)s")
+    add("--micro-batch-size", type=_count, default=4, help="samples; default: %(default)s")
+    add("--num-layers", type=_count_or_auto, default="auto", help="default: %(default)s")
+    add(
+        "--num-stages",
+        type=_count_or_auto,
+        default=2,
+        help="pipeline stages, or auto: the fastest plan found; default: %(default)s",
+    )
+    add("--steps", type=_count, default=5, help="default: %(default)s")
+    parser.add_argument("--optimizer", choices=zoo.OPTIMIZERS, default="sgd", help="default: sgd")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; the exit status is 0 if the plan computes what plain jax does."""
+    options = _parser().parse_args(arguments)
+    try:
+        return 0 if _demo(options) else 1
+    except ir.MLIRError as error:
+        message = format_error(error)
+    except PassError as error:
+        message = error.message
+    except (DemoError, runtime.LoadError) as error:
+        message = str(error)
+    except KeyboardInterrupt:
+        message = "interrupted"
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
