@@ -19,6 +19,7 @@ random numbers is run by plain jax micro-batch by micro-batch, as the plan does.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 import time
@@ -40,7 +41,7 @@ import optax
 from jax.sharding import SingleDeviceSharding
 
 from alpa import passes, runtime
-from alpa.dialects import format_error, ir, main_function, parse
+from alpa.dialects import ir, main_function, parse
 from alpa.passes import PassError, pipeline
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.runtime.pjrt import Compiled, compile_module
@@ -53,7 +54,7 @@ from alpa.tools.zoo import TrainingProgram, TrainState
 
 # A GPT of 3.1 million parameters: real enough to have a plan, small enough for a laptop.
 _DEFAULT = "gpt-3m"
-_GPT_3M = {
+GPT_3M = {
     "num_layers": 6,
     "hidden_size": 192,
     "num_heads": 6,
@@ -111,12 +112,18 @@ def model(name: str, optimizer: str) -> TrainingProgram:
     Raises:
         DemoError: there is none of that name; with the nearest ones.
     """
-    try:
-        if name == _DEFAULT:
-            return zoo.get("gpt-tiny", optimizer=optimizer, **_GPT_3M)
-        return zoo.get(name, optimizer=optimizer)
-    except ValueError as error:
-        raise DemoError(f"{error}; python -m alpa.tools.zoo --list names all") from error
+    if name == _DEFAULT:
+        return zoo.get("gpt-tiny", optimizer=optimizer, **GPT_3M)
+    known = [_DEFAULT, *zoo.names()]
+    if name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known) or known)
+        raise DemoError(f"no model is called {name!r}; try {near}")
+    return zoo.get(name, optimizer=optimizer)
+
+
+def random_inputs(program: TrainingProgram) -> set[str]:
+    """The names of its random keys."""
+    return {name for name, entry in program.config.inputs().items() if entry.role == "key"}
 
 
 def planned_step(program: TrainingProgram, executable: runtime.Executable) -> Step:
@@ -132,7 +139,7 @@ def planned_step(program: TrainingProgram, executable: runtime.Executable) -> St
 
 def reference_step(program: TrainingProgram, batches: int) -> Step:
     """What the plan has to compute, in plain jax."""
-    keys = {name for name, entry in program.config.inputs().items() if entry.role == "key"}
+    keys = random_inputs(program)
     if batches == 1 or not (keys or jax.tree.leaves(program.state_shapes().model_state)):
         return program.train_step
 
@@ -164,11 +171,7 @@ def reference_step(program: TrainingProgram, batches: int) -> Step:
 
 
 def widened_step(step: Step, state: TrainState, batch: Any) -> Step:
-    """A step that computes in 64 bits and rounds nowhere between.
-
-    Raises:
-        ir.MLIRError: the program takes a float apart by its bits.
-    """
+    """A step that computes in 64 bits and rounds nowhere between."""
     structure = jax.tree.structure(state)
     traced = jax.jit(step, keep_unused=True).trace(state, batch)
     module = widened(cast(ir.Module, traced.lower().compiler_ir("stablehlo")))
@@ -250,6 +253,12 @@ def _plan(program: TrainingProgram, options: argparse.Namespace) -> ir.Module:
 def _demo(options: argparse.Namespace) -> bool:
     """Whether the planned program and plain jax agree."""
     program = model(options.model, options.optimizer)
+    if options.optimizer != "sgd" and random_inputs(program):
+        # They make floats of random bits, which do not widen.
+        raise DemoError(
+            f"{options.model} draws random numbers, so there is no run in 64 bits to judge "
+            f"{options.optimizer} by; take --optimizer sgd"
+        )
     num_devices = _prepare_devices(options.cluster)
     _check_memory(program, num_devices)
     batches, size = options.num_micro_batches, options.micro_batch_size
@@ -421,7 +430,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return 0 if _demo(options) else 1
     except ir.MLIRError as error:
-        message = format_error(error)
+        # The places are in a text that nobody has seen.
+        messages = [diagnostic.message for diagnostic in error.error_diagnostics]
+        message = "\n".join(messages) or error.message
     except PassError as error:
         message = error.message
     except (DemoError, runtime.LoadError) as error:

@@ -173,12 +173,12 @@ def _dims(value: Value) -> tuple[tuple[str, ...], ...]:
 
 def _header(view: _View) -> list[str]:
     plan, cluster = view.program.plan, view.cluster
-    machine = plan.cluster or "of no name"
+    machine = plan.cluster or "a cluster of no name"
     if cluster is not None:
         machine += f" ({_count(cluster.hosts, 'host')} x {cluster.devices_per_host} "
         machine += f"{cluster.device.name})"
     return [
-        f"plan for the cluster {machine}: {_count(len(view.stages), 'stage')}, "
+        f"plan for {machine}: {_count(len(view.stages), 'stage')}, "
         f"{_count(plan.num_micro_batches, 'micro-batch', 'micro-batches')}, {plan.schedule}, "
         f"predicted step {_seconds(plan.predicted_step_seconds)}"
     ]
@@ -335,7 +335,7 @@ def _limits(view: _View) -> list[str]:
         )
     lines += [
         f"  stage {stage.number} holds {_bytes(stage.state_bytes)} of state per device, more than "
-        "its predicted peak, which divides everything evenly"
+        "its predicted peak, which assumes an even split"
         for stage in stages
         if stage.peak_bytes is not None and stage.state_bytes > stage.peak_bytes
     ]
@@ -445,6 +445,8 @@ def _count(number: int, noun: str, plural: str = "") -> str:
 
 
 def _percent(share: float) -> str:
+    if 0 < share < 5e-4:
+        return "<0.1%"
     return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
 

@@ -1,0 +1,157 @@
+"""The demo runs, tells right from wrong, and says what is wrong with a command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alpa.tools import demo
+from alpa.tools.demo import Run, loss_rows, main, model, reference_step, state_rows
+from alpa.tools.zoo import TrainState
+
+TINY = {
+    "num_layers": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "vocab_size": 32,
+    "sequence_length": 8,
+}
+SMALL = ["--cluster", "cpu:1x4", "--micro-batch-size", "2", "--num-micro-batches", "2"]
+
+
+@pytest.fixture(autouse=True)
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "GPT_3M", TINY)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule"),
+    [
+        ("sgd", "rule for losses and the state: max|a-b| <= 1e-4 max|ref|"),
+        ("adam", "rule for the state: at most 4 times as far from a run in 64 bits as plain jax"),
+    ],
+)
+def test_a_plan_equals_plain_jax(
+    optimizer: str, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--steps", "3", "--optimizer", optimizer]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0] == (
+        f"gpt-3m: 4,272 parameters, {optimizer}, 2 micro-batches of 2 samples, "
+        "4 virtual CPU devices"
+    )
+    assert lines[2].startswith("plan for cpu:1x4 (1 host x 4 CPU): 2 stages, 2 micro-batches")
+    assert [line.split()[0] for line in lines if line[:4].strip().isdigit()][-3:] == list("123")
+    assert rule in lines
+    assert lines[-1].startswith("EQUAL: all 3 losses and ")
+    assert captured.err == ""  # nothing but errors goes there unless it is a terminal
+
+
+def test_another_program_is_found_to_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def other(program, batches):
+        step = reference_step(program, batches)
+
+        def wrong(state, batch):
+            new, loss = step(state, batch)
+            params = jax.tree.map(lambda a: a * 1.001, new.params)
+            return TrainState(params, new.opt_state, new.model_state), loss
+
+        return wrong
+
+    monkeypatch.setattr(demo, "reference_step", other)
+    assert main([*SMALL, "--steps", "1"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "DIFFERENT: 12 of 1 losses and 32 tensors of the state"
+
+
+def state(weight: float) -> TrainState:
+    return TrainState({"w": np.array([1.0, weight], np.float32)}, (), {})
+
+
+def test_sgd_is_held_against_the_size_of_the_tensor() -> None:
+    plain = Run(losses=[2.0], state=state(4.0))
+    (good,) = state_rows(Run(losses=[2.0], state=state(4.0003)), plain, None, "float32")
+    (bad,) = state_rows(Run(losses=[2.0], state=state(4.0005)), plain, None, "float32")
+    assert good.name == "params/w"
+    assert good.bound == pytest.approx(4e-4)
+    assert (good.ok, bad.ok) == (True, False)
+    (half,) = state_rows(Run(losses=[2.0], state=state(4.05)), plain, None, "float16")
+    assert half.ok
+
+
+def test_adam_is_held_against_the_distance_of_plain_jax() -> None:
+    exact = Run(losses=[2.0], state=state(4.0))
+    plain = Run(losses=[2.0], state=state(4.01))
+    (good,) = state_rows(Run(losses=[2.0], state=state(3.961)), plain, exact, "float32")
+    (bad,) = state_rows(Run(losses=[2.0], state=state(3.959)), plain, exact, "float32")
+    assert (good.ok, bad.ok) == (True, False)
+    # Where plain jax is exact by luck, a last bit is no mistake.
+    (lucky,) = state_rows(Run(losses=[2.0], state=state(4.0000005)), exact, exact, "float32")
+    assert lucky.ok
+
+
+def test_losses_are_compared_one_by_one() -> None:
+    rows = loss_rows(
+        Run(losses=[2.0, 2.0], state=state(1.0)),
+        Run(losses=[2.0001, 2.001], state=state(1.0)),
+        "float32",
+    )
+    assert [row.ok for row in rows] == [True, False]
+
+
+def test_random_numbers_are_drawn_by_micro_batch() -> None:
+    """Plain jax at the whole batch would draw other masks."""
+    program = model("gpt-tiny-dropout", "sgd")
+    start, batch = program.init_state(0), program.random_batch(1, 4)
+    _, loss = jax.jit(reference_step(program, 2))(start, batch)
+    halves = [
+        {name: a if name == "dropout" else a[h : h + 2] for name, a in batch.items()}
+        for h in (0, 2)
+    ]
+    losses = [jax.jit(program.train_step)(start, half)[1] for half in halves]
+    assert float(loss) == pytest.approx(float(jnp.mean(jnp.stack(losses))), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt-4m"], "error: no model is called 'gpt-4m'; try gpt-3m"),
+        (["--cluster", "cpu"], "error: cluster 'cpu': the shape is missing; write hosts x"),
+        (["--cluster", "cpu:1x99"], "error: the cluster cpu:1x99 has 99 devices, jax has made 8"),
+        (
+            [*SMALL, "--num-layers", "2", "--num-stages", "3"],
+            "error: cannot make 3 stages of 2 layers on 4 devices; ask for 1 to 2",
+        ),
+        (["gpt-39b"], "error: gpt-39b has "),
+        (["gpt-tiny-dropout", "--optimizer", "adam"], "error: gpt-tiny-dropout draws random"),
+    ],
+)
+def test_errors_are_sentences(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith(message)
+
+
+def test_counts_are_positive(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--steps", "0"])
+    assert stopped.value.code == 2
+    assert "argument --steps: 0 is less than 1" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_without_any_option() -> None:
+    """In a process of its own, which makes its own devices, and into a pipe."""
+    command = [sys.executable, "-m", "alpa.tools.demo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("EQUAL: all 5 losses and 152 tensors")
