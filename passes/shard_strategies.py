@@ -64,7 +64,7 @@ def _enumerate(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[Strategy, ..
 def strategy_of(rule: ShardingRule, sizes: tuple[int, ...], axes: Factors) -> Strategy | None:
     """The strategy with these axes on each factor, None where it does not divide evenly."""
     shards = [prod(sizes[a] for a in on) for on in axes]
-    if any(size % n for size, n in zip(rule.factor_sizes, shards, strict=True)):
+    if not all(_divides(size, n) for size, n in zip(rule.factor_sizes, shards, strict=True)):
         return None
     tensors = (*rule.operands, *rule.results)
     if not all(_representable(rule, dim, shards) for tensor in tensors for dim in tensor):
@@ -75,6 +75,11 @@ def strategy_of(rule: ShardingRule, sizes: tuple[int, ...], axes: Factors) -> St
         tuple(sorted(a for f in rule.reduction for a in axes[f])),
         prod(shards),
     )
+
+
+def _divides(size: int, ways: int) -> bool:
+    """Whether a dimension may be cut into equal parts; an empty one is never cut."""
+    return ways == 1 or (size > 0 and size % ways == 0)
 
 
 def _representable(rule: ShardingRule, dim: tuple[int, ...], shards: list[int]) -> bool:
@@ -109,7 +114,7 @@ def _follow(rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: La
         for factor in factors:
             while remaining and factor not in fixed:
                 ways = prod(sizes[a] for a in (*axes[factor], remaining[0]))
-                if rule.factor_sizes[factor] % ways:
+                if not _divides(rule.factor_sizes[factor], ways):
                     break
                 axes[factor] = (*axes[factor], remaining.pop(0))
             if prod(sizes[a] for a in axes[factor]) < rule.factor_sizes[factor]:
@@ -143,7 +148,7 @@ def tensor_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layo
         for layout in enumerate_layouts(len(sizes), len(shape))
         if all(sizes[a] > 1 for axes in layout for a in axes)
         and all(
-            size % prod(sizes[a] for a in axes) == 0
+            _divides(size, prod(sizes[a] for a in axes))
             for size, axes in zip(shape, layout, strict=True)
         )
     )

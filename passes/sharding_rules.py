@@ -84,7 +84,8 @@ def populated(module: ir.Module) -> Generator[Callable[[ir.OpView], ShardingRule
     with populated(module) as rule_of:
         rule = rule_of(op)
     """
-    given = {op.operation for op in walk(module.body) if _ATTRIBUTE in op.attributes}
+    # A list: the bindings hash an op by its Python object, of which there may be several.
+    given = [op.operation for op in walk(module.body) if _ATTRIBUTE in op.attributes]
     # Shardy warns of each op that it has no rule for; we have rules for those, or say so ourselves.
     handler: Any = module.context.attach_diagnostic_handler(
         lambda diagnostic: "sharding rule registry" in diagnostic.message

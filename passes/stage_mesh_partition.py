@@ -65,6 +65,7 @@ from alpa.passes.stage_cost import (
     part_of,
     stage_tables,
 )
+from alpa.passes.user_shardings import drop_user_shardings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,7 @@ class StageMeshPartition(Pass):
             raise PassError(function, str(error)) from error
         if self.num_micro_batches < 1:
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
+        drop_user_shardings(module, function, remark)
         graph = Graph.of(body(function))
         for op in graph.ops:
             if not isinstance(op, mpmd.NamedComputationOp):

@@ -259,8 +259,9 @@ def _demo(options: argparse.Namespace) -> bool:
             f"{options.model} draws random numbers, so there is no run in 64 bits to judge "
             f"{options.optimizer} by; take --optimizer sgd"
         )
-    num_devices = _prepare_devices(options.cluster)
+    num_devices = _num_devices(options.cluster)
     _check_memory(program, num_devices)
+    _make_devices(num_devices)
     batches, size = options.num_micro_batches, options.micro_batch_size
     print(
         f"{options.model}: {program.num_parameters():,} parameters, {options.optimizer}, "
@@ -292,22 +293,24 @@ def _demo(options: argparse.Namespace) -> bool:
     return _print_verdict(losses, states, dtype, adaptive=exact is not None)
 
 
-def _prepare_devices(cluster: str) -> int:
-    """Asks jax for as many CPU devices as the cluster has; before jax has made any."""
+def _num_devices(cluster: str) -> int:
     try:
-        count = Cluster.parse(cluster).num_devices
+        return Cluster.parse(cluster).num_devices
     except ClusterError as error:
         raise DemoError(str(error)) from error
+
+
+def _make_devices(count: int) -> None:
+    """Asks jax for so many CPU devices, which it makes at its first use."""
     jax.config.update("jax_platforms", "cpu")
     try:
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:  # jax runs already
+    except RuntimeError as error:
         if len(jax.devices()) < count:
             raise DemoError(
-                f"the cluster {cluster} has {count} devices, jax has made {len(jax.devices())} "
-                "already; start the demo in a process of its own"
+                f"the cluster has {count} devices, jax has made {len(jax.devices())} already; "
+                "start the demo in a process of its own"
             ) from error
-    return count
 
 
 def _check_memory(program: TrainingProgram, num_devices: int) -> None:

@@ -38,7 +38,7 @@ module {
     // CHECK: %[[T:.*]] = mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_all_gather", slow_bytes = 1024 : i64}} %arg0
     // CHECK-SAME: -> !mpmd.mesh_tensor<"mesh_1", tensor<8x32xf32>, sharding=<@mesh_1, [{"axis0"}, {}]>>
     %0 = mpmd.transfer %x : (!x0) -> !x1
-    // CHECK: mpmd.fragment<mesh="mesh_1", origin=["layer_1"(0)]> (%[[T]], %[[T]])
+    // CHECK: mpmd.fragment<mesh="mesh_1", origin=["layer_1"]> (%[[T]], %[[T]])
     // CHECK-SAME: (%[[A:arg1]]: tensor<8x32xf32>, %[[B:arg2]]: tensor<8x32xf32>)
     // CHECK-DAG: %[[GA:.*]] = sdy.sharding_constraint %[[A]] <@mesh_1, [{}, {}]> {sdy.sharding = #sdy.sharding_per_value<[<@mesh_1, [{}, {}]>]>}
     // CHECK-DAG: %[[GB:.*]] = sdy.sharding_constraint %[[B]] <@mesh_1, [{}, {}]>

@@ -237,11 +237,11 @@ def norm_metrics() -> Program:
         loss, grads = jax.value_and_grad(squared_error)(params, batch)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         metrics = {
-            "grad_norm": optax.global_norm(grads),
+            "grad_norm": optax.tree.norm(grads),
             "learning_rate": schedule(count),
             "loss": loss,
-            "param_norm": optax.global_norm(params),
-            "update_norm": optax.global_norm(updates),
+            "param_norm": optax.tree.norm(params),
+            "update_norm": optax.tree.norm(updates),
         }
         return (optax.apply_updates(params, updates), opt_state, count + 1), metrics
 
@@ -681,7 +681,7 @@ def test_random_steps(
         params, opt_state = state
         (loss, aux), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch)
         updates, opt_state = transform.update(grads, opt_state, params)
-        found = {"loss": loss, "grad_norm": optax.global_norm(grads)} | aux
+        found = {"loss": loss, "grad_norm": optax.tree.norm(grads)} | aux
         returned = {name: value for name, value in found.items() if name in metrics}
         return (optax.apply_updates(params, updates), opt_state), returned
 

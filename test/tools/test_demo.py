@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from alpa.tools import demo
-from alpa.tools.demo import Run, loss_rows, main, model, reference_step, state_rows
-from alpa.tools.zoo import TrainState
+from alpa.tools.demo import Run, loss_rows, main, reference_step, state_rows
+from alpa.tools.zoo import Input, TrainingProgram, TrainState
+from alpa.tools.zoo.program import KEY
 
 TINY = {
     "num_layers": 1,
@@ -21,11 +25,12 @@ TINY = {
     "vocab_size": 32,
     "sequence_length": 8,
 }
-SMALL = ["--cluster", "cpu:1x4", "--micro-batch-size", "2", "--num-micro-batches", "2"]
+SMALL = ["--cluster=cpu:1x4", "--micro-batch-size=2", "--num-micro-batches=2", "--num-layers=2"]
 
 
 @pytest.fixture(autouse=True)
 def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax.devices()  # the demo makes its own devices unless there are some, which all tests share
     monkeypatch.setattr(demo, "GPT_3M", TINY)
 
 
@@ -43,7 +48,7 @@ def test_a_plan_equals_plain_jax(
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert lines[0] == (
-        f"gpt-3m: 4,272 parameters, {optimizer}, 2 micro-batches of 2 samples, "
+        f"gpt-3m: 3,952 parameters, {optimizer}, 2 micro-batches of 2 samples, "
         "4 virtual CPU devices"
     )
     assert lines[2].startswith("plan for cpu:1x4 (1 host x 4 CPU): 2 stages, 2 micro-batches")
@@ -69,7 +74,7 @@ def test_another_program_is_found_to_differ(
     monkeypatch.setattr(demo, "reference_step", other)
     assert main([*SMALL, "--steps", "1"]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "DIFFERENT: 12 of 1 losses and 32 tensors of the state"
+    assert last == "DIFFERENT: 16 of 1 losses and 32 tensors of the state"
 
 
 def state(weight: float) -> TrainState:
@@ -107,17 +112,26 @@ def test_losses_are_compared_one_by_one() -> None:
     assert [row.ok for row in rows] == [True, False]
 
 
-def test_random_numbers_are_drawn_by_micro_batch() -> None:
-    """Plain jax at the whole batch would draw other masks."""
-    program = model("gpt-tiny-dropout", "sgd")
-    start, batch = program.init_state(0), program.random_batch(1, 4)
-    _, loss = jax.jit(reference_step(program, 2))(start, batch)
-    halves = [
-        {name: a if name == "dropout" else a[h : h + 2] for name, a in batch.items()}
-        for h in (0, 2)
-    ]
-    losses = [jax.jit(program.train_step)(start, half)[1] for half in halves]
-    assert float(loss) == pytest.approx(float(jnp.mean(jnp.stack(losses))), rel=1e-6)
+def test_what_the_forward_pass_writes_goes_from_micro_batch_to_micro_batch() -> None:
+    def loss(params, model_state, batch):
+        seen = model_state["seen"] + batch["x"].shape[0]
+        noise = jax.random.uniform(batch["key"])  # the same in each micro-batch
+        return noise * seen * (params["w"] * batch["x"]).mean(), {"seen": seen}
+
+    state = TrainState({"w": jnp.ones(())}, optax.sgd(0.5).init({"w": 0.0}), {"seen": jnp.ones(())})
+    program = SimpleNamespace(
+        config=SimpleNamespace(inputs=lambda: {"x": Input(), "key": KEY}),
+        state_shapes=lambda: state,
+        loss=loss,
+        optimizer=optax.sgd(0.5),
+    )
+    batch = {"x": jnp.array([1.0, 3.0, 5.0, 7.0]), "key": np.array([0, 7], np.uint32)}
+    new, mean = reference_step(cast(TrainingProgram, program), 2)(state, batch)
+    noise = float(jax.random.uniform(batch["key"]))
+    gradient = noise * (3 * 2 + 5 * 6) / 2  # samples seen, times the mean of x
+    assert float(mean) == pytest.approx(gradient)
+    assert float(new.params["w"]) == pytest.approx(1 - 0.5 * gradient)
+    assert float(new.model_state["seen"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -125,9 +139,9 @@ def test_random_numbers_are_drawn_by_micro_batch() -> None:
     [
         (["gpt-4m"], "error: no model is called 'gpt-4m'; try gpt-3m"),
         (["--cluster", "cpu"], "error: cluster 'cpu': the shape is missing; write hosts x"),
-        (["--cluster", "cpu:1x99"], "error: the cluster cpu:1x99 has 99 devices, jax has made 8"),
+        (["--cluster", "cpu:1x99"], "error: the cluster has 99 devices, jax has made 8"),
         (
-            [*SMALL, "--num-layers", "2", "--num-stages", "3"],
+            [*SMALL, "--num-stages", "3"],
             "error: cannot make 3 stages of 2 layers on 4 devices; ask for 1 to 2",
         ),
         (["gpt-39b"], "error: gpt-39b has "),

@@ -233,7 +233,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (PLANNED.replace('"1f1b"', '"zigzag"'), "{path}:8:1: error: "),
         (
             PLANNED.replace('"backward"', '"sideways"'),
-            '{path}:61:11: error: alpa.part is "sideways"',
+            '{path}:43:12: error: alpa.part is "sideways"',
         ),
     ],
 )
