@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,7 +16,8 @@ import numpy as np
 import optax
 import pytest
 
-from alpa.tools import demo
+from alpa.passes import pipeline
+from alpa.tools import alpa_opt, demo, zoo
 from alpa.tools.demo import Run, loss_rows, main, reference_step, state_rows
 from alpa.tools.zoo import Input, TrainingProgram, TrainState
 from alpa.tools.zoo.program import KEY
@@ -166,6 +170,43 @@ def test_counts_are_positive(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_any_option() -> None:
     """In a process of its own, which makes its own devices, and into a pipe."""
     command = [sys.executable, "-m", "alpa.tools.demo"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # What jax and these tests set for themselves, a user's shell does not have.
+    ours = ("TF_CPP_MIN_LOG_LEVEL", "XLA_FLAGS", "JAX_PLATFORMS")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("EQUAL: all 5 losses and 152 tensors")
+
+
+README = Path(__file__).parents[2] / "README.md"
+PASSES_PAGE = README.parent / "docs" / "passes.md"
+
+
+def test_the_readme_names_one_test_command() -> None:
+    _, _, rest = README.read_text().partition("<!-- test-command -->")
+    lines = rest.partition("<!-- /test-command -->")[0].split("\n")
+    (command,) = [line for line in lines if line.strip() and not line.startswith("```")]
+    assert command.endswith("python -m pytest")
+
+
+@pytest.mark.parametrize("name", pipeline.PASSES)
+def test_the_page_of_passes_knows_each_option(name: str) -> None:
+    sections = dict(
+        re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PASSES_PAGE.read_text(), re.M | re.S)
+    )
+    described = re.findall(r"^\| `([\w-]+)` \| (?:`(\S+)` )?\|", sections[name], re.M)
+    options = pipeline.describe_options(pipeline.load_pass(name))
+    assert described == [(option, default) for option, _, default, _ in options]
+
+
+def test_what_the_readme_says_of_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = re.findall(
+        r"^\$ alpa-opt step.mlir (--pipeline='\S.*')\n(.+)$", README.read_text(), re.M
+    )
+    assert len(said) == 2
+    path = tmp_path / "step.mlir"
+    path.write_text(zoo.get("gpt-tiny").lower(1))
+    for option, message in said:
+        assert alpa_opt.main([str(path), option.replace("'", "")]) == 1
+        first = capsys.readouterr().err.splitlines()[0]
+        assert first.replace(str(tmp_path) + "/", "") == message
