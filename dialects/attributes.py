@@ -216,7 +216,9 @@ class Plan:
         fields = ir.DictAttr(attr)
         return cls(
             num_micro_batches=ir.IntegerAttr(fields["num_micro_batches"]).value,
-            schedule=_one_of(PLAN, ir.StringAttr(fields["schedule"]).value, get_args(Schedule)),
+            schedule=_one_of(
+                "the schedule", ir.StringAttr(fields["schedule"]).value, get_args(Schedule)
+            ),
             predicted_step_seconds=ir.FloatAttr(fields["predicted_step_seconds"]).value,
             predicted_peak_bytes=tuple(ir.DenseI64ArrayAttr(fields["predicted_peak_bytes"])),
             cluster=ir.StringAttr(fields["cluster"]).value if "cluster" in fields else "",

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from alpa.passes.base import Pass, PassError
     from alpa.passes.pipeline import PASSES, add_to, run
-    from alpa.passes.pipeline_text import PipelineError
-    from alpa.passes.sharding_rules import register_sharding_rule
+    from alpa.passes.pipelines.text import PipelineError
+    from alpa.passes.sharding.rules import register_sharding_rule
 
 __all__ = [
     "PASSES",
@@ -33,9 +33,9 @@ _HOME = {
     "PASSES": "pipeline",
     "Pass": "base",
     "PassError": "base",
-    "PipelineError": "pipeline_text",
+    "PipelineError": "pipelines.text",
     "add_to": "pipeline",
-    "register_sharding_rule": "sharding_rules",
+    "register_sharding_rule": "sharding.rules",
     "run": "pipeline",
 }
 

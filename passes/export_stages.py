@@ -46,9 +46,9 @@ from alpa.dialects.attributes import ALIASING_OUTPUT
 from alpa.dialects.bindings import body, func, ir, main_function, mpmd, sdy, stablehlo, walk
 from alpa.dialects.mpmd_types import read_topology
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
-from alpa.passes import planned
+from alpa.passes.analysis import planned
+from alpa.passes.analysis.planned import Fragment, Program, Value
 from alpa.passes.base import Pass, PassError, Remark, option
-from alpa.passes.planned import Fragment, Program, Value
 
 _SHARDING = "sdy.sharding"
 # Their results cost nothing to make anew in any layout.

@@ -9,13 +9,13 @@ After:
     } : (!mpmd.mesh_tensor<"mesh_0", tensor<16x32xf32>, sharding=<@mesh_0, [{}, {"axis1"}]>>, ...)
 
 One integer linear program per mesh, over its forward, backward and update fragments together
-(`shard_graph`), solved to proven optimality (`solve/shard_ilp.py`): the cost of a step is
-roofline compute, the all-reduces of partial sums, and resharding between producer and consumer.
+(`sharding/shard_graph.py`), solved to proven optimality (`solve/shard_ilp.py`): the cost of a step
+is roofline compute, the all-reduces of partial sums, and resharding between producer and consumer.
 Where an op wants an operand in another layout than it was made in, an `sdy.sharding_constraint`
 shows the resharding. A state's new value has the sharding of the old one.
 
 Options:
-    fold: tie the variables of layers that are equal (`shard_fold`).
+    fold: tie the variables of layers that are equal (`sharding/fold.py`).
     time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
         that states its gap.
 
@@ -43,16 +43,16 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
+from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout
-from alpa.passes.graph import type_bytes
-from alpa.passes.input_checks import check_input
-from alpa.passes.shard_fold import fold, unfold
-from alpa.passes.shard_graph import Need, Placed, RuleOf, ShardGraph
-from alpa.passes.shard_strategies import local_elements
-from alpa.passes.sharding_rules import populated
+from alpa.passes.sharding.fold import fold, unfold
+from alpa.passes.sharding.rules import populated
+from alpa.passes.sharding.shard_graph import Need, Placed, RuleOf, ShardGraph
+from alpa.passes.sharding.strategies import local_elements
 
 
 @dataclass(frozen=True, kw_only=True)

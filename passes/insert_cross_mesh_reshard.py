@@ -33,11 +33,11 @@ from alpa.dialects import body, ir, mpmd, sdy
 from alpa.dialects.attributes import MeshAssignment, Plan, Reshard, read_meshes
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
+from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.graph import element_bytes
-from alpa.passes.input_checks import check_input
-from alpa.passes.tiles import TiledMesh, traffic
+from alpa.passes.sharding.tiles import TiledMesh, traffic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ After:
       return %6 }
 
 Forward ops are cut by the dynamic program of the paper's eq. 6 (`solve/layer_dp.py`), or at the
-`@alpa.layer_boundary` markers. Forward, backward and update are told apart by `step_parts`, and
-every other op follows by `layer_placement`. Markers are gone afterwards; the roles of arguments
-and results are written where they could be inferred.
+`@alpa.layer_boundary` markers. Forward, backward and update are told apart by
+`analysis/step_parts.py`, and every other op follows by `analysis/layer_placement.py`. Markers are
+gone afterwards; the roles of arguments and results are written where they could be inferred.
 
 Options:
     num-layers: how many; `auto` takes the markers where there are some, else about four
@@ -35,13 +35,20 @@ import numpy as np
 from alpa.dialects import body, func, ir, terminator
 from alpa.dialects.attributes import FLOPS, GRADIENT, LAYER_BOUNDARY, i64, write_interface
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
-from alpa.passes import op_cost
+from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.graph import Graph, replace_operands
+from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.layer_placement import (
+    GLOBAL,
+    Floating,
+    Placement,
+    Slot,
+    forward_ops,
+    place,
+)
+from alpa.passes.analysis.roles import Roles, infer_roles
+from alpa.passes.analysis.step_parts import is_marker, split_step
 from alpa.passes.base import Pass, PassError, Remark, option
-from alpa.passes.graph import Graph, replace_operands
-from alpa.passes.input_checks import check_input
-from alpa.passes.layer_placement import GLOBAL, Floating, Placement, Slot, forward_ops, place
-from alpa.passes.roles import Roles, infer_roles
-from alpa.passes.step_parts import is_marker, split_step
 
 _HEAVY_OPS_PER_LAYER = 4
 _MOST_LAYERS = 16

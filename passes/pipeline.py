@@ -30,11 +30,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from alpa.dialects import ir, parse, passmanager
-from alpa.passes import pipeline_upstream
 from alpa.passes.base import OptionError, Pass, PassError, Remark, describe_type
-from alpa.passes.pipeline_diagnostics import place_of, with_notes
-from alpa.passes.pipeline_text import Element, Option, PipelineError, did_you_mean
-from alpa.passes.pipeline_text import parse as parse_pipeline
+from alpa.passes.pipelines import upstream
+from alpa.passes.pipelines.diagnostics import place_of, with_notes
+from alpa.passes.pipelines.text import Element, Option, PipelineError, did_you_mean
+from alpa.passes.pipelines.text import parse as parse_pipeline
 
 PASSES = {
     "simplify-trivial-ops": "alpa.passes.simplify_trivial_ops:SimplifyTrivialOps",
@@ -101,7 +101,7 @@ def add_to(
 
 def upstream_names() -> list[str]:
     """Passes of MLIR and Shardy that a pipeline may name; the usual ones, not all."""
-    return pipeline_upstream.registered()
+    return upstream.registered()
 
 
 def load_pass(name: str) -> type[Pass]:
@@ -132,7 +132,7 @@ def _steps(text: str) -> list[Pass | str]:
         elif element.nested is None and element.name in PASSES:
             steps += _configured(text, element, (element.name,))
         else:
-            pipeline_upstream.check(text, element, [*PASSES, *PIPELINES])
+            upstream.check(text, element, [*PASSES, *PIPELINES])
             steps.append(element.source)
     return steps
 

@@ -77,8 +77,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from alpa.dialects import body, ir
+from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, Remark
-from alpa.passes.input_checks import check_input
 from alpa.passes.simplify import batch_norm, identities
 from alpa.passes.simplify.follow import mark_follow
 from alpa.passes.simplify.gspmd import drop_gspmd

@@ -12,8 +12,8 @@ After:
       ... }
 
 Stages, meshes and their order come from the dynamic program of the paper's eq. 2-5
-(`solve/stage_dp.py`) over the costs of `stage_cost`. An input that several meshes read is one
-argument for each; a state that several meshes read is returned to each.
+(`solve/stage_dp.py`) over the costs of `analysis/stage_cost.py`. An input that several meshes read
+is one argument for each; a state that several meshes read is returned to each.
 
 Options:
     cluster: a preset with a shape (`v100-16gb:8x8`) or a TOML file; required.
@@ -54,18 +54,18 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topology_attr
 from alpa.dialects.sharding import Mesh
-from alpa.passes.base import Pass, PassError, Remark, option
-from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.graph import Graph, replace_operands
-from alpa.passes.input_checks import check_input
-from alpa.passes.stage_cost import (
+from alpa.passes.analysis.graph import Graph, replace_operands
+from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.stage_cost import (
     computation_seconds,
     layer_costs,
     layer_of,
     part_of,
     stage_tables,
 )
-from alpa.passes.user_shardings import drop_user_shardings
+from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.sharding.user_shardings import drop_user_shardings
 
 
 @dataclass(frozen=True, kw_only=True)

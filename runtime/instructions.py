@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from alpa.passes.planned import Fragment, Program, ProgramResult, Transfer
+from alpa.passes.analysis.planned import Fragment, Program, ProgramResult, Transfer
 
 Key = tuple[int, int | None]
 

@@ -10,7 +10,7 @@ import jax
 
 from alpa.dialects import ir, parse, parse_file
 from alpa.dialects.checks import CheckError, check_planned
-from alpa.passes import planned as plans
+from alpa.passes.analysis import planned as plans
 from alpa.passes.base import PassError
 from alpa.passes.export_stages import ExportStages
 from alpa.runtime.local import Executable

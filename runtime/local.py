@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from alpa.dialects.attributes import Plan
-from alpa.passes.planned import Program, ProgramArgument
+from alpa.passes.analysis.planned import Program, ProgramArgument
 from alpa.runtime.instructions import Instruction, Key, Move, Output, Run, gpipe, reads
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement, move, numpy_dtype

@@ -18,9 +18,9 @@ from typing import NoReturn
 
 from alpa.dialects import ir, make_context, parse, parse_file, passmanager
 from alpa.passes import pipeline
-from alpa.passes.pipeline_diagnostics import Diagnostic, Place, listening, place_of
-from alpa.passes.pipeline_expected import mismatches, read_expected
-from alpa.passes.pipeline_text import PipelineError
+from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
+from alpa.passes.pipelines.expected import mismatches, read_expected
+from alpa.passes.pipelines.text import PipelineError
 
 _BYTECODE = b"ML\xefR"
 _SPLIT_MARKER = "// -----"

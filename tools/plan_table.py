@@ -22,10 +22,11 @@ from math import prod
 from alpa.dialects import body, format_error, ir, main_function, parse_file
 from alpa.dialects.attributes import SECONDS, Reshard, read_float
 from alpa.dialects.checks import CheckError, check_planned
-from alpa.passes import PassError, planned
+from alpa.passes import PassError
+from alpa.passes.analysis import planned
+from alpa.passes.analysis.planned import DeviceMesh, Program, Transfer, Value, origin_name
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.pipeline_diagnostics import place_of
-from alpa.passes.planned import DeviceMesh, Program, Transfer, Value, origin_name
+from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.instructions import Move, gpipe
 from alpa.runtime.placement import numpy_dtype
 

@@ -36,9 +36,9 @@ import numpy as np
 from alpa import passes, runtime
 from alpa.dialects import format_error, ir, main_function, parse_file, stablehlo, terminator, walk
 from alpa.passes import PassError, pipeline
+from alpa.passes.analysis.planned import Program
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.pipeline_diagnostics import place_of
-from alpa.passes.planned import Program
+from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.pjrt import separate
 from alpa.runtime.reference import Comparison, compare, random_arguments, run_single_device
 from alpa.tools import shrink

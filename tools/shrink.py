@@ -33,7 +33,7 @@ import numpy as np
 from alpa.dialects import body, format_error, func, ir, main_function, parse_file, stablehlo, walk
 from alpa.dialects.attributes import ROLE
 from alpa.passes import PassError
-from alpa.passes.pipeline_diagnostics import place_of
+from alpa.passes.pipelines.diagnostics import place_of
 
 # MLIR numbers further ones of the same name: __elided___1.
 _ELIDED = "dense_resource<__elided__"

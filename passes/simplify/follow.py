@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import FOLLOW, GRADIENT, LAYER_BOUNDARY, i64
-from alpa.passes.graph import type_bytes
+from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.simplify.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
 from alpa.passes.simplify.rewriter import programs, shape
 

@@ -18,8 +18,8 @@ from alpa.passes import ilp_shard_annotate
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce
 from alpa.passes.cost.reshard import Layout, ReshardTable
-from alpa.passes.shard_graph import ShardGraph
-from alpa.passes.sharding_rules import CUSTOM_CALL_RULES, register_sharding_rule
+from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
+from alpa.passes.sharding.shard_graph import ShardGraph
 
 CLUSTER = "cpu:2x2"
 BEFORE = (

@@ -24,7 +24,7 @@ import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, terminator
 from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes.graph import Graph, replace_operands
+from alpa.passes.analysis.graph import Graph, replace_operands
 from alpa.runtime.pjrt import compile_module, separate
 from alpa.runtime.reference import compare
 

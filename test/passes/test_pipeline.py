@@ -15,8 +15,8 @@ import alpa.passes
 from alpa.dialects import body, ir, main_function, make_context, parse, passmanager
 from alpa.passes import pipeline
 from alpa.passes.base import OptionError, Pass, PassError, Remark, option
-from alpa.passes.pipeline_diagnostics import Place, place_of
-from alpa.passes.pipeline_text import PipelineError
+from alpa.passes.pipelines.diagnostics import Place, place_of
+from alpa.passes.pipelines.text import PipelineError
 
 PROGRAM = """\
 func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {

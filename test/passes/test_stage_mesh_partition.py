@@ -14,7 +14,7 @@ import pytest
 import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, parse, terminator
 from alpa.dialects.attributes import Plan, read_arguments, read_meshes, read_results
-from alpa.passes.graph import replace_operands
+from alpa.passes.analysis.graph import replace_operands
 from alpa.runtime.reference import compare, random_arguments, run_single_device
 
 CLUSTERED = "simplify-trivial-ops,layer-cluster{num-layers=3}"

@@ -1,1 +1,5 @@
-../../alpa/__init__.py
+"""Alpa: automatic inter- and intra-operator parallelism for StableHLO programs.
+
+`alpa.passes` is the compiler for embedders, `alpa.runtime` runs what it planned, and
+`alpa.dialects` is the vocabulary of the IR.
+"""

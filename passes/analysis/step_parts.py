@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import GRADIENT, Part
-from alpa.passes.graph import Graph
-from alpa.passes.roles import Roles
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.roles import Roles
 from alpa.passes.simplify.op_kinds import TRIVIAL
 
 # The result holds the operand's elements, each changed for itself.

@@ -8,7 +8,7 @@ import pytest
 from alpa.dialects import body, ir, main_function, parse, walk
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.base import PassError
-from alpa.passes.sharding_rules import (
+from alpa.passes.sharding.rules import (
     CUSTOM_CALL_RULES,
     populated,
     register_sharding_rule,

@@ -11,7 +11,7 @@ from alpa.dialects.sharding import ShardingRule
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce
 from alpa.passes.cost.reshard import Layout
-from alpa.passes.shard_strategies import (
+from alpa.passes.sharding.strategies import (
     Strategy,
     enumerate_strategies,
     follow,

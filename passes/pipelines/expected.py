@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from alpa.passes.pipeline_diagnostics import Diagnostic, Place, Severity
+from alpa.passes.pipelines.diagnostics import Diagnostic, Place, Severity
 
 _EXPECTED = re.compile(
     r"expected-(error|warning|remark|note)(-re)? *(?:@([+-]\d+|above|below|unknown))? *"

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alpa.dialects.attributes import Part
-from alpa.passes.graph import Graph
-from alpa.passes.roles import Roles
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.roles import Roles
+from alpa.passes.analysis.step_parts import StepParts
 from alpa.passes.simplify.op_kinds import SOURCES, TRIVIAL
-from alpa.passes.step_parts import StepParts
 
 GLOBAL = -1
 

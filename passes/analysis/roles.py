@@ -13,8 +13,8 @@ from alpa.dialects.attributes import (
     read_arguments,
     read_results,
 )
+from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
-from alpa.passes.graph import Graph
 
 # From a new state one walks back through these to the old state that it updates: an optimizer
 # works element by element, and a loss or a gradient does not.

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from alpa.dialects import body, ir, stablehlo, terminator
-from alpa.passes.graph import type_bytes
+from alpa.passes.analysis.graph import type_bytes
 
 # Executed instead of an unknown trip count: a loop whose bound is data is rare, and it must
 # weigh more than its body alone.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa.passes.shard_fold import RADIUS, fold, unfold
+from alpa.passes.sharding.fold import RADIUS, fold, unfold
 from alpa.passes.solve.shard_ilp import Edge, Problem, solve
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from alpa.dialects import body, ir, mpmd
 from alpa.dialects.attributes import Part
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes import op_cost
+from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce
-from alpa.passes.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,16 @@ def layer_costs(graph: Graph, state: set[int], cluster: Cluster, num_layers: int
     gradient, kept = np.zeros(num_layers), np.zeros(num_layers)
     activation, boundary = np.zeros(num_layers), np.zeros(num_layers)
     origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
-    owned: set[int] = set()
+    owned: set[tuple[int, int]] = set()
     for op, origin, operands in zip(graph.ops, origins, graph.operands, strict=True):
         layer = layer_of(origin)
         if layer is None:
             continue
         seconds[part_of(origin)][layer] += computation_seconds(op, cluster)
         for v in operands:
-            if v in state and v not in owned:
-                owned.add(v)
+            # A state that several layers read, a tied embedding, may have a copy on each mesh.
+            if v in state and (v, layer) not in owned:
+                owned.add((v, layer))
                 kept[layer] += graph.bytes[v]
     for o, results in enumerate(graph.results):
         here = layer_of(origins[o])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alpa.passes.pipeline_text import Element, PipelineError, element_text, parse
+from alpa.passes.pipelines.text import Element, PipelineError, element_text, parse
 
 
 def outline(elements: tuple[Element, ...]) -> list[object]:

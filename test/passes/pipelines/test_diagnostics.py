@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from alpa.dialects import ir, make_context, parse
-from alpa.passes.pipeline_diagnostics import Diagnostic, Place, listening, place_of
-from alpa.passes.pipeline_expected import mismatches, read_expected
+from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
+from alpa.passes.pipelines.expected import mismatches, read_expected
 
 
 @pytest.mark.parametrize(

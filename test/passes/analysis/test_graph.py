@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from alpa.dialects import body, ir, main_function, parse
-from alpa.passes.graph import Graph, element_bytes
+from alpa.passes.analysis.graph import Graph, element_bytes
 
 MODULES: list[ir.Module] = []  # an op does not keep its module alive
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from alpa.passes.tiles import TiledMesh, Traffic, traffic
+from alpa.passes.sharding.tiles import TiledMesh, Traffic, traffic
 
 SIZES = st.sampled_from([(1,), (2,), (3,), (4,), (2, 2), (1, 3), (2, 3), (2, 2, 2)])
 

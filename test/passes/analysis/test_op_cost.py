@@ -11,7 +11,7 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, ir, main_function, parse, stablehlo, walk
-from alpa.passes import op_cost
+from alpa.passes.analysis import op_cost
 
 # An op does not keep its module alive.
 MODULES: list[ir.Module] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from alpa.dialects import ir, make_context, passmanager
-from alpa.passes.pipeline_text import Element, PipelineError, did_you_mean, parse
+from alpa.passes.pipelines.text import Element, PipelineError, did_you_mean, parse
 
 # Candidates for a suggestion only; one that this jaxlib does not register is never suggested.
 _LIKELY = (

@@ -24,13 +24,14 @@ import numpy as np
 from alpa.dialects import body, ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import ShardingRule
-from alpa.passes import op_cost
+from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.graph import element_bytes, type_bytes
+from alpa.passes.analysis.stage_cost import op_seconds
 from alpa.passes.base import PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout, ReshardTable
-from alpa.passes.graph import element_bytes, type_bytes
-from alpa.passes.shard_strategies import (
+from alpa.passes.sharding.strategies import (
     Strategy,
     enumerate_strategies,
     follow,
@@ -39,7 +40,6 @@ from alpa.passes.shard_strategies import (
     reduction_seconds,
     tensor_layouts,
 )
-from alpa.passes.stage_cost import op_seconds
 
 Layouts = tuple[Layout, ...]
 RuleOf = Callable[[ir.OpView], ShardingRule | None]

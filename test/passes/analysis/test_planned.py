@@ -4,8 +4,8 @@ import pytest
 
 from alpa.dialects import parse
 from alpa.dialects.mpmd_types import Origin
+from alpa.passes.analysis.planned import Fragment, Program, origin_name, read
 from alpa.passes.base import PassError
-from alpa.passes.planned import Fragment, Program, origin_name, read
 
 # A loss on mesh_1, one weight on mesh_0. `%g` is a gradient that the update reads on mesh_1 and
 # that a second backward fragment reads on mesh_0.
@@ -126,7 +126,7 @@ def test_names_of_merged_layers(names: list[str], merged: str) -> None:
         ('"last"', '"concat:1"', 'result 0 of rank 1 has alpa.result = "concat:1"'),
         ('"last"', '"first"', 'alpa.result is "first"'),
         ('{name = "mesh_1"', '{name = "mesh_2"', "alpa.meshes names mesh_2"),
-        ("1f1b", "zigzag", 'the schedule "zigzag"'),
+        ("1f1b", "zigzag", 'the schedule is "zigzag"'),
     ],
 )
 def test_errors(old: str, new: str, message: str) -> None:

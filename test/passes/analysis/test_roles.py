@@ -12,8 +12,8 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, main_function
-from alpa.passes.graph import Graph
-from alpa.passes.roles import Roles, infer_roles
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.roles import Roles, infer_roles
 
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": lambda: optax.sgd(0.1),

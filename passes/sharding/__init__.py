@@ -1,0 +1,1 @@
+"""Sharding on one mesh: rules of ops, their strategies, the problem they make, and its folding."""
