@@ -81,6 +81,12 @@ class StageMeshPartition(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
+        if not self.cluster:
+            raise PassError(
+                function,
+                "no cluster to plan for; name one with the option cluster, for example "
+                "cluster=h100:1x8 (hosts x devices per host) or a TOML file",
+            )
         try:
             cluster = Cluster.parse(self.cluster)
         except ClusterError as error:
@@ -124,8 +130,8 @@ class StageMeshPartition(Pass):
         if self.num_stages != "auto" and not 1 <= self.num_stages <= limit:
             raise PassError(
                 function,
-                f"cannot make {self.num_stages} stages of {num_layers} layers on "
-                f"{cluster.num_devices} devices; ask for 1 to {limit} with num-stages",
+                f"cannot make {self.num_stages} stages of {num_layers} layer(s) on "
+                f"{cluster.num_devices} device(s); num-stages can be at most {limit}",
             )
         costs = layer_costs(graph, state, cluster, num_layers)
         try:

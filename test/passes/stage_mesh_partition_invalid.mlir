@@ -29,7 +29,7 @@ func.func public @result_without_a_role(%x: tensor<4xf32> {alpa.role = "constant
 
 // -----
 
-// expected-error @+1 {{cannot make 2 stages of 1 layers on 2 devices; ask for 1 to 1 with num-stages}}
+// expected-error @+1 {{cannot make 2 stages of 1 layer(s) on 2 device(s); num-stages can be at most 1}}
 func.func public @more_stages_than_layers(%x: tensor<4xf32> {alpa.role = "constant"}) -> (tensor<4xf32> {alpa.result = "last"}) {
   %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4xf32>) {
     mpmd.return %a : tensor<4xf32>

@@ -146,7 +146,7 @@ def test_what_the_forward_pass_writes_goes_from_micro_batch_to_micro_batch() -> 
         (["--cluster", "cpu:1x99"], "error: the cluster has 99 devices, jax has made 8"),
         (
             [*SMALL, "--num-stages", "3"],
-            "error: cannot make 3 stages of 2 layers on 4 devices; ask for 1 to 2",
+            "error: cannot make 3 stages of 2 layer(s) on 4 device(s); num-stages can be at most 2",
         ),
         (["gpt-39b"], "error: gpt-39b has "),
         (["gpt-tiny-dropout", "--optimizer", "adam"], "error: gpt-tiny-dropout draws random"),
