@@ -12,7 +12,7 @@ After:
       ... }
 
 Stages, meshes and their order come from the dynamic program of the paper's eq. 2-5
-(`solve/stage_dp.py`) over the costs of `analysis/stage_cost.py`. An input that several meshes read
+(`solve/stage_dp.py`) over the costs of `stages/cost.py`. An input that several meshes read
 is one argument for each; a state that several meshes read is returned to each.
 
 Options:
@@ -30,42 +30,31 @@ Fails when:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from alpa.dialects import body, func, ir, mpmd, sdy, terminator
+from alpa.dialects import body, func, ir, mpmd
 from alpa.dialects.attributes import (
-    FLOPS,
-    MESHES,
-    PART,
-    SECONDS,
     Argument,
     MeshAssignment,
-    Part,
     Plan,
     Result,
     Schedule,
-    argument_attrs,
-    f64,
     read_arguments,
-    read_int,
     read_results,
-    result_attrs,
 )
-from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topology_attr
-from alpa.dialects.sharding import Mesh
-from alpa.passes.analysis.graph import Graph, replace_operands
+from alpa.dialects.mpmd_types import Origin
+from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.stage_cost import (
-    computation_seconds,
-    layer_costs,
-    layer_of,
-    part_of,
-    stage_tables,
-)
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.user_shardings import drop_user_shardings
+from alpa.passes.stages.cost import (
+    layer_costs,
+    layer_of,
+    stage_tables,
+)
+from alpa.passes.stages.merge import FragmentBuilder, Stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +97,7 @@ class StageMeshPartition(Pass):
             _require_roles(function, arguments, results)
         state = {a for a, argument in enumerate(arguments) if argument.role == "state"}
         stages = self._stages(function, graph, state, cluster)
-        _Rewriter(module, function, graph, arguments, results, stages).rewrite(
+        FragmentBuilder(module, function, graph, arguments, results, stages).rewrite(
             Plan(
                 num_micro_batches=self.num_micro_batches,
                 schedule=self.schedule,
@@ -121,7 +110,7 @@ class StageMeshPartition(Pass):
 
     def _stages(
         self, function: func.FuncOp, graph: Graph, state: set[int], cluster: Cluster
-    ) -> _Stages:
+    ) -> Stages:
         from alpa.passes.solve import placement, stage_dp  # noqa: PLC0415 - costs start-up time
 
         origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
@@ -178,7 +167,7 @@ class StageMeshPartition(Pass):
             for s, stage in enumerate(solution.stages)
             for layer in range(stage.first, stage.last + 1)
         }
-        return _Stages(layer_stage, meshes, solution.objective, tuple(peaks))
+        return Stages(layer_stage, meshes, solution.objective, tuple(peaks))
 
     def _logical_shape(self, hosts: int, devices: int) -> tuple[int, ...]:
         if hosts > 1:
@@ -186,14 +175,6 @@ class StageMeshPartition(Pass):
         if self.mesh_rank == "1" or devices < 4:
             return (devices,)
         return (2, devices // 2)
-
-
-@dataclass(frozen=True)
-class _Stages:
-    layer_stage: dict[int, int]
-    meshes: list[MeshAssignment]
-    seconds: float
-    peak_bytes: tuple[int, ...]
 
 
 def _require_roles(
@@ -214,247 +195,3 @@ def _require_roles(
                 f"cannot tell how result {r} is made from those of the micro-batches; set "
                 'alpa.result = "concat:<dim>", "mean", "sum", "last" or "state:<argument>" on it',
             )
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Named computations that become one fragment."""
-
-    mesh: int
-    part: Part
-    members: list[int] = field(default_factory=list[int])
-
-
-@dataclass(frozen=True)
-class _Rewriter:
-    """Builds the new @main before the old one, then erases that."""
-
-    module: ir.Module
-    old: func.FuncOp
-    graph: Graph
-    arguments: list[Argument]
-    results: list[Result]
-    stages: _Stages
-
-    def rewrite(self, plan: Plan, cluster: Cluster) -> None:
-        groups = self._groups()
-        home = {v: g.mesh for g in groups for o in g.members for v in self.graph.results[o]}
-        copies = self._argument_copies(groups)
-        outputs = self._outputs(home, copies)
-        meshes = self.stages.meshes
-        with ir.InsertionPoint(self.old), self.old.location:
-            shapes = {mesh.name: _mesh_of(mesh) for mesh in meshes}
-            for name, shape in shapes.items():
-                sdy.MeshOp(name, sdy.MeshAttr(shape.to_attr()))
-            types = [self._type(v, m) for v, m in copies]
-            function_type = ir.FunctionType.get(types, [self._type(v, m) for v, m, _ in outputs])
-            new = func.FuncOp("main", function_type, visibility="public")
-        new.attributes["topology"] = topology_attr(shapes)
-        new.attributes[MESHES] = ir.ArrayAttr.get([mesh.to_attr() for mesh in meshes])
-        plan.write(new)
-        self._write_interface(new, copies, outputs)
-        block = new.add_entry_block()
-        values = dict(zip(copies, block.arguments, strict=True))
-        with ir.InsertionPoint(block):
-            for group in groups:
-                self._build(group, values, home, cluster)
-            with self.old.location:
-                func.ReturnOp([self._get(values, home, v, m) for v, m, _ in outputs])
-        self.old.erase()
-        new.attributes["sym_name"] = ir.StringAttr.get("main")
-
-    def _type(self, value: int, mesh: int) -> ir.Type:
-        name = self.stages.meshes[mesh].name
-        return MeshTensor(name, ir.RankedTensorType(self.graph.values[value].type)).to_type()
-
-    def _groups(self) -> list[_Group]:
-        """Fragments in execution order: forward by stage, backward by stage from the last, then
-        updates by level, one more for each change of mesh on the way to them."""
-        groups: dict[tuple[int, int, int], _Group] = {}
-        level: dict[int, int] = {}
-        where: dict[int, int] = {}
-        for o, op in enumerate(self.graph.ops):
-            origin = Origin.from_attr(op.attributes["origin"])
-            part = part_of(origin)
-            where[o] = mesh = self._mesh_of_computation(o, origin, where)
-            if part == "forward":
-                key = (0, mesh, mesh)
-            elif part == "backward":
-                key = (1, -mesh, mesh)
-            else:
-                producers = [self.graph.producer[v] for v in self.graph.operands[o]]
-                level[o] = max(
-                    (level[p] + (where[p] != mesh) for p in producers if p in level), default=0
-                )
-                key = (2 + level[o], mesh, mesh)
-            groups.setdefault(key, _Group(mesh, part)).members.append(o)
-        return [groups[key] for key in sorted(groups)]
-
-    def _mesh_of_computation(self, o: int, origin: Origin, where: dict[int, int]) -> int:
-        layer = layer_of(origin)
-        if layer is not None:
-            return self.stages.layer_stage[layer]
-        # What mixes layers goes where most of what it reads is made.
-        weight: dict[int, int] = {}
-        for v in self.graph.operands[o]:
-            if self.graph.producer[v] >= 0:
-                mesh = where[self.graph.producer[v]]
-                weight[mesh] = weight.get(mesh, 0) + self.graph.bytes[v]
-        return max(weight, key=lambda mesh: (weight[mesh], -mesh), default=0)
-
-    def _argument_copies(self, groups: list[_Group]) -> list[tuple[int, int]]:
-        """(argument, mesh) for each mesh that reads it; one that nothing reads is on mesh 0."""
-        count = self.graph.num_arguments
-        read: list[set[int]] = [set() for _ in range(count)]
-        for group in groups:
-            for o in group.members:
-                for v in self.graph.operands[o]:
-                    if v < count:
-                        read[v].add(group.mesh)
-        return [(a, mesh) for a in range(count) for mesh in sorted(read[a] or {0})]
-
-    def _outputs(
-        self, home: dict[int, int], copies: list[tuple[int, int]]
-    ) -> list[tuple[int, int, int]]:
-        """(value, mesh, number in the given program) of each result; a state returns to all
-        its meshes, to the one that computed it first."""
-        outputs: list[tuple[int, int, int]] = []
-        for r, v in enumerate(self.graph.returned):
-            role = self.results[r].role
-            source = v if v < self.graph.num_arguments else None
-            if role is not None and role.kind == "state":
-                source = role.index
-            meshes = [mesh for a, mesh in copies if a == source] or [home.get(v, 0)]
-            if role is None or role.kind != "state":
-                meshes = meshes[:1]
-            first = home.get(v, meshes[0])
-            meshes.sort(key=lambda mesh, first=first: (mesh != first, mesh))
-            outputs += [(v, mesh, r) for mesh in meshes]
-        return outputs
-
-    def _write_interface(
-        self,
-        new: func.FuncOp,
-        copies: list[tuple[int, int]],
-        outputs: list[tuple[int, int, int]],
-    ) -> None:
-        position = {
-            (role.index, mesh): i
-            for i, (_, mesh, r) in enumerate(outputs)
-            if (role := self.results[r].role) is not None and role.kind == "state"
-        }
-        attrs: list[ir.DictAttr] = []
-        for a, mesh in copies:
-            old = self.arguments[a]
-            donated = old.donor or old.aliasing_output is not None
-            target = position.get((a, mesh)) if donated else None
-            attrs.append(
-                argument_attrs(
-                    Argument(
-                        role=old.role,
-                        batch_dim=old.batch_dim,
-                        input=a if old.input is None else old.input,
-                        aliasing_output=target,
-                        donor=donated and target is None,
-                    )
-                )
-            )
-        new.attributes["arg_attrs"] = ir.ArrayAttr.get(attrs)
-        new.attributes["res_attrs"] = ir.ArrayAttr.get(
-            [
-                result_attrs(
-                    Result(
-                        role=self.results[r].role,
-                        output=r if self.results[r].output is None else self.results[r].output,
-                    )
-                )
-                for _, _, r in outputs
-            ]
-        )
-
-    def _get(
-        self, values: dict[tuple[int, int], ir.Value], home: dict[int, int], v: int, mesh: int
-    ) -> ir.Value:
-        """A value on a mesh; a transfer brings it there once."""
-        if (v, mesh) not in values:
-            source = home.get(v)
-            if source is None:
-                source = next(m for a, m in values if a == v)
-            transfer = mpmd.TransferOp(
-                self._type(v, mesh), values[v, source], loc=self.graph.values[v].location
-            )
-            values[v, mesh] = transfer.result
-        return values[v, mesh]
-
-    def _build(
-        self,
-        group: _Group,
-        values: dict[tuple[int, int], ir.Value],
-        home: dict[int, int],
-        cluster: Cluster,
-    ) -> None:
-        graph, members = self.graph, set(group.members)
-        made = {v for o in members for v in graph.results[o]}
-        inputs = list(
-            dict.fromkeys(v for o in group.members for v in graph.operands[o] if v not in made)
-        )
-        returned = set(graph.returned)
-        outputs = [
-            v
-            for o in group.members
-            for v in graph.results[o]
-            if v in returned or any(u not in members for u in graph.users[v])
-        ]
-        computations = [graph.ops[o] for o in group.members]
-        op, block = fragment(
-            self.stages.meshes[group.mesh].name,
-            [Origin.from_attr(c.attributes["origin"]) for c in computations],
-            group.mesh,
-            [self._get(values, home, v, group.mesh) for v in inputs],
-            [self._type(v, group.mesh) for v in outputs],
-            loc=computations[0].location,
-        )
-        inside: dict[int, ir.Value] = dict(zip(inputs, block.arguments, strict=True))
-        for o, computation in zip(group.members, computations, strict=True):
-            inside.update(_inline(graph, o, computation, inside, block))
-        with ir.InsertionPoint(block), op.location:
-            return_([inside[v] for v in outputs])
-        devices = len(self.stages.meshes[group.mesh].devices)
-        seconds = sum(computation_seconds(c, cluster) for c in computations) / devices
-        op.attributes[PART] = ir.StringAttr.get(group.part)
-        op.attributes[SECONDS] = f64(seconds)
-        op.attributes[FLOPS] = ir.IntegerAttr.get(
-            ir.IntegerType.get_signless(64), sum(read_int(c, FLOPS) or 0 for c in computations)
-        )
-        values.update({(v, group.mesh): r for v, r in zip(outputs, op.results, strict=True)})
-
-
-def _inline(
-    graph: Graph,
-    o: int,
-    computation: ir.OpView,
-    inside: dict[int, ir.Value],
-    block: ir.Block,
-) -> dict[int, ir.Value]:
-    """Clones a computation's ops into a fragment's block; returns what its results became."""
-    inner = body(computation)
-    operands = list(computation.operands)
-    number = {graph.values[v]: v for v in graph.operands[o]}
-    mapping: dict[ir.Value, ir.Value] = {
-        argument: inside[number[value]]
-        for argument, value in zip(inner.arguments, operands, strict=True)
-    }
-    end = terminator(inner)
-    for op in list(inner.operations):
-        if op == end:
-            continue
-        clone = op.operation.clone(ip=ir.InsertionPoint(block)).opview
-        replace_operands(clone, mapping)
-        mapping.update(zip(op.results, clone.results, strict=True))
-    return {
-        v: mapping[returned] for v, returned in zip(graph.results[o], end.operands, strict=True)
-    }
-
-
-def _mesh_of(mesh: MeshAssignment) -> Mesh:
-    return Mesh(tuple((f"axis{i}", size) for i, size in enumerate(mesh.logical_shape)))

@@ -26,7 +26,6 @@ from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, type_bytes
-from alpa.passes.analysis.stage_cost import op_seconds
 from alpa.passes.base import PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -40,6 +39,7 @@ from alpa.passes.sharding.strategies import (
     reduction_seconds,
     tensor_layouts,
 )
+from alpa.passes.stages.cost import op_seconds
 
 Layouts = tuple[Layout, ...]
 RuleOf = Callable[[ir.OpView], ShardingRule | None]

@@ -1,0 +1,1 @@
+"""Pipeline stages: what they cost before they are sharded, and how layers merge into them."""
