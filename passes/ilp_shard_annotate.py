@@ -45,8 +45,9 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.plan import plan_and_cluster
 from alpa.passes.base import Pass, PassError, Remark, option
-from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.fold import fold, unfold
@@ -65,13 +66,7 @@ class IlpShardAnnotate(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
-        plan = Plan.read(function)
-        if plan is None:
-            raise PassError(function, "no alpa.plan; run stage-mesh-partition before this pass")
-        try:
-            cluster = Cluster.parse(plan.cluster)
-        except ClusterError as error:
-            raise PassError(function, str(error)) from error
+        plan, cluster = plan_and_cluster(function)
         shardings: dict[ir.Value, Sharding] = {}
         with populated(module) as rule_of:
             for assignment in read_meshes(function):

@@ -30,13 +30,13 @@ from math import prod
 from typing import ClassVar
 
 from alpa.dialects import body, ir, mpmd, sdy
-from alpa.dialects.attributes import MeshAssignment, Plan, Reshard, read_meshes
+from alpa.dialects.attributes import MeshAssignment, Reshard, read_meshes
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.plan import plan_and_cluster
 from alpa.passes.base import Pass, PassError, Remark
-from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.tiles import TiledMesh, traffic
 
 
@@ -48,13 +48,7 @@ class InsertCrossMeshReshard(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
-        plan = Plan.read(function)
-        if plan is None:
-            raise PassError(function, "no alpa.plan; run stage-mesh-partition before this pass")
-        try:
-            cluster = Cluster.parse(plan.cluster)
-        except ClusterError as error:
-            raise PassError(function, str(error)) from error
+        _, cluster = plan_and_cluster(function)
         meshes = {mesh.name: mesh for mesh in read_meshes(function)}
         for op in list(body(function).operations):
             if isinstance(op, mpmd.TransferOp):

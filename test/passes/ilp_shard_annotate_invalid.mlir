@@ -38,3 +38,11 @@ module {
     return %x : !x
   }
 }
+
+// -----
+
+// A plan that lacks a field.
+// expected-error @+1 {{malformed alpa.plan}}
+func.func public @half_a_plan() attributes {alpa.plan = {num_micro_batches = 1 : i64}} {
+  return
+}
