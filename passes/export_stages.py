@@ -1,7 +1,8 @@
 """Writes each fragment as a module of its own that any XLA can compile.
 
 XLA keeps `sdy.sharding` on function arguments and results and on `sdy.sharding_constraint`, and
-drops it on every other op: here the planned layout of each op's result becomes a constraint.
+drops it on every other op: here the planned layout of each op's result becomes a constraint. What
+is planned as unreduced is computed and kept as parts (`sharding/local_sums.py`).
 
 Before::
 
@@ -33,7 +34,7 @@ After (with two or more micro-batches, where an update consumes `%g`)::
 **Options**: `loss-reduction=mean|sum`: whether updates see the micro-batches' gradients averaged or
 added up.
 
-**Fails when** a sharding has unreduced axes or names another mesh, when a fragment is exported
+**Fails when** a sharding names another mesh, when a fragment is exported
 already, or when the program cannot be run in micro-batches (see `planned.read`).
 """
 
@@ -44,11 +45,12 @@ from typing import ClassVar, Literal
 
 from alpa.dialects.attributes import ALIASING_OUTPUT
 from alpa.dialects.bindings import body, func, ir, main_function, mpmd, sdy, stablehlo, walk
-from alpa.dialects.mpmd_types import read_topology
+from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.planned import Fragment, Program, Value
 from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.sharding.local_sums import lower_sums
 
 _SHARDING = "sdy.sharding"
 # Their results cost nothing to make anew in any layout.
@@ -162,15 +164,19 @@ class _Exporter:
         block = function.add_entry_block()
         copy = op.operation.clone(ip=ir.InsertionPoint(op))
         source = body(copy)
+        known: dict[ir.Value, Sharding] = {}
         with ir.InsertionPoint(block):
-            for value, old, new in zip(
-                fragment.inputs, source.arguments, block.arguments, strict=False
+            for value, outer, old, new in zip(
+                fragment.inputs, op.operands, source.arguments, block.arguments, strict=False
             ):
                 scaled = fragment.part == "update" and value in self.program.totals
-                old.replace_all_uses_with(self._scaled(new) if scaled else new)
+                inner = self._scaled(new) if scaled else new
+                old.replace_all_uses_with(inner)
+                known[inner] = _planned(outer)
         operations = list(source.operations)
         for inner in operations[:-1]:
             block.append(inner)
+        lower_sums(operations[:-1], known, self.meshes[fragment.mesh])
         single = list(operations[-1].operands)
         results = list(single)
         with ir.InsertionPoint(block):
@@ -192,19 +198,17 @@ def _type(value: Value) -> ir.Type:
     return ir.Type.parse(f"tensor<{''.join(f'{size}x' for size in value.shape)}{value.dtype}>")
 
 
+def _planned(value: ir.Value) -> Sharding:
+    tensor = MeshTensor.from_type(value.type)
+    return tensor.sharding or Sharding(tensor.mesh, ((),) * tensor.type.rank)
+
+
 def _attr(op: ir.OpView, value: Value) -> ir.Attribute:
     sharding = value.sharding or Sharding(value.mesh, ((),) * len(value.shape))
     return _closed(op, sharding, value.mesh).to_attr()
 
 
 def _closed(op: ir.OpView, sharding: Sharding, mesh: str) -> Sharding:
-    if sharding.unreduced:
-        axes = ", ".join(f'"{axis.name}"' for axis in sharding.unreduced)
-        raise PassError(
-            op,
-            f"a sharding with unreduced axes ({axes}) cannot be exported: XLA reduces such a value "
-            "at once or refuses it; plan this value as a replica or as a shard",
-        )
     if sharding.mesh != mesh:
         raise PassError(op, f"a sharding over @{sharding.mesh} in a fragment on {mesh}")
     return replace(sharding, open_dims=frozenset())

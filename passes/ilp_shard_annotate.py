@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -42,7 +42,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.mpmd_types import MeshTensor
-from alpa.dialects.sharding import Sharding, set_op_shardings
+from alpa.dialects.sharding import AxisRef, Sharding, set_op_shardings
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.plan import plan_and_cluster
@@ -54,6 +54,7 @@ from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Need, Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.strategies import local_elements
+from alpa.passes.sharding.sums import deferrable, unreduced_axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,8 @@ class _MeshPart:
     plan: Plan
     graph: ShardGraph
     landing_bandwidth: float
+    reductions: list[sdy.ShardingConstraintOp] = field(default_factory=list)
+    """where updates begin: constraints that reduce gradients, their shardings still to be found"""
 
     @classmethod
     def of(
@@ -202,6 +205,10 @@ class _MeshPart:
         block = body(op)
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             self.graph.placed[argument] = self.graph.placed[operand]
+        if read_part(op) == "update":
+            self._reduce_gradients(block)
+        elif read_part(op) == "backward" and self.plan.num_micro_batches > 1:
+            self.graph.deferrable |= deferrable(block, self._gradients(op))
         self.graph.add_block(block, weight)
         end = terminator(block)
         for i, (inner, outer) in enumerate(zip(end.operands, op.results, strict=True)):
@@ -217,24 +224,56 @@ class _MeshPart:
             self.graph.operand_needs.append((end, i, need))
             self.graph.need(inner, need, weight)
 
+    def _gradients(self, op: mpmd.FragmentOp) -> list[int]:
+        """The results that only updates on this mesh use: sums over the micro-batches."""
+        return [
+            i
+            for i, result in enumerate(op.results)
+            if list(result.uses)
+            and all(
+                isinstance(use.owner, mpmd.FragmentOp)
+                and self._is_mine(use.owner)
+                and read_part(use.owner) == "update"
+                for use in result.uses
+            )
+        ]
+
+    def _reduce_gradients(self, block: ir.Block) -> None:
+        """Reduces unreduced gradients where an update begins, once for all that it does."""
+        for argument in block.arguments:
+            placed = self.graph.placed[argument]
+            rank = ir.RankedTensorType(argument.type).rank
+            if not any(unreduced_axes(layout, rank) for layout in placed.layouts):
+                continue
+            unknown = Sharding.of(self.name, ((),) * rank).to_attr()
+            with ir.InsertionPoint.at_block_begin(block), argument.owner.owner.location:
+                constraint = sdy.ShardingConstraintOp(argument, unknown)
+            argument.replace_all_uses_except(constraint.result, constraint.operation)
+            reduced = self.graph.add_tensor(constraint.result, argument.type)
+            need = Need(reduced.node, reduced.layouts)
+            self.graph.need(argument, need, weight=1)
+            self.reductions.append(constraint)
+
     def annotate(self, choice: Sequence[int], shardings: dict[ir.Value, Sharding]) -> None:
         """Writes shardings on the ops of this mesh; collects those of values of @main."""
         block = body(self.function)
         for value in [*block.arguments, *(r for op in block.operations for r in op.results)]:
             if value in self.graph.placed:
-                shardings[value] = self._sharding(self.graph.layout_of(value, choice))
+                shardings[value] = self._sharding(value, self.graph.layout_of(value, choice))
+        for constraint in self.reductions:
+            value = constraint.result
+            sharding = self._sharding(value, self.graph.layout_of(value, choice))
+            constraint.attributes["sharding"] = sharding.to_attr()
         self._reshard_operands(choice)
+        scattered = self._scatter_sums(choice)
         for op in block.operations:
             if isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
                 for inner in walk(body(op)):
                     if all(self.graph.knows(result) for result in inner.results) and inner.results:
-                        set_op_shardings(
-                            inner,
-                            tuple(
-                                self._sharding(self.graph.layout_of(result, choice))
-                                for result in inner.results
-                            ),
+                        layouts = scattered.get(inner.results[0]) or tuple(
+                            self.graph.layout_of(result, choice) for result in inner.results
                         )
+                        set_op_shardings(inner, tuple(map(self._sharding, inner.results, layouts)))
 
     def _reshard_operands(self, choice: Sequence[int]) -> None:
         """Shows each change of layout as an `sdy.sharding_constraint` before its first user."""
@@ -246,16 +285,40 @@ class _MeshPart:
                 continue
             key = (value, wanted, op.operation.block)
             if key not in made:
-                sharding = self._sharding(wanted)
+                sharding = self._sharding(value, wanted)
                 with ir.InsertionPoint(op), op.location:
                     constraint = sdy.ShardingConstraintOp(value, sharding.to_attr())
                 made[key] = constraint.result
                 self.graph.placed[constraint.result] = Placed(need.node, need.layouts, open=False)
             op.operands[i] = made[key]
 
-    def _sharding(self, layout: Layout) -> Sharding:
-        names = self.graph.mesh.axis_names
-        return Sharding.of(self.name, tuple(tuple(names[a] for a in axes) for axes in layout))
+    def _scatter_sums(self, choice: Sequence[int]) -> dict[ir.Value, tuple[Layout, ...]]:
+        """Shows a reduce-scatter as an all-reduced result, which a constraint cuts.
+
+        Gives the layouts that these ops have themselves, by their first result.
+        """
+        computed: dict[ir.Value, tuple[Layout, ...]] = {}
+        for op, node, strategies in self.graph.scattered:
+            strategy = strategies[choice[node]]
+            if not strategy.scattered:
+                continue
+            (result,), (layout,) = op.results, strategy.results
+            with ir.InsertionPoint.after(op), op.location:
+                sharding = self._sharding(result, layout)
+                constraint = sdy.ShardingConstraintOp(result, sharding.to_attr())
+            result.replace_all_uses_except(constraint.result, constraint.operation)
+            self.graph.placed[constraint.result] = self.graph.placed[result]
+            computed[result] = strategy.computed
+        return computed
+
+    def _sharding(self, value: ir.Value, layout: Layout) -> Sharding:
+        names, type_ = self.graph.mesh.axis_names, value.type
+        if not isinstance(type_, ir.RankedTensorType):
+            type_ = MeshTensor.from_type(type_).type
+        dims = tuple(tuple(names[a] for a in axes) for axes in layout[: type_.rank])
+        axes = unreduced_axes(layout, type_.rank)
+        unreduced = tuple(AxisRef(names[axis]) for axis in axes)
+        return replace(Sharding.of(self.name, dims), unreduced=unreduced)
 
 
 def _write_types(function: func.FuncOp, shardings: dict[ir.Value, Sharding]) -> None:

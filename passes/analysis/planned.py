@@ -33,8 +33,9 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.bindings import func, ir, main_function, mpmd
 from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
-from alpa.dialects.sharding import Sharding
+from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.base import PassError
+from alpa.passes.sharding.local_sums import stored
 
 MODULE = "alpa.module"
 ACCUMULATORS = "alpa.accumulators"
@@ -46,7 +47,10 @@ _ORDER: dict[Part | None, int] = {None: 0, "forward": 1, "backward": 2, "update"
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A global tensor on a mesh; no sharding means one copy per device."""
+    """A global tensor on a mesh; no sharding means one copy per device.
+
+    The parts of an unreduced value lie along an extra leading dimension (`local_sums.stored`).
+    """
 
     mesh: str
     shape: tuple[int, ...]
@@ -260,12 +264,12 @@ def read(module: ir.Module) -> Program:
         plan = Plan.read(main) or Plan()
     except ValueError as error:
         raise PassError(module.operation, str(error)) from error
-    axes = {name: mesh.axes for name, mesh in read_topology(main).items()}
+    meshes = read_topology(main)
     assigned = read_meshes(main)
     for mesh in assigned:
-        if mesh.name not in axes:
+        if mesh.name not in meshes:
             raise PassError(main, f"alpa.meshes names {mesh.name}, which the topology does not")
-    reader = _Reader()
+    reader = _Reader(meshes)
     entry = main.entry_block
     for argument in entry.arguments:
         reader.number(argument, main)
@@ -287,7 +291,7 @@ def read(module: ir.Module) -> Program:
         ),
         steps=tuple(steps),
         meshes=tuple(
-            DeviceMesh(name=m.name, hosts=m.hosts, devices=m.devices, axes=axes[m.name])
+            DeviceMesh(name=m.name, hosts=m.hosts, devices=m.devices, axes=meshes[m.name].axes)
             for m in assigned
         ),
         plan=plan,
@@ -301,7 +305,8 @@ def read(module: ir.Module) -> Program:
 class _Reader:
     """Numbers the values of @main in the order of their definition."""
 
-    def __init__(self) -> None:
+    def __init__(self, meshes: dict[str, Mesh]) -> None:
+        self.meshes = meshes
         self.numbers: dict[ir.Value, int] = {}
         self.values: list[Value] = []
 
@@ -310,13 +315,16 @@ class _Reader:
             tensor = MeshTensor.from_type(value.type)
         except ValueError as error:
             raise PassError(op, str(error)) from error
+        shape, sharding = tuple(tensor.type.shape), tensor.sharding
+        if sharding is not None and sharding.unreduced:
+            shape, sharding = stored(shape, sharding, self.meshes[tensor.mesh])
         self.numbers[value] = len(self.values)
         self.values.append(
             Value(
                 mesh=tensor.mesh,
-                shape=tuple(tensor.type.shape),
+                shape=shape,
                 dtype=str(tensor.type.element_type),
-                sharding=tensor.sharding,
+                sharding=sharding,
             )
         )
         return self.numbers[value]

@@ -2,7 +2,8 @@
 
 * An argument of @main and the landing place of a transfer is a node whose strategies are its
   layouts; what is returned as a state takes the layout of that state's argument.
-* A heavy op is a node whose strategies come from its sharding rule.
+* A heavy op is a node whose strategies come from its sharding rule, and from what may become of
+  its partial sums (`sums.py`).
 * An op with `alpa.follow` belongs to the node of the operand that it follows (Alpa merges
   element-wise ops into an operand), unless that operand enters the fragment from another one:
   there the layout may change, so the op starts a node of its own.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -30,19 +32,20 @@ from alpa.passes.base import PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.sharding import sums
 from alpa.passes.sharding.strategies import (
     Strategy,
     enumerate_strategies,
     follow,
     local_elements,
     meet,
-    reduction_seconds,
     tensor_layouts,
 )
 from alpa.passes.stages.cost import op_seconds
 
 Layouts = tuple[Layout, ...]
 RuleOf = Callable[[ir.OpView], ShardingRule | None]
+_Follow = tuple[ShardingRule, int, Layouts, tuple[int, ...]]
 
 _SCALAR = 0
 
@@ -80,11 +83,13 @@ class ShardGraph:
     placed: dict[ir.Value, Placed] = field(default_factory=dict)
     free: dict[ir.Value, list[Need]] = field(default_factory=dict)
     operand_needs: list[tuple[ir.OpView, int, Need]] = field(default_factory=list)
+    scattered: list[tuple[ir.OpView, int, tuple[Strategy, ...]]] = field(default_factory=list)
+    """ops, with their nodes, whose sums some strategies scatter"""
+    deferrable: set[ir.Value] = field(default_factory=set)
+    """values that may stay unreduced, see `sums.deferrable`"""
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
     _matrices: dict[tuple[Layouts, Layouts, ir.Type], np.ndarray] = field(default_factory=dict)
-    _follows: dict[tuple[ShardingRule, int, Layouts], tuple[Strategy, ...]] = field(
-        default_factory=dict
-    )
+    _follows: dict[_Follow, tuple[Strategy, ...]] = field(default_factory=dict)
     _counted: set[tuple[ir.Value, int, Layouts]] = field(default_factory=set)
 
     # Nodes
@@ -172,7 +177,9 @@ class ShardGraph:
             if isinstance(type_, ir.RankedTensorType) and type_.rank > 0:
                 table = self._tables.setdefault(type_.rank, ReshardTable(self.mesh, type_.rank))
                 itemsize = element_bytes(type_.element_type)
-                matrix = table.matrix(source, target, tuple(type_.shape), itemsize)
+                plain = all(len(layout) == type_.rank for layout in (*source, *target))
+                matrix_of = table.matrix if plain else partial(sums.matrix_with_sums, table)
+                matrix = matrix_of(source, target, tuple(type_.shape), itemsize)
             else:
                 matrix = np.zeros((len(source), len(target)))
             self._matrices[key] = matrix
@@ -184,7 +191,7 @@ class ShardGraph:
         """Adds all ops of a block but its terminator."""
         end = terminator(block)
         for op in block.operations:
-            if op != end:
+            if op != end and not all(r in self.placed for r in op.results):
                 self.add_op(op, weight)
 
     def add_op(self, op: ir.OpView, weight: float) -> None:
@@ -216,13 +223,15 @@ class ShardGraph:
             return
         leader = self._leader(op)
         if leader is None:
-            sizes = self.mesh.sizes
-            strategies = _sound_strategies(op, enumerate_strategies(rule, sizes), sizes)
+            strategies = self._strategies(op, rule)
             node = self._add_node(np.zeros(len(strategies)))
+            if any(s.scattered for s in strategies):
+                self.scattered.append((op, node, strategies))
         else:
             operand, placed = leader
             node = placed.node
-            strategies = self._follow_all(rule, operand, placed.layouts)
+            linear = sums.linear_operands(op) if op.results[0] in self.deferrable else ()
+            strategies = self._follow_all(rule, operand, placed.layouts, linear)
         self.costs[node] = self.costs[node] + weight * self._op_costs(op, strategies)
         for i, operand_value in enumerate(op.operands):
             need = Need(node, tuple(s.operands[i] for s in strategies))
@@ -231,6 +240,20 @@ class ShardGraph:
         for i, result in enumerate(op.results):
             self.placed[result] = Placed(node, tuple(s.results[i] for s in strategies))
 
+    def _strategies(self, op: ir.OpView, rule: ShardingRule) -> tuple[Strategy, ...]:
+        """The strategies of an op with a node of its own, with all that may become of its sums."""
+        sizes = self.mesh.sizes
+        found = _sound_strategies(op, enumerate_strategies(rule, sizes), sizes)
+        variants = list(found)
+        if len(op.results) == 1:
+            shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
+            for strategy in found:
+                if strategy.reduced:
+                    variants += sums.scatters(strategy, shape, sizes)
+                if op.results[0] in self.deferrable and sums.keeps_sums(op, strategy):
+                    variants.append(sums.unreduced(strategy))
+        return tuple(variants)
+
     def _leader(self, op: ir.OpView) -> tuple[int, Placed] | None:
         operand = read_int(op, FOLLOW)
         if operand is None:
@@ -238,16 +261,26 @@ class ShardGraph:
         placed = self.placed.get(op.operands[operand])
         if placed is None or not placed.open or placed.node == _SCALAR:
             return None
+        if op.results[0] in self.deferrable and sums.may_be_unreduced(op, ()):
+            rank = _rank(op.operands[operand])
+            if not any(sums.unreduced_axes(layout, rank) for layout in placed.layouts):
+                return None  # A gradient's sum begins: whether it is reduced at once is a choice.
         return operand, placed
 
     def _follow_all(
-        self, rule: ShardingRule, operand: int, layouts: Layouts
+        self, rule: ShardingRule, operand: int, layouts: Layouts, linear: tuple[int, ...] = ()
     ) -> tuple[Strategy, ...]:
-        key = (rule, operand, layouts)
+        """`linear` are the operands that may be unreduced with the followed one."""
+        key = (rule, operand, layouts, linear)
         if key not in self._follows:
-            self._follows[key] = tuple(
-                follow(rule, self.mesh.sizes, operand, layout) for layout in layouts
-            )
+            rank, sizes = len(rule.operands[operand]), self.mesh.sizes
+            found = [follow(rule, sizes, operand, layout[:rank]) for layout in layouts]
+            if operand in linear:
+                found = [
+                    sums.with_unreduced(strategy, sums.unreduced_axes(layout, rank), linear)
+                    for strategy, layout in zip(found, layouts, strict=True)
+                ]
+            self._follows[key] = tuple(found)
         return self._follows[key]
 
     def _op_costs(self, op: ir.OpView, strategies: Sequence[Strategy]) -> np.ndarray:
@@ -255,16 +288,14 @@ class ShardGraph:
         costs = np.array([seconds / strategy.shards for strategy in strategies])
         for i, strategy in enumerate(strategies):
             if strategy.reduced:
-                costs[i] += reduction_seconds(
-                    self.mesh, strategy, iter(self._local_bytes(op, strategy))
-                )
+                costs[i] += sums.sum_seconds(self.mesh, strategy, self._partial_bytes(op, strategy))
         return costs
 
-    def _local_bytes(self, op: ir.OpView, strategy: Strategy) -> list[float]:
+    def _partial_bytes(self, op: ir.OpView, strategy: Strategy) -> list[float]:
         return [
             local_elements(ir.RankedTensorType(r.type).shape, self.mesh.sizes, layout)
             * element_bytes(ir.RankedTensorType(r.type).element_type)
-            for r, layout in zip(op.results, strategy.results, strict=True)
+            for r, layout in zip(op.results, strategy.computed, strict=True)
         ]
 
     def _add_replicated(self, op: ir.OpView, weight: float) -> None:

@@ -2,35 +2,48 @@
 
 A strategy maps each mesh axis to at most one factor of the rule, or to none: Table 3 of the
 paper for every op that the partitioner knows. It fixes the layouts of operands and results. A
-sharded reduction factor costs an all-reduce of the result; factors that need replication or
-their neighbours' data are never sharded.
+sharded reduction factor leaves partial sums (`sums.py`); factors that need replication or their
+neighbours' data are never sharded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
 
 from alpa.dialects.sharding import ShardingRule
-from alpa.passes.cost.collectives import LogicalMesh, all_reduce
 from alpa.passes.cost.reshard import Layout, enumerate_layouts
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """`axes[f]` are the mesh axes on factor f; layouts of operands and results follow.
+    """Layouts of operands and results.
 
-    `reduced` are the axes whose partial sums the results have; `shards` is how many ways the
-    op's work is split.
+    `reduced` are the axes that split the op's sums, `scattered` those of them along which the
+    results are scattered, each with the dimension that it shards; `unreduced`: the results stay
+    partial sums (`sums.py`). `shards` is how many ways the op's work is split.
     """
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     reduced: tuple[int, ...]
     shards: int
+    scattered: tuple[tuple[int, int], ...] = ()
+    unreduced: bool = False
+
+    @property
+    def computed(self) -> tuple[Layout, ...]:
+        """The layouts of the results' partial sums, which are theirs when all-reduced."""
+        if self.unreduced:
+            return tuple(layout[:-1] for layout in self.results)
+        scattered = {axis for axis, _ in self.scattered}
+        return tuple(
+            tuple(tuple(a for a in dim if a not in scattered) for dim in layout)
+            for layout in self.results
+        )
 
 
 Factors = tuple[tuple[int, ...], ...]
@@ -157,13 +170,6 @@ def tensor_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layo
 def local_elements(shape: Sequence[int], sizes: tuple[int, ...], layout: Layout) -> float:
     """Elements of one device's shard."""
     return prod(shape) / prod(sizes[a] for axes in layout for a in axes)
-
-
-def reduction_seconds(mesh: LogicalMesh, strategy: Strategy, local_bytes: Iterator[float]) -> float:
-    """All-reduces of the results' shards over the axes whose partial sums they are."""
-    if not strategy.reduced:
-        return 0.0
-    return sum(all_reduce(mesh, strategy.reduced, size) for size in local_bytes)
 
 
 def meet(first: Layout, second: Layout) -> Layout:

@@ -5,7 +5,7 @@ module {
   sdy.mesh @mesh_0 = <["a"=2]>
   func.func public @unreduced(%x: !x) -> !x attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
     %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0)]> (%x) {alpa.part = "forward"} (%a: tensor<8xf32>) {
-      // expected-error @+1 {{a sharding with unreduced axes ("a") cannot be exported}}
+      // expected-error @+1 {{stablehlo.tanh cannot leave its result unreduced over a; plan this value as a replica or as a shard}}
       %1 = stablehlo.tanh %a {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{}], unreduced={"a"}>]>} : tensor<8xf32>
       mpmd.return %1 : tensor<8xf32>
     } : (!x) -> !x

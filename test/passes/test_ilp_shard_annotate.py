@@ -16,7 +16,7 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, ShardingRule, op_shardings
 from alpa.passes import ilp_shard_annotate
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.collectives import LogicalMesh, all_reduce
+from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.sharding.shard_graph import ShardGraph
@@ -256,7 +256,20 @@ def node_seconds(op: ir.OpView, layouts: Layouts, cluster: Cluster, mesh: Logica
     if not reduced:
         return seconds
     local = 4 * prod(ir.RankedTensorType(result.type).shape) / prod(mesh.sizes[a] for a in kept)
-    return seconds + all_reduce(mesh, reduced, local)
+    for axis in [a for a in reduced if a in scattered_axes(result, layouts)]:
+        seconds += reduce_scatter(mesh, axis, local)
+        local /= mesh.sizes[axis]
+        reduced = tuple(a for a in reduced if a != axis)
+    return seconds + (all_reduce(mesh, reduced, local) if reduced else 0.0)
+
+
+def scattered_axes(sum_: ir.Value, layouts: Layouts) -> set[int]:
+    """The axes over which the only use of a sum is each device's slice."""
+    uses = [use.owner for use in sum_.uses]
+    if len(uses) != 1 or not isinstance(uses[0], sdy.ShardingConstraintOp):
+        return set()
+    after = layouts[uses[0].results[0]]
+    return {axis for axes in after for axis in axes}
 
 
 def check_consistent(op: ir.OpView, layouts: Layouts) -> None:

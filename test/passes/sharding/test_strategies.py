@@ -8,8 +8,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from alpa.dialects.sharding import ShardingRule
-from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.collectives import LogicalMesh, all_reduce
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.strategies import (
     Strategy,
@@ -17,7 +15,6 @@ from alpa.passes.sharding.strategies import (
     follow,
     local_elements,
     meet,
-    reduction_seconds,
     strategy_of,
     tensor_layouts,
 )
@@ -244,13 +241,3 @@ def test_meet_is_the_finest_layout_that_both_are_slices_of(first, second):
     ]
     assert common in both
     assert all(is_shard_of(common, layout) for layout in both)
-
-
-def test_all_reduces_of_partial_results_are_added_up():
-    mesh = LogicalMesh.of(Cluster.parse("v100-16gb:2x2"), 2, 2, (2, 2))
-    partial = Strategy((((0, 1),),), ((), ()), (0, 1), 4)
-    whole = Strategy((((),),), ((), ()), (), 1)
-    assert reduction_seconds(mesh, partial, iter([1e6, 4.0])) == pytest.approx(
-        all_reduce(mesh, (0, 1), 1e6) + all_reduce(mesh, (0, 1), 4.0)
-    )
-    assert reduction_seconds(mesh, whole, iter([1e6, 4.0])) == 0.0

@@ -1,0 +1,250 @@
+"""What becomes of an op's partial sums: reduced everywhere, scattered, or kept as they are.
+
+An op whose reduction factor is sharded over mesh axes leaves each device with a part of the sum.
+Along each of these axes the result becomes
+
+* a replica, by an all-reduce,
+* a shard of one of its dimensions, by a reduce-scatter: half of the all-reduce. The other half is
+  an all-gather that may never be needed: ZeRO and weight-update sharding are found this way;
+* or, over all of them, it stays *unreduced*: the gradients of micro-batches are added up as they
+  are, and reduced once per step.
+
+An unreduced layout has one entry more than the tensor has dimensions: the axes whose parts of the
+sum the devices hold. In memory this is an extra dimension, sharded over those axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+
+from alpa.dialects import body, ir, stablehlo, terminator
+from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
+from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.sharding.strategies import Strategy
+
+
+def unreduced_axes(layout: Layout, rank: int) -> tuple[int, ...]:
+    """The axes whose partial sums a tensor of this rank is; none for an ordinary layout."""
+    return layout[rank] if len(layout) > rank else ()
+
+
+# Variants of a strategy
+
+
+def scatters(
+    strategy: Strategy, shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[Strategy]:
+    """The strategies that scatter the sum over some of its axes, which divide it evenly."""
+    (layout,) = strategy.results
+    for dims in product((None, *range(len(shape))), repeat=len(strategy.reduced)):
+        scattered = tuple(
+            (a, d) for a, d in zip(strategy.reduced, dims, strict=True) if d is not None
+        )
+        grown = list(layout)
+        for axis, dim in scattered:
+            grown[dim] = (*grown[dim], axis)
+        ascending = all(list(axes) == sorted(axes) for axes in grown)
+        divides = all(
+            size > 0 and size % prod(sizes[a] for a in axes) == 0
+            for size, axes in zip(shape, grown, strict=True)
+            if axes
+        )
+        if scattered and ascending and divides:
+            yield replace(strategy, results=(tuple(grown),), scattered=scattered)
+
+
+def unreduced(strategy: Strategy) -> Strategy:
+    """The strategy that keeps its partial sums."""
+    results = tuple((*layout, strategy.reduced) for layout in strategy.results)
+    return replace(strategy, results=results, unreduced=True)
+
+
+def with_unreduced(strategy: Strategy, axes: tuple[int, ...], operands: Sequence[int]) -> Strategy:
+    """The strategy of a linear op whose result and operands of these numbers are unreduced."""
+    if not axes:
+        return strategy
+    return replace(
+        strategy,
+        operands=tuple(
+            (*layout, axes) if i in operands else layout
+            for i, layout in enumerate(strategy.operands)
+        ),
+        results=tuple((*layout, axes) for layout in strategy.results),
+        unreduced=True,
+    )
+
+
+def sum_seconds(mesh: LogicalMesh, strategy: Strategy, partial_bytes: Sequence[float]) -> float:
+    """Collectives of an op's results, each with `partial_bytes` of partial sums on a device."""
+    if strategy.unreduced:
+        return 0.0
+    scattered = [axis for axis, _ in strategy.scattered]
+    rest = tuple(axis for axis in strategy.reduced if axis not in scattered)
+    seconds = 0.0
+    for size in partial_bytes:
+        left = size
+        for axis in scattered:
+            seconds += reduce_scatter(mesh, axis, left)
+            left /= mesh.sizes[axis]
+        if rest:
+            seconds += all_reduce(mesh, rest, left)
+    return seconds
+
+
+# Costs of reducing later
+
+
+def matrix_with_sums(
+    table: ReshardTable,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    shape: tuple[int, ...],
+    itemsize: int,
+) -> np.ndarray:
+    """`ReshardTable.matrix` where layouts may be unreduced; inf from a sum back to its parts."""
+    rank = len(shape)
+    plain = [layout[:rank] for layout in targets]
+    whole = [unreduced_axes(layout, rank) == () for layout in targets]
+    matrix = np.full((len(sources), len(targets)), inf)
+    for i, source in enumerate(sources):
+        axes = unreduced_axes(source, rank)
+        if axes:
+            row = _reduced_row(table, source[:rank], axes, plain, shape, itemsize)
+        else:
+            row = table.matrix([source], plain, shape, itemsize)[0]
+        matrix[i] = np.where(whole, row, inf)
+        for j, target in enumerate(targets):
+            if source == target:
+                matrix[i, j] = 0.0
+    return matrix
+
+
+def _reduced_row(
+    table: ReshardTable,
+    layout: Layout,
+    axes: tuple[int, ...],
+    targets: Sequence[Layout],
+    shape: tuple[int, ...],
+    itemsize: int,
+) -> np.ndarray:
+    """Seconds from partial sums to each target: the cheapest of all-reduce and reduce-scatters."""
+    sizes = table.mesh.sizes
+    strategy = Strategy((), (layout,), axes, 1)
+    local = itemsize * prod(shape) / prod(sizes[a] for dim in layout for a in dim)
+    best = np.full(len(targets), inf)
+    for way in (strategy, *scatters(strategy, shape, sizes)):
+        after = table.matrix(list(way.results), targets, shape, itemsize)[0]
+        best = np.minimum(best, sum_seconds(table.mesh, way, [local]) + after)
+    return best
+
+
+# Which ops may keep them
+
+_LINEAR = (stablehlo.NegOp, stablehlo.ReshapeOp, stablehlo.TransposeOp)
+
+
+def deferrable(block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
+    """The values of a fragment that may stay unreduced: they only flow, through linear ops, into
+    those of its results that are gradients to be added up over the micro-batches."""
+    found: set[ir.Value] = set()
+    end = terminator(block)
+    wanted = set(results)
+    for op in reversed(list(block.operations)):
+        for value in op.results:
+            uses = list(value.uses)
+            if uses and all(
+                use.operand_number in wanted
+                if use.owner == end
+                else use.operand_number in linear_operands(use.owner)
+                and use.owner.results[0] in found
+                for use in uses
+            ):
+                found.add(value)
+    return found
+
+
+def linear_operands(op: ir.OpView) -> tuple[int, ...]:
+    """The operands that, given as parts of sums, leave parts of a sum as the result."""
+    if isinstance(op, stablehlo.ConvertOp):
+        floats = all("f" in str(v.type.element_type) for v in (*op.operands, *op.results))
+        return (0,) if floats else ()
+    if isinstance(op, stablehlo.MulOp):
+        return tuple(i for i in range(2) if _constant(op.operands[1 - i]))
+    if isinstance(op, stablehlo.DivOp):
+        return (0,) if _constant(op.operands[1]) else ()
+    if isinstance(op, stablehlo.AddOp | stablehlo.SubtractOp):
+        return () if any(map(_constant, op.operands)) else (0, 1)
+    if isinstance(op, stablehlo.ReduceOp):
+        return (0,) if len(op.results) == 1 and _adds(op) and _is_zero(op.operands[1]) else ()
+    return (0,) if isinstance(op, _LINEAR) else ()
+
+
+def keeps_sums(op: ir.OpView, strategy: Strategy) -> bool:
+    """Whether an op under a strategy can run on each device's share alone, its sum left open."""
+    if not strategy.reduced or len(op.results) != 1:
+        return False
+    reduced = set(strategy.reduced)
+    dims = [set(axes) for layout in (*strategy.operands, *strategy.results) for axes in layout]
+    if any(axes & reduced and axes - reduced for axes in dims):
+        return False
+    if isinstance(op, stablehlo.DotGeneralOp):
+        return True
+    if isinstance(op, stablehlo.ReduceOp):
+        return _adds(op) and _is_zero(op.operands[1])
+    if isinstance(op, stablehlo.ScatterOp):
+        return _adds(op) and _is_zero(op.operands[0])
+    if isinstance(op, stablehlo.ConvolutionOp):
+        return _contracts_features_only(op, strategy)
+    return False
+
+
+def may_be_unreduced(op: ir.OpView, unreduced_operands: Sequence[int]) -> bool:
+    """Whether an op can make parts of sums, or pass on those that these operands are."""
+    if unreduced_operands:
+        return tuple(unreduced_operands) == linear_operands(op)
+    return isinstance(
+        op,
+        stablehlo.ConvolutionOp | stablehlo.DotGeneralOp | stablehlo.ReduceOp | stablehlo.ScatterOp,
+    )
+
+
+def _adds(op: ir.OpView) -> bool:
+    """Whether the region of a reduction or a scatter is one addition."""
+    first, *rest = body(op).operations
+    return isinstance(first, stablehlo.AddOp) and len(rest) == 1
+
+
+def _is_zero(value: ir.Value) -> bool:
+    constant = _constant(value)
+    if constant is None:
+        return False
+    dense = ir.DenseElementsAttr(constant.attributes["value"])
+    number = dense.get_splat_value() if dense.is_splat else None
+    return isinstance(number, ir.FloatAttr) and number.value == 0.0
+
+
+def _constant(value: ir.Value) -> stablehlo.ConstantOp | None:
+    """The constant that a value is, or is a broadcast of."""
+    op = value.owner
+    if isinstance(op, stablehlo.BroadcastInDimOp):
+        op = op.operands[0].owner
+    return op if isinstance(op, stablehlo.ConstantOp) else None
+
+
+def _contracts_features_only(op: stablehlo.ConvolutionOp, strategy: Strategy) -> bool:
+    """A kernel's gradient: its "features" are the batch, split alike in image and kernel."""
+    groups = (op.feature_group_count, op.batch_group_count)
+    if any(ir.IntegerAttr(group).value != 1 for group in groups):
+        return False
+    numbers = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
+    image, kernel = strategy.operands
+    reduced = strategy.reduced
+    return (
+        image[numbers.input_feature_dimension] == reduced
+        and kernel[numbers.kernel_input_feature_dimension] == reduced
+    )
