@@ -56,6 +56,10 @@ from alpa.passes.sharding.shard_graph import Need, Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
 
+STORAGE_WEIGHT = 1e-3
+"""What an argument's shard costs, as a part of the time to read it once: enough to break ties,
+too little to buy communication."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class IlpShardAnnotate(Pass):
@@ -144,12 +148,26 @@ class _MeshPart:
             tensor = MeshTensor.from_type(argument.type)
             if tensor.mesh == self.name:
                 placed = self.graph.add_tensor(argument, tensor.type)
+                self.graph.add_costs(placed, self._storage_costs(placed, tensor.type))
                 arguments[number if attributes.input is None else attributes.input] = placed
         for op in block.operations:
             if isinstance(op, mpmd.TransferOp):
                 self._add_transfer(op, states, arguments)
             elif isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
                 self._add_fragment(op, states, arguments)
+
+    def _storage_costs(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
+        """Breaks ties between layouts of an argument: slices are free, memory should be spared."""
+        seconds = type_bytes(type_) / self.graph.cluster.device.memory_bandwidth
+        return STORAGE_WEIGHT * seconds * self._shares(placed, type_)
+
+    def _shares(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
+        """The part of a tensor that a device holds, per layout."""
+        whole = max(1, math.prod(type_.shape))
+        sizes = self.graph.mesh.sizes
+        return np.array(
+            [local_elements(type_.shape, sizes, layout) / whole for layout in placed.layouts]
+        )
 
     def _is_mine(self, op: mpmd.FragmentOp) -> bool:
         return ir.StringAttr(op.attributes["mesh_name"]).value == self.name
@@ -187,13 +205,9 @@ class _MeshPart:
             return
         # What lands sharded crosses the slow links once; the consumer gathers over fast ones.
         placed = self.graph.add_tensor(op.results[0], tensor.type, open=False)
-        shares = [
-            local_elements(tensor.type.shape, self.graph.mesh.sizes, layout)
-            / max(1, math.prod(tensor.type.shape))
-            for layout in placed.layouts
-        ]
         seconds = type_bytes(tensor.type) / self.landing_bandwidth
-        self.graph.add_costs(placed, self.plan.num_micro_batches * seconds * np.array(shares))
+        shares = self._shares(placed, tensor.type)
+        self.graph.add_costs(placed, self.plan.num_micro_batches * seconds * shares)
 
     def _add_fragment(
         self,
