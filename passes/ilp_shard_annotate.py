@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -326,13 +327,17 @@ class _MeshPart:
         return computed
 
     def _sharding(self, value: ir.Value, layout: Layout) -> Sharding:
-        names, type_ = self.graph.mesh.axis_names, value.type
+        type_ = value.type
         if not isinstance(type_, ir.RankedTensorType):
             type_ = MeshTensor.from_type(type_).type
-        dims = tuple(tuple(names[a] for a in axes) for axes in layout[: type_.rank])
-        axes = unreduced_axes(layout, type_.rank)
-        unreduced = tuple(AxisRef(names[axis]) for axis in axes)
-        return replace(Sharding.of(self.name, dims), unreduced=unreduced)
+        return _sharding_of(self.name, self.graph.mesh.axis_names, layout, type_.rank)
+
+
+@lru_cache(maxsize=4096)
+def _sharding_of(mesh: str, names: tuple[str, ...], layout: Layout, rank: int) -> Sharding:
+    dims = tuple(tuple(names[a] for a in axes) for axes in layout[:rank])
+    unreduced = tuple(AxisRef(names[axis]) for axis in unreduced_axes(layout, rank))
+    return replace(Sharding.of(mesh, dims), unreduced=unreduced)
 
 
 def _write_types(function: func.FuncOp, shardings: dict[ir.Value, Sharding]) -> None:

@@ -33,7 +33,7 @@ from math import prod
 from alpa.dialects import ir, sdy, stablehlo
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 from alpa.passes.base import PassError
-from alpa.passes.sharding.sums import may_be_unreduced
+from alpa.passes.sharding.sums import linear_operands, starts_sums
 
 _Known = dict[ir.Value, Sharding]
 
@@ -96,7 +96,8 @@ def _run_on_parts(op: ir.OpView, sharding: Sharding, known: _Known, mesh: Mesh) 
     """Puts an op with one, unreduced result into a manual computation over those axes."""
     axes = [axis.name for axis in sharding.unreduced]
     inputs = [known[value] for value in op.operands]
-    if not may_be_unreduced(op, [i for i, given in enumerate(inputs) if given.unreduced]):
+    parts = tuple(i for i, given in enumerate(inputs) if given.unreduced)
+    if not (parts == linear_operands(op) if parts else starts_sums(op)):
         raise PassError(
             op,
             f"{op.name} cannot leave its result unreduced over {', '.join(axes)}; plan this value "

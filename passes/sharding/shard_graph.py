@@ -16,7 +16,7 @@ micro-batch count that often, loop bodies as often as they run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -43,9 +43,17 @@ from alpa.passes.sharding.strategies import (
 )
 from alpa.passes.stages.cost import op_seconds
 
-Layouts = tuple[Layout, ...]
+
+class Layouts(tuple[Layout, ...]):
+    """One layout per strategy. They are keys of caches, and long: the hash is taken once."""
+
+    def __hash__(self) -> int:
+        if not hasattr(self, "_hash"):
+            self._hash = super().__hash__()
+        return self._hash
+
+
 RuleOf = Callable[[ir.OpView], ShardingRule | None]
-_Follow = tuple[ShardingRule, int, Layouts, tuple[int, ...]]
 
 _SCALAR = 0
 
@@ -70,6 +78,26 @@ class Need:
     layouts: Layouts
 
 
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The strategies of an op, and by operand and result what layouts they give them."""
+
+    strategies: tuple[Strategy, ...]
+    operands: tuple[Layouts, ...]
+    results: tuple[Layouts, ...]
+    shares: np.ndarray
+    """of the op's work that a device does"""
+
+    @classmethod
+    def of(cls, strategies: Sequence[Strategy]) -> Space:
+        return cls(
+            tuple(strategies),
+            tuple(map(Layouts, zip(*(s.operands for s in strategies), strict=True))),
+            tuple(map(Layouts, zip(*(s.results for s in strategies), strict=True))),
+            np.array([1 / s.shards for s in strategies]),
+        )
+
+
 @dataclass
 class ShardGraph:
     """Built op by op by `shard_fragments`; `layout_of` reads a solution back."""
@@ -89,7 +117,8 @@ class ShardGraph:
     """values that may stay unreduced, see `sums.deferrable`"""
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
     _matrices: dict[tuple[Layouts, Layouts, ir.Type], np.ndarray] = field(default_factory=dict)
-    _follows: dict[_Follow, tuple[Strategy, ...]] = field(default_factory=dict)
+    _spaces: dict[Hashable, Space] = field(default_factory=dict)
+    _sums: dict[Hashable, np.ndarray] = field(default_factory=dict)
     _counted: set[tuple[ir.Value, int, Layouts]] = field(default_factory=set)
 
     # Nodes
@@ -98,16 +127,14 @@ class ShardGraph:
         """A node whose strategies are a tensor's layouts."""
         layouts = self.layouts_of(type_)
         node = _SCALAR if len(layouts) == 1 else self._add_node(np.zeros(len(layouts)))
-        if node == _SCALAR:
-            layouts = layouts[:1]
         placed = Placed(node, layouts, open)
         self.placed[value] = placed
         return placed
 
     def layouts_of(self, type_: ir.Type) -> Layouts:
         if not isinstance(type_, ir.RankedTensorType):
-            return ((),)
-        return tensor_layouts(tuple(type_.shape), self.mesh.sizes)
+            return Layouts(((),))
+        return Layouts(tensor_layouts(tuple(type_.shape), self.mesh.sizes))
 
     def _add_node(self, costs: np.ndarray) -> int:
         self.costs.append(costs)
@@ -163,13 +190,9 @@ class ShardGraph:
         operand = op.operands[0]
         if rule is None or ir.RankedTensorType(operand.type).rank == 0:
             return
-        projected = tuple(s.operands[0] for s in self._broadcast_back(rule, need.layouts))
-        self.need(operand, Need(need.node, projected), weight)
-
-    def _broadcast_back(self, rule: ShardingRule, layouts: Layouts) -> tuple[Strategy, ...]:
         backwards = ShardingRule(rule.factor_sizes, rule.results, rule.operands)
-        found = self._follow_all(backwards, 0, layouts)
-        return tuple(Strategy(s.results, s.operands, s.reduced, s.shards) for s in found)
+        (projected,) = self._follow_all(backwards, 0, need.layouts).results
+        self.need(operand, Need(need.node, projected), weight)
 
     def _matrix(self, source: Layouts, target: Layouts, type_: ir.Type) -> np.ndarray:
         key = (source, target, type_)
@@ -205,7 +228,7 @@ class ShardGraph:
                 self.free[result] = []
         elif all(_rank(value) == 0 for value in [*op.operands, *op.results]):
             for result in op.results:
-                self.placed[result] = Placed(_SCALAR, ((),))
+                self.placed[result] = Placed(_SCALAR, Layouts(((),)))
         else:
             self._add_by_rule(op, weight)
 
@@ -223,25 +246,30 @@ class ShardGraph:
             return
         leader = self._leader(op)
         if leader is None:
-            strategies = self._strategies(op, rule)
-            node = self._add_node(np.zeros(len(strategies)))
-            if any(s.scattered for s in strategies):
-                self.scattered.append((op, node, strategies))
+            space = self._space(op, rule)
+            node = self._add_node(np.zeros(len(space.strategies)))
+            if any(s.scattered for s in space.strategies):
+                self.scattered.append((op, node, space.strategies))
         else:
             operand, placed = leader
             node = placed.node
             linear = sums.linear_operands(op) if op.results[0] in self.deferrable else ()
-            strategies = self._follow_all(rule, operand, placed.layouts, linear)
-        self.costs[node] = self.costs[node] + weight * self._op_costs(op, strategies)
-        for i, operand_value in enumerate(op.operands):
-            need = Need(node, tuple(s.operands[i] for s in strategies))
+            space = self._follow_all(rule, operand, placed.layouts, linear)
+        self.costs[node] = self.costs[node] + weight * self._op_costs(op, space)
+        for i, (operand_value, layouts) in enumerate(zip(op.operands, space.operands, strict=True)):
+            need = Need(node, layouts)
             self.operand_needs.append((op, i, need))
             self.need(operand_value, need, weight)
-        for i, result in enumerate(op.results):
-            self.placed[result] = Placed(node, tuple(s.results[i] for s in strategies))
+        for result, layouts in zip(op.results, space.results, strict=True):
+            self.placed[result] = Placed(node, layouts)
 
-    def _strategies(self, op: ir.OpView, rule: ShardingRule) -> tuple[Strategy, ...]:
+    def _space(self, op: ir.OpView, rule: ShardingRule) -> Space:
         """The strategies of an op with a node of its own, with all that may become of its sums."""
+        stays = op.results[0] in self.deferrable and sums.starts_sums(op)
+        key = (rule, op.name, stays)
+        # What is sound for a convolution depends on more than its rule.
+        if key in self._spaces and not isinstance(op, stablehlo.ConvolutionOp):
+            return self._spaces[key]
         sizes = self.mesh.sizes
         found = _sound_strategies(op, enumerate_strategies(rule, sizes), sizes)
         variants = list(found)
@@ -250,9 +278,10 @@ class ShardGraph:
             for strategy in found:
                 if strategy.reduced:
                     variants += sums.scatters(strategy, shape, sizes)
-                if op.results[0] in self.deferrable and sums.keeps_sums(op, strategy):
+                if stays and sums.may_stay_unreduced(op, strategy):
                     variants.append(sums.unreduced(strategy))
-        return tuple(variants)
+        self._spaces[key] = Space.of(variants)
+        return self._spaces[key]
 
     def _leader(self, op: ir.OpView) -> tuple[int, Placed] | None:
         operand = read_int(op, FOLLOW)
@@ -261,7 +290,7 @@ class ShardGraph:
         placed = self.placed.get(op.operands[operand])
         if placed is None or not placed.open or placed.node == _SCALAR:
             return None
-        if op.results[0] in self.deferrable and sums.may_be_unreduced(op, ()):
+        if op.results[0] in self.deferrable and sums.starts_sums(op):
             rank = _rank(op.operands[operand])
             if not any(sums.unreduced_axes(layout, rank) for layout in placed.layouts):
                 return None  # A gradient's sum begins: whether it is reduced at once is a choice.
@@ -269,10 +298,10 @@ class ShardGraph:
 
     def _follow_all(
         self, rule: ShardingRule, operand: int, layouts: Layouts, linear: tuple[int, ...] = ()
-    ) -> tuple[Strategy, ...]:
+    ) -> Space:
         """`linear` are the operands that may be unreduced with the followed one."""
         key = (rule, operand, layouts, linear)
-        if key not in self._follows:
+        if key not in self._spaces:
             rank, sizes = len(rule.operands[operand]), self.mesh.sizes
             found = [follow(rule, sizes, operand, layout[:rank]) for layout in layouts]
             if operand in linear:
@@ -280,16 +309,21 @@ class ShardGraph:
                     sums.with_unreduced(strategy, sums.unreduced_axes(layout, rank), linear)
                     for strategy, layout in zip(found, layouts, strict=True)
                 ]
-            self._follows[key] = tuple(found)
-        return self._follows[key]
+            self._spaces[key] = Space.of(found)
+        return self._spaces[key]
 
-    def _op_costs(self, op: ir.OpView, strategies: Sequence[Strategy]) -> np.ndarray:
-        seconds = op_seconds(op, self.cluster)
-        costs = np.array([seconds / strategy.shards for strategy in strategies])
-        for i, strategy in enumerate(strategies):
-            if strategy.reduced:
-                costs[i] += sums.sum_seconds(self.mesh, strategy, self._partial_bytes(op, strategy))
-        return costs
+    def _op_costs(self, op: ir.OpView, space: Space) -> np.ndarray:
+        key = (space, *(result.type for result in op.results))
+        if key not in self._sums:
+            self._sums[key] = np.array(
+                [
+                    sums.sum_seconds(self.mesh, strategy, self._partial_bytes(op, strategy))
+                    if strategy.reduced
+                    else 0.0
+                    for strategy in space.strategies
+                ]
+            )
+        return op_seconds(op, self.cluster) * space.shares + self._sums[key]
 
     def _partial_bytes(self, op: ir.OpView, strategy: Strategy) -> list[float]:
         return [
@@ -317,11 +351,11 @@ class ShardGraph:
                 f"({num_bytes} bytes of operands and results)",
             )
         for i, operand in enumerate(op.operands):
-            need = Need(_SCALAR, (_replicated(operand),))
+            need = Need(_SCALAR, Layouts((_replicated(operand),)))
             self.operand_needs.append((op, i, need))
             self.need(operand, need, weight)
         for result in op.results:
-            self.placed[result] = Placed(_SCALAR, (_replicated(result),))
+            self.placed[result] = Placed(_SCALAR, Layouts((_replicated(result),)))
 
     def _add_while(self, op: stablehlo.WhileOp, weight: float) -> None:
         condition, loop = body(op, 0), body(op, 1)

@@ -180,36 +180,36 @@ def linear_operands(op: ir.OpView) -> tuple[int, ...]:
     if isinstance(op, stablehlo.AddOp | stablehlo.SubtractOp):
         return () if any(map(_constant, op.operands)) else (0, 1)
     if isinstance(op, stablehlo.ReduceOp):
-        return (0,) if len(op.results) == 1 and _adds(op) and _is_zero(op.operands[1]) else ()
+        return (0,) if starts_sums(op) else ()
     return (0,) if isinstance(op, _LINEAR) else ()
 
 
-def keeps_sums(op: ir.OpView, strategy: Strategy) -> bool:
-    """Whether an op under a strategy can run on each device's share alone, its sum left open."""
-    if not strategy.reduced or len(op.results) != 1:
-        return False
+def starts_sums(op: ir.OpView) -> bool:
+    """Whether an op adds up, from zero, so that each device can do it for its share alone."""
+    if isinstance(op, stablehlo.ReduceOp):
+        return len(op.results) == 1 and _adds(op) and _is_zero(op.operands[1])
+    if isinstance(op, stablehlo.ScatterOp):
+        return len(op.results) == 1 and _adds(op) and _is_zero(op.operands[0])
+    if isinstance(op, stablehlo.ConvolutionOp):
+        groups = (op.feature_group_count, op.batch_group_count)
+        return all(ir.IntegerAttr(group).value == 1 for group in groups)
+    return isinstance(op, stablehlo.DotGeneralOp)
+
+
+def may_stay_unreduced(op: ir.OpView, strategy: Strategy) -> bool:
+    """Whether an op that `starts_sums` can leave the sum of this strategy open."""
     reduced = set(strategy.reduced)
     dims = [set(axes) for layout in (*strategy.operands, *strategy.results) for axes in layout]
-    if any(axes & reduced and axes - reduced for axes in dims):
+    if not reduced or any(axes & reduced and axes - reduced for axes in dims):
         return False
-    if isinstance(op, stablehlo.DotGeneralOp):
+    if not isinstance(op, stablehlo.ConvolutionOp):
         return True
-    if isinstance(op, stablehlo.ReduceOp):
-        return _adds(op) and _is_zero(op.operands[1])
-    if isinstance(op, stablehlo.ScatterOp):
-        return _adds(op) and _is_zero(op.operands[0])
-    if isinstance(op, stablehlo.ConvolutionOp):
-        return _contracts_features_only(op, strategy)
-    return False
-
-
-def may_be_unreduced(op: ir.OpView, unreduced_operands: Sequence[int]) -> bool:
-    """Whether an op can make parts of sums, or pass on those that these operands are."""
-    if unreduced_operands:
-        return tuple(unreduced_operands) == linear_operands(op)
-    return isinstance(
-        op,
-        stablehlo.ConvolutionOp | stablehlo.DotGeneralOp | stablehlo.ReduceOp | stablehlo.ScatterOp,
+    # A kernel's gradient: its "features" are the batch, split alike in image and kernel.
+    numbers = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
+    image, kernel = strategy.operands
+    return (
+        image[numbers.input_feature_dimension] == strategy.reduced
+        and kernel[numbers.kernel_input_feature_dimension] == strategy.reduced
     )
 
 
@@ -234,17 +234,3 @@ def _constant(value: ir.Value) -> stablehlo.ConstantOp | None:
     if isinstance(op, stablehlo.BroadcastInDimOp):
         op = op.operands[0].owner
     return op if isinstance(op, stablehlo.ConstantOp) else None
-
-
-def _contracts_features_only(op: stablehlo.ConvolutionOp, strategy: Strategy) -> bool:
-    """A kernel's gradient: its "features" are the batch, split alike in image and kernel."""
-    groups = (op.feature_group_count, op.batch_group_count)
-    if any(ir.IntegerAttr(group).value != 1 for group in groups):
-        return False
-    numbers = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
-    image, kernel = strategy.operands
-    reduced = strategy.reduced
-    return (
-        image[numbers.input_feature_dimension] == reduced
-        and kernel[numbers.kernel_input_feature_dimension] == reduced
-    )

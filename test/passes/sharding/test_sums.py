@@ -148,5 +148,6 @@ def test_only_sums_from_zero_are_kept(op, init, keeps):
     module = parse(REDUCTIONS.format(op=op, init=init))
     reduce = list(body(main_function(module)).operations)[2]
     strategy = Strategy((((0,), ()), ()), (((),),), (0,), 2)
-    assert sums.keeps_sums(reduce, strategy) is keeps
-    assert not sums.keeps_sums(reduce, Strategy((((), (0,)), ()), (((0,),),), (), 2))
+    assert sums.starts_sums(reduce) is keeps
+    assert sums.may_stay_unreduced(reduce, strategy)
+    assert not sums.may_stay_unreduced(reduce, Strategy((((), (0,)), ()), (((0,),),), (), 2))
