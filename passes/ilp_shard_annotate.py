@@ -15,6 +15,8 @@ Where an op wants an operand in another layout than it was made in, an `sdy.shar
 shows the resharding. A state's new value has the sharding of the old one.
 
 Options:
+    intra: `auto` searches the whole space; `data-parallel`, `zero2`, `zero3`, `heuristic`,
+        `megatron` and `none` what these baselines do (`sharding/baselines.py`).
     fold: tie the variables of layers that are equal (`sharding/fold.py`).
     time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
         that states its gap.
@@ -51,6 +53,8 @@ from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout
+from alpa.passes.sharding.baselines import Intra, StateKind, Tensors, restrict
+from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Need, Placed, RuleOf, ShardGraph
@@ -67,6 +71,7 @@ class IlpShardAnnotate(Pass):
     """Gives every value a sharding by an integer linear program per mesh."""
 
     name: ClassVar[str] = "ilp-shard-annotate"
+    intra: Intra = option("auto", "the whole space, or what one of the paper's baselines does")
     fold: bool = option(True, "tie the variables of equal layers")
     time_limit: float = option(300.0, "seconds for each mesh")
 
@@ -75,9 +80,11 @@ class IlpShardAnnotate(Pass):
         plan, cluster = plan_and_cluster(function)
         shardings: dict[ir.Value, Sharding] = {}
         with populated(module) as rule_of:
+            batch = BatchDims(function, rule_of)
             for assignment in read_meshes(function):
                 part = _MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
                 part.build()
+                restrict(part.graph, self.intra, batch, part.tensors())
                 choice = self._solve(function, assignment, part.graph, remark)
                 part.annotate(choice, shardings)
         _write_types(function, shardings)
@@ -156,6 +163,29 @@ class _MeshPart:
                 self._add_transfer(op, states, arguments)
             elif isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
                 self._add_fragment(op, states, arguments)
+
+    def tensors(self) -> Tensors:
+        """The arguments on this mesh and what they are for, and what its updates make."""
+        block = body(self.function)
+        states: dict[ir.Value, StateKind] = {}
+        mine: list[ir.Value] = []
+        for argument, attributes in zip(
+            block.arguments, read_arguments(self.function), strict=True
+        ):
+            if argument not in self.graph.placed:
+                continue
+            mine.append(argument)
+            if attributes.role == "state":
+                parts = {read_part(use.owner) for use in argument.uses if _is_fragment(use.owner)}
+                states[argument] = "optimizer" if parts == {"update"} else "parameter"
+        updates = {
+            result
+            for op in block.operations
+            if isinstance(op, mpmd.FragmentOp) and self._is_mine(op) and read_part(op) == "update"
+            for inner in walk(body(op))
+            for result in inner.results
+        }
+        return Tensors(states=states, arguments=tuple(mine), updates=frozenset(updates))
 
     def _storage_costs(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
         """Breaks ties between layouts of an argument: slices are free, memory should be spared."""
@@ -313,8 +343,8 @@ class _MeshPart:
         Gives the layouts that these ops have themselves, by their first result.
         """
         computed: dict[ir.Value, tuple[Layout, ...]] = {}
-        for op, node, strategies in self.graph.scattered:
-            strategy = strategies[choice[node]]
+        for op, node, space in self.graph.ops:
+            strategy = space.strategies[choice[node]]
             if not strategy.scattered:
                 continue
             (result,), (layout,) = op.results, strategy.results
@@ -338,6 +368,10 @@ def _sharding_of(mesh: str, names: tuple[str, ...], layout: Layout, rank: int) -
     dims = tuple(tuple(names[a] for a in axes) for axes in layout[:rank])
     unreduced = tuple(AxisRef(names[axis]) for axis in unreduced_axes(layout, rank))
     return replace(Sharding.of(mesh, dims), unreduced=unreduced)
+
+
+def _is_fragment(op: ir.OpView) -> bool:
+    return isinstance(op, mpmd.FragmentOp)
 
 
 def _write_types(function: func.FuncOp, shardings: dict[ir.Value, Sharding]) -> None:

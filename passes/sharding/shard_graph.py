@@ -111,8 +111,10 @@ class ShardGraph:
     placed: dict[ir.Value, Placed] = field(default_factory=dict)
     free: dict[ir.Value, list[Need]] = field(default_factory=dict)
     operand_needs: list[tuple[ir.OpView, int, Need]] = field(default_factory=list)
-    scattered: list[tuple[ir.OpView, int, tuple[Strategy, ...]]] = field(default_factory=list)
-    """ops, with their nodes, whose sums some strategies scatter"""
+    tensors: dict[ir.Value, Placed] = field(default_factory=dict)
+    """nodes that are tensors: arguments, what transfers bring, variables of loops"""
+    ops: list[tuple[ir.OpView, int, Space]] = field(default_factory=list)
+    """nodes that are ops"""
     deferrable: set[ir.Value] = field(default_factory=set)
     """values that may stay unreduced, see `sums.deferrable`"""
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
@@ -128,7 +130,7 @@ class ShardGraph:
         layouts = self.layouts_of(type_)
         node = _SCALAR if len(layouts) == 1 else self._add_node(np.zeros(len(layouts)))
         placed = Placed(node, layouts, open)
-        self.placed[value] = placed
+        self.placed[value] = self.tensors[value] = placed
         return placed
 
     def layouts_of(self, type_: ir.Type) -> Layouts:
@@ -144,6 +146,12 @@ class ShardGraph:
         """Two nodes have to choose the same layout."""
         different = [[a != b for b in other.layouts] for a in one.layouts]
         self._add_edge(one.node, other.node, np.where(different, np.inf, 0.0))
+
+    def allow_only(self, node: int, strategies: Sequence[int]) -> None:
+        """Forbids the other strategies of a node."""
+        costs = np.full(self.costs[node].shape, np.inf)
+        costs[list(strategies)] = self.costs[node][list(strategies)]
+        self.costs[node] = costs
 
     def add_costs(self, placed: Placed, costs: np.ndarray) -> None:
         """Adds seconds per strategy to a value's node."""
@@ -248,8 +256,7 @@ class ShardGraph:
         if leader is None:
             space = self._space(op, rule)
             node = self._add_node(np.zeros(len(space.strategies)))
-            if any(s.scattered for s in space.strategies):
-                self.scattered.append((op, node, space.strategies))
+            self.ops.append((op, node, space))
         else:
             operand, placed = leader
             node = placed.node

@@ -1,0 +1,168 @@
+"""The paper's baselines: what each does to arguments, what it costs, that the numbers are equal."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from alpa import passes, runtime
+from alpa.dialects import body, ir, main_function
+from alpa.dialects.attributes import read_arguments
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.passes import ilp_shard_annotate
+from alpa.passes.sharding.fold import unfold
+from alpa.passes.sharding.shard_graph import ShardGraph
+from alpa.runtime.reference import compare
+
+BASELINES = ["data-parallel", "zero2", "zero3", "heuristic", "megatron", "none"]
+PARTITION = (
+    "simplify-trivial-ops,layer-cluster{{num-layers={stages}}},"
+    "stage-mesh-partition{{cluster=cpu:2x2 num-stages={stages} num-micro-batches={batches}}}"
+)
+ROWS, WIDTH = 64, 32
+OPTIMIZER = optax.adam(1e-3)
+
+
+def step(params, state, x, y):
+    def loss(params):
+        hidden = x
+        for w, b in params:
+            hidden = jnp.tanh(hidden @ w + b)
+        return jnp.mean((hidden - y) ** 2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, state = OPTIMIZER.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+
+def arguments(batches: int):
+    rng = np.random.default_rng(0)
+    params = [
+        (
+            rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),
+            rng.normal(size=(WIDTH,)).astype(np.float32),
+        )
+        for _ in range(2)
+    ]
+    x, y = rng.normal(size=(2, ROWS * batches, WIDTH)).astype(np.float32)
+    return params, jax.tree.map(np.asarray, OPTIMIZER.init(params)), x, y
+
+
+@cache
+def lowered() -> str:
+    params, state, x, y = arguments(1)
+    text = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, x, y).as_text()
+    count = len(jax.tree.leaves((params, state)))
+    for number in (count, count + 1):
+        text = re.sub(
+            rf"(%arg{number}: tensor<[^>]*>)",
+            r'\1 {alpa.role = "batch", alpa.batch_dim = 0 : i64}',
+            text,
+            count=1,
+        )
+    return text.replace('{jax.result_info = "result[2]"}', '{alpa.result = "mean"}')
+
+
+def planned(intra: str, *, stages: int = 1, batches: int = 2) -> ir.Module:
+    module = passes.run(lowered(), PARTITION.format(stages=stages, batches=batches))
+    return passes.run(module, f"ilp-shard-annotate{{intra={intra}}}")
+
+
+def shards(module: ir.Module) -> dict[str, set[int]]:
+    """Into how many parts matrices that are parameters, optimizer states and batches are cut."""
+    function = main_function(module)
+    sizes = {"axis0": 2, "axis1": 2}
+    found: dict[str, set[int]] = {"parameter": set(), "optimizer": set(), "batch": set()}
+    for value, attributes in zip(body(function).arguments, read_arguments(function), strict=True):
+        tensor = MeshTensor.from_type(value.type)
+        if tensor.type.rank != 2:
+            continue
+        axes = [axis for dim in tensor.sharding.axis_names for axis in dim]
+        number = attributes.input
+        kind = "batch" if attributes.role == "batch" else "optimizer" if number > 4 else "parameter"
+        found[kind].add(int(np.prod([sizes[axis] for axis in axes])))
+    return found
+
+
+def test_data_parallelism_splits_the_batch_alone():
+    module = planned("data-parallel")
+    assert shards(module) == {"parameter": {1}, "optimizer": {1}, "batch": {4}}
+    assert 'unreduced={"axis0", "axis1"}' in str(module)
+
+
+def test_zero2_splits_optimizer_states_as_well():
+    assert shards(planned("zero2")) == {"parameter": {1}, "optimizer": {4}, "batch": {4}}
+
+
+def test_zero3_splits_parameters_as_well():
+    assert shards(planned("zero3")) == {"parameter": {4}, "optimizer": {4}, "batch": {4}}
+
+
+def test_megatron_splits_the_batch_along_the_first_axis_and_never_the_states():
+    module = planned("megatron")
+    found = shards(module)
+    assert found["batch"] <= {2, 4}
+    for argument in str(module).split("func.func public @main(")[1].split("->")[0].split("%arg"):
+        if 'alpa.role = "state"' in argument:
+            assert "axis0" not in argument.partition("sharding=")[2]
+
+
+def test_the_heuristic_cuts_every_matrix_along_one_dimension():
+    assert shards(planned("heuristic")) == {"parameter": {4}, "optimizer": {4}, "batch": {4}}
+
+
+def test_without_parallelism_nothing_is_cut():
+    text = str(planned("none"))
+    assert '{"axis' not in text.replace('<["axis0"=2', "")
+
+
+@pytest.fixture
+def objectives(monkeypatch) -> list[float]:
+    """The cost of every plan, in order."""
+    graphs, found = [], []
+
+    def graph(*arguments):
+        graphs.append(ShardGraph(*arguments))
+        return graphs[-1]
+
+    def cost(choice, node_class):
+        whole = unfold(choice, node_class)
+        total = sum(float(c[i]) for c, i in zip(graphs[-1].costs, whole, strict=True))
+        edges = graphs[-1].edges.items()
+        found.append(total + sum(float(m[whole[a], whole[b]]) for (a, b), m in edges))
+        return whole
+
+    monkeypatch.setattr(ilp_shard_annotate, "ShardGraph", graph)
+    monkeypatch.setattr(ilp_shard_annotate, "unfold", cost)
+    return found
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_no_baseline_beats_the_whole_space(objectives, batches):
+    for intra in ["auto", *BASELINES]:
+        planned(intra, batches=batches)
+    auto, *others = objectives
+    assert all(auto <= other * (1 + 1e-9) for other in others)
+    assert max(others) > auto
+
+
+@pytest.mark.parametrize("intra", BASELINES)
+def test_baselines_compute_what_plain_jax_computes(intra):
+    batches = 2
+    module = planned(intra, stages=2, batches=batches)
+    module = passes.run(module, "insert-cross-mesh-reshard,export-stages")
+    given = arguments(batches)
+    results = [np.asarray(r) for r in runtime.load(module)(*jax.tree.leaves(given))]
+    expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(step)(*given))]
+    # new moments are gradients, up to a factor; Adam's parameters amplify noise
+    count = len(jax.tree.leaves(given[0]))
+    assert [row for row in compare(results[count:], expected[count:]) if not row.ok] == []
+    for result, reference, old in zip(results, expected, jax.tree.leaves(given[0]), strict=False):
+        assert np.abs(result - reference).max() <= 1e-4 * np.abs(reference).max()
+        assert not np.allclose(result, old, atol=1e-6)
