@@ -93,7 +93,7 @@ def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:
 
 def improve(problem: Problem, choice: tuple[int, ...]) -> tuple[int, ...]:
     """Changes one node at a time while that lowers the cost."""
-    around = _incidence(problem)
+    around = neighbours(problem)
     now = list(choice)
     waiting = list(range(len(now)))
     for _ in range(20):
@@ -112,7 +112,7 @@ def improve(problem: Problem, choice: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(now)
 
 
-def _incidence(problem: Problem) -> list[list[tuple[int, int, int]]]:
+def neighbours(problem: Problem) -> list[list[tuple[int, int, int]]]:
     """Per node: (edge, the node's axis in its matrix, the other end)."""
     around: list[list[tuple[int, int, int]]] = [[] for _ in problem.node_costs]
     for number, edge in enumerate(problem.edges):
@@ -128,7 +128,7 @@ class _Messages:
         # Both orientations, so that a visit always works on rows: [edge][axis of the node].
         matrices = [edge.costs.astype(float).copy() for edge in problem.edges]
         self._edges = [(matrix, matrix.T) for matrix in matrices]
-        self._around = _incidence(problem)
+        self._around = neighbours(problem)
 
     def sweep(self, *, forward: bool) -> None:
         order = range(len(self._nodes))

@@ -11,6 +11,9 @@ go from cheap to dear, and each is exact:
    same as 3
 5. ``shard_lp``: branch and bound on what is still open
 
+Where the cheapest choice does not fit into memory, ``shard_within`` searches among those that do,
+with the steps above for its subproblems.
+
 Fails with ``InfeasibleError`` when no choice is allowed, with ``SolverFailedError`` when HiGHS
 does, with ``TimeoutError`` when the time limit comes before any choice.
 """
@@ -18,7 +21,7 @@ does, with ``TimeoutError`` when the time limit comes before any choice.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -27,14 +30,26 @@ from alpa.passes.solve.shard_bound import ascend, dual_bound, improve, prune
 from alpa.passes.solve.shard_buckets import eliminate
 from alpa.passes.solve.shard_lp import SolverFailedError, branch, relax
 from alpa.passes.solve.shard_presolve import Reduction
-from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem, Solution, verify
+from alpa.passes.solve.shard_problem import (
+    Edge,
+    InfeasibleError,
+    Memory,
+    OutOfMemoryError,
+    Problem,
+    Solution,
+    Usage,
+    verify,
+)
+from alpa.passes.solve.shard_within import solve_within
 
 __all__ = [
     "Edge",
     "InfeasibleError",
+    "OutOfMemoryError",
     "Problem",
     "Solution",
     "SolverFailedError",
+    "Usage",
     "solve",
     "verify",
 ]
@@ -71,14 +86,43 @@ def solve(
     """
     start = time.monotonic()
     problem.check()
-    search = _Search(deadline=start + (inf if time_limit is None else time_limit), gap=relative_gap)
+    deadline = start + (inf if time_limit is None else time_limit)
+    free = _solve_free(problem, deadline, relative_gap, start)
+    peak, _ = Memory(problem).peak(free.choice)
+    if peak <= problem.memory_limit:
+        solution = replace(free, peak_bytes=peak)
+        verify(problem, solution)
+        return solution
+
+    def solve_free(other: Problem) -> Solution:
+        return _solve_free(other, deadline, relative_gap, start)
+
+    choice, bound = solve_within(problem, free, solve_free, deadline=deadline, gap=relative_gap)
+    objective = problem.cost(choice)
+    closed = objective - bound <= relative_gap * abs(objective)
+    solution = replace(
+        free,
+        choice=choice,
+        objective=objective,
+        bound=min(bound, objective),
+        status="optimal" if closed else "feasible",
+        peak_bytes=Memory(problem).peak(choice)[0],
+        seconds=time.monotonic() - start,
+    )
+    verify(problem, solution)
+    return solution
+
+
+def _solve_free(problem: Problem, deadline: float, relative_gap: float, start: float) -> Solution:
+    """The cheapest choice whatever it uses."""
+    search = _Search(deadline=deadline, gap=relative_gap)
     reduction = Reduction(problem).run()
     core_variables = sum(core.problem.num_variables for core in reduction.cores())
     found = _search_cores(problem, reduction, search)
     # The same cost, summed in another order by the reductions: the difference is rounding.
     bound = found.bound if found.value - found.bound > relative_gap * abs(found.value) else inf
     objective = problem.cost(found.choice)
-    solution = Solution(
+    return Solution(
         choice=found.choice,
         objective=objective,
         bound=min(bound, objective),
@@ -87,8 +131,6 @@ def solve(
         variables=problem.num_variables,
         core_variables=core_variables,
     )
-    verify(problem, solution)
-    return solution
 
 
 def _search_cores(problem: Problem, reduction: Reduction, search: _Search) -> _Found:

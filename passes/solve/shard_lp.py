@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,22 @@ def relax(problem: Problem, *, deadline: float) -> Relaxed | None:
     return Relaxed(_weights(problem, matrices, np.asarray(x.value)), shifted, -inf)
 
 
-def branch(problem: Problem, *, deadline: float, relative_gap: float) -> Relaxed | None:
-    """Solves the MIP by branch and bound; None if the deadline came before any solution."""
+Row = dict[int, np.ndarray]
+"""What nodes hold under their strategies at one time, in a unit near the limit."""
+
+
+def branch(
+    problem: Problem,
+    *,
+    deadline: float,
+    relative_gap: float,
+    rows: Sequence[Row] = (),
+    capacity: float = 1.0,
+) -> Relaxed | None:
+    """Solves the MIP by branch and bound; None if the deadline came before any solution.
+
+    Each of ``rows`` may come to ``capacity`` at most.
+    """
     import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
 
     matrices = _matrices(problem)
@@ -77,7 +92,10 @@ def branch(problem: Problem, *, deadline: float, relative_gap: float) -> Relaxed
     e = cp.Variable(matrices.costs.size - count, nonneg=True)
     both = cp.hstack([x, e])
     constraints = [matrices.simplex @ both == 1, matrices.marginals @ both == 0]
-    stats = _run(matrices, both, constraints, deadline, {"mip_rel_gap": relative_gap})
+    if rows:
+        constraints.append(_memory(matrices, rows) @ x <= capacity)
+    options = {"mip_rel_gap": relative_gap, "mip_feasibility_tolerance": 1e-9}
+    stats = _run(matrices, both, constraints, deadline, options)
     if not stats or x.value is None:
         return None
     bound = float(stats.extra_stats.mip_dual_bound) / matrices.scale
@@ -149,6 +167,14 @@ def _matrices(problem: Problem) -> _Matrices:
         (_joined(v), (_joined(r).astype(int), _joined(c).astype(int))), shape=(row, column)
     )
     return _Matrices(costs * scale, simplex, marginals, offsets, pairs, scale)
+
+
+def _memory(matrices: _Matrices, rows: Sequence[Row]) -> sp.csr_matrix:
+    held = np.zeros((len(rows), int(matrices.offsets[-1])))
+    for number, row in enumerate(rows):
+        for node, shares in row.items():
+            held[number, matrices.offsets[node] : matrices.offsets[node + 1]] = shares
+    return sp.csr_matrix(held)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""The sharding problem of the paper (section 4.2): one strategy per op, costs on ops and edges."""
+"""The sharding problem of the paper (section 4.2): one strategy per op, costs on ops and edges.
+
+Memory is what the paper leaves to the stages: usages of nodes over time, and one limit.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,29 @@ class InfeasibleError(ValueError):
         self.nodes = nodes
 
 
+class OutOfMemoryError(InfeasibleError):
+    """Every choice needs more memory than there is.
+
+    ``needed`` is at least the bytes of the peak, ``time`` when they are needed; ``nodes`` hold
+    most of them then, the largest first.
+    """
+
+    def __init__(self, needed: float, limit: float, time: int, nodes: tuple[int, ...]) -> None:
+        super().__init__(nodes)
+        self.args = (f"at least {needed:.6g} bytes are needed at time {time}, {limit:.6g} allowed",)
+        self.needed, self.limit, self.time = needed, limit, time
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Usage:
+    """From time ``start`` until before ``stop``, ``node`` holds ``bytes[i]`` under strategy i."""
+
+    node: int
+    bytes: np.ndarray
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, eq=False)
 class Edge:
     """``costs[i, j]``: seconds when ``source`` has strategy i and ``target`` j; inf = forbidden."""
@@ -36,11 +62,14 @@ class Edge:
 class Problem:
     """Minimise eq. 1: the cost of each node's strategy plus that of each edge's pair.
 
-    ``node_costs[v][i]`` is in seconds, +inf forbids. Parallel edges are allowed and add up.
+    ``node_costs[v][i]`` is in seconds, +inf forbids. Parallel edges are allowed and add up. At no
+    time may the usages, which add up too, come to more than ``memory_limit`` bytes.
     """
 
     node_costs: tuple[np.ndarray, ...]
     edges: tuple[Edge, ...]
+    usages: tuple[Usage, ...] = ()
+    memory_limit: float = inf
 
     def check(self) -> None:
         """Raises ``ValueError`` for what is no problem: shapes, numbers, NaN, -inf."""
@@ -66,6 +95,20 @@ class Problem:
             if np.isnan(edge.costs).any() or (edge.costs == -inf).any():
                 raise ValueError(f"{title} has a cost that is NaN or -inf")
 
+        for number, usage in enumerate(self.usages):
+            title = f"usage {number} of node {usage.node}"
+            if not 0 <= usage.node < len(self.node_costs):
+                raise ValueError(f"{title}: there are {len(self.node_costs)} nodes")
+            if usage.bytes.shape != self.node_costs[usage.node].shape:
+                raise ValueError(
+                    f"{title} has {usage.bytes.shape} bytes for "
+                    f"{self.node_costs[usage.node].size} strategies"
+                )
+            if usage.start >= usage.stop:
+                raise ValueError(f"{title} ends at {usage.stop}, it starts at {usage.start}")
+            if not (np.isfinite(usage.bytes).all() and (usage.bytes >= 0).all()):
+                raise ValueError(f"{title} has bytes that are negative or not finite")
+
     def cost(self, choice: Sequence[int]) -> float:
         """Eq. 1 for a choice of one strategy per node, in seconds."""
         total = sum(float(costs[i]) for costs, i in zip(self.node_costs, choice, strict=True))
@@ -75,6 +118,42 @@ class Problem:
     def num_variables(self) -> int:
         """Variables of the linearised ILP: one per strategy and one per pair on an edge."""
         return sum(c.size for c in self.node_costs) + sum(e.costs.size for e in self.edges)
+
+
+class Memory:
+    """The usages of a problem by time; times are numbered by where some usage starts."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        starts = sorted({usage.start for usage in problem.usages})
+        self.times = np.array(starts, dtype=np.int64)
+        """All peaks begin where something starts."""
+        self.first = np.searchsorted(self.times, [u.start for u in problem.usages])
+        self.end = np.searchsorted(self.times, [u.stop for u in problem.usages])
+
+    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+        """Bytes in use at each of ``times``."""
+        change = np.zeros(len(self.times) + 1)
+        held = np.array([u.bytes[choice[u.node]] for u in self._problem.usages], dtype=float)
+        np.add.at(change, self.first, held)
+        np.subtract.at(change, self.end, held)
+        return np.cumsum(change)[:-1]
+
+    def peak(self, choice: Sequence[int]) -> tuple[float, int]:
+        """The most bytes in use, and the time when."""
+        if not len(self.times):
+            return 0.0, 0
+        used = self.over_time(choice)
+        most = int(np.argmax(used))
+        return float(used[most]), int(self.times[most])
+
+    def row(self, time: int) -> dict[int, np.ndarray]:
+        """Bytes that each node holds at a time, per strategy."""
+        row: dict[int, np.ndarray] = {}
+        for usage in self._problem.usages:
+            if usage.start <= time < usage.stop:
+                row[usage.node] = row.get(usage.node, 0.0) + usage.bytes
+        return row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +167,8 @@ class Solution:
     """seconds; no choice costs less"""
     status: Literal["optimal", "feasible"]
     """``feasible``: the time limit came before the proof"""
+    peak_bytes: float = 0.0
+    """the most that ``choice`` uses at any time"""
     seconds: float
     """of the search"""
     variables: int
@@ -114,6 +195,11 @@ def verify(problem: Problem, solution: Solution) -> None:
     cost = problem.cost(solution.choice)
     if not cost < inf:
         raise ValueError("the solution takes a forbidden strategy or pair of strategies")
+    peak, moment = Memory(problem).peak(solution.choice)
+    if peak > problem.memory_limit:
+        raise ValueError(
+            f"the solution uses {peak} bytes at time {moment}, {problem.memory_limit} allowed"
+        )
     if abs(cost - solution.objective) > 1e-9 * max(abs(cost), abs(solution.objective)):
         raise ValueError(f"the solution costs {cost} s, not {solution.objective} s")
     if solution.bound > solution.objective:
