@@ -18,11 +18,14 @@ Options:
     intra: `auto` searches the whole space; `data-parallel`, `zero2`, `zero3`, `heuristic`,
         `megatron` and `none` what these baselines do (`sharding/baselines.py`).
     fold: tie the variables of layers that are equal (`sharding/fold.py`).
+    gap: where memory binds, a plan that is proven to cost at most this part more than the optimum
+        is good enough; elsewhere the optimum is found.
     time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
         that states its gap.
 
 Fails when:
-    a custom call has no sharding rule.
+    a custom call has no sharding rule;
+    no choice fits into the memory of the mesh's devices (`sharding/liveness.py`).
 """
 
 from __future__ import annotations
@@ -52,14 +55,17 @@ from alpa.passes.analysis.plan import plan_and_cluster
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.cost.device import size_text
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.baselines import Intra, StateKind, Tensors, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
+from alpa.passes.sharding.liveness import Held, Residence, held, op_at
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Need, Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
+from alpa.passes.solve.shard_problem import OutOfMemoryError
 
 STORAGE_WEIGHT = 1e-3
 """What an argument's shard costs, as a part of the time to read it once: enough to break ties,
@@ -74,6 +80,7 @@ class IlpShardAnnotate(Pass):
     intra: Intra = option("auto", "the whole space, or what one of the paper's baselines does")
     fold: bool = option(True, "tie the variables of equal layers")
     time_limit: float = option(300.0, "seconds for each mesh")
+    gap: float = option(1e-3, "stop this close to the optimum where memory binds")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -85,28 +92,31 @@ class IlpShardAnnotate(Pass):
                 part = _MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
                 part.build()
                 restrict(part.graph, self.intra, batch, part.tensors())
-                choice = self._solve(function, assignment, part.graph, remark)
+                choice = self._solve(part, remark)
                 part.annotate(choice, shardings)
         _write_types(function, shardings)
 
-    def _solve(
-        self, function: func.FuncOp, assignment: MeshAssignment, graph: ShardGraph, remark: Remark
-    ) -> list[int]:
+    def _solve(self, part: _MeshPart, remark: Remark) -> list[int]:
         from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
 
+        graph, usages = part.graph, part.usages()
         problem = shard_ilp.Problem(
             node_costs=tuple(graph.costs),
             edges=tuple(shard_ilp.Edge(a, b, m) for (a, b), m in graph.edges.items()),
+            usages=tuple(one.usage for one in usages),
+            memory_limit=float(graph.cluster.device.memory),
         )
         folded, node_class = fold(problem) if self.fold else (problem, range(len(graph.costs)))
         try:
-            solution = shard_ilp.solve(folded, time_limit=self.time_limit)
+            solution = shard_ilp.solve(folded, time_limit=self.time_limit, memory_gap=self.gap)
+        except shard_ilp.OutOfMemoryError as error:
+            raise part.out_of_memory(error, usages) from error
         except (shard_ilp.InfeasibleError, shard_ilp.SolverFailedError, TimeoutError) as error:
-            raise PassError(function, f"no sharding for {assignment.name}: {error}") from error
+            raise PassError(part.function, f"no sharding for {part.name}: {error}") from error
         if solution.status != "optimal":
             remark(
-                function.location,
-                f"{assignment.name}: time-limit reached with a plan of {solution.objective:.3g} s "
+                part.function.location,
+                f"{part.name}: time-limit reached with a plan of {solution.objective:.3g} s "
                 f"per step, at most {solution.gap:.1%} above the optimum",
             )
         return unfold(solution.choice, node_class)
@@ -121,6 +131,8 @@ class _MeshPart:
     plan: Plan
     graph: ShardGraph
     landing_bandwidth: float
+    in_flight: int
+    """micro-batches whose activations are kept at a time"""
     reductions: list[sdy.ShardingConstraintOp] = field(default_factory=list)
     """where updates begin: constraints that reduce gradients, their shardings still to be found"""
 
@@ -143,7 +155,11 @@ class _MeshPart:
             bandwidth = cluster.intra_host.bandwidth
         else:
             bandwidth = cluster.inter_host.bandwidth / devices
-        return cls(function, assignment.name, plan, graph, bandwidth)
+        in_flight = plan.num_micro_batches
+        if plan.schedule == "1f1b":
+            meshes = [other.name for other in read_meshes(function)]
+            in_flight = min(in_flight, len(meshes) - meshes.index(assignment.name))
+        return cls(function, assignment.name, plan, graph, bandwidth, in_flight)
 
     def build(self) -> None:
         """Adds arguments, then transfers and fragments in program order."""
@@ -164,6 +180,59 @@ class _MeshPart:
             elif isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
                 self._add_fragment(op, states, arguments)
 
+    def fragments(self) -> list[mpmd.FragmentOp]:
+        ops = body(self.function).operations
+        return [op for op in ops if isinstance(op, mpmd.FragmentOp) and self._is_mine(op)]
+
+    def usages(self) -> list[Held]:
+        """What this mesh holds when (`sharding/liveness.py`)."""
+        block = body(self.function)
+        arguments = read_arguments(self.function)
+        donated = {
+            number if attributes.input is None else attributes.input
+            for number, attributes in enumerate(arguments)
+            if attributes.donor or attributes.aliasing_output is not None
+        }
+        new = {v for v, states in self._state_results().items() if donated & set(states)}
+        return held(
+            self.graph,
+            [
+                (value, attributes)
+                for value, attributes in zip(block.arguments, arguments, strict=True)
+                if value in self.graph.placed
+            ],
+            self.fragments(),
+            [
+                op.results[0]
+                for op in block.operations
+                if isinstance(op, mpmd.TransferOp) and op.results[0] in self.graph.placed
+            ],
+            Residence(
+                num_micro_batches=self.plan.num_micro_batches,
+                in_flight=self.in_flight,
+                donated=frozenset(new),
+            ),
+        )
+
+    def out_of_memory(self, error: OutOfMemoryError, usages: Sequence[Held]) -> PassError:
+        """A located error with what is needed, where, of what kind, and what would help."""
+        device = self.graph.cluster.device
+        least: dict[str, float] = {}
+        for one in usages:
+            if one.usage.start <= error.time < one.usage.stop:
+                least[one.kind] = least.get(one.kind, 0.0) + float(one.usage.bytes.min())
+        kinds = ", ".join(
+            f"{kind} {size_text(size)}"
+            for kind, size in sorted(least.items(), key=lambda item: -item[1])
+        )
+        return PassError(
+            op_at(self.fragments(), error.time),
+            f"needs at least {size_text(error.needed)} per device on {self.name}, {device.name} "
+            f"has {size_text(error.limit)}; here, cut as finely as can be: {kinds}; raise the "
+            "number of micro-batches so that each is smaller, keep fewer of them in flight "
+            "(1f1b), or add devices",
+        )
+
     def tensors(self) -> Tensors:
         """The arguments on this mesh and what they are for, and what its updates make."""
         block = body(self.function)
@@ -180,8 +249,8 @@ class _MeshPart:
                 states[argument] = "optimizer" if parts == {"update"} else "parameter"
         updates = {
             result
-            for op in block.operations
-            if isinstance(op, mpmd.FragmentOp) and self._is_mine(op) and read_part(op) == "update"
+            for op in self.fragments()
+            if read_part(op) == "update"
             for inner in walk(body(op))
             for result in inner.results
         }

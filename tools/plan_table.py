@@ -26,6 +26,7 @@ from alpa.passes import PassError
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.planned import DeviceMesh, Program, Transfer, Value, origin_name
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.instructions import Move, gpipe
 from alpa.runtime.placement import numpy_dtype
@@ -199,15 +200,15 @@ def _stages(view: _View) -> list[str]:
             "x".join(str(size) for _, size in stage.mesh.axes),
             stage.layers,
             *(_seconds(value) for value in (stage.forward, stage.backward, stage.update)),
-            _bytes(stage.state_bytes),
-            "-" if stage.peak_bytes is None else _bytes(stage.peak_bytes),
+            size_text(stage.state_bytes),
+            "-" if stage.peak_bytes is None else size_text(stage.peak_bytes),
         ]
         if memory:
             row.append("-" if stage.peak_bytes is None else _percent(stage.peak_bytes / memory))
         rows.append(row)
     notes = "seconds per micro-batch, of the update per step; bytes per device"
     if memory:
-        notes += f"; peak as a share of {_bytes(memory)}"
+        notes += f"; peak as a share of {size_text(memory)}"
     return [*_aligned(rows), f"({notes})"]
 
 
@@ -258,18 +259,18 @@ def _by_pattern(title: str, patterns: Sequence[tuple[str, int]]) -> list[str]:
         sizes[pattern] += size
     order = sorted(counts, key=lambda pattern: (-sizes[pattern], -counts[pattern], pattern))
     total = sum(sizes.values())
-    lines = [f"    {title}: {_count(len(patterns), 'tensor')}, {_bytes(total)}"]
+    lines = [f"    {title}: {_count(len(patterns), 'tensor')}, {size_text(total)}"]
     for pattern in order[:_PATTERNS]:
         share = f" = {_percent(sizes[pattern] / total)}" if total and len(order) > 1 else ""
         lines.append(
             f"      {pattern}: {counts[pattern]} of {len(patterns)}, "
-            f"{_bytes(sizes[pattern])}{share}"
+            f"{size_text(sizes[pattern])}{share}"
         )
     rest = order[_PATTERNS:]
     if rest:
         lines.append(
             f"      {_count(len(rest), 'other layout')}: {sum(counts[p] for p in rest)} of "
-            f"{len(patterns)}, {_bytes(sum(sizes[p] for p in rest))}"
+            f"{len(patterns)}, {size_text(sum(sizes[p] for p in rest))}"
         )
     return lines
 
@@ -301,9 +302,9 @@ def _transfers(view: _View) -> list[str]:
                 f"{source} -> {target}",
                 when,
                 str(len(numbers)),
-                _bytes(sum(view.bytes(value) for value in targets)),
-                _bytes(sum(reshard.slow_bytes for reshard in known)) if complete else "-",
-                _bytes(sum(reshard.fast_bytes for reshard in known)) if complete else "-",
+                size_text(sum(view.bytes(value) for value in targets)),
+                size_text(sum(reshard.slow_bytes for reshard in known)) if complete else "-",
+                size_text(sum(reshard.fast_bytes for reshard in known)) if complete else "-",
                 ", ".join(f"{m} {n}" for m, n in methods.most_common()) or "not decided yet",
             ]
         )
@@ -331,12 +332,12 @@ def _limits(view: _View) -> list[str]:
         fullest = max(stages, key=lambda stage: stage.peak_bytes or 0)
         free = memory - (fullest.peak_bytes or 0)
         lines.append(
-            f"  memory: stage {fullest.number} is the fullest; {_bytes(free)} of {_bytes(memory)} "
-            f"per device stay free ({_percent(free / memory)})"
+            f"  memory: stage {fullest.number} is the fullest; {size_text(free)} of "
+            f"{size_text(memory)} per device stay free ({_percent(free / memory)})"
         )
     lines += [
-        f"  stage {stage.number} holds {_bytes(stage.state_bytes)} of state per device, more than "
-        "its predicted peak, which assumes an even split"
+        f"  stage {stage.number} holds {size_text(stage.state_bytes)} of state per device, more "
+        "than its predicted peak, which assumes an even split"
         for stage in stages
         if stage.peak_bytes is not None and stage.state_bytes > stage.peak_bytes
     ]
@@ -456,14 +457,6 @@ def _seconds(seconds: float) -> str:
         if seconds >= 0.9995 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us" if seconds else "0"
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -60,3 +60,12 @@ class Device:
     def seconds(self, flops: float, num_bytes: float, dtype: str) -> float:
         """Roofline time of local work: ``max(flops / peak, bytes / memory_bandwidth)``."""
         return max(flops / self.peak(dtype), num_bytes / self.memory_bandwidth)
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes as people read them: 16 GiB, 9.25 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} TiB"

@@ -1,7 +1,8 @@
 """Folds equal parts of a sharding problem, layers above all, so that its size stops growing.
 
-TAPAS ties the variables of layers that look alike. Here alike means: same costs, and neighbours
-alike through the same matrices, up to a radius (colour refinement, Weisfeiler and Leman 1968).
+TAPAS ties the variables of layers that look alike. Here alike means: same costs, same bytes, and
+neighbours alike through the same matrices, up to a radius (colour refinement, Weisfeiler and Leman
+1968).
 All nodes of a colour take one strategy. Every choice of the folded problem is a choice of the
 whole one with the same cost, so folding can only miss choices that treat equal layers
 differently.
@@ -10,6 +11,7 @@ differently.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +30,13 @@ def fold(problem: Problem, radius: int = RADIUS) -> tuple[Problem, list[int]]:
     def number(key: bytes | tuple[object, ...]) -> int:
         return kinds.setdefault(key, len(kinds))
 
-    color = [number(_signature(costs)) for costs in problem.node_costs]
+    held: list[set[bytes]] = [set() for _ in problem.node_costs]
+    for usage in problem.usages:
+        held[usage.node].add(_signature(usage.bytes))
+    color = [
+        number((_signature(costs), *sorted(mine)))
+        for costs, mine in zip(problem.node_costs, held, strict=True)
+    ]
     neighbours: list[list[tuple[int, int, int]]] = [[] for _ in color]
     for edge in problem.edges:
         kind = number(_signature(edge.costs))
@@ -80,5 +88,7 @@ def _quotient(problem: Problem, color: list[int]) -> tuple[Problem, list[int]]:
     folded = Problem(
         node_costs=tuple(c for c in costs if c is not None),
         edges=tuple(Edge(a, b, matrix) for (a, b), matrix in edges.items()),
+        usages=tuple(replace(usage, node=node_class[usage.node]) for usage in problem.usages),
+        memory_limit=problem.memory_limit,
     )
     return folded, node_class

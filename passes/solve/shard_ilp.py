@@ -77,9 +77,14 @@ class _Found:
 
 
 def solve(
-    problem: Problem, *, time_limit: float | None = None, relative_gap: float = 1e-9
+    problem: Problem,
+    *,
+    time_limit: float | None = None,
+    relative_gap: float = 1e-9,
+    memory_gap: float = 1e-9,
 ) -> Solution:
-    """The cheapest choice. ``status`` is ``optimal`` when the gap is at most ``relative_gap``.
+    """The cheapest choice. ``status`` is ``optimal`` when the gap is at most ``relative_gap``, or
+    ``memory_gap`` where the cheapest one of all does not fit into memory.
 
     After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
     but for that. Raises ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
@@ -97,9 +102,9 @@ def solve(
     def solve_free(other: Problem) -> Solution:
         return _solve_free(other, deadline, relative_gap, start)
 
-    choice, bound = solve_within(problem, free, solve_free, deadline=deadline, gap=relative_gap)
+    choice, bound = solve_within(problem, free, solve_free, deadline=deadline, gap=memory_gap)
     objective = problem.cost(choice)
-    closed = objective - bound <= relative_gap * abs(objective)
+    closed = objective - bound <= memory_gap * abs(objective)
     solution = replace(
         free,
         choice=choice,

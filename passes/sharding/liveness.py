@@ -1,0 +1,221 @@
+"""What a mesh holds and when: the memory rows of its sharding problem.
+
+Time counts the ops of the mesh's fragments in program order. A value holds the bytes of its
+shard, which depend on its node's strategy, from the op that makes it to its last use:
+
+* a state, or a constant argument, all the time; a state's new value takes the place of the old
+  one where that is donated;
+* what the forward part leaves for the backward part once for each micro-batch in flight;
+* a gradient that is added up over several micro-batches all the time, as its accumulator is;
+* inside a fragment what is written to memory: results of an element-wise op that only feeds
+  another are fused into it, views and what is free in any layout take no room.
+
+A copy in another layout, made for one op, is not counted: the problem knows bytes of nodes, not
+of edges. It lives as long as that op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from alpa.dialects import body, ir, mpmd, terminator
+from alpa.dialects.attributes import FOLLOW, Argument, read_part
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.sharding.shard_graph import Placed, ShardGraph
+from alpa.passes.solve.shard_problem import Usage
+
+_VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
+_SMALL = 4096
+"""Bytes of a whole tensor below which it is not worth a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residence:
+    """What outlives fragments: micro-batches in the step and in flight, and who is donated."""
+
+    num_micro_batches: int
+    in_flight: int
+    donated: frozenset[ir.Value]
+    """results of fragments that take the place of a donated argument"""
+
+
+Kind = Literal["states", "inputs", "activations", "gradients", "temporaries"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A usage and what kind of value it is."""
+
+    usage: Usage
+    kind: Kind
+
+
+def held(
+    graph: ShardGraph,
+    arguments: Sequence[tuple[ir.Value, Argument]],
+    fragments: Sequence[mpmd.FragmentOp],
+    transfers: Sequence[ir.Value],
+    residence: Residence,
+) -> list[Held]:
+    """The usages of one mesh: its arguments, what transfers bring to it, and its fragments."""
+    batches = residence.num_micro_batches
+    accumulated = {
+        result
+        for fragment in fragments
+        if batches > 1 and read_part(fragment) == "backward"
+        for result in fragment.results
+    }
+    clock = _Clock(residence.donated | accumulated)
+    spans = [clock.visit_fragment(fragment) for fragment in fragments]
+    end = clock.now
+    last = {
+        operand: max(stop, 0)
+        for fragment, (_, stop) in zip(fragments, spans, strict=True)
+        for operand in fragment.operands
+    }
+    found: list[Held] = []
+
+    def add(kind: Kind, value: ir.Value, start: int, stop: int, copies: int = 1) -> None:
+        usage = _usage(graph, value, start, stop, copies)
+        if usage is not None:
+            found.append(Held(usage=usage, kind=kind))
+
+    for value, attributes in arguments:
+        stays = attributes.role != "batch" or batches > 1
+        kind = "inputs" if attributes.role == "batch" else "states"
+        add(kind, value, 0, end if stays else last.get(value, end))
+    first = {v: start for f, (start, _) in zip(fragments, spans, strict=True) for v in f.operands}
+    for value in transfers:
+        start = max(0, first.get(value, end) - 1)
+        add("activations", value, start, last.get(value, end), residence.in_flight)
+    for fragment, (_, stop) in zip(fragments, spans, strict=True):
+        part = read_part(fragment)
+        for result in fragment.results:
+            if result in residence.donated:
+                continue
+            if result in accumulated:
+                add("gradients", result, 0, end)
+            else:
+                copies = residence.in_flight if part == "forward" else 1
+                kind = "activations" if part == "forward" else "gradients"
+                add(kind, result, stop, last.get(result, end), copies)
+    for value, (start, stop) in clock.lives.items():
+        add("temporaries", value, start, stop)
+    return found
+
+
+def _usage(graph: ShardGraph, value: ir.Value, start: int, stop: int, copies: int) -> Usage | None:
+    placed = graph.placed.get(value)
+    type_ = value.type
+    if not isinstance(type_, ir.RankedTensorType):
+        type_ = MeshTensor.from_type(type_).type
+    whole = prod(type_.shape) * element_bytes(type_.element_type)
+    if placed is None or stop <= start or whole < _SMALL:
+        return None
+    shares = _shares(graph, placed, type_.rank)
+    return Usage(node=placed.node, bytes=copies * whole * shares, start=start, stop=stop)
+
+
+def _shares(graph: ShardGraph, placed: Placed, rank: int) -> np.ndarray:
+    """The part of the tensor that a device holds, per strategy; unreduced ones are not cut."""
+    sizes = graph.mesh.sizes
+    return np.array(
+        [1 / prod(sizes[a] for axes in layout[:rank] for a in axes) for layout in placed.layouts]
+    )
+
+
+@dataclass
+class _Clock:
+    """Visits ops in order and notes when the values that they write to memory live."""
+
+    overwritten: frozenset[ir.Value]
+    """results of fragments that are written into the place of another value: new states into that
+    of the old ones, gradients into their accumulators"""
+    now: int = 0
+    lives: dict[ir.Value, tuple[int, int]] = field(default_factory=dict)
+    _base: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    """a view's operand"""
+    _in_place: set[ir.Value] = field(default_factory=set)
+    watched: int = -1
+    op: ir.OpView | None = None
+    """that runs at the watched time"""
+
+    def visit_fragment(self, fragment: mpmd.FragmentOp) -> tuple[int, int]:
+        start = self.now
+        returned = terminator(body(fragment)).operands
+        self._in_place |= {
+            inner
+            for inner, outer in zip(returned, fragment.results, strict=True)
+            if outer in self.overwritten
+        }
+        self._visit(body(fragment))
+        for value in returned:
+            self._use(value)
+        self.now += 1
+        return start, self.now
+
+    def _visit(self, block: ir.Block) -> None:
+        end = terminator(block)
+        for op in block.operations:
+            if op == end:
+                continue
+            self.now += 1
+            if self.now == self.watched:
+                self.op = op
+            for value in op.operands:
+                self._use(value)
+            if op.operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
+                inside = self.now
+                for i in range(len(op.regions)):
+                    self._visit(body(op, i))
+                # What a loop reads it reads until its end.
+                for value, (start, stop) in self.lives.items():
+                    if start < inside < stop:
+                        self.lives[value] = (start, self.now + 1)
+            for result in op.results:
+                self._make(op, result)
+
+    def _make(self, op: ir.OpView, result: ir.Value) -> None:
+        if op.operation.name in _VIEWS:
+            self._base[result] = op.operands[0]
+        elif not is_fused(op) and result not in self._in_place:
+            self.lives[result] = (self.now, self.now + 1)
+
+    def _use(self, value: ir.Value) -> None:
+        """Extends a value's life to now; a fused op reads its operands where it is used."""
+        waiting = [value]
+        while waiting:
+            value = waiting.pop()
+            if value in self._base:
+                waiting.append(self._base[value])
+            elif value in self.lives:
+                self.lives[value] = (self.lives[value][0], self.now + 1)
+            elif not isinstance(value.owner, ir.Block) and is_fused(value.owner):
+                waiting += value.owner.operands
+
+
+def op_at(fragments: Sequence[mpmd.FragmentOp], time: int) -> ir.OpView:
+    """The op that runs at a time, or the fragment that ends then."""
+    clock = _Clock(frozenset())
+    for fragment in fragments:
+        clock.watched = time
+        _, stop = clock.visit_fragment(fragment)
+        if clock.op is not None:
+            return clock.op
+        if time < stop:
+            return fragment
+    return fragments[-1]
+
+
+def is_fused(op: ir.OpView) -> bool:
+    """Whether an element-wise op is computed inside its only user, also an element-wise one."""
+    if FOLLOW not in op.attributes or len(op.results) != 1:
+        return False
+    uses = list(op.results[0].uses)
+    return len(uses) == 1 and FOLLOW in uses[0].owner.attributes

@@ -1,0 +1,173 @@
+"""What a mesh holds when, and that plans fit into it."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alpa import passes
+from alpa.dialects import body, ir, main_function, parse
+from alpa.dialects.attributes import read_arguments
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.passes import ilp_shard_annotate
+from alpa.passes.sharding.fold import fold
+from alpa.passes.sharding.liveness import is_fused
+from alpa.passes.solve.shard_problem import Edge, Problem, Usage
+
+WIDTH, ROWS = 512, 64
+MATRIX = 4 * WIDTH * WIDTH
+CLUSTER = """
+hosts = 1
+devices_per_host = 4
+[device]
+name = "small"
+memory = "{memory}"
+peak_flops = {{ f32 = 1e12 }}
+memory_bandwidth = 1e11
+[intra_host]
+bandwidth = 1e9
+latency = 1e-6
+[inter_host]
+bandwidth = 1e9
+latency = 1e-6
+"""
+
+
+def step(params, momentum, x):
+    def loss(params):
+        hidden = x
+        for w in params:
+            hidden = jnp.tanh(hidden @ w)
+        return jnp.mean(hidden**2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, value
+
+
+def partitioned(tmp_path, *, memory: str, layers: int = 2, batches: int = 1) -> str:
+    """Stages are cut for much memory, sharding has what `memory` says."""
+    params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * layers
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    text = jax.jit(step, donate_argnums=(0, 1)).lower(params, params, x).as_text()
+    text = re.sub(
+        rf"(%arg{2 * layers}: tensor<[^>]*>)",
+        r'\1 {alpa.role = "batch", alpa.batch_dim = 0 : i64}',
+        text,
+        count=1,
+    ).replace('{jax.result_info = "result[2]"}', '{alpa.result = "mean"}')
+    large, small = tmp_path / "large.toml", tmp_path / "small.toml"
+    large.write_text(CLUSTER.format(memory="64GiB"))
+    small.write_text(CLUSTER.format(memory=memory))
+    module = passes.run(
+        text,
+        "simplify-trivial-ops,layer-cluster{num-layers=1},stage-mesh-partition"
+        f"{{cluster={large} num-stages=1 num-micro-batches={batches}}}",
+    )
+    return str(module).replace(str(large), str(small))
+
+
+@pytest.fixture
+def problems(monkeypatch) -> list[Problem]:
+    found: list[Problem] = []
+
+    def remember(problem):
+        found.append(problem)
+        return fold(problem)
+
+    monkeypatch.setattr(ilp_shard_annotate, "fold", remember)
+    return found
+
+
+def least_and_most(problem: Problem) -> tuple[float, float]:
+    """The peak when each usage is as small, and as large, as it can be."""
+    ends = range(max(usage.stop for usage in problem.usages))
+    return tuple(
+        max(sum(f(u.bytes) for u in problem.usages if u.start <= t < u.stop) for t in ends)
+        for f in (np.min, np.max)
+    )
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_states_activations_and_gradients_are_counted(tmp_path, problems, batches):
+    passes.run(partitioned(tmp_path, memory="1GiB", batches=batches), "ilp-shard-annotate")
+    (problem,) = problems
+    least, most = least_and_most(problem)
+    activation = 4 * ROWS * WIDTH
+    # two parameters, two moments, gradients, and at most a handful of activations in flight
+    assert 6 * MATRIX <= most <= 6 * MATRIX + (4 + 4 * batches) * activation
+    assert least == pytest.approx(most / 4, rel=0.01)
+
+
+def state_shards(module: ir.Module) -> list[int]:
+    function = main_function(module)
+    found = []
+    for value, attributes in zip(body(function).arguments, read_arguments(function), strict=True):
+        sharding = MeshTensor.from_type(value.type).sharding
+        if attributes.role == "state":
+            found.append(2 ** len([axis for dim in sharding.axis_names for axis in dim]))
+    return found
+
+
+def test_less_memory_shards_more_and_stays_within(tmp_path, problems):
+    rich = passes.run(
+        partitioned(tmp_path, memory="1GiB"), "ilp-shard-annotate{intra=data-parallel}"
+    )
+    assert set(state_shards(rich)) == {1}
+    # 6 MiB: replicated parameters and sharded moments fit, with a layer's gradient
+    poor = passes.run(partitioned(tmp_path, memory="6MiB"), "ilp-shard-annotate")
+    assert min(state_shards(poor)) > 1
+    assert problems[-1].memory_limit == 6 * 2**20
+
+
+def test_too_little_memory_says_how_much_is_needed_where_and_what_helps(tmp_path):
+    text = partitioned(tmp_path, memory="1MiB")
+    with pytest.raises(ir.MLIRError) as raised:
+        passes.run(text, "ilp-shard-annotate")
+    message = str(raised.value)
+    assert re.search(r"needs at least 1\.\d+ MiB per device on mesh_0, small has 1 MiB", message)
+    assert "states" in message
+    assert "add devices" in message
+
+
+FUSED = """
+func.func @main(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+      : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %1 = stablehlo.tanh %0 {alpa.follow = 0 : i64} : tensor<64x64xf32>
+  %2 = stablehlo.sqrt %1 {alpa.follow = 0 : i64} : tensor<64x64xf32>
+  %3 = stablehlo.dot_general %2, %2, contracting_dims = [1] x [0]
+      : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  return %3 : tensor<64x64xf32>
+}
+"""
+
+
+def test_an_element_wise_op_is_fused_into_its_only_element_wise_user():
+    module = parse(FUSED)
+    ops = list(body(main_function(module)).operations)
+    assert [is_fused(op) for op in ops[:4]] == [False, True, False, False]
+
+
+def test_folding_ties_only_what_holds_as_much():
+    costs = (np.zeros(2),) * 4
+    usages = tuple(
+        Usage(node=v, bytes=np.array([8.0, 4.0 + (v == 3)]), start=v, stop=v + 2) for v in range(4)
+    )
+    problem = Problem(node_costs=costs, edges=(), usages=usages, memory_limit=20.0)
+    folded, node_class = fold(problem)
+    assert node_class == [0, 0, 0, 1]
+    assert [usage.node for usage in folded.usages] == node_class
+    assert folded.memory_limit == 20.0
+
+
+def test_edges_of_the_folded_problem_are_kept():
+    problem = Problem(
+        node_costs=(np.zeros(2), np.ones(2)), edges=(Edge(0, 1, np.eye(2)),), memory_limit=1.0
+    )
+    folded, _ = fold(problem)
+    assert len(folded.edges) == 1
