@@ -20,6 +20,7 @@ SECONDS = "alpa.seconds"
 RESHARD = "alpa.reshard"
 MESHES = "alpa.meshes"
 PLAN = "alpa.plan"
+SOLVER = "alpa.solver"
 ROLE = "alpa.role"
 BATCH_DIM = "alpa.batch_dim"
 INPUT = "alpa.input"
@@ -234,6 +235,62 @@ class Plan:
                 "cluster": ir.StringAttr.get(self.cluster),
             }
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverReport:
+    """One entry of `alpa.solver`: what is proven about the shardings of a mesh.
+
+    Seconds and bytes are per step and device; no choice costs less than `bound`.
+    """
+
+    mesh: str
+    intra: str
+    status: str
+    objective: float
+    bound: float
+    variables: int
+    peak_bytes: int
+
+    @property
+    def gap(self) -> float:
+        return (self.objective - self.bound) / self.objective if self.objective else 0.0
+
+    def to_attr(self) -> ir.Attribute:
+        return ir.DictAttr.get(
+            {
+                "mesh": ir.StringAttr.get(self.mesh),
+                "intra": ir.StringAttr.get(self.intra),
+                "status": ir.StringAttr.get(self.status),
+                "objective": f64(self.objective),
+                "bound": f64(self.bound),
+                "variables": i64(self.variables),
+                "peak_bytes": i64(self.peak_bytes),
+            }
+        )
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> Self:
+        fields = ir.DictAttr(attr)
+        return cls(
+            mesh=ir.StringAttr(fields["mesh"]).value,
+            intra=ir.StringAttr(fields["intra"]).value,
+            status=ir.StringAttr(fields["status"]).value,
+            objective=ir.FloatAttr(fields["objective"]).value,
+            bound=ir.FloatAttr(fields["bound"]).value,
+            variables=ir.IntegerAttr(fields["variables"]).value,
+            peak_bytes=ir.IntegerAttr(fields["peak_bytes"]).value,
+        )
+
+
+def read_solver_reports(function: func.FuncOp) -> list[SolverReport]:
+    """`alpa.solver` of @main, a report per mesh; none before shardings are found."""
+    attr = function.attributes.get(SOLVER)
+    return [] if attr is None else [SolverReport.from_attr(a) for a in ir.ArrayAttr(attr)]
+
+
+def write_solver_reports(function: func.FuncOp, reports: Sequence[SolverReport]) -> None:
+    function.attributes[SOLVER] = ir.ArrayAttr.get([report.to_attr() for report in reports])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from alpa.tools import compare_intra
+
+
+def test_prints_a_row_per_model_and_a_cell_per_baseline(capsys):
+    arguments = ["gpt-tiny", "--cluster", "cpu:1x4", "--global-batch", "16"]
+    for intra in ("auto", "data-parallel", "none"):
+        arguments += ["--intra", intra]
+    assert compare_intra.main(arguments) == 0
+    header, rule, row = capsys.readouterr().out.splitlines()
+    assert header == "| model | auto | data-parallel | none |"
+    assert rule.count("---") == 4
+    seconds = [float(s) for s in re.findall(r"\| (\S+) s, ", row)]
+    assert len(seconds) == 3
+    assert seconds[0] <= min(seconds)
+    assert seconds[0] < seconds[2]
+
+
+def test_what_does_not_fit_says_what_it_needs(tmp_path):
+    cluster = tmp_path / "small.toml"
+    cluster.write_text(
+        """
+hosts = 1
+devices_per_host = 4
+[device]
+name = "small"
+memory = "6MiB"
+peak_flops = { f32 = 1e12 }
+memory_bandwidth = 1e11
+[intra_host]
+bandwidth = 1e9
+latency = 1e-6
+[inter_host]
+bandwidth = 1e9
+latency = 1e-6
+"""
+    )
+    (outcome,) = compare_intra.compare(
+        "gpt-tiny", micro_batch_size=8, global_batch=8, cluster=str(cluster), intra=["none"]
+    )
+    assert outcome.seconds is None
+    assert re.fullmatch(r"out of memory \(\S+ MiB\)", outcome.text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gpt-tiny", "--global-batch", "10", "--micro-batch-size", "4"], "does not consist of"),
+        (["gpt-tiny", "--cluster", "no-such:1x2"], "no-such"),
+        (["no-model"], "no-model"),
+    ],
+)
+def test_wrong_arguments_are_a_sentence(capsys, arguments, words):
+    assert compare_intra.main(arguments) == 1
+    assert words in capsys.readouterr().err
