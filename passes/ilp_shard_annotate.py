@@ -19,8 +19,8 @@ Options:
     intra: `auto` searches the whole space; `data-parallel`, `zero2`, `zero3`, `heuristic`,
         `megatron` and `none` what these baselines do (`sharding/baselines.py`).
     fold: tie the variables of layers that are equal (`sharding/fold.py`).
-    gap: where memory binds, a plan that is proven to cost at most this part more than the optimum
-        is good enough; elsewhere the optimum is found.
+    gap: where the relaxations leave a gap, above all where memory binds, a plan that is proven to
+        cost at most this part more than the optimum is good enough; elsewhere the optimum is found.
     time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
         that states its gap.
 
@@ -83,7 +83,7 @@ class IlpShardAnnotate(Pass):
     intra: Intra = option("auto", "the whole space, or what one of the paper's baselines does")
     fold: bool = option(True, "tie the variables of equal layers")
     time_limit: float = option(300.0, "seconds for each mesh")
-    gap: float = option(5e-3, "stop this close to the optimum where memory binds")
+    gap: float = option(2e-2, "stop this close to the optimum where it is hard to prove")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -116,7 +116,7 @@ class IlpShardAnnotate(Pass):
         )
         folded, node_class = fold(problem) if self.fold else (problem, range(len(graph.costs)))
         try:
-            solution = shard_ilp.solve(folded, time_limit=self.time_limit, memory_gap=self.gap)
+            solution = shard_ilp.solve(folded, time_limit=self.time_limit, branch_gap=self.gap)
         except shard_ilp.OutOfMemoryError as error:
             raise part.out_of_memory(error, usages) from error
         except (shard_ilp.InfeasibleError, shard_ilp.SolverFailedError, TimeoutError) as error:

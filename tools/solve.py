@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         problem = load_case(options.file)
-        solution = shard_ilp.solve(problem, time_limit=options.time_limit, memory_gap=options.gap)
+        solution = shard_ilp.solve(problem, time_limit=options.time_limit, branch_gap=options.gap)
         if options.o is not None:
             options.o.write_text(json.dumps(list(solution.choice)) + "\n")
     except OSError as error:

@@ -67,6 +67,7 @@ _SHRINK = 0.1
 class _Search:
     deadline: float
     gap: float
+    branch_gap: float
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ def solve(
     *,
     time_limit: float | None = None,
     relative_gap: float = 1e-9,
-    memory_gap: float = 1e-9,
+    branch_gap: float = 1e-9,
 ) -> Solution:
-    """The cheapest choice. ``status`` is ``optimal`` when the gap is at most ``relative_gap``, or
-    ``memory_gap`` where the cheapest one of all does not fit into memory.
+    """The cheapest choice. Reductions and relaxations go on until the gap is ``relative_gap``;
+    where they leave a larger one, ``branch_gap`` is enough. ``status`` is then ``optimal``.
 
     After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
     but for that. Raises ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
@@ -92,7 +93,8 @@ def solve(
     start = time.monotonic()
     problem.check()
     deadline = start + (inf if time_limit is None else time_limit)
-    free = _solve_free(problem, deadline, relative_gap, start)
+    search = _Search(deadline=deadline, gap=relative_gap, branch_gap=branch_gap)
+    free = _solve_free(problem, search, start)
     peak, _ = Memory(problem).peak(free.choice)
     if peak <= problem.memory_limit:
         solution = replace(free, peak_bytes=peak)
@@ -100,11 +102,11 @@ def solve(
         return solution
 
     def solve_free(other: Problem) -> Solution:
-        return _solve_free(other, deadline, relative_gap, start)
+        return _solve_free(other, search, start)
 
-    choice, bound = solve_within(problem, free, solve_free, deadline=deadline, gap=memory_gap)
+    choice, bound = solve_within(problem, free, solve_free, deadline=deadline, gap=branch_gap)
     objective = problem.cost(choice)
-    closed = objective - bound <= memory_gap * abs(objective)
+    closed = objective - bound <= branch_gap * abs(objective)
     solution = replace(
         free,
         choice=choice,
@@ -118,20 +120,20 @@ def solve(
     return solution
 
 
-def _solve_free(problem: Problem, deadline: float, relative_gap: float, start: float) -> Solution:
+def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
     """The cheapest choice whatever it uses."""
-    search = _Search(deadline=deadline, gap=relative_gap)
     reduction = Reduction(problem).run()
     core_variables = sum(core.problem.num_variables for core in reduction.cores())
     found = _search_cores(problem, reduction, search)
     # The same cost, summed in another order by the reductions: the difference is rounding.
-    bound = found.bound if found.value - found.bound > relative_gap * abs(found.value) else inf
+    gap = found.value - found.bound
+    bound = found.bound if gap > search.gap * abs(found.value) else inf
     objective = problem.cost(found.choice)
     return Solution(
         choice=found.choice,
         objective=objective,
         bound=min(bound, objective),
-        status="optimal" if bound == inf else "feasible",
+        status="optimal" if gap <= search.branch_gap * abs(found.value) else "feasible",
         seconds=time.monotonic() - start,
         variables=problem.num_variables,
         core_variables=core_variables,
@@ -180,7 +182,9 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
     smaller = _pruned(relaxed.shifted, best)
     if smaller is not None:
         return _better(best, _restart(smaller, search))
-    whole = branch(relaxed.shifted, deadline=search.deadline, relative_gap=search.gap)
+    if best.value < inf and best.value - best.bound <= search.branch_gap * abs(best.value):
+        return best
+    whole = branch(relaxed.shifted, deadline=search.deadline, relative_gap=search.branch_gap)
     if whole is None:
         return _usable(best)
     choice = tuple(int(np.argmax(x)) for x in whole.weights)

@@ -151,14 +151,9 @@ def test_huge_costs_that_mean_never_do_not_spoil_the_answer(all_costs):
     )
 
 
-def test_a_deadline_gives_the_best_found_or_says_so():
-    problem = large(2)
-    optimum = solve(problem).objective
-    found = solve(problem, time_limit=1.0)
-    assert found.bound <= optimum * (1 + 1e-9)
-    assert found.objective >= optimum * (1 - 1e-9)
+def test_a_deadline_before_anything_was_found_says_so():
     with pytest.raises(TimeoutError, match="raise it"):
-        solve(problem, time_limit=0.0)
+        solve(large(2), time_limit=0.0)
 
 
 @pytest.mark.parametrize(
