@@ -1,8 +1,10 @@
 """Writes each fragment as a module of its own that any XLA can compile.
 
 XLA keeps `sdy.sharding` on function arguments and results and on `sdy.sharding_constraint`, and
-drops it on every other op: here the planned layout of each op's result becomes a constraint. What
-is planned as unreduced is computed and kept as parts (`sharding/local_sums.py`).
+drops it on every other op: here the planned layout of each op's result, and of each variable of a
+loop, becomes a constraint. So does each layout on the way of a change that takes several
+collectives (`sharding/reshard_steps.py`). What is planned as unreduced is computed and kept as
+parts (`sharding/local_sums.py`).
 
 Before::
 
@@ -44,13 +46,26 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from alpa.dialects.attributes import ALIASING_OUTPUT
-from alpa.dialects.bindings import body, func, ir, main_function, mpmd, sdy, stablehlo, walk
+from alpa.dialects.bindings import (
+    body,
+    func,
+    ir,
+    main_function,
+    mpmd,
+    sdy,
+    stablehlo,
+    terminator,
+    walk,
+)
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 from alpa.passes.analysis import planned
+from alpa.passes.analysis.annotated import logical_meshes
 from alpa.passes.analysis.planned import Fragment, Program, Value
 from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.local_sums import lower_sums
+from alpa.passes.sharding.reshard_steps import write_steps
 
 _SHARDING = "sdy.sharding"
 # Their results cost nothing to make anew in any layout.
@@ -90,6 +105,7 @@ class _Exporter:
     module: ir.Module
     program: Program
     meshes: dict[str, Mesh]
+    links: dict[str, LogicalMesh]
     loss_scale: float
 
     def export(self, step: int, op: mpmd.FragmentOp, symbol: str) -> None:
@@ -111,6 +127,7 @@ class _Exporter:
             self._fill(op, function, fragment, accumulated, extra)
         for inner in list(walk(function.entry_block)):
             _materialise(inner, fragment.mesh, self.meshes[fragment.mesh].size)
+        write_steps(function, self.links[fragment.mesh])
         op.attributes[planned.MODULE] = ir.FlatSymbolRefAttr.get(symbol)
         for name, numbers in (
             (planned.ACCUMULATORS, accumulated),
@@ -165,12 +182,13 @@ class _Exporter:
         copy = op.operation.clone(ip=ir.InsertionPoint(op))
         source = body(copy)
         known: dict[ir.Value, Sharding] = {}
+        values = self.program.values
         with ir.InsertionPoint(block):
             for value, outer, old, new in zip(
                 fragment.inputs, op.operands, source.arguments, block.arguments, strict=False
             ):
                 scaled = fragment.part == "update" and value in self.program.totals
-                inner = self._scaled(new) if scaled else new
+                inner = self._scaled(op, new, values[value]) if scaled else new
                 old.replace_all_uses_with(inner)
                 known[inner] = _planned(outer)
         operations = list(source.operations)
@@ -185,13 +203,17 @@ class _Exporter:
             func.ReturnOp([*results, *(single[i] for i in extra)])
         copy.erase()
 
-    def _scaled(self, gradient: ir.Value) -> ir.Value:
+    def _scaled(self, op: ir.OpView, gradient: ir.Value, value: Value) -> ir.Value:
+        """The mean of a gradient that was added up, where it lies."""
         if self.loss_scale == 1.0:
             return gradient
         scale = f"{self.loss_scale:.17e}"
         number = f"({scale}, 0.0)" if "complex" in str(gradient.type) else scale
         factor = ir.Attribute.parse(f"dense<{number}> : {gradient.type}")
-        return stablehlo.multiply(gradient, stablehlo.constant(factor))
+        mean = stablehlo.multiply(gradient, stablehlo.constant(factor))
+        if self.meshes[value.mesh].size == 1 or not value.shape:
+            return mean
+        return sdy.ShardingConstraintOp(mean, sharding=_attr(op, value)).result
 
 
 def _type(value: Value) -> ir.Type:
@@ -228,12 +250,29 @@ def _materialise(op: ir.OpView, mesh: str, devices: int) -> None:
         return
     if isinstance(op, _FREE) or devices == 1 or _is_manual(op):
         return
+    if isinstance(op, stablehlo.WhileOp):
+        _pin_variables(op, closed)
     for result, sharding in zip(op.results, closed, strict=True):
         if sharding.dims and not _says_the_same(result, sharding):
             attr = sharding.to_attr()
             with ir.InsertionPoint.after(op), op.location:
                 constraint = sdy.ShardingConstraintOp(result, sharding=attr)
             result.replace_all_uses_except(constraint.result, constraint.operation)
+
+
+def _pin_variables(loop: stablehlo.WhileOp, shardings: list[Sharding]) -> None:
+    """Fixes the layouts of a loop's variables inside it, which XLA else takes from their uses."""
+    block = body(loop, 1)
+    end = terminator(block)
+    for i, sharding in enumerate(shardings):
+        if not sharding.dims:
+            continue
+        argument, attr = block.arguments[i], sharding.to_attr()
+        with ir.InsertionPoint.at_block_begin(block), loop.location:
+            start = sdy.ShardingConstraintOp(argument, sharding=attr)
+        argument.replace_all_uses_except(start.result, start.operation)
+        with ir.InsertionPoint(end), loop.location:
+            end.operands[i] = sdy.ShardingConstraintOp(end.operands[i], sharding=attr).result
 
 
 def _is_manual(op: ir.OpView) -> bool:
@@ -284,6 +323,7 @@ class ExportStages(Pass):
             module=module,
             program=program,
             meshes=read_topology(main),
+            links=logical_meshes(main),
             loss_scale=1 / program.num_micro_batches if mean else 1.0,
         )
         taken = {

@@ -125,8 +125,10 @@ module {
   // CHECK: module @mesh_0.update_0.update {
   // CHECK: func.func public @main(%[[W:arg0]]: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>, tf.aliasing_output = 0 : i32}
   // CHECK: %[[Q:.*]] = stablehlo.constant dense<2.500000e-01> : tensor<8xf32>
-  // CHECK-NEXT: %[[B:.*]] = stablehlo.multiply %arg1, %[[Q]]
-  // CHECK: %[[C:.*]] = stablehlo.multiply %arg2
+  // CHECK-NEXT: %[[P:.*]] = stablehlo.multiply %arg1, %[[Q]]
+  // CHECK-NEXT: %[[B:.*]] = sdy.sharding_constraint %[[P]] <@mesh_0, [{}]>
+  // CHECK: %[[D:.*]] = stablehlo.multiply %arg2
+  // CHECK-NEXT: %[[C:.*]] = sdy.sharding_constraint %[[D]] <@mesh_0, [{"a"}]>
   // CHECK-NEXT: %[[N:.*]] = stablehlo.subtract %[[W]], %[[B]]
   // CHECK-NEXT: stablehlo.subtract %[[N]], %[[C]]
 }

@@ -1,0 +1,264 @@
+"""Bytes per device that a planned fragment needs, read off its annotations alone.
+
+Arguments, and results that take no argument's place, are held all the time; so are accumulators of
+gradients. What an op writes in between lives from there to its last use. Not written are
+
+* constants, iotas, broadcasts, reshapes and constraints that change nothing: views of something;
+* what a fusion computes where it is needed: element-wise ops, slices, pads and the like whose
+  users are fused with them, as long as no second user makes them expensive.
+
+An element-wise op writes over an operand that is not used afterwards; a loop, a
+dynamic_update_slice and a scatter work in place. While one op runs, its operands and its result
+exist together. A change of layout holds what its collectives send and receive, a sum that is
+scattered the whole of what each device adds up: XLA scatters on CPU by an all-reduce and a cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from alpa.dialects import body, ir, sdy, stablehlo, terminator
+from alpa.passes.analysis import planned
+from alpa.passes.analysis.annotated import Annotated, annotated_fragments, has_own_ops, rank
+from alpa.passes.sharding.sums import unreduced_axes
+from alpa.passes.simplify.op_kinds import DATA_MOVEMENT, ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO
+
+_SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
+_BROADCASTS = frozenset({"stablehlo.broadcast", "stablehlo.broadcast_in_dim"})
+_IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.while"})
+_ELEMENTWISE = ELEMENTWISE_STABLEHLO | ELEMENTWISE_CHLO
+_FUSIBLE = _ELEMENTWISE | _BROADCASTS | _SOURCES | DATA_MOVEMENT | {"stablehlo.transpose"}
+_READS_THROUGH_FUSION = _FUSIBLE | {"stablehlo.reduce"}
+_EXPENSIVE = ELEMENTWISE_CHLO | {
+    "stablehlo.atan2",
+    "stablehlo.cbrt",
+    "stablehlo.cosine",
+    "stablehlo.divide",
+    "stablehlo.exponential",
+    "stablehlo.exponential_minus_one",
+    "stablehlo.log",
+    "stablehlo.log_plus_one",
+    "stablehlo.logistic",
+    "stablehlo.power",
+    "stablehlo.remainder",
+    "stablehlo.rsqrt",
+    "stablehlo.sine",
+    "stablehlo.sqrt",
+    "stablehlo.tan",
+    "stablehlo.tanh",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentMemory:
+    """Bytes per device while one fragment runs; `temporaries` at the fullest time."""
+
+    arguments: int
+    results: int
+    aliased: int
+    temporaries: int
+
+    @property
+    def peak(self) -> int:
+        return self.arguments + self.results - self.aliased + self.temporaries
+
+
+def predicted_memory(module: ir.Module) -> list[FragmentMemory]:
+    """For each fragment of a planned module that `export-stages` has run on, in program order.
+
+    Before the export nobody knows accumulators and donated arguments: none are counted then.
+
+    Raises:
+        PassError: there is no plan, or a sharding does not fit its mesh.
+    """
+    return [memory_of(annotated) for annotated in annotated_fragments(module)]
+
+
+def memory_of(annotated: Annotated) -> FragmentMemory:
+    """As `predicted_memory`, for one fragment."""
+    fragment = annotated.fragment
+    block = body(fragment)
+    results = [
+        annotated.local_bytes(value, annotated.outer_layout(outer))
+        for value, outer in zip(terminator(block).operands, fragment.results, strict=True)
+    ]
+    arguments = [annotated.local_bytes(value) for value in block.arguments]
+    accumulated = [results[i] for i in _numbers(fragment, planned.ACCUMULATORS)]
+    donated = [arguments[i] for i in _numbers(fragment, planned.DONATED)]
+    extra = [results[i] for i in _numbers(fragment, planned.EXTRA_RESULTS)]
+    return FragmentMemory(
+        arguments=sum(arguments) + sum(accumulated),
+        results=sum(results) + sum(extra),
+        aliased=sum(accumulated) + sum(donated),
+        temporaries=_Clock(annotated).peak(),
+    )
+
+
+@dataclass
+class _Buffer:
+    bytes: int
+    start: int
+    stop: int
+
+
+@dataclass
+class _Clock:
+    """Visits ops in order and notes when what they write lives."""
+
+    annotated: Annotated
+    now: int = 0
+    buffers: dict[ir.Value, _Buffer] = field(default_factory=dict)
+    _base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
+    """what a value that is not written is read from"""
+    _returned: set[ir.Value] = field(default_factory=set)
+    scratch: dict[int, int] = field(default_factory=dict)
+    """bytes that only exist at one time"""
+
+    def peak(self) -> int:
+        block = body(self.annotated.fragment)
+        self._find_returned()
+        self._visit(block)
+        events: dict[int, int] = {}
+        for buffer in self.buffers.values():
+            events[buffer.start] = events.get(buffer.start, 0) + buffer.bytes
+            events[buffer.stop + 1] = events.get(buffer.stop + 1, 0) - buffer.bytes
+        live = most = 0
+        for time in sorted({*events, *self.scratch}):
+            live += events.get(time, 0)
+            most = max(most, live + self.scratch.get(time, 0))
+        return most
+
+    def _find_returned(self) -> None:
+        """Results of the fragment have their place; an accumulated one is added to its sum."""
+        fragment = self.annotated.fragment
+        added = {*_numbers(fragment, planned.ACCUMULATORS)}
+        added -= {*_numbers(fragment, planned.EXTRA_RESULTS)}
+        for i, value in enumerate(terminator(body(fragment)).operands):
+            while i not in added:
+                self._returned.add(value)
+                owner = value.owner
+                if isinstance(owner, ir.Block) or not self._is_view(owner):
+                    break
+                value = owner.operands[0]
+
+    def _visit(self, block: ir.Block) -> None:
+        end = terminator(block)
+        for op in block.operations:
+            if op == end:
+                continue
+            self.now += 2
+            if has_own_ops(op):
+                self._visit_regions(op)
+            elif self._is_view(op):
+                self._base[op.results[0]] = (op.operands[0],)
+            elif self._is_fused(op):
+                for result in op.results:
+                    self._base[result] = tuple(op.operands)
+            else:
+                self._write(op)
+
+    def _visit_regions(self, op: ir.OpView) -> None:
+        start = self.now
+        for operand in op.operands:
+            self._read(operand)
+        for result in op.results:
+            self._hold(result, start + 1)
+        for number in range(len(op.regions)):
+            if op.operation.name == "stablehlo.while":
+                for argument, result in zip(body(op, number).arguments, op.results, strict=True):
+                    self._base[argument] = (result,)
+            self._visit(body(op, number))
+            self.now += 2
+            for value in terminator(body(op, number)).operands:
+                self._read(value)
+        # What a loop reads it reads until its end.
+        for buffer in self.buffers.values():
+            if buffer.start <= start + 1 and buffer.stop > start:
+                buffer.stop = self.now
+
+    def _write(self, op: ir.OpView) -> None:
+        for operand in op.operands:
+            self._read(operand)
+        overwrites = op.operation.name in _ELEMENTWISE | _IN_PLACE
+        for result in op.results:
+            self._hold(result, self.now + 1 if overwrites else self.now)
+        if isinstance(op, sdy.ShardingConstraintOp):
+            source = op.operands[0]
+            if unreduced_axes(self.annotated.layout(source), rank(source)):
+                # The whole sum as it is sent and as it arrives; the result may be a part of it.
+                self.scratch[self.now] = 2 * self.annotated.local_bytes(source)
+
+    def _hold(self, value: ir.Value, start: int) -> None:
+        size = self.annotated.local_bytes(value)
+        if value not in self._returned and size > 0:
+            self.buffers[value] = _Buffer(size, start, start)
+
+    def _read(self, value: ir.Value) -> None:
+        """Keeps what a value is read from until now."""
+        for root in self._roots([value]):
+            if root in self.buffers:
+                self.buffers[root].stop = max(self.buffers[root].stop, self.now)
+
+    def _roots(self, values: Iterable[ir.Value]) -> Iterator[ir.Value]:
+        waiting, seen = list(values), set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            if value not in seen:
+                seen.add(value)
+                waiting += self._base.get(value, ())
+                yield value
+
+    def _is_view(self, op: ir.OpView) -> bool:
+        if isinstance(op, sdy.ShardingConstraintOp):
+            return self.annotated.layout(op.operands[0]) == self.annotated.layout(op.results[0])
+        return isinstance(op, stablehlo.ReshapeOp)
+
+    def _is_fused(self, op: ir.OpView) -> bool:
+        """Whether an op is computed inside its users."""
+        name = op.operation.name
+        if name in _SOURCES:
+            return True
+        if name not in _FUSIBLE and not self._is_slice(op):
+            return False
+        users = {user for result in op.results for user in self._users(result)}
+        if any(user.name not in _READS_THROUGH_FUSION for user in users):
+            return False
+        if len(users) <= 1:
+            return True
+        # Computed once for each user: not if that reads more than the result.
+        return name not in _EXPENSIVE and sum(map(self._is_large, op.operands)) <= 1
+
+    def _is_large(self, value: ir.Value) -> bool:
+        """Whether reading a value reads more than a constant or something to be broadcast."""
+        while self._base.get(value):
+            owner = value.owner
+            if not isinstance(owner, ir.Block) and owner.name in _BROADCASTS:
+                return False
+            (value, *others) = self._base[value]
+            if others:
+                return True
+        return value not in self._base and self.annotated.local_bytes(value) > 0
+
+    def _is_slice(self, op: ir.OpView) -> bool:
+        """Whether a change of layout only cuts."""
+        if not isinstance(op, sdy.ShardingConstraintOp):
+            return False
+        source, target = (self.annotated.layout(v) for v in (op.operands[0], op.results[0]))
+        return len(source) == len(target) and all(
+            new[: len(old)] == old for old, new in zip(source, target, strict=True)
+        )
+
+    def _users(self, value: ir.Value) -> Iterator[ir.Operation]:
+        """The ops that read a value, through views."""
+        for use in value.uses:
+            owner = use.owner
+            if self._is_view(owner) or self._is_slice(owner):
+                yield from self._users(owner.results[0])
+            else:
+                yield owner.operation
+
+
+def _numbers(op: ir.OpView, name: str) -> tuple[int, ...]:
+    attr = op.attributes.get(name)
+    return () if attr is None else tuple(ir.DenseI64ArrayAttr(attr))

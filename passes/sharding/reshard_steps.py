@@ -1,0 +1,115 @@
+"""The collectives of one change of layout, as XLA's partitioner forms them.
+
+`ReshardTable.path` is the cheapest way in steps of one mesh axis each. XLA undoes all axes of a
+dimension by one all-gather, and moves several from one dimension to another by one all-to-all.
+Any way with more than one collective it finds only if it is told each layout in between, else it
+may replicate the whole tensor: `export-stages` writes those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Literal
+
+from alpa.dialects import func, ir, sdy, walk
+from alpa.dialects.sharding import Sharding
+from alpa.passes.analysis.annotated import layout_of
+from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.cost.reshard import Layout, ReshardTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One collective. `bytes` are the result of an all-gather, the operand of an all-to-all."""
+
+    kind: Literal["all-gather", "all-to-all"]
+    axes: tuple[int, ...]
+    bytes: int
+    layout: Layout
+    """after it, and after the slices that follow"""
+
+
+def exchanges(
+    table: ReshardTable, source: Layout, target: Layout, shape: Sequence[int], itemsize: int
+) -> list[Exchange]:
+    """The collectives from one layout to another, in order; slices are none.
+
+    Layouts have one entry per dimension of `shape`, whose rank is the table's.
+    """
+    if source == target:
+        return []
+    moved = _moved(source, target)
+    if moved:
+        sizes = table.mesh.sizes
+        local = prod(
+            ceil(size / prod(sizes[a] for a in axes))
+            for size, axes in zip(shape, source, strict=True)
+        )
+        return [Exchange(kind="all-to-all", axes=moved, bytes=local * itemsize, layout=target)]
+    found: list[Exchange] = []
+    gathered, before = None, source
+    for step in table.path(source, target, shape, itemsize):
+        dim = next(d for d, axes in enumerate(before) if axes != step.layout[d])
+        before, again = step.layout, gathered == dim
+        gathered = dim if step.kind == "all-gather" else None
+        if step.kind == "slice":
+            if found:
+                found[-1] = _with_layout(found[-1], step.layout)
+            continue
+        axes = (step.axis,)
+        if step.kind == "all-gather" and again:
+            axes = (*axes, *found.pop().axes)
+        found.append(Exchange(kind=step.kind, axes=axes, bytes=int(step.bytes), layout=step.layout))
+    return found
+
+
+def write_steps(function: func.FuncOp, mesh: LogicalMesh) -> None:
+    """Writes each constraint that takes several collectives as one constraint for each of them."""
+    tables: dict[int, ReshardTable] = {}
+    for op in list(walk(function.entry_block)):
+        if not isinstance(op, sdy.ShardingConstraintOp):
+            continue
+        target = Sharding.from_attr(op.attributes["sharding"])
+        source = _source(function, op.operands[0])
+        type_ = ir.RankedTensorType(op.results[0].type)
+        if source is None or not type_.rank:
+            continue
+        table = tables.setdefault(type_.rank, ReshardTable(mesh, type_.rank))
+        before, after = (layout_of(op, sharding, mesh) for sharding in (source, target))
+        itemsize = element_bytes(type_.element_type)
+        with ir.InsertionPoint(op), op.location:
+            for step in exchanges(table, before, after, tuple(type_.shape), itemsize)[:-1]:
+                dims = tuple(tuple(mesh.axis_names[a] for a in axes) for axes in step.layout)
+                attr = Sharding.of(target.mesh, dims).to_attr()
+                op.operands[0] = sdy.ShardingConstraintOp(op.operands[0], sharding=attr).result
+
+
+def _source(function: func.FuncOp, value: ir.Value) -> Sharding | None:
+    """The layout that a constraint or an argument of the function fixes."""
+    owner = value.owner
+    if isinstance(owner, sdy.ShardingConstraintOp):
+        return Sharding.from_attr(owner.attributes["sharding"])
+    if isinstance(owner, ir.Block) and owner == function.entry_block:
+        arguments = ir.ArrayAttr(function.attributes["arg_attrs"])
+        given = ir.DictAttr(arguments[ir.BlockArgument(value).arg_number])
+        return Sharding.from_attr(given["sdy.sharding"])
+    return None
+
+
+def _with_layout(exchange: Exchange, layout: Layout) -> Exchange:
+    return Exchange(kind=exchange.kind, axes=exchange.axes, bytes=exchange.bytes, layout=layout)
+
+
+def _moved(source: Layout, target: Layout) -> tuple[int, ...]:
+    """The axes that only go from the end of one dimension to that of another, in their order."""
+    changed = [d for d, axes in enumerate(source) if axes != target[d]]
+    if len(changed) != 2:
+        return ()
+    for one, other in (changed, changed[::-1]):
+        moved = source[one][len(target[one]) :]
+        if source[one] == (*target[one], *moved) and target[other] == (*source[other], *moved):
+            return moved
+    return ()

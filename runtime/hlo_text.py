@@ -1,0 +1,124 @@
+"""HLO as XLA prints it, in parts: computations and their instructions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+_INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (.*)")
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+
+
+class HloError(ValueError):
+    """The text is not what XLA prints for a partitioned program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One line. `operands` also holds a parameter's number or a constant's text."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+
+    def attribute(self, name: str) -> str:
+        """The text of an attribute without brackets, names without `%`."""
+        match = re.search(rf"\b{name}=%?([^\s,]+)", self.attributes)
+        if match is None:
+            raise HloError(f"{self.name} has no {name}")
+        return match[1]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the result; of a started collective those of what arrives."""
+        if self.opcode in ("all-gather-start", "collective-permute-start"):
+            return shape_bytes(_split(self.shape[1:-1])[1])
+        return shape_bytes(self.shape)
+
+
+@dataclass
+class Computation:
+    """Instructions by name, in order."""
+
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+    root: str = ""
+
+    def users(self, name: str) -> Iterator[Instruction]:
+        return (i for i in self.instructions.values() if name in i.operands)
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of an array or of all arrays of a tuple, each element padded to whole bytes."""
+    return sum(
+        prod(int(d) for d in dims.split(",") if d) * max(1, int(bits or 8) // 8)
+        for _, bits, dims in _ARRAY.findall(shape)
+    )
+
+
+def parse_hlo(text: str) -> tuple[dict[str, Computation], str]:
+    """The computations by name, and the name of the one to start with.
+
+    Raises:
+        HloError: there is none to start with, or a line does not parse.
+    """
+    computations: dict[str, Computation] = {}
+    current, entry = None, None
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header is not None:
+            current = computations[header[1]] = Computation()
+            entry = header[1] if line.startswith("ENTRY") else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and (match := _INSTRUCTION.match(line)) is not None:
+            instruction = _instruction(match[2], match[3])
+            current.instructions[instruction.name] = instruction
+            current.root = instruction.name if match[1] else current.root
+    if entry is None:
+        raise HloError("the program has no ENTRY computation")
+    return computations, entry
+
+
+def _instruction(name: str, text: str) -> Instruction:
+    """`f32[8]{0} add(%a, %b), metadata={...}` in parts."""
+    shape_end = _close(text, 0) if text.startswith("(") else text.index(" ")
+    rest = text[shape_end:].lstrip()
+    start = rest.index("(")
+    end = _close(rest, start)
+    operands = tuple(
+        part.strip().split(" ")[-1].removeprefix("%") for part in _split(rest[start + 1 : end - 1])
+    )
+    return Instruction(
+        name=name,
+        shape=text[:shape_end],
+        opcode=rest[:start],
+        operands=operands,
+        attributes=rest[end:],
+    )
+
+
+def _close(text: str, start: int) -> int:
+    """One after the bracket that closes the one at `start`."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0:
+            return i + 1
+    raise HloError(f"unbalanced brackets in {text}")
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand in no bracket."""
+    parts: list[str] = []
+    depth = start = 0
+    for i, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]] if text.strip() else []

@@ -1,0 +1,86 @@
+"""What XLA makes of an exported stage: its collectives after partitioning, its bytes per device.
+
+XLA writes its programs to a folder where debug options ask for it. That is a property of one
+compilation: nothing is registered in the process, and no module has to be recognised by its name.
+
+By default XLA's CPU backend spends memory on concurrency: it runs ops breadth first, and makes one
+of all all-reduces, whose operands and results then exist together. Accelerators do neither, so
+here it saves memory unless `default_schedule` asks for what the local executor runs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alpa.dialects import ir
+from alpa.passes.analysis.predicted_collectives import Collective
+from alpa.runtime.hlo_collectives import has_16_bit_floats, real_collectives
+from alpa.runtime.hlo_text import HloError
+from alpa.runtime.pjrt import CompilerOptions, Device, compile_module
+
+_PARTITIONER = "spmd-partitioning"
+# What comes after buffer assignment does not matter here.
+_FAST: CompilerOptions = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+_MEMORY_SAVING: CompilerOptions = {
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+    "xla_disable_hlo_passes": "cpu-all-reduce-combiner",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """One compiled stage; bytes are per device."""
+
+    collectives: tuple[Collective, ...]
+    arguments: int
+    results: int
+    aliased: int
+    temporaries: int
+    has_16_bit_floats: bool
+
+    @property
+    def peak(self) -> int:
+        """All that is held at the fullest time; XLA's own `peak` leaves temporaries out on CPU."""
+        return self.arguments + self.results - self.aliased + self.temporaries
+
+
+def truth(
+    module: ir.Module,
+    devices: Sequence[Device],
+    *,
+    name: str = "main",
+    default_schedule: bool = False,
+) -> Truth:
+    """Compiles a module for a mesh of devices and reads what became of it.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA refuses the module.
+        HloError: XLA's text cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, str | bool | int | float] = {
+            "xla_dump_to": folder,
+            "xla_dump_hlo_pass_re": _PARTITIONER,
+            **_FAST,
+            **({} if default_schedule else _MEMORY_SAVING),
+        }
+        compiled = compile_module(module, devices, [], name=name, compiler_options=options)
+        dumps = sorted(Path(folder).glob(f"*.after_{_PARTITIONER}.*"))
+        if len(devices) > 1 and not dumps:
+            raise HloError(f"XLA wrote no program of @{name} after partitioning")
+        text = dumps[-1].read_text() if dumps else compiled.hlo_text()
+    memory = compiled.memory()
+    return Truth(
+        collectives=real_collectives(text, len(devices)) if dumps else (),
+        arguments=memory.argument_size_in_bytes,
+        results=memory.output_size_in_bytes,
+        aliased=memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        has_16_bit_floats=has_16_bit_floats(text),
+    )

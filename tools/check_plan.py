@@ -1,0 +1,290 @@
+"""Holds what a plan predicts against what XLA compiles: collectives and memory of each module.
+
+    python -m alpa.tools.check_plan planned.mlir
+
+Every fragment is exported and compiled for as many virtual CPU devices as its mesh has.
+
+* Collectives are those right after XLA's SPMD partitioner, before backends merge and rewrite them.
+  Compared are payload bytes by kind and in total: of one collective, what a device holds of the
+  full array (the result of an all-gather, the operand of any other). An all-reduce of which
+  each device only keeps its own part counts as a reduce-scatter, as accelerators run it. `sent` is
+  what a device sends on a ring, where an all-reduce is a reduce-scatter and an all-gather.
+* Memory is arguments + results - aliased + temporaries per device. XLA schedules to save memory,
+  and all-reduces are not merged; `--default-schedule` compiles as the local executor does.
+
+Loops count as often as they run. Totals count each module once. A difference of up to 1 KiB of
+collectives or 4 KiB of memory is none: scalars, padding and tables of pointers.
+
+The exit status is 0 if every module, and each kind in it, is within the tolerances.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from alpa.dialects import format_error, ir, parse_file
+from alpa.dialects.checks import CheckError, check_planned
+from alpa.passes import PassError
+from alpa.passes.analysis import planned
+from alpa.passes.analysis.predicted_collectives import Collective, predicted_collectives
+from alpa.passes.analysis.predicted_memory import FragmentMemory, predicted_memory
+from alpa.passes.export_stages import ExportStages
+from alpa.passes.pipelines.diagnostics import place_of
+from alpa.runtime.hlo_text import HloError
+from alpa.runtime.pjrt import Device, separate
+from alpa.runtime.truth import Truth, truth
+
+COLLECTIVES_SLACK = 1024
+MEMORY_SLACK = 4096
+_EXAMPLE = """\
+example:
+  alpa-opt step.mlir --pipeline='alpa{cluster=cpu:2x4 num-micro-batches=4}' -o planned.mlir
+  python -m alpa.tools.check_plan planned.mlir --memory-tolerance 0.3
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerances:
+    """Parts of the larger of two numbers by which they may differ."""
+
+    collectives: float = 0.10
+    memory: float = 0.20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCheck:
+    """One exported module, predicted and compiled; `devices` of its mesh."""
+
+    name: str
+    devices: int
+    collectives: tuple[Collective, ...]
+    memory: FragmentMemory
+    real: Truth
+
+    @property
+    def payloads(self) -> dict[str, tuple[int, int]]:
+        """Predicted and real payload bytes by kind of collective."""
+        predicted, real = _by_kind(self.collectives), _by_kind(self.real.collectives)
+        return {kind: (predicted[kind], real[kind]) for kind in sorted({*predicted, *real})}
+
+    def wrong(self, tolerances: Tolerances) -> list[str]:
+        """What is not within the tolerances; kinds are measured by the module's total."""
+        total = _total(self.payloads.values())
+        allowed = tolerances.collectives * max(total) + COLLECTIVES_SLACK
+        pairs = {**self.payloads, "collectives": total}
+        found = [name for name, (a, b) in pairs.items() if abs(a - b) > allowed]
+        peak, real = self.memory.peak, self.real.peak
+        if abs(peak - real) > tolerances.memory * max(peak, real) + MEMORY_SLACK:
+            found.append("memory")
+        return found
+
+
+def check(
+    module: ir.Module, devices: Sequence[Device], *, default_schedule: bool = False
+) -> list[ModuleCheck]:
+    """Predicts and compiles every fragment of a planned module, which stays as it is.
+
+    Raises:
+        CheckError, PassError: the module is not a planned one, or cannot be exported.
+        ValueError: there are fewer devices than a mesh has.
+        HloError: XLA's text cannot be read.
+        jax.errors.JaxRuntimeError: XLA refuses a module.
+    """
+    check_planned(module)
+    module = separate(module.operation)
+    program = planned.read(module)
+    if not all(fragment.module for fragment in program.fragments):
+        ExportStages().run(module, lambda location, text: None)
+        program = planned.read(module)
+    sizes = {mesh.name: len(mesh.devices) for mesh in program.meshes}
+    if max(sizes.values()) > len(devices):
+        raise ValueError(f"a mesh has {max(sizes.values())} devices, only {len(devices)} are here")
+    nested = {
+        ir.StringAttr(op.attributes["sym_name"]).value: op
+        for op in module.body.operations
+        if "sym_name" in op.attributes
+    }
+    predictions = zip(
+        program.fragments, predicted_collectives(module), predicted_memory(module), strict=True
+    )
+    return [
+        ModuleCheck(
+            name=fragment.name,
+            devices=sizes[fragment.mesh],
+            collectives=collectives,
+            memory=memory,
+            real=truth(
+                separate(nested[fragment.name]),
+                devices[: sizes[fragment.mesh]],
+                name=fragment.name,
+                default_schedule=default_schedule,
+            ),
+        )
+        for fragment, collectives, memory in predictions
+    ]
+
+
+def table(checks: Sequence[ModuleCheck], tolerances: Tolerances) -> str:
+    """Predicted, real and their ratio, per module and in total."""
+    width = max([len("module"), *(len(c.name) for c in checks)])
+    lines = [f"{'module':{width}}  {'':18} {'predicted':>12} {'real':>12} {'ratio':>6}"]
+    for c in checks:
+        wrong, name = c.wrong(tolerances), c.name
+        for what, (predicted, real) in _rows(c):
+            mark = "  DIFFERS" if what in wrong else ""
+            lines.append(f"{name:{width}}  {_row(what, predicted, real)}{mark}")
+            name = ""
+    lines.append("")
+    kinds = sorted({kind for c in checks for kind in c.payloads})
+    totals = [
+        *((kind, _total(c.payloads.get(kind, (0, 0)) for c in checks)) for kind in kinds),
+        ("collectives", _total(pair for c in checks for pair in c.payloads.values())),
+        ("sent", _total((_sent(c.collectives), _sent(c.real.collectives)) for c in checks)),
+        ("memory", _total((c.memory.peak, c.real.peak) for c in checks)),
+    ]
+    name = "total"
+    for what, (predicted, real) in totals:
+        lines.append(f"{name:{width}}  {_row(what, predicted, real)}")
+        name = ""
+    if any(c.real.has_16_bit_floats for c in checks):
+        lines.append(
+            "16-bit floats: XLA computes with many of them in 32 bits on CPU, so memory is real "
+            "for 32 bits only; collectives are read before that"
+        )
+    return "\n".join(lines)
+
+
+def _rows(c: ModuleCheck) -> Iterator[tuple[str, tuple[int, int]]]:
+    yield from c.payloads.items()
+    if len(c.payloads) > 1:
+        yield "collectives", _total(c.payloads.values())
+    yield "memory", (c.memory.peak, c.real.peak)
+
+
+def _row(what: str, predicted: int, real: int) -> str:
+    return f"{what:18} {predicted:12} {real:12} {_ratio(predicted, real):6.3f}"
+
+
+def _ratio(predicted: int, real: int) -> float:
+    if predicted == real:
+        return 1.0
+    return predicted / real if real else float("inf")
+
+
+def _total(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    listed = list(pairs)
+    return sum(a for a, _ in listed), sum(b for _, b in listed)
+
+
+def _by_kind(collectives: Sequence[Collective]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for c in collectives:
+        found[c.kind] += c.payload
+    return found
+
+
+def _sent(collectives: Sequence[Collective]) -> int:
+    return round(sum(c.sent for c in collectives))
+
+
+def as_json(checks: Sequence[ModuleCheck], tolerances: Tolerances) -> dict[str, Any]:
+    """The numbers of the table, and each single collective."""
+    return {
+        "ok": not any(c.wrong(tolerances) for c in checks),
+        "tolerances": asdict(tolerances),
+        "modules": [
+            {
+                "name": c.name,
+                "devices": c.devices,
+                "differs": c.wrong(tolerances),
+                "collectives": {
+                    "predicted": [asdict(x) for x in c.collectives],
+                    "real": [asdict(x) for x in c.real.collectives],
+                },
+                "payload_bytes": {
+                    kind: {"predicted": a, "real": b} for kind, (a, b) in c.payloads.items()
+                },
+                "memory": {"predicted": _memory(c.memory), "real": _memory(c.real)},
+                "has_16_bit_floats": c.real.has_16_bit_floats,
+            }
+            for c in checks
+        ],
+    }
+
+
+def _memory(memory: FragmentMemory | Truth) -> dict[str, int]:
+    return {
+        name: getattr(memory, name)
+        for name in ("arguments", "results", "aliased", "temporaries", "peak")
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m alpa.tools.check_plan",
+        description="Holds predicted collectives and memory of a plan against what XLA compiles.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="PLANNED", type=Path, help="a planned program")
+    for name in ("collectives", "memory"):
+        parser.add_argument(
+            f"--{name}-tolerance",
+            type=float,
+            metavar="PART",
+            default=getattr(Tolerances(), name),
+            help="by which part predicted and real may differ; default: %(default)s",
+        )
+    parser.add_argument(
+        "--default-schedule", action="store_true", help="compile with XLA's own CPU options"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; the exit status is 0 if every module is within the tolerances."""
+    options = _parser().parse_args(arguments)
+    tolerances = Tolerances(
+        collectives=options.collectives_tolerance, memory=options.memory_tolerance
+    )
+    try:
+        module = parse_file(options.file)
+        check_planned(module)
+        devices = max((len(mesh.devices) for mesh in planned.read(module).meshes), default=1)
+        # Both have to be said before jax touches a device.
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+        checks = check(module, jax.devices(), default_schedule=options.default_schedule)
+    except ir.MLIRError as error:
+        return _fail(format_error(error))
+    except (CheckError, PassError) as error:
+        return _fail(f"{place_of(error.location)}: error: {error.message}")
+    except (OSError, HloError, jax.errors.JaxRuntimeError) as error:
+        return _fail(f"{options.file}: error: {error}")
+    if options.json:
+        print(json.dumps(as_json(checks, tolerances), indent=2))
+    else:
+        print(table(checks, tolerances))
+    wrong = {c.name: c.wrong(tolerances) for c in checks if c.wrong(tolerances)}
+    for name, whats in wrong.items():
+        print(f"@{name} differs in {', '.join(whats)}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _fail(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
