@@ -42,7 +42,7 @@ already, or when the program cannot be run in micro-batches (see `planned.read`)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from alpa.dialects.attributes import ALIASING_OUTPUT
@@ -54,22 +54,20 @@ from alpa.dialects.bindings import (
     mpmd,
     sdy,
     stablehlo,
-    terminator,
     walk,
 )
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
-from alpa.dialects.sharding import Mesh, Sharding, op_shardings
+from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import logical_meshes
 from alpa.passes.analysis.planned import Fragment, Program, Value
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.sharding.constraints import closed, materialise
 from alpa.passes.sharding.local_sums import lower_sums
 from alpa.passes.sharding.reshard_steps import write_steps
 
 _SHARDING = "sdy.sharding"
-# Their results cost nothing to make anew in any layout.
-_FREE = (stablehlo.ConstantOp, stablehlo.IotaOp)
 
 
 def _aliases(program: Program, step: int) -> dict[int, int]:
@@ -126,7 +124,7 @@ class _Exporter:
             function = self._function(op, symbol, fragment.mesh, inputs, outputs, donors)
             self._fill(op, function, fragment, accumulated, extra)
         for inner in list(walk(function.entry_block)):
-            _materialise(inner, fragment.mesh, self.meshes[fragment.mesh].size)
+            materialise(inner, fragment.mesh, self.meshes[fragment.mesh].size)
         write_steps(function, self.links[fragment.mesh])
         op.attributes[planned.MODULE] = ir.FlatSymbolRefAttr.get(symbol)
         for name, numbers in (
@@ -227,78 +225,7 @@ def _planned(value: ir.Value) -> Sharding:
 
 def _attr(op: ir.OpView, value: Value) -> ir.Attribute:
     sharding = value.sharding or Sharding(value.mesh, ((),) * len(value.shape))
-    return _closed(op, sharding, value.mesh).to_attr()
-
-
-def _closed(op: ir.OpView, sharding: Sharding, mesh: str) -> Sharding:
-    if sharding.mesh != mesh:
-        raise PassError(op, f"a sharding over @{sharding.mesh} in a fragment on {mesh}")
-    return replace(sharding, open_dims=frozenset())
-
-
-def _materialise(op: ir.OpView, mesh: str, devices: int) -> None:
-    """Turns an op's `sdy.sharding` into constraints on its results; drops `alpa.*`."""
-    shardings = op_shardings(op)
-    for name in [name for name in op.attributes if name.startswith("alpa.")]:
-        del op.attributes[name]
-    if shardings is None:
-        return
-    del op.attributes[_SHARDING]
-    closed = [_closed(op, sharding, mesh) for sharding in shardings]
-    if isinstance(op, sdy.ShardingConstraintOp):
-        op.attributes["sharding"] = closed[0].to_attr()
-        return
-    if isinstance(op, _FREE) or devices == 1 or _is_manual(op):
-        return
-    if isinstance(op, stablehlo.WhileOp):
-        _pin_variables(op, closed)
-    for result, sharding in zip(op.results, closed, strict=True):
-        if sharding.dims and not _says_the_same(result, sharding):
-            attr = sharding.to_attr()
-            with ir.InsertionPoint.after(op), op.location:
-                constraint = sdy.ShardingConstraintOp(result, sharding=attr)
-            result.replace_all_uses_except(constraint.result, constraint.operation)
-
-
-def _pin_variables(loop: stablehlo.WhileOp, shardings: list[Sharding]) -> None:
-    """Fixes the layouts of a loop's variables inside it, which XLA else takes from their uses."""
-    block = body(loop, 1)
-    end = terminator(block)
-    for i, sharding in enumerate(shardings):
-        if not sharding.dims:
-            continue
-        argument, attr = block.arguments[i], sharding.to_attr()
-        with ir.InsertionPoint.at_block_begin(block), loop.location:
-            start = sdy.ShardingConstraintOp(argument, sharding=attr)
-        argument.replace_all_uses_except(start.result, start.operation)
-        with ir.InsertionPoint(end), loop.location:
-            end.operands[i] = sdy.ShardingConstraintOp(end.operands[i], sharding=attr).result
-
-
-def _is_manual(op: ir.OpView) -> bool:
-    """Whether an op computes on local shards, inside a shard_map."""
-    parent = op.operation.parent
-    while parent is not None and parent.operation.name != "func.func":
-        if parent.operation.name == "sdy.manual_computation":
-            return True
-        parent = parent.operation.parent
-    return False
-
-
-def _says_the_same(result: ir.Value, sharding: Sharding) -> bool:
-    """Whether the only use of a result fixes this very sharding already, or nothing uses it."""
-    uses = list(result.uses)
-    if len(uses) != 1:
-        return not uses
-    user = uses[0].owner
-    if isinstance(user, func.ReturnOp):
-        function = user.operation.parent
-        assert function is not None
-        fixed = ir.DictAttr(ir.ArrayAttr(function.attributes["res_attrs"])[uses[0].operand_number])
-        return Sharding.from_attr(fixed[_SHARDING]) == sharding
-    if isinstance(user, sdy.ShardingConstraintOp):
-        return Sharding.from_attr(user.attributes["sharding"]) == sharding
-    return False
+    return closed(op, sharding, value.mesh).to_attr()
 
 
 @dataclass(frozen=True, kw_only=True)

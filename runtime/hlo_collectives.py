@@ -138,7 +138,12 @@ def _origin(computation: Computation, name: str) -> Instruction | None:
 
 
 def _element(computation: Computation, name: str) -> tuple[int] | int | None:
-    """A scalar in a loop: (number,) of the loop variable that it is, or its constant value."""
+    """A scalar in a loop: (number,) of the loop variable that it is, or its constant value.
+
+    jaxlib 0.12 prints the element of a tuple as `name#number`.
+    """
+    if "#" in name:
+        return (int(name.rpartition("#")[2]),)
     found = _origin(computation, name)
     if found is None:
         return None

@@ -141,18 +141,18 @@ class _Walk:
                     self.bring(value, layout, inside)
 
     def _visit_op(self, op: ir.OpView, rule: ShardingRule, times: int) -> None:
-        layouts = [self.annotated.layout(value) for value in op.results]
         axes = self._axes_of_factors(op, rule)
+        kept = [unreduced_axes(self.annotated.layout(v), rank(v)) for v in op.results]
         for value, dims in zip(op.operands, rule.operands, strict=True):
             here = self.annotated.layout(value)
             wanted = tuple(tuple(a for f in dim for a in axes.get(f, ())) for dim in dims)
             unreduced = unreduced_axes(here, rank(value))
-            if unreduced and any(unreduced_axes(y, len(y) - 1) == unreduced for y in layouts):
+            if unreduced and unreduced in kept:
                 wanted = (*wanted, unreduced)
             self.bring(value, wanted, times)
-        for result, layout in zip(op.results, layouts, strict=True):
-            kept = unreduced_axes(layout, rank(result))
-            sums = tuple(sorted({a for f in rule.reduction for a in axes.get(f, ())} - {*kept}))
+        split = {a for f in rule.reduction for a in axes.get(f, ())}
+        for result, unreduced in zip(op.results, kept, strict=True):
+            sums = tuple(sorted(split - {*unreduced}))
             if not sums:
                 continue
             size = self.annotated.local_bytes(result)

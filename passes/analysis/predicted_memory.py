@@ -186,8 +186,10 @@ class _Clock:
         if isinstance(op, sdy.ShardingConstraintOp):
             source = op.operands[0]
             if unreduced_axes(self.annotated.layout(source), rank(source)):
-                # The whole sum as it is sent and as it arrives; the result may be a part of it.
-                self.scratch[self.now] = 2 * self.annotated.local_bytes(source)
+                # The whole sum as it is sent; as it arrives, unless that is the result.
+                size = self.annotated.local_bytes(source)
+                cut = self.annotated.local_bytes(op.results[0]) < size
+                self.scratch[self.now] = 2 * size if cut else size
 
     def _hold(self, value: ir.Value, start: int) -> None:
         size = self.annotated.local_bytes(value)

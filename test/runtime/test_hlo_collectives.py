@@ -142,6 +142,12 @@ ENTRY %main (p: f32[8,16]) -> f32[8,16] {{
 
 LOOPS = {
     "counted: 2, 5, 8": (looped("constant(10)"), 3),
+    "counted, as jaxlib 0.12 prints it": (
+        looped("constant(10)")
+        .replace("add(%i,", "add(%v#0,")
+        .replace("compare(%n,", "compare(%w#0,"),
+        3,
+    ),
     "never": (looped("constant(1)"), 0),
     "known to XLA": (
         looped("partition-id()", extra=', backend_config={"known_trip_count":{"n":"7"}}'),
