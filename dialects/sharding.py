@@ -46,6 +46,11 @@ class Mesh:
         return sdy.MeshAttr.get(axes, list(self.device_ids))
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Devices along each axis."""
+        return tuple(size for _, size in self.axes)
+
+    @property
     def size(self) -> int:
         """Number of devices."""
         total = 1

@@ -24,8 +24,11 @@ Options:
     time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
         that states its gap.
 
+Shardings of the program's own are kept: those in the types of arguments and those of
+`sdy.sharding_constraint`s; `sdy.manual_computation` is one node whose shardings are fixed.
+
 Fails when:
-    a custom call has no sharding rule;
+    a custom call with side effects has no sharding rule;
     no choice fits into the memory of the mesh's devices (`sharding/liveness.py`).
 """
 
@@ -33,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -50,7 +53,7 @@ from alpa.dialects.attributes import (
     read_results,
     write_solver_reports,
 )
-from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import AxisRef, Sharding, set_op_shardings
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.input_checks import check_input
@@ -150,8 +153,6 @@ class _MeshPart:
     landing_bandwidth: float
     in_flight: int
     """micro-batches whose activations are kept at a time"""
-    reductions: list[sdy.ShardingConstraintOp] = field(default_factory=list)
-    """where updates begin: constraints that reduce gradients, their shardings still to be found"""
 
     @classmethod
     def of(
@@ -165,7 +166,7 @@ class _MeshPart:
     ) -> _MeshPart:
         shape, hosts = assignment.logical_shape, len(assignment.hosts)
         devices = len(assignment.devices) // hosts
-        names = tuple(f"axis{i}" for i in range(len(shape)))
+        names = tuple(axis for axis, _ in read_topology(function)[assignment.name].axes)
         mesh = LogicalMesh.of(cluster, hosts, devices, shape, names)
         graph = ShardGraph(mesh, cluster, rule_of, remark)
         if cluster.hosts == 1:
@@ -188,7 +189,7 @@ class _MeshPart:
         ):
             tensor = MeshTensor.from_type(argument.type)
             if tensor.mesh == self.name:
-                placed = self.graph.add_tensor(argument, tensor.type)
+                placed = self.graph.add_tensor(argument, tensor.type, given=tensor.sharding)
                 self.graph.add_costs(placed, self._storage_costs(placed, tensor.type))
                 arguments[number if attributes.input is None else attributes.input] = placed
         for op in block.operations:
@@ -376,14 +377,13 @@ class _MeshPart:
             rank = ir.RankedTensorType(argument.type).rank
             if not any(unreduced_axes(layout, rank) for layout in placed.layouts):
                 continue
-            unknown = Sharding.of(self.name, ((),) * rank).to_attr()
+            unknown = replace(
+                Sharding.of(self.name, ((),) * rank), open_dims=frozenset(range(rank))
+            ).to_attr()
             with ir.InsertionPoint.at_block_begin(block), argument.owner.owner.location:
                 constraint = sdy.ShardingConstraintOp(argument, unknown)
             argument.replace_all_uses_except(constraint.result, constraint.operation)
-            reduced = self.graph.add_tensor(constraint.result, argument.type)
-            need = Need(reduced.node, reduced.layouts)
-            self.graph.need(argument, need, weight=1)
-            self.reductions.append(constraint)
+            self.graph.add_constraint(constraint, weight=1)
 
     def annotate(self, choice: Sequence[int], shardings: dict[ir.Value, Sharding]) -> None:
         """Writes shardings on the ops of this mesh; collects those of values of @main."""
@@ -391,7 +391,7 @@ class _MeshPart:
         for value in [*block.arguments, *(r for op in block.operations for r in op.results)]:
             if value in self.graph.placed:
                 shardings[value] = self._sharding(value, self.graph.layout_of(value, choice))
-        for constraint in self.reductions:
+        for constraint in self.graph.constraints:
             value = constraint.result
             sharding = self._sharding(value, self.graph.layout_of(value, choice))
             constraint.attributes["sharding"] = sharding.to_attr()

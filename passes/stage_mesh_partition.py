@@ -23,7 +23,8 @@ Options:
     mesh-rank: logical axes of a mesh inside one host; a mesh over hosts always has two.
 
 Fails when:
-    there is no such cluster; there are more stages than layers or devices; nothing fits into
+    there is no such cluster, or not the mesh that the program's own shardings name
+    (`sharding/user_shardings.py`); there are more stages than layers or devices; nothing fits into
     memory; with several micro-batches, the role of an argument or result is unknown.
 """
 
@@ -48,7 +49,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.sharding.user_shardings import drop_user_shardings
+from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.stages.cost import (
     layer_costs,
     layer_of,
@@ -82,7 +83,6 @@ class StageMeshPartition(Pass):
             raise PassError(function, str(error)) from error
         if self.num_micro_batches < 1:
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
-        drop_user_shardings(module, function, remark)
         graph = Graph.of(body(function))
         for op in graph.ops:
             if not isinstance(op, mpmd.NamedComputationOp):
@@ -93,11 +93,13 @@ class StageMeshPartition(Pass):
             arguments, results = read_arguments(function), read_results(function)
         except ValueError as error:
             raise PassError(function, str(error)) from error
+        given = take_user_shardings(module, function, results, cluster, remark)
         if self.num_micro_batches > 1:
             _require_roles(function, arguments, results)
         state = {a for a, argument in enumerate(arguments) if argument.role == "state"}
-        stages = self._stages(function, graph, state, cluster)
-        FragmentBuilder(module, function, graph, arguments, results, stages).rewrite(
+        stages = self._stages(function, graph, state, cluster, given)
+        shardings = given.arguments if given else {}
+        FragmentBuilder(module, function, graph, arguments, results, stages, shardings).rewrite(
             Plan(
                 num_micro_batches=self.num_micro_batches,
                 schedule=self.schedule,
@@ -109,7 +111,12 @@ class StageMeshPartition(Pass):
         )
 
     def _stages(
-        self, function: func.FuncOp, graph: Graph, state: set[int], cluster: Cluster
+        self,
+        function: func.FuncOp,
+        graph: Graph,
+        state: set[int],
+        cluster: Cluster,
+        given: UserShardings | None,
     ) -> Stages:
         from alpa.passes.solve import placement, stage_dp  # noqa: PLC0415 - costs start-up time
 
@@ -122,6 +129,15 @@ class StageMeshPartition(Pass):
                 f"cannot make {self.num_stages} stages of {num_layers} layer(s) on "
                 f"{cluster.num_devices} device(s); num-stages can be at most {limit}",
             )
+        num_stages = None if self.num_stages == "auto" else self.num_stages
+        if given is not None:
+            if num_stages not in (None, 1):
+                raise PassError(
+                    function,
+                    f"the program's shardings over @{given.name} fix one mesh of all devices, so "
+                    f"{num_stages} stages are not possible; leave num-stages out, or the shardings",
+                )
+            num_stages = 1
         costs = layer_costs(graph, state, cluster, num_layers)
         try:
             submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
@@ -137,7 +153,7 @@ class StageMeshPartition(Pass):
                     c=tables.transfer_seconds,
                     num_micro_batches=self.num_micro_batches,
                     schedule=self.schedule,
-                    num_stages=None if self.num_stages == "auto" else self.num_stages,
+                    num_stages=num_stages,
                 )
             )
         except (stage_dp.InfeasibleError, ValueError) as error:
@@ -149,10 +165,12 @@ class StageMeshPartition(Pass):
         for s, (stage, (hosts, devices)) in enumerate(zip(solution.stages, shapes, strict=True)):
             meshes.append(
                 MeshAssignment(
-                    name=f"mesh_{s}",
+                    name=given.name if given else f"mesh_{s}",
                     hosts=tuple(dict.fromkeys(host for host, _ in places[s])),
                     devices=tuple(h * cluster.devices_per_host + d for h, d in places[s]),
-                    logical_shape=self._logical_shape(hosts, devices),
+                    logical_shape=given.mesh.sizes
+                    if given
+                    else self._logical_shape(hosts, devices),
                 )
             )
             in_flight = self.num_micro_batches
@@ -167,7 +185,8 @@ class StageMeshPartition(Pass):
             for s, stage in enumerate(solution.stages)
             for layer in range(stage.first, stage.last + 1)
         }
-        return Stages(layer_stage, meshes, solution.objective, tuple(peaks))
+        names = tuple(name for name, _ in given.mesh.axes) if given else None
+        return Stages(layer_stage, meshes, solution.objective, tuple(peaks), names)
 
     def _logical_shape(self, hosts: int, devices: int) -> tuple[int, ...]:
         if hosts > 1:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax.sharding import Sharding
-from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue] - it has no stubs
+from jaxlib import _jax, lapack  # pyright: ignore[reportAttributeAccessIssue] - no stubs
 
-from alpa.dialects import ir, parse
+from alpa.dialects import ir, parse, walk
 
 CompilerOptions = Mapping[str, str | bool | int | float]
 
@@ -85,6 +85,7 @@ def compile_module(
     build.use_spmd_partitioning = True
     build.use_shardy_partitioner = True
     client, targets = devices[0].client, _jax.DeviceList(tuple(devices))
+    _prepare_lapack(module)
     try:
         with module.context:
             executable = client.compile_and_load(module, targets, options)
@@ -92,6 +93,18 @@ def compile_module(
         error.add_note(f"while compiling @{name} for {len(devices)} devices")
         raise
     return Compiled(name=name, executable=executable, results=tuple(results))
+
+
+def _prepare_lapack(module: ir.Module) -> None:
+    """Lets jaxlib find LAPACK where a module calls it, which jax does when it lowers such a call.
+
+    Without that the process dies when it runs the call.
+    """
+    for op in walk(module.body):
+        target = op.attributes.get("call_target_name")
+        if target is not None and ir.StringAttr(target).value.startswith("lapack_"):
+            lapack.prepare_lapack_call("getrf_ffi", np.float32)
+            return
 
 
 def separate(nested: ir.OpView | ir.Operation) -> ir.Module:

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from alpa.dialects.attributes import GRADIENT, LAYER_BOUNDARY
 from alpa.dialects.bindings import func, ir, main_function, sdy, stablehlo, walk
+from alpa.dialects.sharding import Mesh, Sharding
 from alpa.runtime.pjrt import compile_module, separate
 from alpa.runtime.placement import numpy_dtype
 
@@ -50,34 +51,73 @@ _ROOTS = (
 )
 
 
-def run_single_device(module: ir.Module, arguments: Sequence[Any]) -> tuple[jax.Array, ...]:
-    """The results of a program that is not planned, on the first device. Nothing is donated."""
-    device = jax.devices()[0]
-    sharding = SingleDeviceSharding(device)
+def run_unplanned(module: ir.Module, arguments: Sequence[Any]) -> tuple[jax.Array, ...]:
+    """The results of a program that is not planned, on the first device. Nothing is donated.
+
+    Where a part of it is written for the shards of a mesh (`sdy.manual_computation`) it runs on as
+    many devices, its arguments and results replicated.
+
+    Raises:
+        ValueError: jax has fewer devices than that mesh.
+    """
     plain = separate(module.operation)
     with plain.context:
-        _strip(plain)
+        mesh = _manual_mesh(plain)
+        _strip(plain, mesh)
     main = main_function(plain)
     types = [ir.RankedTensorType(type_) for type_ in main.type.results]
-    compiled = compile_module(plain, [device], [(tuple(t.shape), sharding) for t in types])
+    devices = jax.devices()[: 1 if mesh is None else mesh[1].size]
+    if mesh is None:
+        sharding = SingleDeviceSharding(devices[0])
+    elif len(devices) < mesh[1].size:
+        raise ValueError(
+            f"the program computes on the shards of @{mesh[0]}, {mesh[1].size} devices; jax has "
+            f"{len(devices)}"
+        )
+    else:
+        sharding = NamedSharding(jax.make_mesh((len(devices),), ("all",)), PartitionSpec())
+    compiled = compile_module(plain, devices, [(tuple(t.shape), sharding) for t in types])
     inputs = [ir.RankedTensorType(type_) for type_ in main.type.inputs]
     with jax.enable_x64(True):
         arrays = [
             jax.device_put(
-                np.asarray(array, numpy_dtype(str(type_.element_type))), device, may_alias=False
+                np.asarray(array, numpy_dtype(str(type_.element_type))), sharding, may_alias=False
             )
             for array, type_ in zip(arguments, inputs, strict=True)
         ]
         return tuple(compiled(arrays))
 
 
-def _strip(module: ir.Module) -> None:
-    """Removes shardings and the markers, which lower to the identity."""
+def _manual_mesh(module: ir.Module) -> tuple[str, Mesh] | None:
+    """The mesh of the program's manual computations."""
+    meshes = {
+        op.sym_name.value: Mesh.from_attr(op.mesh)
+        for op in module.body.operations
+        if isinstance(op, sdy.MeshOp)
+    }
+    for op in walk(module.body):
+        if isinstance(op, sdy.ManualComputationOp):
+            given = sdy.TensorShardingPerValueAttr(op.attributes["out_shardings"]).shardings
+            name = Sharding.from_attr(given[0]).mesh
+            return name, meshes[name]
+    return None
+
+
+def _strip(module: ir.Module, mesh: tuple[str, Mesh] | None) -> None:
+    """Removes shardings and the markers, which lower to the identity.
+
+    What runs on shards of a mesh stays, arguments and results are then replicated.
+    """
     main = main_function(module)
     main.attributes["sym_name"] = ir.StringAttr.get("main")
     for name in ("arg_attrs", "res_attrs"):
         if name in main.attributes:
             del main.attributes[name]
+    if mesh is not None:
+        for name, types in (("arg_attrs", main.type.inputs), ("res_attrs", main.type.results)):
+            main.attributes[name] = ir.ArrayAttr.get(
+                [ir.DictAttr.get({"sdy.sharding": _whole(mesh[0], type_)}) for type_ in types]
+            )
     for op in list(walk(module.body)):
         target = op.attributes.get("call_target_name")
         marker = target is not None and ir.StringAttr(target).value in _IDENTITIES
@@ -88,8 +128,12 @@ def _strip(module: ir.Module) -> None:
         elif "sdy.sharding" in op.attributes:
             del op.attributes["sdy.sharding"]
     for op in list(module.body.operations):
-        if isinstance(op, sdy.MeshOp):
+        if isinstance(op, sdy.MeshOp) and mesh is None:
             op.operation.erase()
+
+
+def _whole(mesh: str, type_: ir.Type) -> ir.Attribute:
+    return Sharding.of(mesh, ((),) * ir.RankedTensorType(type_).rank).to_attr()
 
 
 def random_arguments(

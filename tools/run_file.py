@@ -40,7 +40,7 @@ from alpa.passes.analysis.planned import Program
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.pjrt import separate
-from alpa.runtime.reference import Comparison, compare, random_arguments, run_single_device
+from alpa.runtime.reference import Comparison, compare, random_arguments, run_unplanned
 from alpa.tools import shrink
 
 _ADAPTIVE = 4  # times the distance of plain jax to the run in 64 bits
@@ -202,7 +202,7 @@ def _on_one_device(
     }
     runs: list[list[np.ndarray]] = []
     while len(runs) < batches:
-        results = jax.block_until_ready(run_single_device(source, now))
+        results = jax.block_until_ready(run_unplanned(source, now))
         run_ = [np.asarray(array) for array in results]
         runs += [run_] if carried else [run_] * batches
         for number, index in carried.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from alpa.dialects import body, ir, stablehlo, terminator
+from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.passes.analysis.graph import type_bytes
 
 # Executed instead of an unknown trip count: a loop whose bound is data is rare, and it must
@@ -49,6 +49,8 @@ def memory_bytes(op: ir.OpView) -> float:
         return max(
             sum(memory_bytes(o) for o in body(op, i).operations) for i in range(len(op.regions))
         )
+    if isinstance(op, sdy.ManualComputationOp):
+        return manual_ways(op) * sum(memory_bytes(o) for o in body(op).operations)
     values = [*op.operands, *op.results]
     if op.name in ("stablehlo.gather", "stablehlo.dynamic_slice"):
         values = [*list(op.operands)[1:], *op.results, *op.results]
@@ -79,12 +81,24 @@ def _flops(op: ir.OpView) -> float:
         return trip_count_or_default(op) * inner
     if isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
         return max(sum(_flops(o) for o in body(op, i).operations) for i in range(len(op.regions)))
+    if isinstance(op, sdy.ManualComputationOp):
+        return manual_ways(op) * sum(_flops(o) for o in body(op).operations)
     if op.name in ("stablehlo.gather", "stablehlo.dynamic_slice"):
         return float(_elements(op.results[0]))
     if op.name in ("stablehlo.scatter", "stablehlo.dynamic_update_slice"):
         return float(sum(_elements(value) for value in _updates(op)))
     values = [*op.operands, *op.results]
     return float(max((_elements(value) for value in values), default=0))
+
+
+def manual_ways(op: sdy.ManualComputationOp) -> int:
+    """Into how many parts a manual computation cuts its most finely cut operand or result."""
+    block = body(op)
+    pairs = [
+        *zip(op.operands, block.arguments, strict=True),
+        *zip(op.results, terminator(block).operands, strict=True),
+    ]
+    return max((_elements(one) // max(1, _elements(part)) for one, part in pairs), default=1)
 
 
 def _updates(op: ir.OpView) -> list[ir.Value]:

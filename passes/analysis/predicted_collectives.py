@@ -19,19 +19,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis import op_cost
-from alpa.passes.analysis.annotated import Annotated, annotated_fragments, has_own_ops, rank
+from alpa.passes.analysis.annotated import (
+    Annotated,
+    annotated_fragments,
+    has_own_ops,
+    layout_of,
+    rank,
+)
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.sharding.manual import Kind, fixed_shardings, written_collectives
 from alpa.passes.sharding.reshard_steps import Exchange, exchanges
 from alpa.passes.sharding.rules import populated, rule_of
 from alpa.passes.sharding.sums import unreduced_axes
-
-Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +123,8 @@ class _Walk:
             elif isinstance(op, stablehlo.WhileOp):
                 inside = times * op_cost.trip_count_or_default(op)
                 self._visit_regions(op, op.operands, times, inside)
+            elif isinstance(op, sdy.ManualComputationOp):
+                self._visit_manual(op, times)
             elif has_own_ops(op):
                 self._visit_regions(op, (), times, times)
             else:
@@ -139,6 +145,13 @@ class _Walk:
                     terminator(body(op, number)).operands, layouts, strict=True
                 ):
                     self.bring(value, layout, inside)
+
+    def _visit_manual(self, op: sdy.ManualComputationOp, times: int) -> None:
+        inputs, _ = fixed_shardings(op)
+        for operand, sharding in zip(op.operands, inputs, strict=True):
+            self.bring(operand, layout_of(op, sharding, self.annotated.mesh), times)
+        for one in written_collectives(op, self.annotated.mesh):
+            self._add(one.kind, one.axes, one.bytes, times * one.times)
 
     def _visit_op(self, op: ir.OpView, rule: ShardingRule, times: int) -> None:
         axes = self._axes_of_factors(op, rule)

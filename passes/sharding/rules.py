@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -110,11 +111,12 @@ def rule_of(op: ir.OpView) -> ShardingRule | None:
         PassError: a registered rule does not fit the op.
     """
     attr = op.attributes.get(_ATTRIBUTE)
-    if attr is not None:
-        return ShardingRule.from_attr(attr)
     name = op.operation.name
     if name == "stablehlo.custom_call":
-        return CUSTOM_CALL_RULES.rule_of(op)
+        given = CUSTOM_CALL_RULES.rule_of(op) if attr is None else ShardingRule.from_attr(attr)
+        return None if given is None else _through(given)
+    if attr is not None:
+        return ShardingRule.from_attr(attr)
     if name in SOURCES:
         # constant_like has an operand, which gives its shape alone.
         return _pass_through(tuple(_shapes(op.operands)), tuple(_shapes(op.results)))
@@ -225,6 +227,20 @@ def _ragged_dot(op: ir.OpView) -> ShardingRule | None:
         reduction=frozenset(left[d][0] for d in lhs_contracted),
         need_replication=frozenset({group[0], *(left[d][0] for d in ragged)}),
     )
+
+
+@lru_cache(maxsize=4096)
+def _through(rule: ShardingRule) -> ShardingRule:
+    """A custom call's rule without what only operands or only results have, but for sums.
+
+    jax gives such factors to dimensions of which a call needs all, as those of a matrix to invert.
+    """
+    sides = [
+        {f for mapping in side for dim in mapping for f in dim}
+        for side in (rule.operands, rule.results)
+    ]
+    whole = (sides[0] ^ sides[1]) - rule.reduction
+    return replace(rule, need_replication=rule.need_replication | whole)
 
 
 def _check_fit(op: ir.OpView, target: str, rule: ShardingRule) -> None:

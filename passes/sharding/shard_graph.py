@@ -23,16 +23,18 @@ from math import prod
 
 import numpy as np
 
-from alpa.dialects import body, ir, mpmd, stablehlo, terminator
+from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, read_int
-from alpa.dialects.sharding import ShardingRule
+from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, type_bytes
 from alpa.passes.base import PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.cost.device import size_text
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding import sums
+from alpa.passes.sharding.manual import fixed_shardings, written_collectives
 from alpa.passes.sharding.strategies import (
     Strategy,
     enumerate_strategies,
@@ -41,6 +43,7 @@ from alpa.passes.sharding.strategies import (
     meet,
     tensor_layouts,
 )
+from alpa.passes.sharding.user_shardings import layouts_within
 from alpa.passes.stages.cost import op_seconds
 
 
@@ -115,6 +118,8 @@ class ShardGraph:
     """nodes that are tensors: arguments, what transfers bring, variables of loops"""
     ops: list[tuple[ir.OpView, int, Space]] = field(default_factory=list)
     """nodes that are ops"""
+    constraints: list[sdy.ShardingConstraintOp] = field(default_factory=list)
+    """nodes of their own: layouts that the program asks for, or that a solution fills in"""
     deferrable: set[ir.Value] = field(default_factory=set)
     """values that may stay unreduced, see `sums.deferrable`"""
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
@@ -125,10 +130,20 @@ class ShardGraph:
 
     # Nodes
 
-    def add_tensor(self, value: ir.Value, type_: ir.Type, *, open: bool = True) -> Placed:
-        """A node whose strategies are a tensor's layouts."""
+    def add_tensor(
+        self,
+        value: ir.Value,
+        type_: ir.Type,
+        *,
+        open: bool = True,
+        given: Sharding | None = None,
+    ) -> Placed:
+        """A node whose strategies are a tensor's layouts, or those that a given sharding admits."""
         layouts = self.layouts_of(type_)
-        node = _SCALAR if len(layouts) == 1 else self._add_node(np.zeros(len(layouts)))
+        if given is not None:
+            layouts = Layouts(layouts_within(given, layouts, self.mesh.axis_names))
+        alone = len(layouts) == 1 and given is None
+        node = _SCALAR if alone else self._add_node(np.zeros(len(layouts)))
         placed = Placed(node, layouts, open)
         self.placed[value] = self.tensors[value] = placed
         return placed
@@ -231,6 +246,10 @@ class ShardGraph:
             self._add_while(op, weight)
         elif isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
             self._add_branches(op, weight)
+        elif isinstance(op, sdy.ShardingConstraintOp):
+            self.add_constraint(op, weight)
+        elif isinstance(op, sdy.ManualComputationOp):
+            self._add_manual(op, weight)
         elif self._is_free(op):
             for result in op.results:
                 self.free[result] = []
@@ -239,6 +258,29 @@ class ShardGraph:
                 self.placed[result] = Placed(_SCALAR, Layouts(((),)))
         else:
             self._add_by_rule(op, weight)
+
+    def add_constraint(self, op: sdy.ShardingConstraintOp, weight: float) -> None:
+        """Adds a constraint, which brings its operand into one of the layouts that it admits."""
+        given = Sharding.from_attr(op.attributes["sharding"])
+        placed = self.add_tensor(op.results[0], op.results[0].type, given=given)
+        self.need(op.operands[0], Need(placed.node, placed.layouts), weight)
+        self.constraints.append(op)
+
+    def _add_manual(self, op: sdy.ManualComputationOp, weight: float) -> None:
+        """Adds what is written for local shards: a node with one strategy."""
+        seconds = op_seconds(op, self.cluster) / op_cost.manual_ways(op)
+        seconds += sum(one.seconds(self.mesh) for one in written_collectives(op, self.mesh))
+        node = self._add_node(np.array([weight * seconds]))
+        inputs, outputs = fixed_shardings(op)
+        for i, (operand, sharding) in enumerate(zip(op.operands, inputs, strict=True)):
+            need = Need(node, self._exactly(sharding))
+            self.operand_needs.append((op, i, need))
+            self.need(operand, need, weight)
+        for result, sharding in zip(op.results, outputs, strict=True):
+            self.placed[result] = Placed(node, self._exactly(sharding))
+
+    def _exactly(self, sharding: Sharding) -> Layouts:
+        return Layouts(layouts_within(sharding, (), self.mesh.axis_names))
 
     def _is_free(self, op: ir.OpView) -> bool:
         if isinstance(op, stablehlo.BroadcastInDimOp):
@@ -341,22 +383,32 @@ class ShardGraph:
 
     def _add_replicated(self, op: ir.OpView, weight: float) -> None:
         """An op that nobody knows how to shard runs whole on each device."""
+        name, way_out = op.name, ""
         if isinstance(op, stablehlo.CustomCallOp):
-            target = ir.StringAttr(op.attributes["call_target_name"]).value
-            raise PassError(
-                op,
-                f"no sharding rule for the custom call @{target}; give it one with "
-                "alpa.passes.register_sharding_rule or an sdy.sharding_rule attribute",
+            name = f"the custom call @{ir.StringAttr(op.attributes['call_target_name']).value}"
+            way_out = (
+                "; alpa.passes.register_sharding_rule or an sdy.sharding_rule attribute would let "
+                "it be split"
             )
-        if isinstance(op, mpmd.FragmentOp) or op.name == "sdy.manual_computation":
-            raise PassError(op, f"{op.name} inside a fragment cannot be planned yet")
+            if op.has_side_effect is not None and ir.BoolAttr(op.has_side_effect).value:
+                raise PassError(
+                    op,
+                    f"{name} has side effects and no sharding rule: each device would run it"
+                    f"{way_out}",
+                )
+        devices = prod(self.mesh.sizes)
         num_bytes = sum(type_bytes(value.type) for value in [*op.operands, *op.results])
-        if num_bytes > 0 and prod(self.mesh.sizes) > 1:
+        seconds = op_seconds(op, self.cluster)
+        if num_bytes > 0 and devices > 1:
             self.remark(
                 op.location,
-                f"{op.name} has no sharding rule: each device of the mesh runs it whole "
-                f"({num_bytes} bytes of operands and results)",
+                f"{name} has no sharding rule: each of {devices} devices runs it whole, about "
+                f"{1e6 * weight * seconds:.3g} us per step instead of "
+                f"{1e6 * weight * seconds / devices:.3g}, on {size_text(num_bytes)} of operands "
+                f"and results{way_out}",
             )
+        if seconds:
+            self.costs[_SCALAR] = self.costs[_SCALAR] + weight * seconds
         for i, operand in enumerate(op.operands):
             need = Need(_SCALAR, Layouts((_replicated(operand),)))
             self.operand_needs.append((op, i, need))

@@ -1,46 +1,338 @@
-"""Shardings that the given program carries. Planning within them is not built yet: they are
-taken out, with a remark, since they change where values live and never what they are."""
+"""Shardings that the given program carries and the plan keeps (design.md, section 1).
+
+The mesh that they name becomes the plan's only one. Of an argument the sharding goes into its
+`!mpmd.mesh_tensor` type, of a result into a constraint on what is returned. A state has one
+layout, before and after the step: that of its argument and of its result are the same demand.
+
+An open dimension may be cut further by what the sharding does not use yet, a closed one not;
+`replicated` axes are not used. Priorities order Shardy's propagation: they say nothing to a search
+that heeds all shardings at once.
+"""
 
 from __future__ import annotations
 
-from alpa.dialects import body, func, ir, sdy, walk
-from alpa.passes.base import Remark
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from alpa.dialects import body, func, ir, passmanager, sdy, terminator, walk
+from alpa.dialects.attributes import Result
+from alpa.dialects.sharding import Mesh, Sharding
+from alpa.passes.base import PassError, Remark
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.reshard import Layout
+from alpa.passes.simplify.symbols import SYMBOL
 
 _SHARDING = "sdy.sharding"
+_MOST_AXES = 3
+# Attributes of ops that name a mesh: shardings, and groups of the collectives in a shard_map.
+_OVER_MESHES = frozenset({"sharding", "in_shardings", "out_shardings", "replica_groups"})
 
 
-def drop_user_shardings(module: ir.Module, function: func.FuncOp, remark: Remark) -> None:
-    """Removes `sdy.sharding` of arguments, results and ops, constraints, and the meshes."""
-    arguments = _drop_from_interface(function)
-    constraints = 0
-    for op in list(walk(body(function))):
-        if _SHARDING in op.attributes:
-            del op.attributes[_SHARDING]
+@dataclass(frozen=True, kw_only=True)
+class UserShardings:
+    """What a program asks for: the mesh it names, and shardings of its arguments by number."""
+
+    name: str
+    mesh: Mesh
+    arguments: dict[int, Sharding] = field(default_factory=dict[int, Sharding])
+
+
+def take_user_shardings(
+    module: ir.Module,
+    function: func.FuncOp,
+    results: Sequence[Result],
+    cluster: Cluster,
+    remark: Remark,
+) -> UserShardings | None:
+    """Takes the program's meshes and the shardings of its interface out of it; those of results
+    become constraints. None where it asks for nothing, then no `sdy` op is left.
+
+    Raises:
+        PassError: a sharding names a part of an axis, or cuts a dimension unevenly; there are
+            several meshes, or one that the cluster does not have; a state or a returned value is
+            given two shardings.
+    """
+    with module.context:
+        # A mesh that is written into a sharding gets a name.
+        passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)").run(
+            module.operation
+        )
+    meshes = {op.sym_name.value: op for op in module.body.operations if isinstance(op, sdy.MeshOp)}
+    interface = _Interface.take(function)
+    _drop_hints(function, remark)
+    name = _the_mesh(meshes, interface.asked(function))
+    if name is None:
+        _erase_constraints(function)
+        given = None
+    else:
+        mesh = Mesh.from_attr(meshes[name].mesh)
+        _check_mesh(meshes[name], mesh, cluster)
+        for where, sharding, type_ in interface.asked(function):
+            _check_sharding(where, sharding, type_, mesh)
+        _rename(function, interface, set(meshes) - {name}, name)
+        arguments = interface.settle(function, results)
+        given = UserShardings(name=name, mesh=mesh, arguments=arguments)
+    for op in meshes.values():
+        op.operation.erase()
+    return given
+
+
+def layouts_within(
+    sharding: Sharding, layouts: Sequence[Layout], axis_names: Sequence[str]
+) -> tuple[Layout, ...]:
+    """The sharding's own layout, then those of `layouts` that its open dimensions admit."""
+    own = tuple(tuple(axis_names.index(a.name) for a in dim) for dim in sharding.dims)
+    banned = {axis_names.index(axis.name) for axis in sharding.replicated}
+
+    def fits(layout: Layout) -> bool:
+        return all(
+            axes == given or (d in sharding.open_dims and axes[: len(given)] == given)
+            for d, (axes, given) in enumerate(zip(layout, own, strict=True))
+        ) and not banned & {a for axes in layout for a in axes}
+
+    return (own, *(layout for layout in layouts if layout != own and fits(layout)))
+
+
+Asked = tuple[ir.OpView | ir.Location, Sharding, ir.Type]
+
+
+@dataclass
+class _Interface:
+    """The shardings of a function's arguments and results, by number."""
+
+    arguments: dict[int, Sharding]
+    results: dict[int, Sharding]
+
+    @classmethod
+    def take(cls, function: func.FuncOp) -> _Interface:
+        """Reads the attributes and removes them."""
+        return cls(_take(function, "arg_attrs"), _take(function, "res_attrs"))
+
+    def asked(self, function: func.FuncOp) -> Iterator[Asked]:
+        """All shardings that bind, where they are and the type that they are of."""
+        block = body(function)
+        for number, sharding in self.arguments.items():
+            argument = block.arguments[number]
+            yield argument.location, sharding, argument.type
+        yield from _asked_inside(block)
+        for number, sharding in self.results.items():
+            yield function.location, sharding, function.type.results[number]
+
+    def settle(self, function: func.FuncOp, results: Sequence[Result]) -> dict[int, Sharding]:
+        """The shardings of the arguments; those of results become theirs or constraints."""
+        block = body(function)
+        numbers = {value: number for number, value in enumerate(block.arguments)}
+        arguments, returned = dict(self.arguments), dict[ir.Value, Sharding]()
+        for number, sharding in self.results.items():
+            value, role = terminator(block).operands[number], results[number].role
+            target = numbers.get(value)
+            if role is not None and role.kind == "state":
+                target = role.index
+            if target is None:
+                if returned.setdefault(value, sharding) != sharding:
+                    raise PassError(
+                        value.owner,
+                        f"result {number} is returned with another sharding before: "
+                        f"{returned[value].to_attr()} and {sharding.to_attr()}; return it once",
+                    )
+            else:
+                arguments[target] = _both(
+                    function, number, target, arguments.get(target, sharding), sharding
+                )
+        for value, sharding in returned.items():
+            _constrain(value, sharding)
+        return arguments
+
+
+def _take(function: func.FuncOp, name: str) -> dict[int, Sharding]:
+    found: dict[int, Sharding] = {}
+    if name not in function.attributes:
+        return found
+    kept: list[ir.DictAttr] = []
+    for number, attr in enumerate(ir.ArrayAttr(function.attributes[name])):
+        items = {item.name: item.attr for item in ir.DictAttr(attr)}
+        sharding = items.pop(_SHARDING, None)
+        if sharding is not None:
+            found[number] = Sharding.from_attr(sharding)
+        kept.append(ir.DictAttr.get(items))
+    function.attributes[name] = ir.ArrayAttr.get(kept)
+    return found
+
+
+def _outside_manual(block: ir.Block) -> list[ir.OpView]:
+    """All ops, regions included; what runs on local shards has shardings of its own world."""
+    found: list[ir.OpView] = []
+    for op in block.operations:
+        found.append(op)
+        if not isinstance(op, sdy.ManualComputationOp):
+            for region in op.regions:
+                for inner in region.blocks:
+                    found += _outside_manual(inner)
+    return found
+
+
+def _asked_inside(block: ir.Block) -> Iterator[Asked]:
+    for op in _outside_manual(block):
         if isinstance(op, sdy.ShardingConstraintOp):
+            yield op, Sharding.from_attr(op.attributes["sharding"]), op.results[0].type
+        elif isinstance(op, sdy.ManualComputationOp):
+            for values, shardings in (
+                (op.operands, op.attributes["in_shardings"]),
+                (op.results, op.attributes["out_shardings"]),
+            ):
+                given = sdy.TensorShardingPerValueAttr(shardings).shardings
+                for value, sharding in zip(values, given, strict=True):
+                    yield op, Sharding.from_attr(sharding), value.type
+
+
+def _drop_hints(function: func.FuncOp, remark: Remark) -> None:
+    """Removes what binds nobody: XLA ignores shardings on ordinary ops, groups are hints."""
+    dropped: list[ir.OpView] = []
+    for op in _outside_manual(body(function)):
+        if isinstance(op, sdy.ShardingGroupOp):
+            dropped.append(op)
+            op.operation.erase()
+        elif isinstance(op, sdy.PropagationBarrierOp):
             op.results[0].replace_all_uses_with(op.operands[0])
-            op.erase()
-            constraints += 1
-    for op in list(module.body.operations):
-        if isinstance(op, sdy.MeshOp):
-            op.erase()
-    if arguments or constraints:
+            op.operation.erase()
+        elif _SHARDING in op.attributes:
+            dropped.append(op)
+            del op.attributes[_SHARDING]
+    if dropped:
         remark(
             function.location,
-            f"the program's own shardings ({arguments} on arguments and results, {constraints} "
-            "constraints) are searched anew: planning within given shardings is not built yet",
+            f"ignored {len(dropped)} shardings on ordinary ops and sharding groups, as XLA does: "
+            "shardings of arguments and results and sdy.sharding_constraint are kept",
         )
 
 
-def _drop_from_interface(function: func.FuncOp) -> int:
-    dropped = 0
-    for name in ("arg_attrs", "res_attrs"):
-        attr = function.attributes.get(name)
-        if attr is None:
+def _erase_constraints(function: func.FuncOp) -> None:
+    for op in _outside_manual(body(function)):
+        if isinstance(op, sdy.ShardingConstraintOp):
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.operation.erase()
+
+
+def _the_mesh(meshes: dict[str, sdy.MeshOp], asked: Iterable[Asked]) -> str | None:
+    """The mesh that the shardings are over; others of the same axes, or of none, stand for it."""
+    name: str | None = None
+    for _, sharding, _ in asked:
+        mesh = Mesh.from_attr(meshes[sharding.mesh].mesh)
+        if not mesh.axes and mesh.device_ids:
+            raise PassError(
+                meshes[sharding.mesh],
+                f"@{sharding.mesh} is device {mesh.device_ids[0]} alone; the plan decides what "
+                "runs where: remove the shardings over it",
+            )
+        if not mesh.axes:
             continue
-        kept: list[ir.DictAttr] = []
-        for dictionary in ir.ArrayAttr(attr):
-            items = {item.name: item.attr for item in ir.DictAttr(dictionary)}
-            dropped += items.pop(_SHARDING, None) is not None
-            kept.append(ir.DictAttr.get(items))
-        function.attributes[name] = ir.ArrayAttr.get(kept)
-    return dropped
+        if name is None:
+            name = sharding.mesh
+        elif mesh != Mesh.from_attr(meshes[name].mesh):
+            raise PassError(
+                meshes[sharding.mesh],
+                f"the program's shardings are over the meshes @{name} and @{sharding.mesh}; the "
+                "plan of a program with shardings of its own has one: write all of them over it",
+                ((meshes[name], f"@{name} is here"),),
+            )
+    return name
+
+
+def _check_mesh(op: sdy.MeshOp, mesh: Mesh, cluster: Cluster) -> None:
+    name = op.sym_name.value
+    cut = [axis for axis, size in mesh.axes if size > 1]
+    if mesh.device_ids and mesh.device_ids != tuple(range(mesh.size)):
+        raise PassError(
+            op,
+            f"@{name} lists its devices as {list(mesh.device_ids)}; the plan numbers those of the "
+            "cluster host by host: give a mesh without device_ids",
+        )
+    if mesh.size != cluster.num_devices:
+        raise PassError(
+            op,
+            f"the program's shardings are over @{name}, which has {mesh.size} device(s), and the "
+            f"cluster has {cluster.num_devices}; plan for a cluster of {mesh.size} or remove the "
+            "shardings",
+        )
+    if len(cut) > _MOST_AXES:
+        raise PassError(
+            op,
+            f"@{name} has {len(cut)} axes of two devices or more ({', '.join(cut)}); at most "
+            f"{_MOST_AXES} are searched: merge some of them",
+        )
+
+
+def _check_sharding(
+    where: ir.OpView | ir.Location, sharding: Sharding, type_: ir.Type, mesh: Mesh
+) -> None:
+    axes = [axis for dim in sharding.dims for axis in dim]
+    part = next((axis for axis in (*axes, *sharding.replicated) if axis.sub is not None), None)
+    if part is not None:
+        raise PassError(
+            where,
+            f"a sharding over a part of the axis {part.name}; the search uses axes whole: split "
+            f"{part.name} into two axes of the mesh",
+        )
+    if sharding.unreduced:
+        raise PassError(
+            where,
+            "a sharding with unreduced axes: what stays unreduced is the search's to decide; "
+            "leave them out",
+        )
+    for d, (size, dim) in enumerate(
+        zip(ir.RankedTensorType(type_).shape, sharding.dims, strict=True)
+    ):
+        ways = prod(mesh.axis_size(axis) for axis in dim)
+        if size % ways or not size:
+            raise PassError(
+                where,
+                f"dimension {d} of {type_} cannot be cut into {ways} equal shards, as "
+                f"{', '.join(axis.name for axis in dim)} asks; pad it or shard another one",
+            )
+
+
+def _rename(function: func.FuncOp, interface: _Interface, others: set[str], name: str) -> None:
+    """Puts all that is over other meshes, which stand for the plan's, over that."""
+    for found in (interface.arguments, interface.results):
+        found.update({number: replace(old, mesh=name) for number, old in found.items()})
+    for op in walk(body(function)) if others else ():
+        for attribute in _OVER_MESHES & {*op.attributes.keys()}:
+            text = str(op.attributes[attribute])
+            new = SYMBOL.sub(lambda m: f"@{name}" if (m[1] or m[2]) in others else m[0], text)
+            if new != text:
+                op.attributes[attribute] = ir.Attribute.parse(new)
+
+
+def _both(
+    function: func.FuncOp, result: int, argument: int, old: Sharding, new: Sharding
+) -> Sharding:
+    """The sharding that the argument and the result of one buffer agree on."""
+    if old == new or _refines(old, new):
+        return old
+    if _refines(new, old):
+        return new
+    raise PassError(
+        function,
+        f"result {result} is the new value of argument {argument}, which keeps its layout, but "
+        f"they are given {new.to_attr()} and {old.to_attr()}; give both the same sharding",
+    )
+
+
+def _refines(closed: Sharding, other: Sharding) -> bool:
+    """Whether a closed sharding is one of those that another one admits."""
+    names = sorted({a.name for s in (closed, other) for dim in s.dims for a in dim})
+    names = sorted({*names, *(axis.name for axis in other.replicated)})
+    own = tuple(tuple(names.index(a.name) for a in dim) for dim in closed.dims)
+    return not closed.open_dims and own in layouts_within(other, [own], names)
+
+
+def _constrain(value: ir.Value, sharding: Sharding) -> None:
+    """Fixes the sharding of what a computation returns."""
+    owner = value.owner
+    assert not isinstance(owner, ir.Block), "what the program is given has a type for it"
+    end = terminator(body(owner))
+    number = ir.OpResult(value).result_number
+    with ir.InsertionPoint(end), owner.location:
+        constraint = sdy.ShardingConstraintOp(end.operands[number], sharding.to_attr())
+    end.operands[number] = constraint.result

@@ -6,7 +6,8 @@ import re
 
 from alpa.dialects import func, ir, sdy, walk
 
-_SYMBOL = re.compile(r'@(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))')
+# A reference in an attribute's text: quoted or not.
+SYMBOL = re.compile(r'@(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))')
 
 
 def referenced_symbols(function: func.FuncOp) -> list[str]:
@@ -14,7 +15,7 @@ def referenced_symbols(function: func.FuncOp) -> list[str]:
     found: dict[str, None] = {}
 
     def read(attr: ir.Attribute) -> None:
-        found.update(dict.fromkeys(a or b for a, b in _SYMBOL.findall(str(attr))))
+        found.update(dict.fromkeys(a or b for a, b in SYMBOL.findall(str(attr))))
 
     for name in ("arg_attrs", "res_attrs"):
         if name in function.attributes:
@@ -25,8 +26,9 @@ def referenced_symbols(function: func.FuncOp) -> list[str]:
             # that do not refer to anything, which are many, are left out.
             name = op.operation.name
             if name.startswith(("stablehlo.", "chlo.")) and name != "stablehlo.custom_call":
-                if "sdy.sharding" in op.attributes:
-                    read(op.attributes["sdy.sharding"])
+                for key in ("sdy.sharding", "replica_groups"):
+                    if key in op.attributes:
+                        read(op.attributes[key])
             elif not name.startswith("func.return"):
                 for key in op.attributes.keys():  # noqa: SIM118 - the bindings' map is no dict
                     read(op.attributes[key])

@@ -26,7 +26,7 @@ from alpa.dialects.attributes import (
     result_attrs,
 )
 from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topology_attr
-from alpa.dialects.sharding import Mesh
+from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis.graph import Graph, replace_operands
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stages.cost import (
@@ -44,6 +44,8 @@ class Stages:
     meshes: list[MeshAssignment]
     seconds: float
     peak_bytes: tuple[int, ...]
+    axis_names: tuple[str, ...] | None = None
+    """of every mesh, where the program names them"""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class FragmentBuilder:
     arguments: list[Argument]
     results: list[Result]
     stages: Stages
+    shardings: dict[int, Sharding]
+    """of arguments, that the plan has to keep"""
 
     def rewrite(self, plan: Plan, cluster: Cluster) -> None:
         groups = self._groups()
@@ -73,7 +77,7 @@ class FragmentBuilder:
         outputs = self._outputs(home, copies)
         meshes = self.stages.meshes
         with ir.InsertionPoint(self.old), self.old.location:
-            shapes = {mesh.name: _mesh_of(mesh) for mesh in meshes}
+            shapes = {mesh.name: _mesh_of(mesh, self.stages.axis_names) for mesh in meshes}
             for name, shape in shapes.items():
                 sdy.MeshOp(name, sdy.MeshAttr(shape.to_attr()))
             types = [self._type(v, m) for v, m in copies]
@@ -94,7 +98,8 @@ class FragmentBuilder:
 
     def _type(self, value: int, mesh: int) -> ir.Type:
         name = self.stages.meshes[mesh].name
-        return MeshTensor(name, ir.RankedTensorType(self.graph.values[value].type)).to_type()
+        type_ = ir.RankedTensorType(self.graph.values[value].type)
+        return MeshTensor(name, type_, self.shardings.get(value)).to_type()
 
     def _groups(self) -> list[_Group]:
         """Fragments in execution order: forward by stage, backward by stage from the last, then
@@ -285,5 +290,6 @@ def _inline(
     }
 
 
-def _mesh_of(mesh: MeshAssignment) -> Mesh:
-    return Mesh(tuple((f"axis{i}", size) for i, size in enumerate(mesh.logical_shape)))
+def _mesh_of(mesh: MeshAssignment, names: tuple[str, ...] | None) -> Mesh:
+    names = names or tuple(f"axis{i}" for i in range(len(mesh.logical_shape)))
+    return Mesh(tuple(zip(names, mesh.logical_shape, strict=True)))

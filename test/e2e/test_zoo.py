@@ -18,7 +18,7 @@ import pytest
 
 from alpa import passes, runtime
 from alpa.dialects import parse
-from alpa.runtime.reference import compare, run_single_device
+from alpa.runtime.reference import compare, run_unplanned
 from alpa.tools import zoo
 from alpa.tools.zoo.program import TrainingProgram, TrainState
 
@@ -128,7 +128,7 @@ def test_adam_is_as_close_to_float64_as_plain_jax() -> None:
         module = parse(float64_text(text))
         exact = [a.astype(np.float64) if a.dtype == np.float32 else a for a in leaves(start)]
         for batch in batches:
-            exact = list(run_single_device(module, [*exact, *leaves(batch)]))[: treedef.num_leaves]
+            exact = list(run_unplanned(module, [*exact, *leaves(batch)]))[: treedef.num_leaves]
         exact = leaves(exact)
 
     # One gradient that is zero but for noise makes one tensor's distance a matter of luck: the

@@ -16,7 +16,7 @@ import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, parse, terminator
 from alpa.dialects.attributes import Plan, read_arguments, read_meshes, read_results
 from alpa.passes.analysis.graph import replace_operands
-from alpa.runtime.reference import compare, random_arguments, run_single_device
+from alpa.runtime.reference import compare, random_arguments, run_unplanned
 
 CLUSTERED = "simplify-trivial-ops,layer-cluster{num-layers=3}"
 
@@ -90,7 +90,7 @@ def test_the_stages_compute_the_step(name: str, cluster: str) -> None:
     text = step_text(OPTIMIZERS[name]())
     program = parse(text)
     arguments = random_arguments(program, 0)
-    expected = run_single_device(program, arguments)
+    expected = run_unplanned(program, arguments)
     stages = f"stage-mesh-partition{{cluster={cluster} num-stages=2}}"
     planned = alpa.passes.run(text, f"{CLUSTERED},{stages}")
     main = main_function(planned)
@@ -99,7 +99,7 @@ def test_the_stages_compute_the_step(name: str, cluster: str) -> None:
     assert len(read_meshes(main)) == 2
     assert sorted(set(inputs)) == list(range(len(arguments)))
     assert sorted(set(outputs)) == list(range(len(expected)))
-    found = run_single_device(joined(planned), [arguments[i] for i in inputs])
+    found = run_unplanned(joined(planned), [arguments[i] for i in inputs])
     assert all(row.ok for row in compare(found, [expected[r] for r in outputs]))
 
 

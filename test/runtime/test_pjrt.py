@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -53,3 +56,24 @@ def test_an_error_names_the_stage() -> None:
     with pytest.raises(jax.errors.JaxRuntimeError) as error:
         compile_module(parse(text), jax.devices()[:4], [], name="mesh_0.layer_0.forward")
     assert error.value.__notes__ == ["while compiling @mesh_0.layer_0.forward for 4 devices"]
+
+
+LAPACK = """
+import jax, sys
+from alpa.dialects import parse
+from alpa.runtime.reference import run_unplanned
+module = parse(sys.stdin.read())
+import numpy as np
+(result,) = run_unplanned(module, [4 * np.eye(3, dtype=np.float32)])
+print(result.trace())
+"""
+
+
+def test_lapack_is_found_where_jax_has_lowered_nothing() -> None:
+    """jax tells jaxlib where LAPACK is when it lowers a call; a file comes without that."""
+    text = jax.jit(jax.numpy.linalg.cholesky).lower(np.eye(3, dtype=np.float32)).as_text()
+    assert "lapack_spotrf" in text
+    found = subprocess.run(
+        [sys.executable, "-c", LAPACK], input=text, capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stdout) == (0, "6.0\n"), found.stderr

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from alpa.dialects import main_function, parse
-from alpa.runtime.reference import compare, index_bounds, random_arguments, run_single_device
+from alpa.runtime.reference import compare, index_bounds, random_arguments, run_unplanned
 
 
 def lower(function, *arguments, **options):
@@ -32,7 +32,7 @@ def test_a_program_with_shardings_and_markers_runs_on_one_device() -> None:
         }
       }""")
     before = str(module)
-    (result,) = run_single_device(module, [np.arange(8)])
+    (result,) = run_unplanned(module, [np.arange(8)])
     assert result.dtype == np.int64
     np.testing.assert_array_equal(np.asarray(result), 2 * np.arange(8))
     assert str(module) == before

@@ -13,7 +13,7 @@ import pytest
 from alpa import passes, runtime
 from alpa.dialects import ir, parse
 from alpa.runtime.pjrt import separate
-from alpa.runtime.reference import run_single_device
+from alpa.runtime.reference import run_unplanned
 from alpa.tools import run_file
 
 # One step of a linear regression: momentum is a state that only the update reads.
@@ -166,7 +166,7 @@ def test_widened_program_rounds_nowhere() -> None:
     }
     """)
     x = np.array([1e-9, 1e-8, 1e-7, 1e-6])
-    (result,) = run_single_device(run_file.widened(module), [x])
+    (result,) = run_unplanned(run_file.widened(module), [x])
     np.testing.assert_array_equal(result, x + np.arange(1.0, 5.0))
 
 

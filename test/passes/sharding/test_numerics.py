@@ -165,6 +165,13 @@ def attention(q, k, v):
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(2, 8, 64)
 
 
+@program(some(8, 16, 4), some(16, 4))
+def linear_algebra(x, y):
+    q, r = jnp.linalg.qr(jnp.sin(x))
+    values, _ = jnp.linalg.eigh(y.T @ y)
+    return q @ r, jnp.abs(r), values, jnp.linalg.cholesky(y.T @ y + jnp.eye(4))
+
+
 @program(some(8, 16, dtype=np.int32), some(16, 8, dtype=np.int32), some(8, 16, dtype=bool))
 def integers_and_booleans(x, w, p):
     return (x @ w) % 7, x // 3, x.prod(0), ~p & (x > 2), p.any(0), p.all(1), x.max(1)

@@ -157,7 +157,8 @@ def test_rule_on_the_op_comes_before_the_registered_one(target: str):
     register_sharding_rule(target, ShardingRule((4, 8), (((0,), (1,)),), (((0,), (1,)),)))
     rule = "{sdy.sharding_rule = #sdy.op_sharding_rule<([i, j])->([k, j]) {i=4, j=8, k=4}, custom>}"
     module = module_of("%x: tensor<4x8xf32>", CALL.replace(" :", f" {rule} :", 1))
-    assert text_of(rule_of_last(module), module) == "([i, j])->([k, j]) {i=4, j=8, k=4}"
+    expected = "([i, j])->([k, j]) {i=4, j=8, k=4} need_replication={i, k}"
+    assert text_of(rule_of_last(module), module) == expected
 
 
 @pytest.mark.parametrize(
@@ -191,3 +192,16 @@ def test_loops_and_branches_have_no_rule():
         "cond { stablehlo.return %p : tensor<i1> } do { stablehlo.return %y : tensor<4xf32> }",
     )
     assert rule_of_last(module) is None
+
+
+def test_what_a_custom_call_needs_whole_is_never_cut():
+    """jax's rule of a QR: the batch passes through, the matrix is read and written as a whole."""
+    module = module_of(
+        "%x: tensor<8x4x4xf32>",
+        "%0:2 = stablehlo.custom_call @qr(%x) {sdy.sharding_rule = #sdy.op_sharding_rule<"
+        "([i, j, k])->([i, l, m], [i, n]) {i=8, j=4, k=4, l=4, m=4, n=4}, custom>} "
+        ": (tensor<8x4x4xf32>) -> (tensor<8x4x4xf32>, tensor<8x4xf32>)",
+    )
+    rule = rule_of_last(module)
+    assert rule is not None
+    assert rule.need_replication == {1, 2, 3, 4, 5}

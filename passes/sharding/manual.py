@@ -1,0 +1,131 @@
+"""`sdy.manual_computation` (shard_map): shardings that are fixed, collectives that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+
+from alpa.dialects import body, ir, sdy, stablehlo
+from alpa.dialects.sharding import Sharding
+from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.base import PassError
+from alpa.passes.cost import collectives
+from alpa.passes.cost.collectives import LogicalMesh
+
+Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"]
+
+_KINDS: dict[str, Kind] = {
+    "stablehlo.all_gather": "all-gather",
+    "stablehlo.all_reduce": "all-reduce",
+    "stablehlo.all_to_all": "all-to-all",
+    "stablehlo.collective_permute": "collective-permute",
+    "stablehlo.reduce_scatter": "reduce-scatter",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A collective that a manual computation runs `times` times.
+
+    `bytes` are what one device holds of the full array: the result of an all-gather, the operand
+    of any other.
+    """
+
+    kind: Kind
+    axes: tuple[int, ...]
+    bytes: int
+    times: int
+
+    def seconds(self, mesh: LogicalMesh) -> float:
+        """What all of them take, axis by axis; a permutation sends all that there is once."""
+        if self.kind == "all-reduce":
+            return self.times * float(collectives.all_reduce(mesh, self.axes, float(self.bytes)))
+        if self.kind == "collective-permute":
+            links = [mesh.links[axis] for axis in self.axes]
+            return self.times * sum(link.latency + self.bytes / link.bandwidth for link in links)
+        one = {
+            "all-gather": collectives.all_gather,
+            "all-to-all": collectives.all_to_all,
+            "reduce-scatter": collectives.reduce_scatter,
+        }[self.kind]
+        total, part = 0.0, float(self.bytes)
+        for axis in self.axes:
+            total += float(one(mesh, axis, part))
+            part /= 1 if self.kind == "all-to-all" else mesh.sizes[axis]
+        return self.times * total
+
+
+def fixed_shardings(op: sdy.ManualComputationOp) -> tuple[list[Sharding], list[Sharding]]:
+    """Those of the operands and of the results; open dimensions stay as they are."""
+    inputs, outputs = (
+        [
+            Sharding.from_attr(sharding)
+            for sharding in sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings
+        ]
+        for name in ("in_shardings", "out_shardings")
+    )
+    return inputs, outputs
+
+
+def written_collectives(op: sdy.ManualComputationOp, mesh: LogicalMesh) -> list[Written]:
+    """The collectives in the body, those in loops as often as the loop runs.
+
+    Raises:
+        PassError: a collective's groups are not those of axes of the mesh.
+    """
+    return list(_written(body(op), mesh, 1))
+
+
+def _written(block: ir.Block, mesh: LogicalMesh, times: int) -> Iterator[Written]:
+    for op in block.operations:
+        kind = _KINDS.get(op.operation.name)
+        if kind is None:
+            inside = times
+            if isinstance(op, stablehlo.WhileOp):
+                inside *= op_cost.trip_count_or_default(op)
+            for region in op.regions:
+                for inner in region.blocks:
+                    yield from _written(inner, mesh, inside)
+            continue
+        values = op.results if kind == "all-gather" else op.operands
+        axes = _axes(op, mesh)
+        if axes:
+            for value in values:
+                yield Written(kind=kind, axes=axes, bytes=type_bytes(value.type), times=times)
+
+
+def _axes(op: ir.OpView, mesh: LogicalMesh) -> tuple[int, ...]:
+    """The axes of the mesh that a collective is over, of size 2 or more."""
+    real = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
+    if "source_target_pairs" in op.attributes:
+        pairs = np.array(ir.DenseIntElementsAttr(op.attributes["source_target_pairs"]))
+        ends = np.array(np.unravel_index(pairs, mesh.sizes))
+        moved = (ends[..., 0] != ends[..., 1]).any(axis=1)
+        return tuple(axis for axis in real if moved[axis])
+    groups = op.attributes["replica_groups"]
+    if not isinstance(groups, ir.DenseIntElementsAttr):
+        # jax 0.12 names the axes, in an attribute that has no Python class.
+        return tuple(axis for axis in real if f'"{mesh.axis_names[axis]}"' in str(groups))
+    wanted = {frozenset(group) for group in np.array(groups).tolist()}
+    for count in range(len(real) + 1):
+        for axes in combinations(real, count):
+            if _groups(axes, mesh) == wanted:
+                return axes
+    raise PassError(
+        op,
+        f"groups {np.array(groups).tolist()} are not the devices along axes of the mesh "
+        f"{dict(zip(mesh.axis_names, mesh.sizes, strict=True))}; write the collective over named "
+        "axes of the mesh",
+    )
+
+
+def _groups(axes: tuple[int, ...], mesh: LogicalMesh) -> set[frozenset[int]]:
+    others = [axis for axis in range(len(mesh.sizes)) if axis not in axes]
+    devices = np.arange(mesh.num_devices).reshape(mesh.sizes).transpose(*others, *axes)
+    size = int(np.prod([mesh.sizes[axis] for axis in axes], initial=1))
+    return {frozenset(group) for group in devices.reshape(-1, size).tolist()}

@@ -1,0 +1,175 @@
+"""The shardings that a program carries are kept, and it computes the same."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import alpa.passes
+import alpa.runtime
+from alpa.dialects import body, ir, main_function, parse, sdy, walk
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.sharding import AxisRef, Sharding
+from alpa.passes.sharding.user_shardings import layouts_within
+from alpa.runtime.reference import compare, random_arguments, run_unplanned
+
+AXES = ("a", "b")
+PIPELINE = "alpa{cluster=cpu:1x4 num-layers=1}"
+STEP = """
+module {{
+  sdy.mesh @mesh = <["a"=2, "b"=2]>
+  func.func public @main(
+      %w: tensor<16x8xf32> {{alpa.role = "state", {0}tf.aliasing_output = 0 : i32}},
+      %x: tensor<8x16xf32> {{{1}alpa.role = "batch"}})
+      -> (tensor<16x8xf32> {{{2}alpa.result = "state:0"}},
+          tensor<8x8xf32> {{{3}alpa.result = "concat:0"}}) {{
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+      : (tensor<8x16xf32>, tensor<16x8xf32>) -> tensor<8x8xf32>
+    %c = {4}%y {5}: {6}
+    %t = stablehlo.tanh %c : tensor<8x8xf32>
+    %g = stablehlo.dot_general %x, %t, contracting_dims = [0] x [0]
+      : (tensor<8x16xf32>, tensor<8x8xf32>) -> tensor<16x8xf32>
+    %n = stablehlo.subtract %w, %g : tensor<16x8xf32>
+    return %n, %t : tensor<16x8xf32>, tensor<8x8xf32>
+  }}
+}}"""
+
+
+@st.composite
+def shardings(draw: st.DrawFn) -> Sharding:
+    """Of a matrix: each axis on one dimension, in either order, banned, or left to the search."""
+    dims: list[tuple[AxisRef, ...]] = [(), ()]
+    banned: list[AxisRef] = []
+    for axis in draw(st.permutations(AXES)):
+        place = draw(st.sampled_from([0, 1, "banned", "free"]))
+        if isinstance(place, int):
+            dims[place] = (*dims[place], AxisRef(axis))
+        elif place == "banned":
+            banned.append(AxisRef(axis))
+    open_dims = frozenset(draw(st.sets(st.sampled_from([0, 1]))))
+    order = {AxisRef(axis): n for n, axis in enumerate(AXES)}
+    return Sharding("mesh", tuple(dims), open_dims, tuple(sorted(banned, key=order.__getitem__)))
+
+
+def admits(wanted: Sharding, found: Sharding) -> bool:
+    """Written on its own: what a sharding says of a layout."""
+    for d, (axes, given_) in enumerate(zip(found.dims, wanted.dims, strict=True)):
+        if axes[: len(given_)] != given_ or (d not in wanted.open_dims and axes != given_):
+            return False
+    return not {a for dim in found.dims for a in dim} & {*wanted.replicated}
+
+
+def planned_and_equal(text: str, pipeline: str = PIPELINE) -> ir.Module:
+    """The planned module, whose run equals the program's own."""
+    module = parse(text)
+    arguments = random_arguments(module, seed=0)
+    planned = alpa.passes.run(text, pipeline)
+    found = alpa.runtime.load(str(planned), executor="local")(*arguments)
+    expected = run_unplanned(module, arguments)
+    assert all(one.ok for one in compare(found, expected))
+    return planned
+
+
+@settings(max_examples=12)
+@given(shardings(), shardings(), shardings(), shardings())
+def test_the_plan_keeps_them_all_and_computes_the_same(w, x, y, c):
+    with parse("module {}").context:
+        w_, x_, y_ = (f"sdy.sharding = {s.to_attr()}, " for s in (w, x, y))
+        constraint = str(c.to_attr()).removeprefix("#sdy.sharding")
+    text = STEP.format(
+        w_, x_, "", y_, "sdy.sharding_constraint ", f"{constraint} ", "tensor<8x8xf32>"
+    )
+    planned = planned_and_equal(text)
+    main = main_function(planned)
+    kept = [MeshTensor.from_type(type_).sharding for type_ in main.type.inputs]
+    kept += [MeshTensor.from_type(main.type.results[1]).sharding]
+    for wanted, found in zip((w, x, y), kept, strict=True):
+        assert found is not None
+        assert admits(wanted, found), (wanted, found)
+    constraints = [
+        Sharding.from_attr(op.attributes["sharding"])
+        for op in walk(body(main))
+        if isinstance(op, sdy.ShardingConstraintOp)
+    ]
+    assert any(admits(c, found) for found in constraints)
+
+
+def test_the_layouts_within_an_open_sharding():
+    wanted = Sharding("m", ((AxisRef("b"),), ()), frozenset({0}))
+    layouts = [((), ()), ((1,), ()), ((1, 0), ()), ((0, 1), ()), ((1,), (0,))]
+    assert layouts_within(wanted, layouts, AXES) == (((1,), ()), ((1, 0), ()))
+
+
+def test_a_result_gives_its_layout_to_the_state_that_it_is():
+    mine = 'sdy.sharding = #sdy.sharding<@mesh, [{}, {"b"}]>, '
+    text = STEP.format("", "", mine, "", "stablehlo.negate ", "", "tensor<8x8xf32>")
+    sharding = MeshTensor.from_type(main_function(planned_and_equal(text)).type.inputs[0]).sharding
+    assert sharding is not None
+    assert sharding.axis_names == ((), ("b",))
+
+
+def test_one_mesh_is_one_stage():
+    mine = 'sdy.sharding = #sdy.sharding<@mesh, [{}, {"b"}]>, '
+    text = STEP.format(mine, "", "", "", "stablehlo.negate ", "", "tensor<8x8xf32>")
+    with pytest.raises(ir.MLIRError, match="fix one mesh of all devices, so 2 stages"):
+        alpa.passes.run(text, "alpa{cluster=cpu:1x4 num-layers=2 num-stages=2}")
+
+
+@pytest.mark.parametrize("intra", ["data-parallel", "zero3", "heuristic", "megatron", "none"])
+def test_baselines_keep_them_too(intra):
+    mine = 'sdy.sharding = #sdy.sharding<@mesh, [{}, {"b"}]>, '
+    text = STEP.format(mine, "", "", "", "stablehlo.negate ", "", "tensor<8x8xf32>")
+    planned = planned_and_equal(text, f"alpa{{cluster=cpu:1x4 num-layers=1 intra={intra}}}")
+    sharding = MeshTensor.from_type(main_function(planned).type.inputs[0]).sharding
+    assert sharding is not None
+    assert sharding.axis_names == ((), ("b",))
+
+
+def mesh() -> jax.sharding.Mesh:
+    return jax.make_mesh(
+        (2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
+    )
+
+
+def by_shards(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A matrix product written by hand, a position on the mesh in it; then a constraint."""
+
+    def local(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x @ w, "model") * (1 + jax.lax.axis_index("data"))
+
+    specs = (PartitionSpec("model", None), PartitionSpec("data", "model"))
+    y = jax.shard_map(local, mesh=mesh(), in_specs=specs, out_specs=PartitionSpec("data"))(w, x)
+    y = jax.lax.with_sharding_constraint(y, NamedSharding(mesh(), PartitionSpec("data", "model")))
+    return jnp.tanh(y).sum(0)
+
+
+def by_shards_of_one_axis(w: jax.Array, x: jax.Array) -> jax.Array:
+    def local(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.psum(jnp.sin(x) @ w, "model")
+
+    specs = (PartitionSpec("model", None), PartitionSpec(None, "model"))
+    one = jax.shard_map(
+        local, mesh=mesh(), in_specs=specs, out_specs=PartitionSpec(), axis_names={"model"}
+    )
+    return one(w, jnp.cos(x)).sum(0)
+
+
+def gradients(function):
+    return jax.value_and_grad(lambda w, x: (function(w, x) ** 2).sum(), argnums=(0, 1))
+
+
+@pytest.mark.parametrize("function", [by_shards, by_shards_of_one_axis])
+@pytest.mark.parametrize("transformed", [lambda f: f, gradients], ids=["forward", "gradients"])
+def test_shard_map(function, transformed):
+    arguments = (np.ones((8, 16), np.float32), np.arange(32, dtype=np.float32).reshape(4, 8) / 32)
+    step = jax.jit(transformed(function))
+    text = step.lower(*arguments).as_text()
+    assert "sdy.manual_computation" in text
+    planned_and_equal(text)
+    found = alpa.runtime.load(str(alpa.passes.run(text, PIPELINE)), executor="local")(*arguments)
+    assert all(one.ok for one in compare(found, jax.tree.leaves(step(*arguments))))

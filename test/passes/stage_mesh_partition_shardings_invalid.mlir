@@ -1,0 +1,116 @@
+// RUN: alpa-opt %s --split-input-file --pipeline='stage-mesh-partition{cluster=cpu:1x4}' --verify-diagnostics
+
+// The mesh has to be the cluster's.
+module {
+  // expected-error @+1 {{the program's shardings are over @m, which has 2 device(s), and the cluster has 4; plan for a cluster of 2 or remove the shardings}}
+  sdy.mesh @m = <["a"=2]>
+  func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      %1 = sdy.sharding_constraint %a <@m, [{"a"}, {}]> : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %0 : tensor<4x6xf32>
+  }
+}
+
+// -----
+
+module {
+  // expected-error @+1 {{@m lists its devices as [3, 2, 1, 0]; the plan numbers those of the cluster host by host: give a mesh without device_ids}}
+  sdy.mesh @m = <["a"=4], device_ids=[3, 2, 1, 0]>
+  func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      %1 = sdy.sharding_constraint %a <@m, [{"a"}, {}]> : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %0 : tensor<4x6xf32>
+  }
+}
+
+// -----
+
+module {
+  // expected-error @+1 {{@one is device 2 alone; the plan decides what runs where: remove the shardings over it}}
+  sdy.mesh @one = <[], device_ids=[2]>
+  func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      %1 = sdy.sharding_constraint %a <@one, []> : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %0 : tensor<4x6xf32>
+  }
+}
+
+// -----
+
+module {
+  // expected-note @+1 {{@m is here}}
+  sdy.mesh @m = <["a"=2, "b"=2]>
+  // expected-error @+1 {{the program's shardings are over the meshes @m and @n; the plan of a program with shardings of its own has one: write all of them over it}}
+  sdy.mesh @n = <["a"=4]>
+  func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      %2 = sdy.sharding_constraint %a <@m, [{"a"}, {}]> : tensor<4x6xf32>
+      %1 = sdy.sharding_constraint %2 <@n, [{"a"}, {}]> : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %0 : tensor<4x6xf32>
+  }
+}
+
+// -----
+
+module {
+  sdy.mesh @m = <["a"=2, "b"=2]>
+  func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      // expected-error @+1 {{dimension 1 of tensor<4x6xf32> cannot be cut into 4 equal shards, as a, b asks; pad it or shard another one}}
+      %1 = sdy.sharding_constraint %a <@m, [{}, {"a", "b"}]> : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %0 : tensor<4x6xf32>
+  }
+}
+
+// -----
+
+module {
+  sdy.mesh @m = <["a"=4]>
+  func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      // expected-error @+1 {{a sharding over a part of the axis a; the search uses axes whole: split a into two axes of the mesh}}
+      %1 = sdy.sharding_constraint %a <@m, [{"a":(1)2}, {}]> : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %0 : tensor<4x6xf32>
+  }
+}
+
+// -----
+
+module {
+  sdy.mesh @m = <["a"=2, "b"=2]>
+  func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      // expected-error @+1 {{a sharding with unreduced axes: what stays unreduced is the search's to decide; leave them out}}
+      %1 = sdy.sharding_constraint %a <@m, [{}, {}], unreduced={"a"}> : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %0 : tensor<4x6xf32>
+  }
+}
+
+// -----
+
+// A returned argument, and a state, have one layout.
+module {
+  sdy.mesh @m = <["a"=2, "b"=2]>
+  // expected-error @+1 {{result 0 is the new value of argument 0, which keeps its layout, but they are given #sdy.sharding<@m, [{"b"}, {}]> and #sdy.sharding<@m, [{"a"}, {}]>; give both the same sharding}}
+  func.func public @main(%x: tensor<4x6xf32> {sdy.sharding = #sdy.sharding<@m, [{"a"}, {}]>}) -> (tensor<4x6xf32> {sdy.sharding = #sdy.sharding<@m, [{"b"}, {}]>}) {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      %1 = stablehlo.tanh %a : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %x : tensor<4x6xf32>
+  }
+}
