@@ -4,7 +4,8 @@ XLA keeps `sdy.sharding` on function arguments and results and on `sdy.sharding_
 drops it on every other op: here the planned layout of each op's result, and of each variable of a
 loop, becomes a constraint. So does each layout on the way of a change that takes several
 collectives (`sharding/reshard_steps.py`). What is planned as unreduced is computed and kept as
-parts (`sharding/local_sums.py`).
+parts (`sharding/local_sums.py`). Sharded custom calls run on their shards
+(`sharding/local_calls.py`).
 
 Before::
 
@@ -64,6 +65,7 @@ from alpa.passes.analysis.planned import Fragment, Program, Value
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.constraints import closed, materialise
+from alpa.passes.sharding.local_calls import run_calls_on_shards
 from alpa.passes.sharding.local_sums import lower_sums
 from alpa.passes.sharding.reshard_steps import write_steps
 
@@ -123,6 +125,7 @@ class _Exporter:
         with op.location:
             function = self._function(op, symbol, fragment.mesh, inputs, outputs, donors)
             self._fill(op, function, fragment, accumulated, extra)
+        run_calls_on_shards(function, self.meshes[fragment.mesh])
         for inner in list(walk(function.entry_block)):
             materialise(inner, fragment.mesh, self.meshes[fragment.mesh].size)
         write_steps(function, self.links[fragment.mesh])

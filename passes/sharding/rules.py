@@ -3,7 +3,7 @@
 Shardy's pass `sdy-populate-op-sharding-rules` writes most of them; `populated(module)` runs it
 for a while. `rule_of(op)` reads an op's rule and knows these besides:
 
-* custom calls by `register_sharding_rule`;
+* custom calls by `register_sharding_rule`; only what passes through a call is ever cut;
 * element-wise ops of CHLO and `stablehlo.map`: each dimension passes through;
 * constants, iota: each dimension of the result is free;
 * optimization_barrier: each dimension of each operand passes to the result of its number;
@@ -231,16 +231,19 @@ def _ragged_dot(op: ir.OpView) -> ShardingRule | None:
 
 @lru_cache(maxsize=4096)
 def _through(rule: ShardingRule) -> ShardingRule:
-    """A custom call's rule without what only operands or only results have, but for sums.
+    """A custom call's rule with only those factors free that pass through it.
 
-    jax gives such factors to dimensions of which a call needs all, as those of a matrix to invert.
+    jax gives factors to dimensions of which a call needs all, as those of a matrix to invert: only
+    its operands or only its results have them. What a sum over a factor would be nobody says.
     """
-    sides = [
+    mappings = (*rule.operands, *rule.results)
+    operands, results = (
         {f for mapping in side for dim in mapping for f in dim}
         for side in (rule.operands, rule.results)
-    ]
-    whole = (sides[0] ^ sides[1]) - rule.reduction
-    return replace(rule, need_replication=rule.need_replication | whole)
+    )
+    merged = {f for mapping in mappings for dim in mapping if len(dim) > 1 for f in dim}
+    whole = (operands ^ results) | merged | rule.reduction
+    return replace(rule, need_replication=rule.need_replication | whole, reduction=frozenset[int]())
 
 
 def _check_fit(op: ir.OpView, target: str, rule: ShardingRule) -> None:

@@ -1,0 +1,58 @@
+"""A custom call that is planned as sharded runs on shards, whatever XLA knows of it."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import alpa.passes
+import alpa.runtime
+from alpa.dialects import body, main_function, parse, stablehlo, walk
+from alpa.tools.check_plan import check
+
+PIPELINE = "alpa{cluster=cpu:1x4 num-layers=1}"
+
+
+def test_a_batch_of_matrices_is_factored_shard_by_shard():
+    matrices = np.eye(16, dtype=np.float32) + np.zeros((64, 1, 1), np.float32)
+    matrices += np.random.default_rng(0).random((64, 1, 1), np.float32)
+
+    def function(x):
+        return jnp.sin(jnp.linalg.cholesky(x))
+
+    # By this attribute XLA would split the call itself; other custom calls have none.
+    text = re.sub(
+        r"mhlo.frontend_attributes = {num_batch_dims[^}]*}, ",
+        "",
+        jax.jit(function).lower(matrices).as_text(),
+    )
+    assert "num_batch_dims" not in text
+    planned = alpa.passes.run(text, f"{PIPELINE},export-stages")
+    (result,) = alpa.runtime.load(str(planned), executor="local")(matrices)
+    np.testing.assert_allclose(result, function(matrices), rtol=1e-5, atol=1e-6)
+    (stage,) = check(parse(str(planned)), jax.devices())
+    assert stage.real.collectives == ()
+    (nested,) = (op for op in planned.body.operations if op.operation.name == "builtin.module")
+    shapes = [
+        list(op.results[0].type.shape)
+        for op in walk(body(nested))
+        if isinstance(op, stablehlo.CustomCallOp)
+    ]
+    assert shapes[0] == [16, 16, 16]
+
+
+def test_a_call_that_is_not_sharded_stays():
+    text = """
+      func.func public @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+        %0 = stablehlo.custom_call @kernel(%x) {sdy.sharding_rule =
+            #sdy.op_sharding_rule<([i, j])->([k, l]) {i=8, j=8, k=8, l=8}, custom>}
+          : (tensor<8x8xf32>) -> tensor<8x8xf32>
+        return %0 : tensor<8x8xf32>
+      }"""
+    planned = alpa.passes.run(text, f"{PIPELINE},export-stages")
+    assert main_function(planned) is not None
+    assert "sdy.manual_computation" not in str(planned)
+    assert "@kernel" in str(planned)
