@@ -94,15 +94,15 @@ def solve(
     problem.check()
     deadline = start + (inf if time_limit is None else time_limit)
     search = _Search(deadline=deadline, gap=relative_gap, branch_gap=branch_gap)
-    free = _solve_free(problem, search, start)
+    free = _solve_free(replace(problem, usages=()), search, start)
     peak, _ = Memory(problem).peak(free.choice)
     if peak <= problem.memory_limit:
         solution = replace(free, peak_bytes=peak)
         verify(problem, solution)
         return solution
 
-    def solve_free(other: Problem) -> Solution:
-        return _solve_free(other, search, start)
+    def solve_free(other: Problem, wanted: float) -> Solution:
+        return _solve_free(other, replace(search, gap=wanted), start)
 
     choice, bound = solve_within(problem, free, solve_free, deadline=deadline, gap=branch_gap)
     objective = problem.cost(choice)
@@ -122,7 +122,7 @@ def solve(
 
 def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
     """The cheapest choice whatever it uses."""
-    reduction = Reduction(problem).run()
+    reduction = Reduction(problem).run(deadline=search.deadline)
     core_variables = sum(core.problem.num_variables for core in reduction.cores())
     found = _search_cores(problem, reduction, search)
     # The same cost, summed in another order by the reductions: the difference is rounding.
@@ -167,7 +167,7 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
         return _usable(best)
     smaller = _pruned(ascent.problem, best)
     if smaller is not None:
-        return _better(best, _restart(smaller, search))
+        return _restart(smaller, best, search)
     found = _tables(problem, _HARD_ENTRIES)
     if found is not None:
         return found
@@ -181,7 +181,7 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
         return best
     smaller = _pruned(relaxed.shifted, best)
     if smaller is not None:
-        return _better(best, _restart(smaller, search))
+        return _restart(smaller, best, search)
     if best.value < inf and best.value - best.bound <= search.branch_gap * abs(best.value):
         return best
     whole = branch(relaxed.shifted, deadline=search.deadline, relative_gap=search.branch_gap)
@@ -202,8 +202,13 @@ def _tables(problem: Problem, max_entries: float) -> _Found | None:
     return _Found(choice, value, value)
 
 
-def _restart(problem: Problem, search: _Search) -> _Found:
-    return _search_cores(problem, Reduction(problem).run(), search)
+def _restart(problem: Problem, best: _Found, search: _Search) -> _Found:
+    """Goes on with a problem that holds every choice better than the best."""
+    try:
+        reduction = Reduction(problem).run(deadline=search.deadline)
+        return _better(best, _search_cores(problem, reduction, search))
+    except TimeoutError:
+        return best
 
 
 def _closed(found: _Found, search: _Search) -> bool:

@@ -79,10 +79,13 @@ def branch(
     relative_gap: float,
     rows: Sequence[Row] = (),
     capacity: float = 1.0,
+    max_nodes: int | None = None,
+    enough: float | None = None,
 ) -> Relaxed | None:
     """Solves the MIP by branch and bound; None if the deadline came before any solution.
 
-    Each of ``rows`` may come to ``capacity`` at most.
+    Each of ``rows`` may come to ``capacity`` at most. The search also ends after ``max_nodes``, and
+    at a choice that costs no more than ``enough``.
     """
     import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
 
@@ -94,7 +97,19 @@ def branch(
     constraints = [matrices.simplex @ both == 1, matrices.marginals @ both == 0]
     if rows:
         constraints.append(_memory(matrices, rows) @ x <= capacity)
-    options = {"mip_rel_gap": relative_gap, "mip_feasibility_tolerance": 1e-9}
+    options: dict[str, Any] = {
+        "mip_rel_gap": relative_gap,
+        "mip_feasibility_tolerance": 1e-9,
+    }
+    if max_nodes is not None:
+        # A dive for a good choice: strong branching and restarts are for proofs.
+        options |= {
+            "mip_max_nodes": max_nodes,
+            "mip_pscost_minreliable": 0,
+            "mip_allow_restart": False,
+        }
+    if enough is not None:
+        options["objective_target"] = enough * matrices.scale
     stats = _run(matrices, both, constraints, deadline, options)
     if not stats or x.value is None:
         return None
@@ -107,7 +122,7 @@ def _run(
     x: cp.Expression,
     constraints: list[Any],
     deadline: float,
-    options: dict[str, float],
+    options: dict[str, Any],
 ) -> Any:
     import cvxpy as cp  # noqa: PLC0415 - see relax
 

@@ -12,13 +12,17 @@ Each rule keeps at least one optimal choice and changes no optimal cost:
   into its neighbour's costs, or into an edge between its two neighbours (min-plus product)
 
 What is left has at least three neighbours per node. ``lift`` undoes the eliminations backwards.
+
+With usages the rules keep an optimal choice within memory: a strategy is only dominated by one that
+never holds more, and a node is only minimised out when all its strategies hold the same.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -50,6 +54,22 @@ class Core:
     strategies: tuple[np.ndarray, ...]
     problem: Problem
 
+    def numbered(self, choice: Sequence[int]) -> dict[int, int]:
+        """A choice for the rest in the original's nodes and strategies."""
+        chosen = zip(self.nodes, self.strategies, choice, strict=True)
+        return {node: int(strategies[k]) for node, strategies, k in chosen}
+
+    def near(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The original's choice where its strategies are left, else the cheapest there are."""
+        near = []
+        for node, kept, costs in zip(
+            self.nodes, self.strategies, self.problem.node_costs, strict=True
+        ):
+            k = int(np.searchsorted(kept, choice[node]))
+            there = k < kept.size and kept[k] == choice[node]
+            near.append(k if there else int(np.argmin(costs)))
+        return tuple(near)
+
 
 class Reduction:
     """A problem being reduced. ``run`` applies all rules until none applies."""
@@ -62,6 +82,8 @@ class Reduction:
         self.constant = 0.0
         self._eliminated: list[_Eliminated] = []
         self._given = problem.node_costs
+        self._usages, self._limit = problem.usages, problem.memory_limit
+        self._held = _distinct_usages(problem)
         self._blamed: dict[int, set[int]] = {v: set() for v in self.costs}
         """nodes that are gone or forbade strategies here: who to name when none is left"""
         self._changed: set[frozenset[int]] = set()
@@ -71,23 +93,26 @@ class Reduction:
         for edge in problem.edges:
             self._add_edge(edge.source, edge.target, edge.costs.astype(float))
 
-    def run(self) -> Reduction:
-        """Applies the rules until none applies; raises ``InfeasibleError``."""
+    def run(self, *, deadline: float = inf) -> Reduction:
+        """Applies the rules until none applies; raises ``InfeasibleError``.
+
+        After the deadline no more strategies are compared, which is most of the work.
+        """
         for node in self.costs:
             self._wake(node)
         while self._waiting:
             node = self._waiting.popleft()
             self._is_waiting.discard(node)
             if node in self.costs:
-                self._reduce(node)
+                self._reduce(node, compare=time.monotonic() <= deadline)
         return self
 
-    def _reduce(self, node: int) -> None:
+    def _reduce(self, node: int, *, compare: bool) -> None:
         self.drop_forbidden(node)
         for neighbour in list(self.edges[node]):
             if frozenset((node, neighbour)) in self._changed:
                 self.normalise(node, neighbour)
-        if self.eliminate(node) or not self.drop_dominated(node):
+        if self.eliminate(node) or not compare or not self.drop_dominated(node):
             return
         self._wake(node)
         for neighbour in self.edges[node]:
@@ -119,6 +144,8 @@ class Reduction:
             raise InfeasibleError(tuple(sorted({node, *self.edges[node], *self._blamed[node]})))
         self.costs[node] = self.costs[node][mask]
         self.strategies[node] = self.strategies[node][mask]
+        if node in self._held:
+            self._held[node] = self._held[node][mask]
         for neighbour, costs in self.edges[node].items():
             kept = costs[mask]
             self.edges[node][neighbour] = kept
@@ -173,6 +200,9 @@ class Reduction:
             if not (excess >= 0).any():
                 break
             excess = excess + _least_difference(costs)
+        if node in self._held:
+            held = self._held[node]
+            excess[(held[:, None] < held[None]).any(axis=2)] = -inf
         np.fill_diagonal(excess, -inf)
         keep = np.ones(count, dtype=bool)
         for strategy in range(count - 1, -1, -1):
@@ -186,7 +216,7 @@ class Reduction:
         """Minimises the node out if it has at most two neighbours; says whether it did."""
         around = self.edges[node]
         costs = self.costs[node]
-        if len(around) > 2:
+        if len(around) > 2 or (node in self._held and np.ptp(self._held[node], axis=0).any()):
             return False
         if len(around) == 2:
             (left, a), (right, b) = around.items()
@@ -218,8 +248,28 @@ class Reduction:
             self._add_edge(left, right, product)
         return True
 
+    def rest(self) -> Core:
+        """All that is left, with its memory; one node also has what the eliminated cost and hold.
+
+        Usages keep their order, so that sums of bytes are the same to the last bit.
+        """
+        core = self._core(sorted(self.costs))
+        if not core.nodes:
+            return core
+        number = {node: k for k, node in enumerate(core.nodes)}
+        gone = {one.node: int(one.strategies[0]) for one in self._eliminated}
+        usages = tuple(
+            replace(u, node=number[u.node], bytes=u.bytes[self.strategies[u.node]])
+            if u.node in number
+            else replace(u, node=0, bytes=np.full(core.strategies[0].size, u.bytes[gone[u.node]]))
+            for u in self._usages
+        )
+        costs = (core.problem.node_costs[0] + self.constant, *core.problem.node_costs[1:])
+        problem = replace(core.problem, node_costs=costs, usages=usages, memory_limit=self._limit)
+        return replace(core, problem=problem)
+
     def cores(self) -> list[Core]:
-        """The connected components of what is left."""
+        """The connected components of what is left, without memory."""
         seen: set[int] = set()
         cores: list[Core] = []
         for start in self.costs:
@@ -257,6 +307,16 @@ class Reduction:
                 costs = costs + matrix[:, int(np.searchsorted(strategies, choice[other]))]
             choice[gone.node] = int(gone.strategies[int(np.argmin(costs))])
         return tuple(choice[node] for node in range(len(choice)))
+
+
+def _distinct_usages(problem: Problem) -> dict[int, np.ndarray]:
+    """``[strategy, k]``: bytes of each different usage of a node; constant ones are left out."""
+    columns: dict[int, dict[bytes, np.ndarray]] = {}
+    for usage in problem.usages:
+        held = usage.bytes.astype(float)
+        if np.ptp(held) > 0:
+            columns.setdefault(usage.node, {})[held.tobytes()] = held
+    return {node: np.stack(list(mine.values()), axis=1) for node, mine in columns.items()}
 
 
 def _least_difference(costs: np.ndarray) -> np.ndarray:

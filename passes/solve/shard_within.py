@@ -4,56 +4,74 @@ With a price ``lambda_t >= 0`` per byte at time t, the relaxed problem
 
     v(lambda) = min over choices of  cost + sum_t lambda_t (bytes_t - limit)
 
-is a sharding problem without memory, solved exactly; v is a lower bound, and its maximum over
-lambda that of the best convex relaxation (Geoffrion 1974). Kelley's cutting planes find it: each
-choice seen so far bounds v by a plane. Times become rows when a choice first breaks the limit
-there. Feasible choices come out on the way and are improved node by node. What gap is left is
-closed by HiGHS on the strategies that a better choice may still take.
+is a sharding problem without memory; v is a lower bound, and its maximum over lambda
+(``shard_prices``) that of the best convex relaxation (Geoffrion 1974). Times become rows when a
+choice first breaks the limit there. Every choice on the way is repaired and improved
+(``shard_repair``). What cannot be part of a better choice at the best prices is forbidden; where
+that helps, presolve and prices start again on the rest. HiGHS closes the gap that is left.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
-from scipy.optimize import linprog
 
-from alpa.passes.solve.shard_bound import ascend, dual_bound, neighbours, prune
+from alpa.passes.solve.shard_bound import ascend, dual_bound, improve
+from alpa.passes.solve.shard_combine import combine, rows_at
+from alpa.passes.solve.shard_fit import without_oversized
+from alpa.passes.solve.shard_fixing import priced, variables_left, without_dear
 from alpa.passes.solve.shard_lp import SolverFailedError, branch
+from alpa.passes.solve.shard_presolve import Reduction
+from alpa.passes.solve.shard_prices import Plane, next_prices
 from alpa.passes.solve.shard_problem import (
-    Edge,
     InfeasibleError,
     Memory,
     OutOfMemoryError,
     Problem,
     Solution,
 )
+from alpa.passes.solve.shard_repair import improve_within, repair
 
-SolveFree = Callable[[Problem], Solution]
-"""Solves a problem without memory."""
+SolveFree = Callable[[Problem, float], Solution]
+"""Solves a problem without memory; relaxations go on until this relative gap."""
 
 _ROUNDS = 100
 _SWEEPS = 200
+_PART = 0.05
+"""Stop raising the bound when at most this part of the gap can be gained."""
+_PATIENCE = 2
+"""Stop also after so many rounds that raised it by next to nothing."""
+_ENOUGH = 0.9
+"""Combining choices ends when it has closed the gap to this part of the wanted one."""
+_SHRINK = 0.8
+"""Start again at presolve when at most this part of the variables is left."""
 
 
 @dataclass
-class _State:
+class _Search:
+    """What is known about one problem, reduced by presolve."""
+
     problem: Problem
-    memory: Memory
     solve_free: SolveFree
     deadline: float
     gap: float
-    rows: dict[int, dict[int, np.ndarray]]
-    seen: list[tuple[float, np.ndarray]]
-    """(cost, bytes at each of memory's times) of each choice found"""
     best: tuple[int, ...] | None = None
     value: float = inf
+    """of the best choice known, be it one of this problem or not"""
     bound: float = -inf
-    prices: dict[int, float] | None = None
-    """of the best bound"""
+    prices: dict[int, float] = field(default_factory=dict)
+    """of the best bound, per byte at each time that is a row"""
+    planes: list[Plane] = field(default_factory=list)
+    seen: list[tuple[int, ...]] = field(default_factory=list)
+    """choices, as those of ``planes``"""
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.problem)
+        self.index = {int(t): i for i, t in enumerate(self.memory.times)}
 
     @property
     def done(self) -> bool:
@@ -72,45 +90,127 @@ def solve_within(
     ``free`` is the solution without the limit, which breaks it. Raises ``OutOfMemoryError``, and
     ``TimeoutError`` where no choice within memory was found in time.
     """
-    state = _State(problem, Memory(problem), solve_free, deadline, gap, {}, [])
-    state.bound = free.bound
-    _see(state, free.choice)
-    _maximise_bound(state)
-    if not state.done:
-        _branch(state)
-    if state.best is None:
+    try:
+        reduction = Reduction(without_oversized(problem)).run(deadline=deadline)
+        rest = reduction.rest()
+        if not rest.nodes:
+            return _only(problem, reduction.lift())
+        search = _Search(rest.problem, solve_free, deadline, gap, bound=free.bound)
+        _see(search, rest.near(free.choice))
+        if search.best is None:
+            _see(search, _least(search))
+        # Costs that stand for "never" spoil the arithmetic of all that follows.
+        smaller = without_dear(rest.problem, rest.problem, 0.0, search.value)
+        if variables_left(smaller) < variables_left(rest.problem):
+            _descend(search, smaller)
+        else:
+            _run(search)
+    except OutOfMemoryError as error:
+        # Said of the reduced problem: name the nodes that were given.
+        nodes = _largest(problem, error.time, free.choice)
+        raise OutOfMemoryError(error.needed, error.limit, error.time, nodes) from error
+    except InfeasibleError as error:
+        # Without the limit there is a choice: the limit leaves none.
+        _, moment = Memory(problem).peak(free.choice)
+        needed = float(np.nextafter(problem.memory_limit, inf))
+        nodes = _largest(problem, moment, free.choice)
+        raise OutOfMemoryError(needed, problem.memory_limit, moment, nodes) from error
+    if search.best is None:
         raise TimeoutError(
             "the time limit came before any choice within memory was found; raise it"
         )
-    return state.best, min(state.bound, state.value)
+    return reduction.lift(rest.numbered(search.best)), min(search.bound, search.value)
 
 
-def _see(state: _State, choice: tuple[int, ...]) -> bool:
-    """Notes a choice: a plane, perhaps a new row, perhaps the best so far. Whether it fits."""
-    used = state.memory.over_time(choice)
-    state.seen.append((state.problem.cost(choice), used))
+def _run(search: _Search) -> None:
+    _maximise_bound(search)
+    if search.done:
+        return
+    if search.value < inf:
+        _combine(search)
+        if search.done:
+            return
+        smaller = _without_dear(search)
+        if variables_left(smaller) <= _SHRINK * search.problem.num_variables:
+            _descend(search, smaller)
+        else:
+            _branch(search)
+    else:
+        _branch(search)
+
+
+def _without_dear(search: _Search) -> Problem:
+    """What a choice better than the best can take, by the bound at the best prices."""
+    at_prices = priced(search.problem, search.memory, search.prices)
+    shifted = ascend(at_prices, sweeps=_SWEEPS, gap=0.0, deadline=search.deadline).problem
+    paid = search.problem.memory_limit * sum(search.prices.values())
+    search.bound = max(search.bound, min(dual_bound(shifted) - paid, search.value))
+    return without_dear(search.problem, shifted, paid, search.value)
+
+
+def _combine(search: _Search) -> None:
+    found = combine(
+        search.problem,
+        search.seen,
+        search.prices,
+        deadline=search.deadline,
+        gap=search.gap,
+        enough=search.bound + _ENOUGH * search.gap * abs(search.bound),
+    )
+    if found is not None:
+        _see(search, found)
+
+
+def _see(search: _Search, choice: tuple[int, ...]) -> None:
+    """Notes a choice: a plane, perhaps a new row, perhaps, when repaired, the best so far."""
+    used = search.memory.over_time(choice)
+    _add_plane(search, choice, used)
     worst = int(np.argmax(used))
-    if used[worst] > state.problem.memory_limit:
-        moment = int(state.memory.times[worst])
-        if moment not in state.rows:
-            _add_row(state, moment)
-        return False
-    better = improve_within(state.problem, state.memory, choice)
-    cost = state.problem.cost(better)
-    if cost < state.value:
-        state.best, state.value = better, cost
-        # What costs more by itself can go. Costs that stand for "never" spoil the arithmetic.
-        slack = cost - dual_bound(state.problem)
-        pruned, _ = prune(state.problem, slack + 1e-9 * abs(cost))
-        state.problem = replace(state.problem, node_costs=pruned.node_costs, edges=pruned.edges)
-    return True
+    if used[worst] <= search.problem.memory_limit:
+        _offer(search, choice)
+        return
+    # The first is worth being late for: it takes a second at most.
+    until = search.deadline if search.best is not None else inf
+    repaired = repair(search.problem, search.memory, choice, deadline=until)
+    if repaired is not None:
+        _offer(search, repaired)
+    moment = int(search.memory.times[worst])
+    if moment not in search.prices:
+        search.prices[moment] = 0.0
+        if search.value == inf:
+            _check_row(search, moment)
 
 
-def _add_row(state: _State, moment: int) -> None:
-    """Adds a time's row; raises where no choice fits then."""
-    row = state.memory.row(moment)
-    state.rows[moment] = row
-    problem = state.problem
+def _add_plane(search: _Search, choice: tuple[int, ...], used: np.ndarray) -> None:
+    cost = search.problem.cost(choice)
+    if cost < inf:
+        search.planes.append(Plane(cost, used))
+        search.seen.append(choice)
+
+
+def _least(search: _Search) -> tuple[int, ...]:
+    """A choice that holds little throughout, whatever it costs."""
+    problem = search.problem
+    price = 1e3 * max(abs(search.bound), 1e-30) / max(problem.memory_limit, 1.0)
+    costs = [c.astype(float) for c in problem.node_costs]
+    for usage in problem.usages:
+        costs[usage.node] = costs[usage.node] + price * usage.bytes
+    cheapest = tuple(int(np.argmin(c)) for c in costs)
+    return improve(replace(problem, node_costs=tuple(costs)), cheapest)
+
+
+def _offer(search: _Search, choice: tuple[int, ...]) -> None:
+    """Takes a choice within memory, improved, where it is better than the best."""
+    better = improve_within(search.problem, search.memory, choice, deadline=search.deadline)
+    cost = search.problem.cost(better)
+    if cost < search.value:
+        search.best, search.value = better, cost
+        _add_plane(search, better, search.memory.over_time(better))
+
+
+def _check_row(search: _Search, moment: int) -> None:
+    """Looks for the choice that holds least at a time; raises where even that is too much."""
+    problem, row = search.problem, search.memory.row(moment)
     least = Problem(
         node_costs=tuple(
             np.where(np.isfinite(costs), row.get(v, 0.0), inf)
@@ -120,186 +220,132 @@ def _add_row(state: _State, moment: int) -> None:
             replace(e, costs=np.where(np.isfinite(e.costs), 0.0, inf)) for e in problem.edges
         ),
     )
-    found = state.solve_free(least)
+    try:
+        found = search.solve_free(least, 1e-9)
+    except TimeoutError:
+        return
     if found.bound > problem.memory_limit * (1 + 1e-12):
-        held = {v: float(b[found.choice[v]]) for v, b in row.items()}
-        largest = sorted(held, key=lambda v: -held[v])[:8]
-        raise OutOfMemoryError(found.bound, problem.memory_limit, moment, tuple(largest))
-    _see(state, found.choice)
+        raise OutOfMemoryError(found.bound, problem.memory_limit, moment, ())
+    _see(search, found.choice)
 
 
-def _maximise_bound(state: _State) -> None:
-    limit, size = state.problem.memory_limit, _unit(state.problem)
-    ceiling = 10 * max(abs(state.bound), 1e-30) / size
-    index = {int(t): i for i, t in enumerate(state.memory.times)}
+def _maximise_bound(search: _Search) -> None:
+    limit = search.problem.memory_limit
+    ceiling = 10 * max(abs(search.bound), 1e-30) / max(limit, 1.0)
+    inherited = None if search.planes else dict(search.prices)
+    idle = 0
     for _ in range(_ROUNDS):
-        if state.done:
+        if search.done:
             return
-        moments = list(state.rows)
-        columns = [index[t] for t in moments]
-        # max theta:  theta - sum_t lambda_t (bytes_kt - limit) <= cost_k  for each choice k
-        excess = np.array([used[columns] for _, used in state.seen]) - limit
-        costs = np.array([cost for cost, _ in state.seen])
-        scale = np.abs(costs).max() or 1.0
-        unit = scale / size
-        master = linprog(
-            np.array([-1.0, *np.zeros(len(moments))]),
-            A_ub=np.hstack([np.ones((len(costs), 1)), -excess / size]),
-            b_ub=costs / scale,
-            bounds=[(None, None), *[(0.0, ceiling / unit)] * len(moments)],
-            method="highs",
-        )
-        if not master.success:
+        moments = list(search.prices)
+        if inherited is not None:
+            upper, prices, inherited = inf, inherited, None
+        else:
+            at = [search.index[t] for t in moments]
+            centre = np.array([search.prices[t] for t in moments])
+            step = next_prices(search.planes, at, limit, centre, search.bound, ceiling)
+            if step is None:
+                return
+            upper, prices = step[0], dict(zip(moments, step[1].tolist(), strict=True))
+            if centre.any() and np.allclose(step[1], centre, rtol=1e-9, atol=0.0):
+                return
+        # Closer than a part of the gap is no use: fixing and branching do the rest.
+        near = 0.1 * search.gap * abs(search.bound)
+        if search.value < inf:
+            near = max(near, _PART * (search.value - search.bound))
+            if upper - search.bound <= near:
+                return
+        paid = limit * sum(prices.values())
+        wanted = 0.5 * near / max(abs(search.bound) + paid, 1e-300)
+        relaxed = priced(search.problem, search.memory, prices)
+        try:
+            found = search.solve_free(relaxed, max(wanted, 1e-9))
+        except TimeoutError:
             return
-        upper = -master.fun * scale
-        prices = {t: float(p) * unit for t, p in zip(moments, master.x[1:], strict=True)}
-        if upper - state.bound <= 0.1 * state.gap * abs(upper) and state.best is not None:
-            return
-        found = state.solve_free(_priced(state.problem, state.rows, prices))
-        value = found.bound - limit * sum(prices.values())
-        if value > state.bound:
-            state.bound, state.prices = value, prices
-        known = len(state.rows)
-        _see(state, found.choice)
-        at_ceiling = any(price >= 0.999 * ceiling for price in prices.values())
-        if at_ceiling:
+        value, known = found.bound - paid, len(search.prices)
+        idle = 0 if value > search.bound + 0.2 * near else idle + 1
+        if value > search.bound:
+            search.bound = value
+            search.prices.update(prices)
+        _see(search, found.choice)
+        if any(price >= 0.999 * ceiling for price in prices.values()):
             ceiling *= 10
-        elif value >= upper - 1e-9 * abs(upper) and len(state.rows) == known:
+        elif len(search.prices) > known:
+            idle = 0
+        elif idle == _PATIENCE:
             return
 
 
-def _priced(
-    problem: Problem, rows: dict[int, dict[int, np.ndarray]], prices: dict[int, float]
-) -> Problem:
-    costs = [c.astype(float) for c in problem.node_costs]
-    for moment, price in prices.items():
-        if price > 0:
-            for node, held in rows[moment].items():
-                costs[node] = costs[node] + price * held
-    return Problem(node_costs=tuple(costs), edges=problem.edges)
+def _descend(search: _Search, smaller: Problem) -> None:
+    """Goes on with a problem that holds every better choice than the best."""
+    try:
+        reduction = Reduction(without_oversized(smaller)).run(deadline=search.deadline)
+        rest = reduction.rest()
+        if not rest.nodes:
+            choice = reduction.lift()
+            if search.memory.peak(choice)[0] <= search.problem.memory_limit:
+                _offer(search, choice)
+            search.bound = search.value
+            return
+        below = _Search(
+            rest.problem,
+            search.solve_free,
+            search.deadline,
+            search.gap,
+            value=search.value,
+            bound=search.bound,
+            prices=dict(search.prices),
+        )
+        _run(below)
+    except InfeasibleError:
+        search.bound = search.value
+        return
+    if below.best is not None:
+        _offer(search, reduction.lift(rest.numbered(below.best)))
+    search.bound = max(search.bound, min(below.bound, search.value))
 
 
-def improve_within(problem: Problem, memory: Memory, choice: tuple[int, ...]) -> tuple[int, ...]:
-    """Changes one node at a time while that lowers the cost and fits into memory."""
-    around = neighbours(problem)
-    mine: list[list[int]] = [[] for _ in problem.node_costs]
-    for number, usage in enumerate(problem.usages):
-        mine[usage.node].append(number)
-    now, used = list(choice), memory.over_time(choice)
-    for _ in range(20):
-        changed = False
-        for node, costs in enumerate(problem.node_costs):
-            for number, axis, other in around[node]:
-                costs = costs + problem.edges[number].costs.take(now[other], axis=1 - axis)
-            for strategy in np.argsort(costs, kind="stable"):
-                if not costs[strategy] < costs[now[node]]:
-                    break
-                after = used.copy()
-                for number in mine[node]:
-                    held = problem.usages[number].bytes
-                    span = slice(memory.first[number], memory.end[number])
-                    after[span] += held[strategy] - held[now[node]]
-                if after.max(initial=0.0) <= problem.memory_limit:
-                    now[node], used, changed = int(strategy), after, True
-                    break
-        if not changed:
-            break
-    return tuple(now)
-
-
-def _unit(problem: Problem) -> float:
-    """Bytes that count as one to the LP solver."""
-    return max(problem.memory_limit, 1.0)
-
-
-def _branch(state: _State) -> None:
-    """Closes the gap by branch and bound on the strategies that a better choice may take."""
-    problem = state.problem
-    if state.prices is not None and state.best is not None:
-        problem = _without_dear(state, problem, state.prices)
-    smaller, kept = without_forbidden(problem)
+def _branch(search: _Search) -> None:
+    """Closes the gap by branch and bound."""
+    problem = search.problem
     while True:
-        rows = [
-            {v: held[kept[v]] / _unit(problem) for v, held in row.items()}
-            for row in state.rows.values()
-        ]
         try:
             found = branch(
-                smaller,
-                deadline=state.deadline,
-                relative_gap=state.gap,
-                rows=rows,
-                capacity=problem.memory_limit / _unit(problem),
+                problem,
+                deadline=search.deadline,
+                relative_gap=search.gap,
+                rows=rows_at(problem, search.prices),
+                capacity=min(problem.memory_limit, 1.0),
             )
         except InfeasibleError as error:
-            if state.best is not None:
+            if search.best is not None:
                 raise SolverFailedError("HiGHS found no choice where one is known") from error
-            raise _no_joint_choice(state) from error
+            raise
         if found is None:
             return
-        choice = tuple(int(k[np.argmax(x)]) for k, x in zip(kept, found.weights, strict=True))
+        choice = tuple(int(np.argmax(x)) for x in found.weights)
         cost = problem.cost(choice)
-        if not cost - found.bound <= max(state.gap, 1e-6) * abs(cost) and not state.done:
+        if not cost - found.bound <= max(search.gap, 1e-6) * abs(cost) and not search.done:
             raise SolverFailedError(
                 f"HiGHS proved {found.bound} s for a choice that costs {cost} s"
             )
-        known = len(state.rows)
-        _see(state, choice)
-        state.bound = min(max(state.bound, found.bound), state.value)
-        if len(state.rows) == known:
+        known = len(search.prices)
+        _see(search, choice)
+        search.bound = min(max(search.bound, found.bound), search.value)
+        if len(search.prices) == known:
             return
 
 
-def _no_joint_choice(state: _State) -> OutOfMemoryError:
-    """Each time fits by itself, but not all with the same choice."""
-    limit = state.problem.memory_limit
-    cheapest = min(state.seen, key=lambda seen: float(seen[1].max()))[1]
-    moment = int(state.memory.times[int(np.argmax(cheapest))])
-    least = {v: float(held.min()) for v, held in state.memory.row(moment).items()}
-    largest = sorted(least, key=lambda v: -least[v])[:8]
-    return OutOfMemoryError(float(np.nextafter(limit, inf)), limit, moment, tuple(largest))
+def _only(problem: Problem, choice: tuple[int, ...]) -> tuple[tuple[int, ...], float]:
+    """The choice that presolve says is best, if it fits: then no other does."""
+    peak, moment = Memory(problem).peak(choice)
+    if peak > problem.memory_limit:
+        raise OutOfMemoryError(peak, problem.memory_limit, moment, ())
+    return choice, problem.cost(choice)
 
 
-def _without_dear(state: _State, problem: Problem, prices: dict[int, float]) -> Problem:
-    """Forbids what no better choice than the best can take, by the bound at these prices."""
-    smaller, kept = without_forbidden(problem)
-    rows = {t: {v: held[kept[v]] for v, held in row.items()} for t, row in state.rows.items()}
-    priced = _priced(smaller, rows, prices)
-    shifted = ascend(priced, sweeps=_SWEEPS, gap=0.0, deadline=state.deadline).problem
-    bound = dual_bound(shifted) - problem.memory_limit * sum(prices.values())
-    allowed, _ = prune(shifted, state.value - bound + 1e-9 * abs(state.value))
-    nodes = [np.full(costs.shape, inf) for costs in problem.node_costs]
-    for v, costs in enumerate(allowed.node_costs):
-        chosen = kept[v][np.isfinite(costs)]
-        nodes[v][chosen] = problem.node_costs[v][chosen]
-    edges: list[Edge] = []
-    for small, whole in zip(allowed.edges, problem.edges, strict=True):
-        at = np.ix_(kept[whole.source], kept[whole.target])
-        costs = np.full(whole.costs.shape, inf)
-        costs[at] = np.where(np.isfinite(small.costs), whole.costs[at], inf)
-        edges.append(replace(whole, costs=costs))
-    return replace(problem, node_costs=tuple(nodes), edges=tuple(edges))
-
-
-def without_forbidden(problem: Problem) -> tuple[Problem, list[np.ndarray]]:
-    """The problem without strategies that are forbidden or have no allowed partner on an edge.
-
-    Also gives the numbers that each node's strategies had. Memory is left out.
-    """
-    allowed = [np.isfinite(costs) for costs in problem.node_costs]
-    matrices = [np.isfinite(edge.costs) for edge in problem.edges]
-    changed = True
-    while changed:
-        changed = False
-        for edge, matrix in zip(problem.edges, matrices, strict=True):
-            here = matrix & allowed[edge.source][:, None] & allowed[edge.target]
-            for node, partner in ((edge.source, here.any(axis=1)), (edge.target, here.any(axis=0))):
-                if (allowed[node] & ~partner).any():
-                    allowed[node] = allowed[node] & partner
-                    changed = True
-    kept = [np.flatnonzero(mask) for mask in allowed]
-    edges = tuple(
-        replace(e, costs=e.costs[np.ix_(kept[e.source], kept[e.target])]) for e in problem.edges
-    )
-    nodes = tuple(c[k] for c, k in zip(problem.node_costs, kept, strict=True))
-    return Problem(node_costs=nodes, edges=edges), kept
+def _largest(problem: Problem, moment: int, choice: Iterable[int]) -> tuple[int, ...]:
+    """The nodes that hold most at a time."""
+    chosen = list(choice)
+    held = {v: float(b[chosen[v]]) for v, b in Memory(problem).row(moment).items()}
+    return tuple(sorted(held, key=lambda v: -held[v])[:8])

@@ -19,6 +19,7 @@ from alpa.passes.solve.shard_ilp import (
     verify,
 )
 from alpa.passes.solve.shard_problem import Memory
+from alpa.passes.solve.shard_repair import improve_within
 
 
 @st.composite
@@ -96,7 +97,7 @@ def test_improving_stays_within_memory_and_never_costs_more(all_costs, problem):
     fitting = np.argwhere((peak <= problem.memory_limit) & np.isfinite(costs))
     for start in fitting[:5]:
         choice = tuple(int(i) for i in start)
-        better = shard_within.improve_within(problem, Memory(problem), choice)
+        better = improve_within(problem, Memory(problem), choice)
         assert costs[better] <= costs[choice]
         assert peak[better] <= problem.memory_limit
 
@@ -151,9 +152,32 @@ def test_huge_costs_that_mean_never_do_not_spoil_the_answer(all_costs):
     )
 
 
-def test_a_deadline_before_anything_was_found_says_so():
-    with pytest.raises(TimeoutError, match="raise it"):
-        solve(large(2), time_limit=0.0)
+@pytest.mark.parametrize("limit", [90.0, 120.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_time_still_gives_a_choice_within_memory(seed, limit):
+    problem = replace(large(seed), memory_limit=limit)
+    solution = solve(problem, time_limit=0.0)
+    verify(problem, solution)
+    assert solution.bound <= solution.objective < inf
+    assert solution.bound <= solve(problem).objective * (1 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems())
+def test_no_time_gives_a_valid_answer_or_says_so(all_costs, problem):
+    costs, peak = all_costs(problem), peaks(problem)
+    best = np.where(peak <= problem.memory_limit, costs, inf).min()
+    try:
+        solution = solve(problem, time_limit=0.0)
+    except InfeasibleError:
+        assert best == inf
+        return
+    except TimeoutError:
+        # Nothing but forbidden pairs can keep the repair from a choice that exists.
+        assert any(np.isinf(edge.costs).any() for edge in problem.edges)
+        return
+    verify(problem, solution)
+    assert solution.bound <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

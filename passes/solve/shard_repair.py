@@ -1,0 +1,146 @@
+"""Choices within memory: a greedy repair of one that breaks the limit, and local improvement.
+
+The repair changes one node at a time: that which saves bytes at the times over the limit for the
+least extra cost per byte, as in Toyoda's greedy method for multidimensional knapsacks (1975).
+Costs count the edges to the neighbours as they stand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from math import inf
+
+import numpy as np
+
+from alpa.passes.solve.shard_bound import neighbours
+from alpa.passes.solve.shard_problem import Memory, Problem
+
+_ROUNDS = 20
+_STEPS = 20
+"""changes per node before the repair gives up"""
+
+
+class Walk:
+    """A choice that changes node by node, with what each change would cost and hold."""
+
+    def __init__(self, problem: Problem, memory: Memory, choice: tuple[int, ...]) -> None:
+        self.problem, self.choice = problem, list(choice)
+        self.used = memory.over_time(choice)
+        self.around = neighbours(problem)
+        self._spans: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in problem.node_costs]
+        merged: dict[tuple[int, int, int], np.ndarray] = {}
+        for usage, first, end in zip(problem.usages, memory.first, memory.end, strict=True):
+            if np.ptp(usage.bytes) > 0:
+                key = (usage.node, int(first), int(end))
+                merged[key] = merged.get(key, 0.0) + usage.bytes
+        for (node, first, end), held in merged.items():
+            self._spans[node].append((first, end, held))
+
+    def costs(self, node: int) -> np.ndarray:
+        """Of each of the node's strategies, with its edges, as the neighbours stand."""
+        costs = self.problem.node_costs[node]
+        for number, axis, other in self.around[node]:
+            costs = costs + self.problem.edges[number].costs.take(self.choice[other], axis=1 - axis)
+        return costs
+
+    def weighted(self, node: int, before: np.ndarray) -> np.ndarray:
+        """Bytes of each strategy, summed over time; ``before[t]``: the weight of times before t."""
+        total = np.zeros(self.problem.node_costs[node].size)
+        for first, end, held in self._spans[node]:
+            total = total + (before[end] - before[first]) * held
+        return total
+
+    def fits(self, node: int, strategy: int) -> bool:
+        """Whether the node may take a strategy within the limit."""
+        return bool(self._after(node, strategy).max(initial=0.0) <= self.problem.memory_limit)
+
+    def take(self, node: int, strategy: int) -> None:
+        """Changes a node's strategy."""
+        self.used = self._after(node, strategy)
+        self.choice[node] = strategy
+
+    def _after(self, node: int, strategy: int) -> np.ndarray:
+        after = self.used.copy()
+        for first, end, held in self._spans[node]:
+            after[first:end] += held[strategy] - held[self.choice[node]]
+        return after
+
+
+def repair(
+    problem: Problem, memory: Memory, choice: tuple[int, ...], *, deadline: float
+) -> tuple[int, ...] | None:
+    """A choice within memory near a given one; None where the greedy way ends before any."""
+    walk = Walk(problem, memory, choice)
+    heap: list[tuple[float, int, int]] = []
+    for _ in range(_STEPS * len(choice)):
+        over = walk.used > problem.memory_limit
+        if not over.any():
+            return tuple(walk.choice)
+        if time.monotonic() > deadline:
+            return None
+        before = np.concatenate([[0.0], np.cumsum(over)])
+        if not heap:
+            heap = _offers(walk, range(len(choice)), before)
+            heapify(heap)
+        # Offers grow worse with time, as a rule: only the best are kept up to date.
+        while heap:
+            _, node, _ = heappop(heap)
+            fresh = _offers(walk, (node,), before)
+            if fresh and (not heap or fresh[0] <= heap[0]):
+                _, _, strategy = fresh[0]
+                walk.take(node, strategy)
+                touched = (node, *(other for _, _, other in walk.around[node]))
+                for offer in _offers(walk, touched, before):
+                    heappush(heap, offer)
+                break
+            for offer in fresh:
+                heappush(heap, offer)
+        else:
+            if not _offers(walk, range(len(choice)), before):
+                return None
+    return None
+
+
+def _offers(walk: Walk, nodes: Iterable[int], before: np.ndarray) -> list[tuple[float, int, int]]:
+    """Extra cost per byte saved, node, and by which strategy, where something can be saved."""
+    found = ((_offer(walk, node, before), node) for node in nodes)
+    return [(offer[0], node, offer[1]) for offer, node in found if offer is not None]
+
+
+def _offer(walk: Walk, node: int, before: np.ndarray) -> tuple[float, int] | None:
+    """The node's strategy with the least extra cost per byte that it saves."""
+    held = walk.weighted(node, before)
+    saved = held[walk.choice[node]] - held
+    if not (saved > 0).any():
+        return None
+    costs = walk.costs(node)
+    now = costs[walk.choice[node]]
+    # From a forbidden pair any allowed one is a step forward.
+    extra = costs - (now if now < inf else 0.0)
+    rate = np.divide(extra, saved, out=np.full(saved.size, inf), where=saved > 0)
+    best = int(np.argmin(rate))
+    return (float(rate[best]), best) if rate[best] < inf else None
+
+
+def improve_within(
+    problem: Problem, memory: Memory, choice: tuple[int, ...], *, deadline: float = inf
+) -> tuple[int, ...]:
+    """Changes one node at a time while that lowers the cost and fits into memory."""
+    walk = Walk(problem, memory, choice)
+    waiting = set(range(len(choice)))
+    for _ in range(_ROUNDS):
+        changed: set[int] = set()
+        for node in sorted(waiting):
+            costs, now = walk.costs(node), walk.choice[node]
+            cheaper = np.flatnonzero(costs < costs[now])
+            for strategy in cheaper[np.argsort(costs[cheaper], kind="stable")]:
+                if walk.fits(node, int(strategy)):
+                    walk.take(node, int(strategy))
+                    changed.update((node, *(other for _, _, other in walk.around[node])))
+                    break
+        if not changed or time.monotonic() > deadline:
+            break
+        waiting = set(range(len(choice)))
+    return tuple(walk.choice)
