@@ -7,18 +7,24 @@ gradients. What an op writes in between lives from there to its last use. Not wr
 * what a fusion computes where it is needed: element-wise ops, slices, pads and the like whose
   users are fused with them, as long as no second user makes them expensive.
 
+Ops run in XLA's depth-first order, not in the program's: from the results backwards, first what
+has the most users behind it. What is needed late, such as a reduced gradient in an update, is made
+late; but gradients of activations come before those of weights, and stay for them.
+
 An element-wise op writes over an operand that is not used afterwards; a loop, a
-dynamic_update_slice and a scatter work in place. While one op runs, its operands and its result
-exist together. A change of layout holds what its collectives send and receive, a sum that is
-scattered the whole of what each device adds up: XLA scatters on CPU by an all-reduce and a cut.
+dynamic_update_slice and a scatter work in place, and what a loop only reads is not copied. While
+one op runs, its operands and its result exist together. A change of layout holds what its
+collectives send and receive, a sum that is scattered the whole of what each device adds up: XLA
+scatters on CPU by an all-reduce and a cut.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from alpa.dialects import body, ir, sdy, stablehlo, terminator
+from alpa.dialects import body, ir, sdy, stablehlo, terminator, walk
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import Annotated, annotated_fragments, has_own_ops, rank
 from alpa.passes.sharding.sums import unreduced_axes
@@ -137,16 +143,25 @@ class _Clock:
         for i, value in enumerate(terminator(body(fragment)).operands):
             while i not in added:
                 self._returned.add(value)
-                owner = value.owner
-                if isinstance(owner, ir.Block) or not self._is_view(owner):
+                before = self._before(value)
+                if before is None:
                     break
-                value = owner.operands[0]
+                value = before
+
+    def _before(self, value: ir.Value) -> ir.Value | None:
+        """What lies where a value will: what it is a view of, or the start of a loop's variable."""
+        owner = value.owner
+        if isinstance(owner, ir.Block):
+            return None
+        if self._is_view(owner):
+            return owner.operands[0]
+        if not isinstance(owner.opview, stablehlo.WhileOp):
+            return None
+        start = owner.operands[ir.OpResult(value).result_number]
+        return start if len(list(start.uses)) == 1 else None
 
     def _visit(self, block: ir.Block) -> None:
-        end = terminator(block)
-        for op in block.operations:
-            if op == end:
-                continue
+        for op in _depth_first(block, self.annotated):
             self.now += 2
             if has_own_ops(op):
                 self._visit_regions(op)
@@ -155,6 +170,10 @@ class _Clock:
             elif self._is_fused(op):
                 for result in op.results:
                     self._base[result] = tuple(op.operands)
+            elif _updates_loop_variable(op):
+                for operand in op.operands:
+                    self._read(operand)
+                self._base[op.results[0]] = (op.operands[0],)
             else:
                 self._write(op)
 
@@ -162,8 +181,11 @@ class _Clock:
         start = self.now
         for operand in op.operands:
             self._read(operand)
-        for result in op.results:
-            self._hold(result, start + 1)
+        for number, result in enumerate(op.results):
+            if _is_loop_constant(op, number):
+                self._base[result] = (op.operands[number],)
+            else:
+                self._hold(result, start + 1)
         for number in range(len(op.regions)):
             if op.operation.name == "stablehlo.while":
                 for argument, result in zip(body(op, number).arguments, op.results, strict=True):
@@ -224,6 +246,8 @@ class _Clock:
         if name not in _FUSIBLE and not self._is_slice(op):
             return False
         users = {user for result in op.results for user in self._users(result)}
+        if name in _BROADCASTS:  # A loop's variable starts as one.
+            users = {user for user in users if user.name != "stablehlo.while"}
         if any(user.name not in _READS_THROUGH_FUSION for user in users):
             return False
         if len(users) <= 1:
@@ -259,6 +283,74 @@ class _Clock:
                 yield from self._users(owner.results[0])
             else:
                 yield owner.operation
+
+
+def _is_loop_constant(op: ir.OpView, number: int) -> bool:
+    """Whether a loop only reads a variable."""
+    if not isinstance(op, stablehlo.WhileOp):
+        return False
+    block = body(op, 1)
+    return terminator(block).operands[number] == block.arguments[number]
+
+
+def _updates_loop_variable(op: ir.OpView) -> bool:
+    """Whether an op writes a part of a loop's variable, whose next value it makes."""
+    if op.operation.name not in _IN_PLACE or len(op.results) != 1:
+        return False
+    block, variable = op.operation.block, op.operands[0]
+    if variable.owner != block or not isinstance(block.owner.opview, stablehlo.WhileOp):
+        return False
+    number = ir.BlockArgument(variable).arg_number
+    uses = [(use.owner, use.operand_number) for use in op.results[0].uses]
+    return uses == [(terminator(block), number)]
+
+
+def _depth_first(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
+    """The ops that a block's results need, operands first.
+
+    Of several operands those come first that have more further users behind them, then those with
+    more bytes behind them, all counted once for each path: XLA's `DFSMemoryScheduler`.
+    """
+    end = terminator(block)
+    ops = [op for op in block.operations if op != end]
+    makers = {op: _makers(op, block) for op in [*ops, end]}
+    users = Counter(maker for found in makers.values() for maker in found)
+    weights: dict[ir.OpView, tuple[int, int]] = {}
+    total = 0
+    for op in ops:
+        size = sum(annotated.local_bytes(result) for result in op.results)
+        total += size
+        behind = [weights[maker] for maker in makers[op]]
+        weights[op] = (
+            min(len(ops), max(0, users[op] - 1) + sum(more for more, _ in behind)),
+            min(total, size + sum(held for _, held in behind)),
+        )
+
+    def heaviest_first(op: ir.OpView) -> Iterator[ir.OpView]:
+        return iter(sorted(makers[op], key=lambda maker: weights[maker], reverse=True))
+
+    order: list[ir.OpView] = []
+    seen, path = {end}, [(end, heaviest_first(end))]
+    while path:
+        op, waiting = path[-1]
+        following = next((maker for maker in waiting if maker not in seen), None)
+        if following is None:
+            order.append(op)
+            path.pop()
+        else:
+            seen.add(following)
+            path.append((following, heaviest_first(following)))
+    return order[:-1]
+
+
+def _makers(op: ir.OpView, block: ir.Block) -> list[ir.OpView]:
+    """The ops of a block that make what an op reads, also inside of it."""
+    readers = [op]
+    if has_own_ops(op):
+        readers += [inner for region in op.regions for b in region.blocks for inner in walk(b)]
+    owners = (value.owner for reader in readers for value in reader.operands)
+    found = (o.opview for o in owners if not isinstance(o, ir.Block) and o.operation.block == block)
+    return list(dict.fromkeys(found))
 
 
 def _numbers(op: ir.OpView, name: str) -> tuple[int, ...]:
