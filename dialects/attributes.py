@@ -251,14 +251,18 @@ class SolverReport:
     bound: float
     variables: int
     peak_bytes: int
+    folded: float | None = None
+    """objective where equal layers are tied, of a search that does not tie them"""
 
     @property
     def gap(self) -> float:
         return (self.objective - self.bound) / self.objective if self.objective else 0.0
 
     def to_attr(self) -> ir.Attribute:
+        folded = {} if self.folded is None else {"folded": f64(self.folded)}
         return ir.DictAttr.get(
             {
+                **folded,
                 "mesh": ir.StringAttr.get(self.mesh),
                 "intra": ir.StringAttr.get(self.intra),
                 "status": ir.StringAttr.get(self.status),
@@ -280,6 +284,7 @@ class SolverReport:
             bound=ir.FloatAttr(fields["bound"]).value,
             variables=ir.IntegerAttr(fields["variables"]).value,
             peak_bytes=ir.IntegerAttr(fields["peak_bytes"]).value,
+            folded=ir.FloatAttr(fields["folded"]).value if "folded" in fields else None,
         )
 
 

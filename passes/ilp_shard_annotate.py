@@ -18,7 +18,8 @@ shows the resharding. A state's new value has the sharding of the old one.
 Options:
     intra: `auto` searches the whole space; `data-parallel`, `zero2`, `zero3`, `heuristic`,
         `megatron` and `none` what these baselines do (`sharding/baselines.py`).
-    fold: tie the variables of layers that are equal (`sharding/fold.py`).
+    fold: tie the variables of layers that are equal (`sharding/fold.py`); without, a remark and
+        `alpa.solver` say what tying them would cost.
     gap: where the relaxations leave a gap, above all where memory binds, a plan that is proven to
         cost at most this part more than the optimum is good enough; elsewhere the optimum is found.
     time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
@@ -94,11 +95,12 @@ class IlpShardAnnotate(Pass):
         shardings: dict[ir.Value, Sharding] = {}
         reports: list[SolverReport] = []
         with populated(module) as rule_of:
-            batch = BatchDims(function, rule_of)
+            batch = None if self.intra == "auto" else BatchDims(function, rule_of)
             for assignment in read_meshes(function):
                 part = _MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
                 part.build()
-                restrict(part.graph, self.intra, batch, part.tensors())
+                if batch is not None:
+                    restrict(part.graph, self.intra, batch, part.tensors())
                 choice, report = self._solve(part, remark)
                 reports.append(report)
                 part.annotate(choice, shardings)
@@ -117,9 +119,17 @@ class IlpShardAnnotate(Pass):
             usages=tuple(one.usage for one in usages),
             memory_limit=float(graph.cluster.device.memory),
         )
-        folded, node_class = fold(problem) if self.fold else (problem, range(len(graph.costs)))
+        small, node_class = fold(problem)
+        folded: float | None = None
         try:
-            solution = shard_ilp.solve(folded, time_limit=self.time_limit, branch_gap=self.gap)
+            solution = shard_ilp.solve(small, time_limit=self.time_limit, branch_gap=self.gap)
+            choice = unfold(solution.choice, node_class)
+            if not self.fold:
+                folded = solution.objective
+                solution = shard_ilp.solve(
+                    problem, time_limit=self.time_limit, branch_gap=self.gap, known=choice
+                )
+                choice = list(solution.choice)
         except shard_ilp.OutOfMemoryError as error:
             raise part.out_of_memory(error, usages) from error
         except (shard_ilp.InfeasibleError, shard_ilp.SolverFailedError, TimeoutError) as error:
@@ -130,6 +140,12 @@ class IlpShardAnnotate(Pass):
                 f"{part.name}: time-limit reached with a plan of {solution.objective:.3g} s "
                 f"per step, at most {solution.gap:.1%} above the optimum",
             )
+        if folded is not None:
+            remark(
+                part.function.location,
+                f"{part.name}: tying equal layers would cost "
+                f"{folded / solution.objective - 1:.2%} of the step",
+            )
         report = SolverReport(
             mesh=part.name,
             intra=self.intra,
@@ -138,8 +154,9 @@ class IlpShardAnnotate(Pass):
             bound=solution.bound,
             variables=solution.variables,
             peak_bytes=round(solution.peak_bytes),
+            folded=folded,
         )
-        return unfold(solution.choice, node_class), report
+        return choice, report
 
 
 @dataclass(frozen=True)
@@ -429,12 +446,12 @@ class _MeshPart:
         Gives the layouts that these ops have themselves, by their first result.
         """
         computed: dict[ir.Value, tuple[Layout, ...]] = {}
-        for op, node, space in self.graph.ops:
-            strategy = space.strategies[choice[node]]
+        for one in self.graph.ops:
+            strategy = one.strategy(choice)
             if not strategy.scattered:
                 continue
-            (result,), (layout,) = op.results, strategy.results
-            with ir.InsertionPoint.after(op), op.location:
+            (result,), (layout,) = one.op.results, strategy.results
+            with ir.InsertionPoint.after(one.op), one.op.location:
                 sharding = self._sharding(result, layout)
                 constraint = sdy.ShardingConstraintOp(result, sharding.to_attr())
             result.replace_all_uses_except(constraint.result, constraint.operation)

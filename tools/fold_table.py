@@ -4,20 +4,17 @@
     python -m alpa.tools.fold_table partitioned.mlir --cost
 
 The table folds the program graph: equal layers by structure (`passes/analysis/fold_classes.py`).
-`--cost` searches the shardings of a partitioned program twice, with `ilp-shard-annotate{fold=true}`
-and, for the whole problem, `{fold=false}`. Folding costs what its objective is above the other,
-where that is the optimum; where the whole search ran out of time, at most what it is above the
-bound that was proven. Seconds are those of the search with building the problem, objectives
-predicted seconds per step.
+`--cost` searches the shardings of a partitioned program with equal layers tied and without
+(`ilp-shard-annotate{fold=false}`). Tying costs what its objective is above the other, where that is
+the optimum; where the whole search ran out of time, at most what it is above the bound that was
+proven. Objectives are predicted seconds per step.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import get_args
 
 from alpa import passes
@@ -43,27 +40,15 @@ example:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """One search: what is proven about each mesh, and the seconds it took."""
-
-    reports: tuple[SolverReport, ...]
-    seconds: float
-
-
-def search(partitioned: str, *, fold: bool, time_limit: float, gap: float) -> Search:
-    """Annotates a partitioned program, which is given as text.
+def search(partitioned: ir.Module, *, time_limit: float, gap: float) -> list[SolverReport]:
+    """What is proven about each mesh of a partitioned program, with layers tied and without.
 
     Raises:
         ir.MLIRError: the program is not a partitioned one, or has no shardings that fit.
     """
-    fields = f"fold={str(fold).lower()} time-limit={time_limit} gap={gap}"
-    start = time.monotonic()
+    fields = f"fold=false time-limit={time_limit} gap={gap}"
     module = passes.run(partitioned, f"ilp-shard-annotate{{{fields}}}")
-    return Search(
-        reports=tuple(read_solver_reports(main_function(module))),
-        seconds=time.monotonic() - start,
-    )
+    return read_solver_reports(main_function(module))
 
 
 def table(folded: FoldTable, title: str) -> str:
@@ -87,41 +72,30 @@ def table(folded: FoldTable, title: str) -> str:
     return "\n".join(lines)
 
 
-def cost_table(folded: Search, whole: Search) -> str:
-    """A row per mesh, then the sum over all meshes and the seconds."""
-    rows = [("mesh", "objective folded", "whole", "cost", "at most", "variables folded", "whole")]
-    for a, b in zip(folded.reports, whole.reports, strict=True):
+def cost_table(reports: Sequence[SolverReport]) -> str:
+    """A row per mesh, then the sum over all meshes."""
+    rows = [("mesh", "objective folded", "whole", "cost", "at most", "variables")]
+    folded = [report.folded or 0.0 for report in reports]
+    for tied, report in zip(folded, reports, strict=True):
         rows.append(
             (
-                a.mesh,
-                f"{a.objective:.6g} s",
-                f"{b.objective:.6g} s",
-                _above(a.objective, b.objective),
-                _above(a.objective, b.bound),
-                str(a.variables),
-                str(b.variables),
+                report.mesh,
+                f"{tied:.6g} s",
+                f"{report.objective:.6g} s",
+                _above(tied, report.objective),
+                _above(tied, report.bound),
+                str(report.variables),
             )
         )
-    objective, least, bound = (
-        sum(values)
-        for values in (
-            [report.objective for report in folded.reports],
-            [report.objective for report in whole.reports],
-            [report.bound for report in whole.reports],
-        )
-    )
+    least, bound = sum(r.objective for r in reports), sum(r.bound for r in reports)
     lines = [
         *_aligned(rows),
         "",
-        f"folding costs {_above(objective, least)} of the objective, at most "
-        f"{_above(objective, bound)}; it took {folded.seconds:.1f} s, the whole "
-        f"{whole.seconds:.1f} s",
+        f"folding costs {_above(sum(folded), least)} of the objective, at most "
+        f"{_above(sum(folded), bound)}",
     ]
-    lines += [
-        f"the {name} search ran out of time, raise --time-limit to know more"
-        for name, one in (("folded", folded), ("whole", whole))
-        if any(report.status != "optimal" for report in one.reports)
-    ]
+    if any(report.status != "optimal" for report in reports):
+        lines.append("the whole search ran out of time, raise --time-limit to know more")
     return "\n".join(lines)
 
 
@@ -212,12 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         title = "all parts" if part is None else f"{part} part"
         print(table(fold_classes(ops.ops, ops.same, min_share=options.min_share), title))
         if options.cost:
-            text = str(module)
-            folded, whole = (
-                search(text, fold=fold, time_limit=options.time_limit, gap=options.gap)
-                for fold in (True, False)
-            )
-            print(f"\n{cost_table(folded, whole)}")
+            reports = search(module, time_limit=options.time_limit, gap=options.gap)
+            print(f"\n{cost_table(reports)}")
     except ir.MLIRError as error:
         return _fail(format_error(error))
     except PassError as error:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -48,19 +49,15 @@ class Tensors:
 
 def restrict(graph: ShardGraph, intra: Intra, batch: BatchDims, tensors: Tensors) -> None:
     """Forbids what a baseline does not do, by infinite costs of strategies."""
-    if intra == "auto":
-        return
     if intra == "heuristic":
         _propagate(graph, tensors)
         return
     space = _Restriction(graph, intra, batch, tensors)
-    # An op that cannot be split so is replicated, which is the first strategy of each.
     for value, placed in graph.tensors.items():
         kept = [i for i, layout in enumerate(placed.layouts) if space.fits(value, layout, placed)]
         graph.allow_only(placed.node, kept or [0])
-    for op, node, strategies in graph.ops:
-        kept = [i for i, s in enumerate(strategies.strategies) if space.admits(op, s)]
-        graph.allow_only(node, kept or [0])
+    for one in graph.ops:
+        graph.allow_variants(one, partial(space.admits, one.op))
 
 
 @dataclass(frozen=True)
@@ -163,15 +160,18 @@ def _propagate(graph: ShardGraph, tensors: Tensors) -> None:
         placed = graph.tensors[value]
         shape = MeshTensor.from_type(value.type).type.shape
         graph.allow_only(placed.node, [_finest_along_largest(placed, shape)])
-    for _, node, space in graph.ops:
-        kept = [i for i, s in enumerate(space.strategies) if not s.unreduced]
-        graph.allow_only(node, kept)
+    sums: dict[int, np.ndarray] = {}
+    for one in graph.ops:
+        graph.allow_variants(one, lambda strategy: not strategy.unreduced)
+        if one.result is not None:
+            sums[one.node] = graph.edges[one.node, one.result].min(axis=1)
     before: dict[int, list[tuple[int, np.ndarray]]] = {}
     for (source, target), matrix in graph.edges.items():
         before.setdefault(target, []).append((source, matrix))
     choice: list[int] = []
     for node, costs in enumerate(graph.costs):
         total = costs + sum(matrix[choice[source]] for source, matrix in before.get(node, ()))
+        total = total + sums.get(node, 0.0)
         choice.append(int(np.argmin(total)))
     for node, strategy in enumerate(choice):
         graph.allow_only(node, [strategy])

@@ -17,10 +17,10 @@ import numpy as np
 
 from alpa.passes.solve.shard_problem import Edge, Problem
 
-RADIUS = 4
-"""Rounds of refinement: nodes that differ only further away than this are tied. On a GPT-2.6B step
-for 2x4 devices, 3,144 nodes fold to 189, 388 and 526 at radius 2, 4 and 5; the optimum at 4 and 5
-is the same, at 2 it is 1.2 % higher."""
+RADIUS = 8
+"""Rounds of refinement: nodes that differ only further away than this are tied. A GPT-2.6B step for
+2x4 devices folds to 350, 557, 784 and 1,240 nodes at radius 4, 6, 8 and 12; from 7 on the optimum
+is the same, at 6 it is 0.02 % higher, at 4 0.1 %."""
 
 
 def fold(problem: Problem, radius: int = RADIUS) -> tuple[Problem, list[int]]:

@@ -2,8 +2,9 @@
 
 * An argument of @main and the landing place of a transfer is a node whose strategies are its
   layouts; what is returned as a state takes the layout of that state's argument.
-* A heavy op is a node whose strategies come from its sharding rule, and from what may become of
-  its partial sums (`sums.py`).
+* A heavy op is a node whose strategies come from its sharding rule. What becomes of its partial
+  sums (`sums.py`) is a second node, the layout of its result; the edge between the two says what
+  that costs, and is infinite where it cannot be.
 * An op with `alpa.follow` belongs to the node of the operand that it follows (Alpa merges
   element-wise ops into an operand), unless that operand enters the fragment from another one:
   there the layout may change, so the op starts a node of its own.
@@ -82,6 +83,29 @@ class Need:
 
 
 @dataclass(frozen=True, eq=False)
+class Sums:
+    """What may become of an op's partial sums.
+
+    `ways[i, j]` is the op's strategy i with the result in layout j.
+    """
+
+    layouts: Layouts
+    ways: dict[tuple[int, int], Strategy]
+
+    @classmethod
+    def of(cls, variants: Sequence[Sequence[Strategy]]) -> Sums | None:
+        """From the variants of each strategy; None where each has only itself."""
+        if all(len(mine) == 1 for mine in variants):
+            return None
+        layouts = Layouts(dict.fromkeys(v.results[0] for mine in variants for v in mine))
+        number = {layout: j for j, layout in enumerate(layouts)}
+        return cls(
+            layouts,
+            {(i, number[v.results[0]]): v for i, mine in enumerate(variants) for v in mine},
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Space:
     """The strategies of an op, and by operand and result what layouts they give them."""
 
@@ -90,15 +114,33 @@ class Space:
     results: tuple[Layouts, ...]
     shares: np.ndarray
     """of the op's work that a device does"""
+    sums: Sums | None = None
 
     @classmethod
-    def of(cls, strategies: Sequence[Strategy]) -> Space:
+    def of(cls, strategies: Sequence[Strategy], sums: Sums | None = None) -> Space:
         return cls(
             tuple(strategies),
             tuple(map(Layouts, zip(*(s.operands for s in strategies), strict=True))),
             tuple(map(Layouts, zip(*(s.results for s in strategies), strict=True))),
             np.array([1 / s.shards for s in strategies]),
+            sums,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class OpNode:
+    """A node that is an op; where its space has sums, the node of its result is `result`."""
+
+    op: ir.OpView
+    node: int
+    space: Space
+    result: int | None = None
+
+    def strategy(self, choice: Sequence[int]) -> Strategy:
+        """The strategy that a choice gives the op, with what becomes of its sums."""
+        if self.space.sums is None or self.result is None:
+            return self.space.strategies[choice[self.node]]
+        return self.space.sums.ways[choice[self.node], choice[self.result]]
 
 
 @dataclass
@@ -116,7 +158,7 @@ class ShardGraph:
     operand_needs: list[tuple[ir.OpView, int, Need]] = field(default_factory=list)
     tensors: dict[ir.Value, Placed] = field(default_factory=dict)
     """nodes that are tensors: arguments, what transfers bring, variables of loops"""
-    ops: list[tuple[ir.OpView, int, Space]] = field(default_factory=list)
+    ops: list[OpNode] = field(default_factory=list)
     """nodes that are ops"""
     constraints: list[sdy.ShardingConstraintOp] = field(default_factory=list)
     """nodes of their own: layouts that the program asks for, or that a solution fills in"""
@@ -167,6 +209,26 @@ class ShardGraph:
         costs = np.full(self.costs[node].shape, np.inf)
         costs[list(strategies)] = self.costs[node][list(strategies)]
         self.costs[node] = costs
+
+    def allow_variants(self, one: OpNode, admits: Callable[[Strategy], bool]) -> None:
+        """Forbids an op's other strategies, and what else could become of its sums.
+
+        Where none is admitted the op is replicated, which is the first strategy of each.
+        """
+        if one.result is None or one.space.sums is None:
+            kept = [i for i, strategy in enumerate(one.space.strategies) if admits(strategy)]
+            self.allow_only(one.node, kept or [0])
+            return
+        ways = one.space.sums.ways
+        pairs = [pair for pair, strategy in ways.items() if admits(strategy)]
+        pairs = pairs or [next(pair for pair in ways if pair[0] == 0)]
+        old = self.edges[one.node, one.result]
+        costs = np.full(old.shape, np.inf)
+        rows, columns = (np.array(numbers) for numbers in zip(*pairs, strict=True))
+        costs[rows, columns] = old[rows, columns]
+        self.edges[one.node, one.result] = costs
+        self.allow_only(one.node, sorted({i for i, _ in pairs}))
+        self.allow_only(one.result, sorted({j for _, j in pairs}))
 
     def add_costs(self, placed: Placed, costs: np.ndarray) -> None:
         """Adds seconds per strategy to a value's node."""
@@ -295,10 +357,14 @@ class ShardGraph:
             self._add_replicated(op, weight)
             return
         leader = self._leader(op)
+        result: int | None = None
         if leader is None:
             space = self._space(op, rule)
             node = self._add_node(np.zeros(len(space.strategies)))
-            self.ops.append((op, node, space))
+            if space.sums is not None:
+                result = self._add_node(np.zeros(len(space.sums.layouts)))
+                self.edges[node, result] = weight * self._sum_costs(op, space, space.sums)
+            self.ops.append(OpNode(op, node, space, result))
         else:
             operand, placed = leader
             node = placed.node
@@ -309,8 +375,11 @@ class ShardGraph:
             need = Need(node, layouts)
             self.operand_needs.append((op, i, need))
             self.need(operand_value, need, weight)
-        for result, layouts in zip(op.results, space.results, strict=True):
-            self.placed[result] = Placed(node, layouts)
+        if result is not None and space.sums is not None:
+            self.placed[op.results[0]] = Placed(result, space.sums.layouts)
+            return
+        for value, layouts in zip(op.results, space.results, strict=True):
+            self.placed[value] = Placed(node, layouts)
 
     def _space(self, op: ir.OpView, rule: ShardingRule) -> Space:
         """The strategies of an op with a node of its own, with all that may become of its sums."""
@@ -321,15 +390,15 @@ class ShardGraph:
             return self._spaces[key]
         sizes = self.mesh.sizes
         found = _sound_strategies(op, enumerate_strategies(rule, sizes), sizes)
-        variants = list(found)
+        variants = [[strategy] for strategy in found]
         if len(op.results) == 1:
             shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
-            for strategy in found:
+            for mine, strategy in zip(variants, found, strict=True):
                 if strategy.reduced:
-                    variants += sums.scatters(strategy, shape, sizes)
+                    mine += sums.scatters(strategy, shape, sizes)
                 if stays and sums.may_stay_unreduced(op, strategy):
-                    variants.append(sums.unreduced(strategy))
-        self._spaces[key] = Space.of(variants)
+                    mine.append(sums.unreduced(strategy))
+        self._spaces[key] = Space.of(found, Sums.of(variants))
         return self._spaces[key]
 
     def _leader(self, op: ir.OpView) -> tuple[int, Placed] | None:
@@ -361,7 +430,21 @@ class ShardGraph:
             self._spaces[key] = Space.of(found)
         return self._spaces[key]
 
+    def _sum_costs(self, op: ir.OpView, space: Space, of: Sums) -> np.ndarray:
+        """Seconds from each strategy to each layout of the result, infinite where none leads."""
+        key = (of, op.results[0].type)
+        if key not in self._sums:
+            costs = np.full((len(space.strategies), len(of.layouts)), np.inf)
+            for pair, way in of.ways.items():
+                costs[pair] = 0.0
+                if way.reduced:
+                    costs[pair] = sums.sum_seconds(self.mesh, way, self._partial_bytes(op, way))
+            self._sums[key] = costs
+        return self._sums[key]
+
     def _op_costs(self, op: ir.OpView, space: Space) -> np.ndarray:
+        if space.sums is not None:
+            return op_seconds(op, self.cluster) * space.shares
         key = (space, *(result.type for result in op.results))
         if key not in self._sums:
             self._sums[key] = np.array(

@@ -21,6 +21,7 @@ does, with ``TimeoutError`` when the time limit comes before any choice.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -59,6 +60,8 @@ _EASY_ENTRIES = 5e6
 """Tables of bucket elimination before any bound is known: about 0.1 s."""
 _HARD_ENTRIES = 5e7
 """And before the LP: about one second, 400 MB at most."""
+_ROUNDING = 1e-9
+"""A gap below this part of the cost comes from sums in another order."""
 _SHRINK = 0.1
 """Start again at presolve when this part of the strategies was forbidden."""
 
@@ -83,31 +86,64 @@ def solve(
     time_limit: float | None = None,
     relative_gap: float = 1e-9,
     branch_gap: float = 1e-9,
+    known: Sequence[int] | None = None,
 ) -> Solution:
     """The cheapest choice. Reductions and relaxations go on until the gap is ``relative_gap``;
     where they leave a larger one, ``branch_gap`` is enough. ``status`` is then ``optimal``.
 
     After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
-    but for that. Raises ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
+    but for that. The result costs no more than ``known``, a choice within memory. Raises
+    ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
     """
     start = time.monotonic()
     problem.check()
     deadline = start + (inf if time_limit is None else time_limit)
     search = _Search(deadline=deadline, gap=relative_gap, branch_gap=branch_gap)
+    try:
+        solution = _solve(problem, search, start)
+    except TimeoutError:
+        if known is None:
+            raise
+        solution = _known(problem, known, dual_bound(problem), start)
+    if known is not None and problem.cost(known) < solution.objective:
+        better = _known(problem, known, solution.bound, start)
+        closed = better.gap <= branch_gap
+        solution = replace(better, status="optimal" if closed else "feasible")
+    verify(problem, solution)
+    return solution
+
+
+def _known(problem: Problem, choice: Sequence[int], bound: float, start: float) -> Solution:
+    """A choice as a solution of which only this bound is proven."""
+    objective = problem.cost(choice)
+    return Solution(
+        choice=tuple(choice),
+        objective=objective,
+        bound=min(bound, objective),
+        status="feasible",
+        peak_bytes=Memory(problem).peak(choice)[0],
+        seconds=time.monotonic() - start,
+        variables=problem.num_variables,
+        core_variables=problem.num_variables,
+    )
+
+
+def _solve(problem: Problem, search: _Search, start: float) -> Solution:
+    """The cheapest choice within memory, as far as the deadline lets."""
     free = _solve_free(replace(problem, usages=()), search, start)
     peak, _ = Memory(problem).peak(free.choice)
     if peak <= problem.memory_limit:
-        solution = replace(free, peak_bytes=peak)
-        verify(problem, solution)
-        return solution
+        return replace(free, peak_bytes=peak)
 
     def solve_free(other: Problem, wanted: float) -> Solution:
         return _solve_free(other, replace(search, gap=wanted), start)
 
-    choice, bound = solve_within(problem, free, solve_free, deadline=deadline, gap=branch_gap)
+    choice, bound = solve_within(
+        problem, free, solve_free, deadline=search.deadline, gap=search.branch_gap
+    )
     objective = problem.cost(choice)
-    closed = objective - bound <= branch_gap * abs(objective)
-    solution = replace(
+    closed = objective - bound <= search.branch_gap * abs(objective)
+    return replace(
         free,
         choice=choice,
         objective=objective,
@@ -116,8 +152,6 @@ def solve(
         peak_bytes=Memory(problem).peak(choice)[0],
         seconds=time.monotonic() - start,
     )
-    verify(problem, solution)
-    return solution
 
 
 def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
@@ -127,7 +161,7 @@ def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
     found = _search_cores(problem, reduction, search)
     # The same cost, summed in another order by the reductions: the difference is rounding.
     gap = found.value - found.bound
-    bound = found.bound if gap > search.gap * abs(found.value) else inf
+    bound = found.bound if gap > _ROUNDING * abs(found.value) else inf
     objective = problem.cost(found.choice)
     return Solution(
         choice=found.choice,

@@ -72,6 +72,17 @@ def test_lp_and_branching_equal_brute_force(monkeypatch, all_costs, random_probl
     assert solution.status == "optimal"
 
 
+@pytest.mark.parametrize("gap", [0.01, 0.2, 0.8])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_wide_gap_proves_no_false_bound(monkeypatch, all_costs, random_problem, seed, gap):
+    monkeypatch.setattr(shard_ilp, "eliminate", lambda problem, max_entries: None)
+    problem = random_problem(seed)
+    best = all_costs(problem).min()
+    solution = solve(problem, relative_gap=gap, branch_gap=gap)
+    assert solution.bound <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= solution.objective <= best / (1 - gap) * (1 + 1e-9)
+
+
 def blocks(count: int, strategies: int, seed: int) -> Problem:
     """A chain of identical blocks of ten nodes, three edges from one to the next."""
     rng = np.random.default_rng(seed)
@@ -119,6 +130,24 @@ def test_time_limit_gives_a_choice_with_its_bound(monkeypatch):
     assert solution.bound < solution.objective
     assert 0 < solution.gap < 1
     assert solution.bound <= solve(blocks(12, 8, seed=0), time_limit=3.0).objective
+
+
+def test_the_result_is_never_worse_than_what_is_known(monkeypatch, all_costs, random_problem):
+    problem = random_problem(3)
+    costs = all_costs(problem)
+    best = np.unravel_index(np.argmin(costs), costs.shape)
+    assert solve(problem, known=(0,) * len(best)).objective == pytest.approx(costs.min())
+
+    def nothing_in_time(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(shard_ilp, "_solve_free", nothing_in_time)
+    solution = solve(problem, known=[int(i) for i in best])
+    assert solution.objective == pytest.approx(costs.min())
+    assert solution.bound <= costs.min()
+    assert solution.status == "feasible"
+    with pytest.raises(TimeoutError):
+        solve(problem)
 
 
 def test_infeasible_names_the_node():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa.passes.solve import shard_within
+from alpa.passes.solve import shard_ilp, shard_within
 from alpa.passes.solve.shard_ilp import (
     Edge,
     InfeasibleError,
@@ -77,6 +77,28 @@ def test_equals_brute_force(all_costs, problem):
         error = raised.value
         assert isinstance(error, OutOfMemoryError)
         assert problem.memory_limit < error.needed <= peak[np.isfinite(costs)].min() + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_wide_gap_proves_no_false_bound(monkeypatch, all_costs, random_problem, seed):
+    """Problems without easy reductions, with bytes that fall where costs rise."""
+    monkeypatch.setattr(shard_ilp, "eliminate", lambda problem, max_entries: None)
+    rng = np.random.default_rng(seed)
+    free = random_problem(seed)
+    usages = tuple(
+        Usage(node=v, bytes=1e3 / (1e-4 + costs) * rng.uniform(0.5, 2), start=start, stop=start + 3)
+        for v, costs in enumerate(free.node_costs)
+        for start in [int(rng.integers(0, 4))]
+    )
+    problem = replace(free, usages=usages, memory_limit=inf)
+    costs, peak = all_costs(problem), peaks(problem)
+    low, high = peak.min(), peak.flat[np.argmin(costs)]
+    for part in (0.1, 0.5, 0.9):
+        limit = float(low + part * (high - low)) * (1 + 1e-9)
+        best = np.where(peak <= limit, costs, inf).min()
+        solution = solve(replace(problem, memory_limit=limit), branch_gap=0.2)
+        assert solution.bound <= best * (1 + 1e-9)
+        assert best * (1 - 1e-9) <= solution.objective <= best / 0.8 * (1 + 1e-9)
 
 
 @settings(max_examples=60)

@@ -1,0 +1,143 @@
+"""On random programs of up to eight ops, the optimum of the pass is that of all choices, within any
+memory."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import alpa.passes
+from alpa.passes.solve import shard_ilp
+from alpa.passes.solve.shard_problem import Problem
+
+BEFORE = "simplify-trivial-ops,layer-cluster{num-layers=1},stage-mesh-partition{cluster=cpu:2x2}"
+MOST_CHOICES = 2_000_000
+
+
+class FoundError(Exception):
+    """The problem is known."""
+
+
+# A dimension that one axis of the mesh can cut, but not both, or none: few choices, large tensors.
+SIZES = st.sampled_from([1026, 999, 1026, 3])
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> str:
+    """A chain of products with what stands between them; what nothing uses is returned."""
+    arguments: list[str] = []
+    lines: list[str] = []
+    values: list[tuple[str, tuple[int, int]]] = []
+
+    def type_of(shape: tuple[int, ...]) -> str:
+        return f"tensor<{'x'.join(map(str, shape))}xf32>"
+
+    def argument(shape: tuple[int, int]) -> str:
+        arguments.append(f"%a{len(arguments)}: {type_of(shape)}")
+        values.append((f"%a{len(arguments) - 1}", shape))
+        return values[-1][0]
+
+    argument((draw(SIZES), draw(SIZES)))
+    for number in range(draw(st.integers(1, 8))):
+        name, (rows, columns) = values[-1] if draw(st.booleans()) else draw(st.sampled_from(values))
+        kind = draw(st.sampled_from(["dot", "add", "tanh", "transpose"]))
+        this, same = type_of((rows, columns)), (rows, columns)
+        if kind == "dot":
+            same = (rows, draw(SIZES))
+            other = argument((columns, same[1]))
+            types = f"({this}, {type_of((columns, same[1]))}) -> {type_of(same)}"
+            text = f"dot_general {name}, {other}, contracting_dims = [1] x [0] : {types}"
+        elif kind == "add":
+            other = draw(st.sampled_from([n for n, shape in values if shape == same]))
+            text = f"add {name}, {other} : {this}"
+        elif kind == "tanh":
+            text = f"tanh {name} : {this}"
+        else:
+            same = (columns, rows)
+            text = f"transpose {name}, dims = [1, 0] : ({this}) -> {type_of(same)}"
+        lines.append(f"%v{number} = stablehlo.{text}")
+        values.append((f"%v{number}", same))
+    used = {word.strip(",") for line in lines for word in line.split("=", 1)[1].split()}
+    ends = [(name, type_of(shape)) for name, shape in values if name not in used]
+    types = ", ".join(text for _, text in ends)
+    return (
+        f"func.func public @main({', '.join(arguments)}) -> ({types}) {{\n"
+        + "\n".join(lines)
+        + f"\nreturn {', '.join(name for name, _ in ends)} : {types}\n}}"
+    )
+
+
+def problem_of(text: str) -> Problem:
+    """The problem that the pass gives to its solver, unfolded."""
+    found: list[Problem] = []
+
+    def keep(problem: Problem, **_: float) -> shard_ilp.Solution:
+        found.append(problem)
+        raise FoundError
+
+    module = alpa.passes.run(text, BEFORE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_ilp, "solve", keep)
+        with pytest.raises(FoundError):
+            alpa.passes.run(module, "ilp-shard-annotate{fold=false}")
+    return found[0]
+
+
+def on_nodes(values: np.ndarray, nodes: tuple[int, ...], count: int) -> np.ndarray:
+    """An array over some nodes' strategies as one over all nodes'."""
+    order = sorted(range(len(nodes)), key=nodes.__getitem__)
+    values = values.transpose(order)
+    shape = [1] * count
+    for node, size in zip(sorted(nodes), values.shape, strict=True):
+        shape[node] = size
+    return values.reshape(shape)
+
+
+def costs_and_peaks(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Of every choice, flat: its seconds, and the most bytes that it holds at a time."""
+    sizes = [costs.size for costs in problem.node_costs]
+    count = len(sizes)
+    cost = np.zeros(sizes)
+    for node, costs in enumerate(problem.node_costs):
+        cost = cost + on_nodes(costs, (node,), count)
+    for edge in problem.edges:
+        cost = cost + on_nodes(edge.costs, (edge.source, edge.target), count)
+    peak = np.zeros(sizes)
+    for start in {usage.start for usage in problem.usages}:
+        held = np.zeros((1,) * count)
+        for usage in problem.usages:
+            if usage.start <= start < usage.stop:
+                held = held + on_nodes(usage.bytes, (usage.node,), count)
+        peak = np.maximum(peak, held)
+    return cost.ravel(), peak.ravel()
+
+
+@settings(max_examples=40)
+@given(programs(), st.floats(0, 1))
+def test_the_solver_finds_the_best_of_all_choices(text, part):
+    problem = problem_of(text)
+    assume(prod(costs.size for costs in problem.node_costs) <= MOST_CHOICES)
+    cost, peak = costs_and_peaks(problem)
+    free = shard_ilp.solve(problem)
+    assert free.objective == pytest.approx(cost.min(), rel=1e-9)
+    assert free.bound == pytest.approx(cost.min(), rel=1e-6)
+
+    # Between what the tightest choice needs and what the free optimum takes.
+    possible = peak[np.isfinite(cost)]
+    limit = float(possible.min() + part * (peak[np.argmin(cost)] - possible.min()))
+    limit *= 1 + 1e-9  # Bytes are sums of floats, in one order here and in others there.
+    tight = Problem(
+        node_costs=problem.node_costs,
+        edges=problem.edges,
+        usages=problem.usages,
+        memory_limit=limit,
+    )
+    within = shard_ilp.solve(tight)
+    best = cost[peak <= limit].min()
+    assert within.objective == pytest.approx(best, rel=1e-6)
+    assert within.peak_bytes <= limit * (1 + 1e-9)
+    assert within.bound <= best * (1 + 1e-6)
