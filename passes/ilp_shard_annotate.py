@@ -67,6 +67,7 @@ from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.baselines import Intra, StateKind, Tensors, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
+from alpa.passes.sharding.kept_copies import return_copies
 from alpa.passes.sharding.liveness import Held, Residence, held, op_at
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Need, Placed, RuleOf, ShardGraph
@@ -422,6 +423,7 @@ class _MeshPart:
                             self.graph.layout_of(result, choice) for result in inner.results
                         )
                         set_op_shardings(inner, tuple(map(self._sharding, inner.results, layouts)))
+        return_copies(self.fragments(), shardings, self.graph.mesh)
 
     def _reshard_operands(self, choice: Sequence[int]) -> None:
         """Shows each change of layout as an `sdy.sharding_constraint` before its first user."""

@@ -205,11 +205,6 @@ def test_experts_exchange_tokens_twice_on_the_way_forward(weigh_slots: bool) -> 
     assert summed(found) == {4 * WIDTH * WIDTH: 1, 4 * WIDTH * EXPERTS: 1}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="what the forward part keeps crosses in the layout that it was made in, so that the "
-    "backward part exchanges it again",
-)
 @pytest.mark.parametrize("weigh_slots", [False, True])
 def test_experts_exchange_gradients_twice_on_the_way_back(weigh_slots: bool) -> None:
     """The gradients of the experts' outputs and inputs. What the weights' gradients need besides

@@ -173,3 +173,17 @@ def test_shard_map(function, transformed):
     planned_and_equal(text)
     found = alpa.runtime.load(str(alpa.passes.run(text, PIPELINE)), executor="local")(*arguments)
     assert all(one.ok for one in compare(found, jax.tree.leaves(step(*arguments))))
+
+
+def test_a_mesh_of_three_axes():
+    """FSDP over two axes and tensor parallelism over the third, as users of jax write it."""
+    weights = 'sdy.sharding = #sdy.sharding<@mesh, [{"a", "b"}, {"c"}]>, '
+    batch = 'sdy.sharding = #sdy.sharding<@mesh, [{"a", "b"}, {?}]>, '
+    text = STEP.format(weights, batch, "", "", "stablehlo.negate ", "", "tensor<8x8xf32>")
+    text = text.replace('<["a"=2, "b"=2]>', '<["a"=2, "b"=2, "c"=2]>')
+    planned = planned_and_equal(text, "alpa{cluster=cpu:2x4 num-layers=1}")
+    kept = [MeshTensor.from_type(type_).sharding for type_ in main_function(planned).type.inputs]
+    assert kept[0] is not None
+    assert kept[0].axis_names == (("a", "b"), ("c",))
+    assert kept[1] is not None
+    assert kept[1].axis_names[0] == ("a", "b")
