@@ -132,9 +132,9 @@ def widened(module: ir.Module) -> ir.Module:
             return type_
         return ir.RankedTensorType.get(type_.shape, ir.F64Type.get(), type_.encoding)
 
-    def new_constant(op: stablehlo.ConstantOp) -> ir.Attribute:
-        type_ = ir.RankedTensorType(new_type(op.result.type))
-        if type_ == op.result.type:
+    def new_constant(op: shrink.Constant) -> ir.Attribute:
+        type_ = ir.RankedTensorType(new_type(op.results[0].type))
+        if type_ == op.results[0].type:
             return op.attributes["value"]
         elements = ir.DenseElementsAttr(op.attributes["value"])
         if not elements.is_splat:

@@ -30,7 +30,17 @@ from typing import Any
 
 import numpy as np
 
-from alpa.dialects import body, format_error, func, ir, main_function, parse_file, stablehlo, walk
+from alpa.dialects import (
+    body,
+    format_error,
+    func,
+    ir,
+    main_function,
+    parse_file,
+    sdy,
+    stablehlo,
+    walk,
+)
 from alpa.dialects.attributes import ROLE
 from alpa.passes import PassError
 from alpa.passes.pipelines.diagnostics import place_of
@@ -52,6 +62,9 @@ _EXAMPLE = """\
 example:
   python -m alpa.tools.shrink step.mlir --dim 2560=64 --dim 8192=128 -o small.mlir
 """
+
+# Shardy's is what Shardy's own passes make of StableHLO's.
+Constant = stablehlo.ConstantOp | sdy.ConstantOp
 
 
 def shrink(module: ir.Module, sizes: Mapping[int, int], *, trip_counts: bool = False) -> None:
@@ -78,11 +91,11 @@ def shrink(module: ir.Module, sizes: Mapping[int, int], *, trip_counts: bool = F
         shape = [sizes.get(size, size) for size in type_.shape]
         return ir.RankedTensorType.get(shape, type_.element_type, type_.encoding)
 
-    def new_constant(op: stablehlo.ConstantOp) -> ir.Attribute:
-        value, type_ = op.attributes["value"], ir.RankedTensorType(new_type(op.result.type))
+    def new_constant(op: Constant) -> ir.Attribute:
+        value, type_ = op.attributes["value"], ir.RankedTensorType(new_type(op.results[0].type))
         elements = value.maybe_downcast()
         if not isinstance(elements, ir.DenseElementsAttr):
-            if type_ == op.result.type:
+            if type_ == op.results[0].type:
                 return value
             raise PassError(
                 op, "a constant kept apart cannot be cropped; if elided, make it an argument"
@@ -91,7 +104,7 @@ def shrink(module: ir.Module, sizes: Mapping[int, int], *, trip_counts: bool = F
             crop = tuple(slice(size) for size in type_.shape)
             return dense(numpy_elements(op)[crop], type_)
         scalar = elements.get_splat_value()
-        if op.result not in bounds:
+        if op.results[0] not in bounds:
             scalar = _scaled(scalar, sizes)
         return ir.DenseElementsAttr.get_splat(type_, scalar)
 
@@ -113,7 +126,7 @@ def elided_to_arguments(module: ir.Module) -> int:
     elided = [
         op
         for op in walk(module.body)
-        if isinstance(op, stablehlo.ConstantOp) and str(op.attributes["value"]).startswith(_ELIDED)
+        if isinstance(op, Constant) and str(op.attributes["value"]).startswith(_ELIDED)
     ]
     for op in elided:
         if op.operation.parent != main.operation:
@@ -128,12 +141,12 @@ def elided_to_arguments(module: ir.Module) -> int:
             attrs = list(ir.ArrayAttr(main.attributes["arg_attrs"]))
         constant = ir.DictAttr.get({ROLE: ir.StringAttr.get("constant")})
         main.attributes["arg_attrs"] = ir.ArrayAttr.get([*attrs, *[constant] * len(elided)])
-        inputs = [*main.type.inputs, *(op.result.type for op in elided)]
+        inputs = [*main.type.inputs, *(op.results[0].type for op in elided)]
         type_ = ir.FunctionType.get(inputs, main.type.results)
         main.attributes["function_type"] = ir.TypeAttr.get(type_)
         for op in elided:
-            argument = main.entry_block.add_argument(op.result.type, op.location)
-            op.result.replace_all_uses_with(argument)
+            argument = main.entry_block.add_argument(op.results[0].type, op.location)
+            op.results[0].replace_all_uses_with(argument)
             op.operation.erase()
     return len(elided)
 
@@ -141,11 +154,11 @@ def elided_to_arguments(module: ir.Module) -> int:
 def rewrite_types(
     module: ir.Module,
     new_type: Callable[[ir.Type], ir.Type],
-    new_constant: Callable[[stablehlo.ConstantOp], ir.Attribute],
+    new_constant: Callable[[Constant], ir.Attribute],
 ) -> None:
     """Gives every value, function and constant a new type, in place."""
     for op in walk(module.body):
-        if isinstance(op, stablehlo.ConstantOp):
+        if isinstance(op, Constant):
             op.attributes["value"] = new_constant(op)
         if isinstance(op, func.FuncOp):
             type_ = ir.FunctionType.get(
@@ -157,7 +170,7 @@ def rewrite_types(
             value.set_type(new_type(value.type))
 
 
-def numpy_elements(op: stablehlo.ConstantOp) -> np.ndarray:
+def numpy_elements(op: Constant) -> np.ndarray:
     """The elements of a constant.
 
     Raises:
