@@ -129,9 +129,15 @@ def op_shardings(op: ir.OpView | ir.Operation) -> tuple[Sharding, ...] | None:
 
 def set_op_shardings(op: ir.OpView | ir.Operation, shardings: tuple[Sharding, ...]) -> None:
     """Writes the `sdy.sharding` of an op's results."""
-    op.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
-        [sharding.to_attr() for sharding in shardings]
-    )
+    op.attributes["sdy.sharding"] = _per_value(shardings, op.context)
+
+
+# Building an attribute takes some 40 us, and a large model has ten thousands of few different ones.
+# The context is part of the key so that no attribute outlives it.
+@lru_cache(maxsize=4096)
+def _per_value(shardings: tuple[Sharding, ...], context: ir.Context) -> ir.Attribute:
+    with context:
+        return sdy.TensorShardingPerValueAttr.get([sharding.to_attr() for sharding in shardings])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@
   there the layout may change, so the op starts a node of its own.
 * Constants, and broadcasts that grow their operand, are computed in whatever layout is used.
 * A loop variable is a node: its start, the region's argument and what the body yields agree.
+* A constraint is a node with the layouts that it admits, a manual computation one with a single
+  strategy. An op that nobody knows how to split runs whole on each device.
 
 The cost of a node or an edge is what one training step spends: fragments that run for each
 micro-batch count that often, loop bodies as often as they run.
@@ -18,7 +20,7 @@ micro-batch count that often, loop bodies as often as they run.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
@@ -35,7 +37,9 @@ from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding import sums
+from alpa.passes.sharding.convolutions import sound_rule, sound_strategies
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
+from alpa.passes.sharding.spaces import Layouts, OpNode, Space, Sums
 from alpa.passes.sharding.strategies import (
     Strategy,
     enumerate_strategies,
@@ -45,17 +49,8 @@ from alpa.passes.sharding.strategies import (
     tensor_layouts,
 )
 from alpa.passes.sharding.user_shardings import layouts_within
+from alpa.passes.simplify.op_kinds import TRIVIAL
 from alpa.passes.stages.cost import op_seconds
-
-
-class Layouts(tuple[Layout, ...]):
-    """One layout per strategy. They are keys of caches, and long: the hash is taken once."""
-
-    def __hash__(self) -> int:
-        if not hasattr(self, "_hash"):
-            self._hash = super().__hash__()
-        return self._hash
-
 
 RuleOf = Callable[[ir.OpView], ShardingRule | None]
 
@@ -80,67 +75,6 @@ class Need:
 
     node: int
     layouts: Layouts
-
-
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """What may become of an op's partial sums.
-
-    `ways[i, j]` is the op's strategy i with the result in layout j.
-    """
-
-    layouts: Layouts
-    ways: dict[tuple[int, int], Strategy]
-
-    @classmethod
-    def of(cls, variants: Sequence[Sequence[Strategy]]) -> Sums | None:
-        """From the variants of each strategy; None where each has only itself."""
-        if all(len(mine) == 1 for mine in variants):
-            return None
-        layouts = Layouts(dict.fromkeys(v.results[0] for mine in variants for v in mine))
-        number = {layout: j for j, layout in enumerate(layouts)}
-        return cls(
-            layouts,
-            {(i, number[v.results[0]]): v for i, mine in enumerate(variants) for v in mine},
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Space:
-    """The strategies of an op, and by operand and result what layouts they give them."""
-
-    strategies: tuple[Strategy, ...]
-    operands: tuple[Layouts, ...]
-    results: tuple[Layouts, ...]
-    shares: np.ndarray
-    """of the op's work that a device does"""
-    sums: Sums | None = None
-
-    @classmethod
-    def of(cls, strategies: Sequence[Strategy], sums: Sums | None = None) -> Space:
-        return cls(
-            tuple(strategies),
-            tuple(map(Layouts, zip(*(s.operands for s in strategies), strict=True))),
-            tuple(map(Layouts, zip(*(s.results for s in strategies), strict=True))),
-            np.array([1 / s.shards for s in strategies]),
-            sums,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class OpNode:
-    """A node that is an op; where its space has sums, the node of its result is `result`."""
-
-    op: ir.OpView
-    node: int
-    space: Space
-    result: int | None = None
-
-    def strategy(self, choice: Sequence[int]) -> Strategy:
-        """The strategy that a choice gives the op, with what becomes of its sums."""
-        if self.space.sums is None or self.result is None:
-            return self.space.strategies[choice[self.node]]
-        return self.space.sums.ways[choice[self.node], choice[self.result]]
 
 
 @dataclass
@@ -168,6 +102,7 @@ class ShardGraph:
     _matrices: dict[tuple[Layouts, Layouts, ir.Type], np.ndarray] = field(default_factory=dict)
     _spaces: dict[Hashable, Space] = field(default_factory=dict)
     _sums: dict[Hashable, np.ndarray] = field(default_factory=dict)
+    _trivial: dict[Hashable, float] = field(default_factory=dict)
     _counted: set[tuple[ir.Value, int, Layouts]] = field(default_factory=set)
 
     # Nodes
@@ -352,7 +287,7 @@ class ShardGraph:
     def _add_by_rule(self, op: ir.OpView, weight: float) -> None:
         rule = self.rule_of(op)
         if rule is not None and isinstance(op, stablehlo.ConvolutionOp):
-            rule = _sound_rule(op, rule)
+            rule = sound_rule(op, rule)
         if rule is None:
             self._add_replicated(op, weight)
             return
@@ -389,7 +324,7 @@ class ShardGraph:
         if key in self._spaces and not isinstance(op, stablehlo.ConvolutionOp):
             return self._spaces[key]
         sizes = self.mesh.sizes
-        found = _sound_strategies(op, enumerate_strategies(rule, sizes), sizes)
+        found = sound_strategies(op, enumerate_strategies(rule, sizes), sizes)
         variants = [[strategy] for strategy in found]
         if len(op.results) == 1:
             shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
@@ -444,7 +379,7 @@ class ShardGraph:
 
     def _op_costs(self, op: ir.OpView, space: Space) -> np.ndarray:
         if space.sums is not None:
-            return op_seconds(op, self.cluster) * space.shares
+            return self._seconds(op) * space.shares
         key = (space, *(result.type for result in op.results))
         if key not in self._sums:
             self._sums[key] = np.array(
@@ -455,7 +390,16 @@ class ShardGraph:
                     for strategy in space.strategies
                 ]
             )
-        return op_seconds(op, self.cluster) * space.shares + self._sums[key]
+        return self._seconds(op) * space.shares + self._sums[key]
+
+    def _seconds(self, op: ir.OpView) -> float:
+        """`op_seconds`, once for all trivial ops of the same types: most ops are such."""
+        if op.name not in TRIVIAL:
+            return op_seconds(op, self.cluster)
+        key = (op.name, *(v.type for v in op.operands), *(v.type for v in op.results))
+        if key not in self._trivial:
+            self._trivial[key] = op_seconds(op, self.cluster)
+        return self._trivial[key]
 
     def _partial_bytes(self, op: ir.OpView, strategy: Strategy) -> list[float]:
         return [
@@ -544,42 +488,6 @@ class ShardGraph:
     def knows(self, value: ir.Value) -> bool:
         """Whether a value is part of the problem; scalar bodies of reductions are not."""
         return value in self.free or value in self.placed
-
-
-def _sound_rule(op: stablehlo.ConvolutionOp, rule: ShardingRule) -> ShardingRule:
-    """Keeps those factors whole along which XLA's partitioner (jaxlib 0.10.2) goes wrong.
-
-    * What image and kernel share in their spatial dimensions, as in a kernel's gradient: the
-      result is wrong where both are cut along the window and another mesh axis is left over.
-    * What only the kernel has where there are batch groups: the process is aborted.
-    """
-    dims = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
-    image, kernel = ({f for dim in tensor for f in dim} for tensor in rule.operands)
-    whole = {f for d in dims.input_spatial_dimensions for f in rule.operands[0][d]} & {
-        f for d in dims.kernel_spatial_dimensions for f in rule.operands[1][d]
-    }
-    if _has_batch_groups(op):
-        whole |= kernel - image
-    return replace(rule, need_replication=rule.need_replication | whole)
-
-
-def _sound_strategies(
-    op: ir.OpView, strategies: tuple[Strategy, ...], sizes: tuple[int, ...]
-) -> tuple[Strategy, ...]:
-    """Without those for which XLA's partitioner (jaxlib 0.10.2) computes a wrong result: partial
-    sums of a convolution with batch groups, where an axis of the mesh is left over."""
-    if not (isinstance(op, stablehlo.ConvolutionOp) and _has_batch_groups(op)):
-        return strategies
-    axes = {axis for axis, size in enumerate(sizes) if size > 1}
-    return tuple(
-        s
-        for s in strategies
-        if not s.reduced or all({a for dim in o for a in dim} == axes for o in s.operands)
-    )
-
-
-def _has_batch_groups(op: stablehlo.ConvolutionOp) -> bool:
-    return ir.IntegerAttr(op.batch_group_count).value > 1
 
 
 def _replicated(value: ir.Value) -> Layout:

@@ -1,0 +1,82 @@
+"""The strategies of an op as arrays of layouts, and what may become of its partial sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpa.dialects import ir
+from alpa.passes.cost.reshard import Layout
+from alpa.passes.sharding.strategies import Strategy
+
+
+class Layouts(tuple[Layout, ...]):
+    """One layout per strategy. They are keys of caches, and long: the hash is taken once."""
+
+    def __hash__(self) -> int:
+        if not hasattr(self, "_hash"):
+            self._hash = super().__hash__()
+        return self._hash
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What may become of an op's partial sums.
+
+    `ways[i, j]` is the op's strategy i with the result in layout j.
+    """
+
+    layouts: Layouts
+    ways: dict[tuple[int, int], Strategy]
+
+    @classmethod
+    def of(cls, variants: Sequence[Sequence[Strategy]]) -> Sums | None:
+        """From the variants of each strategy; None where each has only itself."""
+        if all(len(mine) == 1 for mine in variants):
+            return None
+        layouts = Layouts(dict.fromkeys(v.results[0] for mine in variants for v in mine))
+        number = {layout: j for j, layout in enumerate(layouts)}
+        return cls(
+            layouts,
+            {(i, number[v.results[0]]): v for i, mine in enumerate(variants) for v in mine},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The strategies of an op, and by operand and result what layouts they give them."""
+
+    strategies: tuple[Strategy, ...]
+    operands: tuple[Layouts, ...]
+    results: tuple[Layouts, ...]
+    shares: np.ndarray
+    """of the op's work that a device does"""
+    sums: Sums | None = None
+
+    @classmethod
+    def of(cls, strategies: Sequence[Strategy], sums: Sums | None = None) -> Space:
+        return cls(
+            tuple(strategies),
+            tuple(map(Layouts, zip(*(s.operands for s in strategies), strict=True))),
+            tuple(map(Layouts, zip(*(s.results for s in strategies), strict=True))),
+            np.array([1 / s.shards for s in strategies]),
+            sums,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class OpNode:
+    """A node that is an op; where its space has sums, the node of its result is `result`."""
+
+    op: ir.OpView
+    node: int
+    space: Space
+    result: int | None = None
+
+    def strategy(self, choice: Sequence[int]) -> Strategy:
+        """The strategy that a choice gives the op, with what becomes of its sums."""
+        if self.space.sums is None or self.result is None:
+            return self.space.strategies[choice[self.node]]
+        return self.space.sums.ways[choice[self.node], choice[self.result]]
