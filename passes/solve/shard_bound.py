@@ -62,11 +62,12 @@ def ascend(problem: Problem, *, sweeps: int, gap: float, deadline: float) -> Bou
         cost = problem.cost(choice)
         if cost < value:
             best, value = choice, cost
-        bound = max(bound, dual_bound(state.problem()))
+        shifted = state.problem()
+        bound = max(bound, dual_bound(shifted))
         closed = value - bound <= gap * abs(value)
         if closed or bound - last <= _STALL * (value - bound) or time.monotonic() > deadline:
             break
-        if state.share_above(value - bound) > _ENOUGH:
+        if _share_above(shifted, value - bound) > _ENOUGH:
             break
         last = bound
     shifted = state.problem()
@@ -112,6 +113,12 @@ def improve(problem: Problem, choice: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(now)
 
 
+def _share_above(shifted: Problem, slack: float) -> float:
+    """The part of the node strategies that ``prune`` would forbid."""
+    above = sum(int((costs > costs.min() + slack).sum()) for costs in shifted.node_costs)
+    return above / sum(costs.size for costs in shifted.node_costs)
+
+
 def neighbours(problem: Problem) -> list[list[tuple[int, int, int]]]:
     """Per node: (edge, the node's axis in its matrix, the other end)."""
     around: list[list[tuple[int, int, int]]] = [[] for _ in problem.node_costs]
@@ -122,55 +129,123 @@ def neighbours(problem: Problem) -> list[list[tuple[int, int, int]]]:
 
 
 class _Messages:
+    """The shifts of a problem: ``theta_uv(i, j) + m_u(i) + m_v(j)``, the same off the nodes.
+
+    A visit works on all edges of a node at once: their matrices lie side by side, and so do the
+    shifts at their other ends, in one vector for the whole problem.
+    """
+
     def __init__(self, problem: Problem) -> None:
-        self._nodes = [costs.astype(float) for costs in problem.node_costs]
-        self._ends = [(edge.source, edge.target) for edge in problem.edges]
-        # Both orientations, so that a visit always works on rows: [edge][axis of the node].
-        matrices = [edge.costs.astype(float).copy() for edge in problem.edges]
-        self._edges = [(matrix, matrix.T) for matrix in matrices]
-        self._around = neighbours(problem)
+        self._problem = problem
+        # Neighbours ahead stand behind the others, in any sweep's way.
+        around = [sorted(mine, key=lambda end: end[2]) for mine in neighbours(problem)]
+        sizes = [costs.size for costs in problem.node_costs]
+        # Each node's stretch of the vector: the shifts at the other ends of its edges, in turn.
+        starts = [np.cumsum([0, *(sizes[other] for _, _, other in mine)]) for mine in around]
+        offsets = np.cumsum([0, *(int(ends[-1]) for ends in starts)])
+        self._shifts = np.zeros(int(offsets[-1]))
+        self._first: list[tuple[int, int]] = [(0, 0)] * len(problem.edges)
+        """per edge, where the shifts at its source and at its target begin"""
+        at = [
+            {(number, axis): int(offset + k) for (number, axis, _), k in zip(mine, begins)}
+            for mine, begins, offset in zip(around, starts, offsets[:-1], strict=True)
+        ]
+        for number, edge in enumerate(problem.edges):
+            # A node's own shifts stand in the stretches of its neighbours.
+            self._first[number] = (at[edge.target][number, 1], at[edge.source][number, 0])
+        self._nodes = [
+            _Node.of(problem, node, mine, begins[:-1], int(offset), self._first)
+            for node, (mine, begins, offset) in enumerate(
+                zip(around, starts, offsets[:-1], strict=True)
+            )
+        ]
 
     def sweep(self, *, forward: bool) -> None:
-        order = range(len(self._nodes))
-        for node in order if forward else reversed(order):
-            self._visit(node, forward)
-
-    def _visit(self, node: int, forward: bool) -> None:
-        gathered = self._nodes[node]
-        ahead: list[np.ndarray] = []
-        for number, axis, other in self._around[node]:
-            matrix = self._edges[number][axis]
-            least = matrix.min(axis=1)
-            gathered = gathered + least
-            matrix -= least[:, None]
-            if (other > node) == forward:
-                ahead.append(matrix)
-        behind = len(self._around[node]) - len(ahead)
-        share = gathered / max(len(ahead), behind, 1)
-        for matrix in ahead:
-            matrix += share[:, None]
-        self._nodes[node] = gathered - share * len(ahead)
+        for node in self._nodes if forward else reversed(self._nodes):
+            if not len(node.others):
+                continue
+            least = node.least(self._shifts)
+            share = (node.costs + np.add.reduce(least)) / node.parts
+            np.negative(least, out=least)
+            ahead = least[node.behind :] if forward else least[: node.behind]
+            ahead += share
+            self._shifts[node.own] = least
 
     def problem(self) -> Problem:
-        edges = tuple(
-            Edge(u, v, matrix.copy())
-            for (u, v), (matrix, _) in zip(self._ends, self._edges, strict=True)
-        )
-        return Problem(node_costs=tuple(self._nodes), edges=edges)
-
-    def share_above(self, slack: float) -> float:
-        """The part of the node strategies that ``prune`` would forbid."""
-        above = sum(int((costs > costs.min() + slack).sum()) for costs in self._nodes)
-        return above / sum(costs.size for costs in self._nodes)
+        edges: list[Edge] = []
+        nodes = [costs.astype(float) for costs in self._problem.node_costs]
+        for (here, there), edge in zip(self._first, self._problem.edges, strict=True):
+            source = self._shifts[here : here + edge.costs.shape[0]]
+            target = self._shifts[there : there + edge.costs.shape[1]]
+            edges.append(Edge(edge.source, edge.target, edge.costs + source[:, None] + target))
+            nodes[edge.source] = nodes[edge.source] - source
+            nodes[edge.target] = nodes[edge.target] - target
+        return Problem(node_costs=tuple(nodes), edges=tuple(edges))
 
     def round(self) -> tuple[int, ...]:
         """Node by node the best strategy, given those chosen and the best of those to come."""
-        choice = [0] * len(self._nodes)
-        for node, costs in enumerate(self._nodes):
-            total = costs
-            for number, axis, other in self._around[node]:
-                matrix = self._edges[number][axis]
-                seen = matrix[:, choice[other]] if other < node else matrix.min(axis=1)
-                total = total + seen
-            choice[node] = int(np.argmin(total))
-        return tuple(choice)
+        choice = np.zeros(len(self._nodes), dtype=int)
+        for number, node in enumerate(self._nodes):
+            seen = node.costs
+            if len(node.others):
+                ahead = node.least(self._shifts)[node.behind :]
+                chosen = node.begins[: node.behind] + choice[node.others[: node.behind]]
+                seen = seen + ahead.sum(axis=0) + node.matrix[chosen].sum(axis=0)
+            choice[number] = int(np.argmin(seen))
+        return tuple(choice.tolist())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Node:
+    """A node with its edges: ``matrix[k, i]`` is what its strategy i costs with the k-th of the
+    neighbours' strategies, which stand one neighbour after the other."""
+
+    costs: np.ndarray
+    others: np.ndarray
+    """its neighbours, by number"""
+    behind: int
+    """how many of them have smaller numbers than it has"""
+    parts: int
+    """that a sweep, in either direction, divides the node's cost into"""
+    matrix: np.ndarray
+    begins: np.ndarray
+    """where each neighbour's strategies begin"""
+    stretch: slice
+    """of the vector of shifts: those at the neighbours' ends"""
+    own: np.ndarray
+    """``[neighbour, i]``: where the shifts at this end stand"""
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        node: int,
+        around: list[tuple[int, int, int]],
+        begins: np.ndarray,
+        offset: int,
+        first: list[tuple[int, int]],
+    ) -> _Node:
+        costs = problem.node_costs[node].astype(float)
+        others = np.array([other for _, _, other in around], dtype=int)
+        behind = int((others < node).sum())
+        matrices = [
+            problem.edges[number].costs if axis else problem.edges[number].costs.T
+            for number, axis, _ in around
+        ]
+        matrix = np.concatenate(matrices).astype(float) if around else np.zeros((0, costs.size))
+        own = np.array([first[number][axis] for number, axis, _ in around], dtype=int)
+        return cls(
+            costs=costs,
+            others=others,
+            behind=behind,
+            parts=max(behind, len(others) - behind, 1),
+            matrix=matrix,
+            begins=begins,
+            stretch=slice(offset, offset + len(matrix)),
+            own=own[:, None] + np.arange(costs.size),
+        )
+
+    def least(self, shifts: np.ndarray) -> np.ndarray:
+        """``[neighbour, i]``: the least that each edge costs, without this end's own shifts."""
+        shifted = self.matrix + shifts[self.stretch, None]
+        return np.minimum.reduceat(shifted, self.begins, axis=0)

@@ -130,8 +130,14 @@ def _known(problem: Problem, choice: Sequence[int], bound: float, start: float) 
 
 def _solve(problem: Problem, search: _Search, start: float) -> Solution:
     """The cheapest choice within memory, as far as the deadline lets."""
-    free = _solve_free(replace(problem, usages=()), search, start)
-    peak, _ = Memory(problem).peak(free.choice)
+    bare, memory = replace(problem, usages=()), Memory(problem)
+    # If memory binds the free optimum is of no use: that it breaks the limit shows long before.
+    rough = replace(search, gap=max(search.gap, search.branch_gap)) if problem.usages else search
+    free = _solve_free(bare, rough, start)
+    peak, _ = memory.peak(free.choice)
+    if peak <= problem.memory_limit and free.gap > search.gap:
+        free = _solve_free(bare, search, start)
+        peak, _ = memory.peak(free.choice)
     if peak <= problem.memory_limit:
         return replace(free, peak_bytes=peak)
 
@@ -149,7 +155,7 @@ def _solve(problem: Problem, search: _Search, start: float) -> Solution:
         objective=objective,
         bound=min(bound, objective),
         status="optimal" if closed else "feasible",
-        peak_bytes=Memory(problem).peak(choice)[0],
+        peak_bytes=memory.peak(choice)[0],
         seconds=time.monotonic() - start,
     )
 
