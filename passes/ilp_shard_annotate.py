@@ -73,7 +73,7 @@ from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Need, Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
-from alpa.passes.solve.shard_problem import OutOfMemoryError
+from alpa.passes.solve.shard_problem import OutOfMemoryError, with_edges_of_usages
 
 STORAGE_WEIGHT = 1e-3
 """What an argument's shard costs, as a part of the time to read it once: enough to break ties,
@@ -114,11 +114,13 @@ class IlpShardAnnotate(Pass):
         from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
 
         graph, usages = part.graph, part.usages()
-        problem = shard_ilp.Problem(
-            node_costs=tuple(graph.costs),
-            edges=tuple(shard_ilp.Edge(a, b, m) for (a, b), m in graph.edges.items()),
-            usages=tuple(one.usage for one in usages),
-            memory_limit=float(graph.cluster.device.memory),
+        problem = with_edges_of_usages(
+            shard_ilp.Problem(
+                node_costs=tuple(graph.costs),
+                edges=tuple(shard_ilp.Edge(a, b, m) for (a, b), m in graph.edges.items()),
+                usages=tuple(one.usage for one in usages),
+                memory_limit=float(graph.cluster.device.memory),
+            )
         )
         small, node_class = fold(problem)
         folded: float | None = None

@@ -53,7 +53,7 @@ def read_case(document: Any) -> Problem:
             for number, (pair, matrix) in enumerate(zip(ends, matrices, strict=True))
         ),
         usages=tuple(
-            Usage(node=v, bytes=held[v], start=start, stop=stop)
+            Usage(nodes=(v,), bytes=held[v], start=start, stop=stop)
             for v, (start, stop) in enumerate(
                 _pair(i, f"interval {v}") for v, i in enumerate(intervals)
             )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from alpa.dialects import ir, terminator, walk
+from alpa.dialects import ir, stablehlo, terminator, walk
 
 
 @dataclass(frozen=True)
@@ -169,3 +169,15 @@ def element_bytes(element: ir.Type) -> int:
     if width is None:
         raise ValueError(f"elements of type {element} have no size")
     return max(1, width // 8)
+
+
+def folds_into_dots(op: ir.OpView) -> bool:
+    """Whether an op swaps rows and columns for dots alone, which read them either way."""
+    if not isinstance(op, stablehlo.TransposeOp):
+        return False
+    dims = list(ir.DenseI64ArrayAttr(op.permutation))
+    rank = len(dims)
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    return dims == swapped and all(
+        isinstance(use.owner, stablehlo.DotGeneralOp) for use in op.results[0].uses
+    )

@@ -5,7 +5,8 @@ gradients. What an op writes in between lives from there to its last use. Not wr
 
 * constants, iotas, broadcasts, reshapes and constraints that change nothing: views of something;
 * what a fusion computes where it is needed: element-wise ops, slices, pads and the like whose
-  users are fused with them, as long as no second user makes them expensive.
+  users are fused with them, as long as no second user makes them expensive; a transpose that only
+  dots read.
 
 Ops run in XLA's depth-first order, not in the program's: from the results backwards, first what
 has the most users behind it. What is needed late, such as a reduced gradient in an update, is made
@@ -27,15 +28,19 @@ from dataclasses import dataclass, field
 from alpa.dialects import body, ir, sdy, stablehlo, terminator, walk
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import Annotated, annotated_fragments, has_own_ops, rank
+from alpa.passes.analysis.graph import folds_into_dots
+from alpa.passes.cost.reshard import only_cuts
 from alpa.passes.sharding.sums import unreduced_axes
-from alpa.passes.simplify.op_kinds import DATA_MOVEMENT, ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO
+from alpa.passes.simplify.op_kinds import (
+    BROADCASTS,
+    ELEMENTWISE,
+    ELEMENTWISE_CHLO,
+    FUSIBLE,
+    READS_THROUGH_FUSION,
+    SOURCES,
+)
 
-_SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
-_BROADCASTS = frozenset({"stablehlo.broadcast", "stablehlo.broadcast_in_dim"})
 _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.while"})
-_ELEMENTWISE = ELEMENTWISE_STABLEHLO | ELEMENTWISE_CHLO
-_FUSIBLE = _ELEMENTWISE | _BROADCASTS | _SOURCES | DATA_MOVEMENT | {"stablehlo.transpose"}
-_READS_THROUGH_FUSION = _FUSIBLE | {"stablehlo.reduce"}
 _EXPENSIVE = ELEMENTWISE_CHLO | {
     "stablehlo.atan2",
     "stablehlo.cbrt",
@@ -202,7 +207,7 @@ class _Clock:
     def _write(self, op: ir.OpView) -> None:
         for operand in op.operands:
             self._read(operand)
-        overwrites = op.operation.name in _ELEMENTWISE | _IN_PLACE
+        overwrites = op.operation.name in ELEMENTWISE | _IN_PLACE
         for result in op.results:
             self._hold(result, self.now + 1 if overwrites else self.now)
         if isinstance(op, sdy.ShardingConstraintOp):
@@ -241,14 +246,14 @@ class _Clock:
     def _is_fused(self, op: ir.OpView) -> bool:
         """Whether an op is computed inside its users."""
         name = op.operation.name
-        if name in _SOURCES:
+        if name in SOURCES or folds_into_dots(op):
             return True
-        if name not in _FUSIBLE and not self._is_slice(op):
+        if name not in FUSIBLE and not self._is_slice(op):
             return False
         users = {user for result in op.results for user in self._users(result)}
-        if name in _BROADCASTS:  # A loop's variable starts as one.
+        if name in BROADCASTS:  # A loop's variable starts as one.
             users = {user for user in users if user.name != "stablehlo.while"}
-        if any(user.name not in _READS_THROUGH_FUSION for user in users):
+        if any(user.name not in READS_THROUGH_FUSION for user in users):
             return False
         if len(users) <= 1:
             return True
@@ -259,7 +264,7 @@ class _Clock:
         """Whether reading a value reads more than a constant or something to be broadcast."""
         while self._base.get(value):
             owner = value.owner
-            if not isinstance(owner, ir.Block) and owner.name in _BROADCASTS:
+            if not isinstance(owner, ir.Block) and owner.name in BROADCASTS:
                 return False
             (value, *others) = self._base[value]
             if others:
@@ -270,10 +275,7 @@ class _Clock:
         """Whether a change of layout only cuts."""
         if not isinstance(op, sdy.ShardingConstraintOp):
             return False
-        source, target = (self.annotated.layout(v) for v in (op.operands[0], op.results[0]))
-        return len(source) == len(target) and all(
-            new[: len(old)] == old for old, new in zip(source, target, strict=True)
-        )
+        return only_cuts(*(self.annotated.layout(v) for v in (op.operands[0], op.results[0])))
 
     def _users(self, value: ir.Value) -> Iterator[ir.Operation]:
         """The ops that read a value, through views."""

@@ -38,6 +38,13 @@ class Step:
     """after the step"""
 
 
+def only_cuts(source: Layout, target: Layout) -> bool:
+    """Whether a change of layout is slices alone."""
+    return len(source) == len(target) and all(
+        new[: len(old)] == old for old, new in zip(source, target, strict=True)
+    )
+
+
 def enumerate_layouts(num_axes: int, rank: int, *, any_order: bool = False) -> list[Layout]:
     """All layouts: each axis on at most one dimension, axes of one dimension ascending.
 

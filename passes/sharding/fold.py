@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from alpa.passes.solve.shard_problem import Edge, Problem
+from alpa.passes.solve.shard_problem import Edge, Problem, Usage
 
 RADIUS = 8
 """Rounds of refinement: nodes that differ only further away than this are tied. A GPT-2.6B step for
@@ -31,8 +31,12 @@ def fold(problem: Problem, radius: int = RADIUS) -> tuple[Problem, list[int]]:
         return kinds.setdefault(key, len(kinds))
 
     held: list[set[bytes]] = [set() for _ in problem.node_costs]
-    for usage in problem.usages:
-        held[usage.node].add(_signature(usage.bytes))
+    together: dict[tuple[int, ...], set[bytes]] = {}
+    for usage, signature in zip(problem.usages, _signatures(problem), strict=True):
+        if len(usage.nodes) == 1:
+            held[usage.nodes[0]].add(signature)
+        else:
+            together.setdefault(usage.nodes, set()).add(signature)
     color = [
         number((_signature(costs), *sorted(mine)))
         for costs, mine in zip(problem.node_costs, held, strict=True)
@@ -42,6 +46,10 @@ def fold(problem: Problem, radius: int = RADIUS) -> tuple[Problem, list[int]]:
         kind = number(_signature(edge.costs))
         neighbours[edge.source].append((0, kind, edge.target))
         neighbours[edge.target].append((1, kind, edge.source))
+    for (source, target), mine in together.items():
+        kind = number(tuple(sorted(mine)))
+        neighbours[source].append((0, kind, target))
+        neighbours[target].append((1, kind, source))
     classes = len(set(color))
     for _ in range(radius):
         color = [
@@ -57,6 +65,12 @@ def fold(problem: Problem, radius: int = RADIUS) -> tuple[Problem, list[int]]:
 def unfold(choice: Sequence[int], node_class: Sequence[int]) -> list[int]:
     """The choice for the whole problem."""
     return [choice[c] for c in node_class]
+
+
+def _signatures(problem: Problem) -> list[bytes]:
+    """Of the bytes of each usage."""
+    known = {id(usage.bytes): _signature(usage.bytes) for usage in problem.usages}
+    return [known[id(usage.bytes)] for usage in problem.usages]
 
 
 def _signature(costs: np.ndarray) -> bytes:
@@ -88,7 +102,22 @@ def _quotient(problem: Problem, color: list[int]) -> tuple[Problem, list[int]]:
     folded = Problem(
         node_costs=tuple(c for c in costs if c is not None),
         edges=tuple(Edge(a, b, matrix) for (a, b), matrix in edges.items()),
-        usages=tuple(replace(usage, node=node_class[usage.node]) for usage in problem.usages),
+        usages=_tied(problem.usages, node_class),
         memory_limit=problem.memory_limit,
     )
     return folded, node_class
+
+
+def _tied(usages: Sequence[Usage], node_class: Sequence[int]) -> tuple[Usage, ...]:
+    """Usages of classes; two nodes of one class hold what equal strategies hold together."""
+    diagonals: dict[int, np.ndarray] = {}
+    tied: list[Usage] = []
+    for usage in usages:
+        nodes = tuple(node_class[node] for node in usage.nodes)
+        if len(nodes) == 2 and nodes[0] == nodes[1]:
+            key = id(usage.bytes)
+            held = diagonals.setdefault(key, np.diagonal(usage.bytes))
+            tied.append(replace(usage, nodes=nodes[:1], bytes=held))
+        else:
+            tied.append(replace(usage, nodes=nodes))
+    return tuple(tied)

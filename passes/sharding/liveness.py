@@ -8,15 +8,18 @@ shard, which depend on its node's strategy, from the op that makes it to its las
 * what the forward part leaves for the backward part once for each micro-batch in flight;
 * a gradient that is added up over several micro-batches all the time, as its accumulator is;
 * inside a fragment what is written to memory: results of an element-wise op that only feeds
-  another are fused into it, views and what is free in any layout take no room.
+  another are fused into it; views, transposes that dots read as they are, and what is free in any
+  layout take no room.
 
-A copy in another layout, made for one op, is not counted: the problem knows bytes of nodes, not
-of edges. It lives as long as that op.
+What a change of layout writes is held while the op runs that it is made for, and belongs to the
+two nodes whose layouts differ: a copy, unless it only cuts what is then read through a fusion; of
+partial sums also the whole that is sent and received. A copy that ops of different strategies
+share is counted at each of them, not in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
@@ -26,13 +29,19 @@ import numpy as np
 from alpa.dialects import body, ir, mpmd, terminator
 from alpa.dialects.attributes import FOLLOW, Argument, read_part
 from alpa.dialects.mpmd_types import MeshTensor
-from alpa.passes.analysis.graph import element_bytes
-from alpa.passes.sharding.shard_graph import Placed, ShardGraph
+from alpa.passes.analysis.graph import folds_into_dots, type_bytes
+from alpa.passes.cost.reshard import Layout, only_cuts
+from alpa.passes.sharding.shard_graph import Need, Placed, ShardGraph
+from alpa.passes.sharding.spaces import Layouts, OpNode, Sums
+from alpa.passes.sharding.sums import unreduced_axes
+from alpa.passes.simplify.op_kinds import READS_THROUGH_FUSION
 from alpa.passes.solve.shard_problem import Usage
 
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
 _SMALL = 4096
 """Bytes of a whole tensor below which it is not worth a row."""
+_SMALL_COPY = 1e-4
+"""The same for copies, as a part of the device's memory: only a few exist at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +54,7 @@ class Residence:
     """results of fragments that take the place of a donated argument"""
 
 
-Kind = Literal["states", "inputs", "activations", "gradients", "temporaries"]
+Kind = Literal["states", "inputs", "activations", "gradients", "temporaries", "copies"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +89,10 @@ def held(
         for operand in fragment.operands
     }
     found: list[Held] = []
+    sizes = _Sizes(graph)
 
     def add(kind: Kind, value: ir.Value, start: int, stop: int, copies: int = 1) -> None:
-        usage = _usage(graph, value, start, stop, copies)
+        usage = _usage(sizes, value, start, stop, copies)
         if usage is not None:
             found.append(Held(usage=usage, kind=kind))
 
@@ -107,27 +117,133 @@ def held(
                 add(kind, result, stop, last.get(result, end), copies)
     for value, (start, stop) in clock.lives.items():
         add("temporaries", value, start, stop)
+    found += [Held(usage=usage, kind="copies") for usage in _copies(sizes, clock)]
     return found
 
 
-def _usage(graph: ShardGraph, value: ir.Value, start: int, stop: int, copies: int) -> Usage | None:
-    placed = graph.placed.get(value)
+def _usage(sizes: _Sizes, value: ir.Value, start: int, stop: int, copies: int) -> Usage | None:
+    placed = sizes.graph.placed.get(value)
     type_ = value.type
     if not isinstance(type_, ir.RankedTensorType):
         type_ = MeshTensor.from_type(type_).type
-    whole = prod(type_.shape) * element_bytes(type_.element_type)
-    if placed is None or stop <= start or whole < _SMALL:
+    if placed is None or stop <= start or type_bytes(type_) < _SMALL:
         return None
-    shares = _shares(graph, placed, type_.rank)
-    return Usage(node=placed.node, bytes=copies * whole * shares, start=start, stop=stop)
+    held = sizes.of(placed.layouts, type_, copies)
+    return Usage(nodes=(placed.node,), bytes=held, start=start, stop=stop)
 
 
-def _shares(graph: ShardGraph, placed: Placed, rank: int) -> np.ndarray:
-    """The part of the tensor that a device holds, per strategy; unreduced ones are not cut."""
-    sizes = graph.mesh.sizes
-    return np.array(
-        [1 / prod(sizes[a] for axes in layout[:rank] for a in axes) for layout in placed.layouts]
+def _copies(sizes: _Sizes, clock: _Clock) -> Iterator[Usage]:
+    """What changes of layout hold while they happen."""
+    graph = sizes.graph
+    known: dict[tuple[ir.Value, Layouts], int] = {}
+    constraints = ((op, 0, _need(graph.placed[op.result])) for op in graph.constraints)
+    for op, i, need in (*graph.operand_needs, *constraints):
+        value = op.operands[i]
+        time = clock.at.get(op.results[0]) if len(op.results) else None
+        if time is None or value not in graph.placed:
+            continue
+        # Ops of the same strategies, such as the projections of an attention, share a copy.
+        start = known.get((value, need.layouts), time)
+        stop = clock.read_until.get(op.results[0], time + 1)
+        known[value, need.layouts] = max(start, stop)
+        if start < stop:
+            fused = op.operation.name in READS_THROUGH_FUSION
+            yield from _copy(sizes, value, need, fused, (start, stop))
+    for one in graph.ops:
+        held, time = sizes.scattered(one), clock.at.get(one.op.results[0])
+        if held is not None and one.result is not None and time is not None:
+            yield Usage(nodes=(one.node, one.result), bytes=held, start=time, stop=time + 1)
+
+
+def _need(placed: Placed) -> Need:
+    return Need(placed.node, placed.layouts)
+
+
+def _copy(
+    sizes: _Sizes, value: ir.Value, need: Need, fused: bool, span: tuple[int, int]
+) -> Iterator[Usage]:
+    """The copy of a value in the layouts that a node needs it in."""
+    source = sizes.graph.placed[value]
+    held = sizes.copied(source.layouts, need.layouts, value.type, fused)
+    if held is None:
+        return
+    nodes = (source.node, need.node)
+    if source.node == need.node:
+        nodes, held = nodes[:1], np.diagonal(held)
+    elif held.shape[0] == 1 or held.shape[1] == 1:
+        nodes, held = (nodes[1] if held.shape[0] == 1 else nodes[0],), held.reshape(-1)
+    if held.any():
+        yield Usage(nodes=nodes, bytes=held, start=span[0], stop=span[1])
+
+
+@dataclass
+class _Sizes:
+    """Bytes on a device by strategy; equal ones are one array, for there are many usages."""
+
+    graph: ShardGraph
+    _of: dict[tuple[Layouts, ir.Type, int], np.ndarray] = field(default_factory=dict)
+    _copied: dict[tuple[Layouts, Layouts, ir.Type, bool], np.ndarray | None] = field(
+        default_factory=dict
     )
+    _scattered: dict[tuple[Sums, ir.Type], np.ndarray | None] = field(default_factory=dict)
+
+    def of(self, layouts: Layouts, type_: ir.RankedTensorType, copies: int = 1) -> np.ndarray:
+        """Of a tensor; unreduced ones are not cut."""
+        key = (layouts, type_, copies)
+        if key not in self._of:
+            self._of[key] = np.array([copies * self._bytes(layout, type_) for layout in layouts])
+        return self._of[key]
+
+    def _bytes(self, layout: Layout, type_: ir.RankedTensorType) -> float:
+        sizes = self.graph.mesh.sizes
+        return type_bytes(type_) / prod(sizes[a] for axes in layout[: type_.rank] for a in axes)
+
+    def copied(
+        self, source: Layouts, target: Layouts, type_: ir.Type, fused: bool
+    ) -> np.ndarray | None:
+        """``[source, target]``: what a change of layout writes; None where that is little."""
+        key = (source, target, type_, fused)
+        if key not in self._copied:
+            self._copied[key] = (
+                self._copy(source, target, type_, fused)
+                if isinstance(type_, ir.RankedTensorType) and type_.rank > 0
+                else None
+            )
+        return self._copied[key]
+
+    def _copy(
+        self, source: Layouts, target: Layouts, type_: ir.RankedTensorType, fused: bool
+    ) -> np.ndarray | None:
+        before, after = self.of(source, type_), self.of(target, type_)
+        if max(before.max(), after.max()) < _SMALL_COPY * self.graph.cluster.device.memory:
+            return None
+        held = np.tile(after, (len(source), 1))
+        for i, old in enumerate(source):
+            if unreduced_axes(old, type_.rank):
+                # The sum as it is sent, and as it arrives, unless that is the result.
+                held[i] += np.where(after < before[i], 2 * before[i], before[i])
+            for j, new in enumerate(target):
+                if old == new or (fused and only_cuts(old, new)):
+                    held[i, j] = 0.0
+        return held if held.any() else None
+
+    def scattered(self, one: OpNode) -> np.ndarray | None:
+        """``[op, result]``: the whole sums of which devices keep parts; None where that is little.
+
+        All ways but these leave nothing behind.
+        """
+        if one.space.sums is None:
+            return None
+        type_ = ir.RankedTensorType(one.op.results[0].type)
+        key = (one.space.sums, type_)
+        if key not in self._scattered:
+            held = np.zeros((len(one.space.strategies), len(one.space.sums.layouts)))
+            for pair, way in one.space.sums.ways.items():
+                if way.scattered:
+                    held[pair] = self._bytes(way.computed[0], type_)
+            little = held.max() < _SMALL_COPY * self.graph.cluster.device.memory
+            self._scattered[key] = None if little else held
+        return self._scattered[key]
 
 
 @dataclass
@@ -142,6 +258,10 @@ class _Clock:
     _base: dict[ir.Value, ir.Value] = field(default_factory=dict)
     """a view's operand"""
     _in_place: set[ir.Value] = field(default_factory=set)
+    at: dict[ir.Value, int] = field(default_factory=dict)
+    """by its first result, when an op runs"""
+    read_until: dict[ir.Value, int] = field(default_factory=dict)
+    """by the result of a view or of an op that is fused, until when its operands are read for it"""
     watched: int = -1
     op: ir.OpView | None = None
     """that runs at the watched time"""
@@ -168,6 +288,8 @@ class _Clock:
             self.now += 1
             if self.now == self.watched:
                 self.op = op
+            if len(op.results):
+                self.at[op.results[0]] = self.now
             for value in op.operands:
                 self._use(value)
             if op.operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
@@ -182,9 +304,12 @@ class _Clock:
                 self._make(op, result)
 
     def _make(self, op: ir.OpView, result: ir.Value) -> None:
-        if op.operation.name in _VIEWS:
+        if op.operation.name in _VIEWS or folds_into_dots(op):
             self._base[result] = op.operands[0]
-        elif not is_fused(op) and result not in self._in_place:
+            self.read_until[result] = self.now + 1
+        elif is_fused(op):
+            self.read_until[result] = self.now + 1
+        elif result not in self._in_place:
             self.lives[result] = (self.now, self.now + 1)
 
     def _use(self, value: ir.Value) -> None:
@@ -192,6 +317,8 @@ class _Clock:
         waiting = [value]
         while waiting:
             value = waiting.pop()
+            if value in self.read_until:
+                self.read_until[value] = self.now + 1
             if value in self._base:
                 waiting.append(self._base[value])
             elif value in self.lives:

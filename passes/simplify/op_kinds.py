@@ -48,6 +48,14 @@ SOURCES = (
     | _names("sdy", "constant")
 )
 
+BROADCASTS = _names("stablehlo", "broadcast broadcast_in_dim")
+
+ELEMENTWISE = ELEMENTWISE_STABLEHLO | ELEMENTWISE_CHLO
+
+# What XLA computes inside of the ops that read it, and the ops that read so.
+FUSIBLE = ELEMENTWISE | BROADCASTS | SOURCES | DATA_MOVEMENT | _names("stablehlo", "transpose")
+READS_THROUGH_FUSION = FUSIBLE | _names("stablehlo", "reduce")
+
 # Ops that can go when nobody uses their results.
 PURE = (
     TRIVIAL

@@ -18,10 +18,13 @@ from math import inf
 
 import numpy as np
 
+from alpa.passes.solve.shard_fuse import fuse
 from alpa.passes.solve.shard_problem import Edge, Problem
 
 _ROUND_EVERY = 4
-"""sweeps between two attempts to read a choice off the shifted costs"""
+"""double sweeps between two attempts to read choices off the shifted costs"""
+_FUSED = 6
+"""so many of the last choices are fused with the best"""
 _STALL = 1e-3
 """Stop when so many sweeps improved the bound by less than this part of the gap."""
 _ENOUGH = 0.2
@@ -45,26 +48,35 @@ def dual_bound(problem: Problem) -> float:
     return nodes + sum(float(edge.costs.min()) for edge in problem.edges)
 
 
-def ascend(problem: Problem, *, sweeps: int, gap: float, deadline: float) -> Bounded:
+def ascend(
+    problem: Problem, *, sweeps: int, gap: float, deadline: float, enough: float = inf
+) -> Bounded:
     """At most ``sweeps`` double sweeps; stops at a relative ``gap``, a stall, or enough to prune.
+
+    And where the bound is ``enough``.
 
     Every strategy must be finite and have an allowed partner on each edge, as presolve leaves it.
     """
     state = _Messages(problem)
     best: tuple[int, ...] = (0,) * len(problem.node_costs)
     value, bound, last = inf, -inf, -inf
+    read: list[tuple[int, ...]] = []
     for sweep in range(sweeps):
-        state.sweep(forward=True)
-        state.sweep(forward=False)
-        if sweep % _ROUND_EVERY != _ROUND_EVERY - 1 and sweep != sweeps - 1:
+        look = sweep % _ROUND_EVERY == _ROUND_EVERY - 1 or sweep == sweeps - 1
+        for forward in (True, False):
+            state.sweep(forward=forward)
+            if look:
+                read.append(improve(problem, state.round(forward=not forward)))
+        if not look:
             continue
-        choice = improve(problem, state.round())
-        cost = problem.cost(choice)
-        if cost < value:
-            best, value = choice, cost
+        read = read[-_FUSED:]
+        known = [choice for choice in (best, *read) if problem.cost(choice) < inf]
+        if known:
+            best = improve(problem, fuse(problem, known))
+            value = problem.cost(best)
         shifted = state.problem()
         bound = max(bound, dual_bound(shifted))
-        closed = value - bound <= gap * abs(value)
+        closed = value - bound <= gap * abs(value) or bound >= enough
         if closed or bound - last <= _STALL * (value - bound) or time.monotonic() > deadline:
             break
         if _share_above(shifted, value - bound) > _ENOUGH:
@@ -147,7 +159,10 @@ class _Messages:
         self._first: list[tuple[int, int]] = [(0, 0)] * len(problem.edges)
         """per edge, where the shifts at its source and at its target begin"""
         at = [
-            {(number, axis): int(offset + k) for (number, axis, _), k in zip(mine, begins)}
+            {
+                (number, axis): int(offset + k)
+                for (number, axis, _), k in zip(mine, begins[:-1], strict=True)
+            }
             for mine, begins, offset in zip(around, starts, offsets[:-1], strict=True)
         ]
         for number, edge in enumerate(problem.edges):
@@ -182,15 +197,22 @@ class _Messages:
             nodes[edge.target] = nodes[edge.target] - target
         return Problem(node_costs=tuple(nodes), edges=tuple(edges))
 
-    def round(self) -> tuple[int, ...]:
-        """Node by node the best strategy, given those chosen and the best of those to come."""
+    def round(self, *, forward: bool) -> tuple[int, ...]:
+        """Node by node the best strategy, given those chosen and the best of those to come.
+
+        Goes against the last sweep, which has left each node what is behind it.
+        """
         choice = np.zeros(len(self._nodes), dtype=int)
-        for number, node in enumerate(self._nodes):
+        order = range(len(self._nodes))
+        for number in order if forward else reversed(order):
+            node = self._nodes[number]
             seen = node.costs
             if len(node.others):
-                ahead = node.least(self._shifts)[node.behind :]
-                chosen = node.begins[: node.behind] + choice[node.others[: node.behind]]
-                seen = seen + ahead.sum(axis=0) + node.matrix[chosen].sum(axis=0)
+                below, above = slice(None, node.behind), slice(node.behind, None)
+                done, ahead = (below, above) if forward else (above, below)
+                chosen = node.begins[done] + choice[node.others[done]]
+                least = node.least(self._shifts)[ahead]
+                seen = seen + least.sum(axis=0) + node.matrix[chosen].sum(axis=0)
             choice[number] = int(np.argmin(seen))
         return tuple(choice.tolist())
 

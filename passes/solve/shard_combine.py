@@ -8,13 +8,18 @@ finds one fast (a restricted master heuristic; with an incumbent, RINS: Danna et
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from alpa.passes.solve.shard_lp import Row, branch
+from alpa.passes.solve.shard_fuse import made_of
+from alpa.passes.solve.shard_lp import branch
 from alpa.passes.solve.shard_presolve import Reduction
-from alpa.passes.solve.shard_problem import InfeasibleError, Memory, Problem
+from alpa.passes.solve.shard_problem import (
+    InfeasibleError,
+    Memory,
+    Problem,
+    Row,
+)
 
 _NODES = 1000
 """of branch and bound"""
@@ -33,16 +38,7 @@ def combine(
 
     The search ends at a choice that costs ``enough`` or less, or with a proven ``gap``.
     """
-    taken = [np.unique(strategies) for strategies in zip(*choices, strict=True)]
-    few = replace(
-        problem,
-        node_costs=tuple(c[k] for c, k in zip(problem.node_costs, taken, strict=True)),
-        edges=tuple(
-            replace(e, costs=e.costs[np.ix_(taken[e.source], taken[e.target])])
-            for e in problem.edges
-        ),
-        usages=tuple(replace(u, bytes=u.bytes[taken[u.node]]) for u in problem.usages),
-    )
+    few, taken = made_of(problem, choices)
     try:
         reduction = Reduction(few).run()
         rest = reduction.rest()
@@ -70,4 +66,4 @@ def combine(
 def rows_at(problem: Problem, times: Iterable[int]) -> list[Row]:
     """What nodes hold at some times, as parts of the limit where that is above 1."""
     memory, unit = Memory(problem), max(problem.memory_limit, 1.0)
-    return [{v: held / unit for v, held in memory.row(t).items()} for t in times]
+    return [{nodes: held / unit for nodes, held in memory.row(t).items()} for t in times]

@@ -30,14 +30,19 @@ class Spans:
 def spans(problem: Problem, memory: Memory) -> dict[int, Spans]:
     """Of each node with usages."""
     mine: dict[int, list[int]] = {}
+    least: dict[int, np.ndarray] = {}
     for number, usage in enumerate(problem.usages):
-        mine.setdefault(usage.node, []).append(number)
+        mine.setdefault(usage.nodes[0], []).append(number)
+        if id(usage.bytes) not in least:
+            # Of two nodes the first holds what its best partner leaves it.
+            held = usage.bytes.astype(float)
+            least[id(usage.bytes)] = held if held.ndim == 1 else held.min(axis=1)
     result: dict[int, Spans] = {}
     for node, numbers in mine.items():
         first, end = memory.first[numbers], memory.end[numbers]
         cuts = np.unique(np.concatenate([first, end]))
         change = np.zeros((cuts.size, problem.node_costs[node].size))
-        held = np.stack([problem.usages[number].bytes for number in numbers]).astype(float)
+        held = np.stack([least[id(problem.usages[number].bytes)] for number in numbers])
         np.add.at(change, np.searchsorted(cuts, first), held)
         np.subtract.at(change, np.searchsorted(cuts, end), held)
         result[node] = Spans(cuts, np.cumsum(change, axis=0)[:-1])

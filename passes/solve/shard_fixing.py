@@ -18,12 +18,19 @@ from alpa.passes.solve.shard_problem import Memory, Problem
 
 def priced(problem: Problem, memory: Memory, prices: Mapping[int, float]) -> Problem:
     """The problem without memory where bytes cost what they are priced, at each time."""
-    costs = [c.astype(float) for c in problem.node_costs]
+    costs, edges = list(problem.node_costs), list(problem.edges)
+    numbers = problem.edge_numbers()
     for moment, price in prices.items():
         if price > 0:
-            for node, held in memory.row(moment).items():
-                costs[node] = costs[node] + price * held
-    return Problem(node_costs=tuple(costs), edges=problem.edges)
+            for nodes, held in memory.row(moment).items():
+                if len(nodes) == 1:
+                    costs[nodes[0]] = costs[nodes[0]] + price * held
+                    continue
+                number = numbers[nodes]
+                edge = edges[number]
+                paid = price * (held if edge.source == nodes[0] else held.T)
+                edges[number] = replace(edge, costs=edge.costs + paid)
+    return Problem(node_costs=tuple(c.astype(float) for c in costs), edges=tuple(edges))
 
 
 def without_dear(problem: Problem, shifted: Problem, paid: float, value: float) -> Problem:

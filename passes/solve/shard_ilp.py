@@ -71,6 +71,8 @@ class _Search:
     deadline: float
     gap: float
     branch_gap: float
+    enough: float = inf
+    """A bound as high as this is as good as the optimum."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ def _solve(problem: Problem, search: _Search, start: float) -> Solution:
     if peak <= problem.memory_limit:
         return replace(free, peak_bytes=peak)
 
-    def solve_free(other: Problem, wanted: float) -> Solution:
-        return _solve_free(other, replace(search, gap=wanted), start)
+    def solve_free(other: Problem, wanted: float, enough: float = inf) -> Solution:
+        return _solve_free(other, replace(search, gap=wanted, enough=enough), start)
 
     choice, bound = solve_within(
         problem, free, solve_free, deadline=search.deadline, gap=search.branch_gap
@@ -184,7 +186,10 @@ def _search_cores(problem: Problem, reduction: Reduction, search: _Search) -> _F
     """Solves the rest of a reduced problem, component by component, and lifts the choices."""
     choices: dict[int, int] = {}
     open_gap = 0.0
-    for core in reduction.cores():
+    cores = reduction.cores()
+    enough = search.enough - reduction.constant if len(cores) == 1 else inf
+    search = replace(search, enough=enough)
+    for core in cores:
         try:
             found = _search_core(core.problem, search)
         except InfeasibleError as error:
@@ -201,7 +206,9 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
     found = _tables(problem, _EASY_ENTRIES)
     if found is not None:
         return found
-    ascent = ascend(problem, sweeps=_SWEEPS, gap=search.gap, deadline=search.deadline)
+    ascent = ascend(
+        problem, sweeps=_SWEEPS, gap=search.gap, deadline=search.deadline, enough=search.enough
+    )
     best = _Found(ascent.choice, ascent.value, ascent.bound)
     if _closed(best, search) or time.monotonic() > search.deadline:
         return _usable(best)
@@ -252,7 +259,10 @@ def _restart(problem: Problem, best: _Found, search: _Search) -> _Found:
 
 
 def _closed(found: _Found, search: _Search) -> bool:
-    return found.value < inf and found.value - found.bound <= search.gap * abs(found.value)
+    if found.value == inf:
+        return False
+    closed = found.value - found.bound <= search.gap * abs(found.value)
+    return closed or found.bound >= search.enough
 
 
 def _better(old: _Found, new: _Found) -> _Found:

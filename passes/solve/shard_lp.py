@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem
+from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem, Row
 
 if TYPE_CHECKING:
     import cvxpy as cp
@@ -68,10 +68,6 @@ def relax(problem: Problem, *, deadline: float) -> Relaxed | None:
     return Relaxed(_weights(problem, matrices, np.asarray(x.value)), shifted, -inf)
 
 
-Row = dict[int, np.ndarray]
-"""What nodes hold under their strategies at one time, in a unit near the limit."""
-
-
 def branch(
     problem: Problem,
     *,
@@ -84,8 +80,8 @@ def branch(
 ) -> Relaxed | None:
     """Solves the MIP by branch and bound; None if the deadline came before any solution.
 
-    Each of ``rows`` may come to ``capacity`` at most. The search also ends after ``max_nodes``, and
-    at a choice that costs no more than ``enough``.
+    Each of ``rows``, in a unit near the limit, may come to ``capacity`` at most. The search also
+    ends after ``max_nodes``, and at a choice that costs no more than ``enough``.
     """
     import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
 
@@ -96,7 +92,7 @@ def branch(
     both = cp.hstack([x, e])
     constraints = [matrices.simplex @ both == 1, matrices.marginals @ both == 0]
     if rows:
-        constraints.append(_memory(matrices, rows) @ x <= capacity)
+        constraints.append(_memory(problem, matrices, rows) @ both <= capacity)
     options: dict[str, Any] = {
         "mip_rel_gap": relative_gap,
         "mip_feasibility_tolerance": 1e-9,
@@ -184,11 +180,19 @@ def _matrices(problem: Problem) -> _Matrices:
     return _Matrices(costs * scale, simplex, marginals, offsets, pairs, scale)
 
 
-def _memory(matrices: _Matrices, rows: Sequence[Row]) -> sp.csr_matrix:
-    held = np.zeros((len(rows), int(matrices.offsets[-1])))
-    for number, row in enumerate(rows):
-        for node, shares in row.items():
-            held[number, matrices.offsets[node] : matrices.offsets[node + 1]] = shares
+def _memory(problem: Problem, matrices: _Matrices, rows: Sequence[Row]) -> sp.csr_matrix:
+    numbers = problem.edge_numbers()
+    first = matrices.offsets[-1] + np.cumsum([0, *map(len, matrices.pairs)])
+    held = np.zeros((len(rows), matrices.costs.size))
+    for row_held, row in zip(held, rows, strict=True):
+        for nodes, shares in row.items():
+            if len(nodes) == 1:
+                begin, end = matrices.offsets[nodes[0]], matrices.offsets[nodes[0] + 1]
+                row_held[begin:end] += shares
+            else:
+                number = numbers[nodes]
+                there = shares if problem.edges[number].source == nodes[0] else shares.T
+                row_held[first[number] : first[number + 1]] += there[*matrices.pairs[number].T]
     return sp.csr_matrix(held)
 
 

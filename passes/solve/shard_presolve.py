@@ -27,7 +27,14 @@ from math import inf
 
 import numpy as np
 
-from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem
+from alpa.passes.solve.shard_problem import (
+    Edge,
+    InfeasibleError,
+    Problem,
+    Usage,
+    with_edges_of_usages,
+    with_strategies,
+)
 
 _MAX_SERIES_PAIRS = 4096
 """A degree-2 elimination may always make a matrix of this many pairs (64 x 64 strategies)."""
@@ -257,16 +264,15 @@ class Reduction:
         if not core.nodes:
             return core
         number = {node: k for k, node in enumerate(core.nodes)}
-        gone = {one.node: int(one.strategies[0]) for one in self._eliminated}
+        gone = {one.node: one.strategies[:1] for one in self._eliminated}
+        left = [self.strategies[v] if v in number else gone[v] for v in range(len(self._given))]
         usages = tuple(
-            replace(u, node=number[u.node], bytes=u.bytes[self.strategies[u.node]])
-            if u.node in number
-            else replace(u, node=0, bytes=np.full(core.strategies[0].size, u.bytes[gone[u.node]]))
-            for u in self._usages
+            _without_gone(usage, number, core.strategies[0].size)
+            for usage in with_strategies(self._usages, left)
         )
         costs = (core.problem.node_costs[0] + self.constant, *core.problem.node_costs[1:])
         problem = replace(core.problem, node_costs=costs, usages=usages, memory_limit=self._limit)
-        return replace(core, problem=problem)
+        return replace(core, problem=with_edges_of_usages(problem))
 
     def cores(self) -> list[Core]:
         """The connected components of what is left, without memory."""
@@ -312,11 +318,24 @@ class Reduction:
 def _distinct_usages(problem: Problem) -> dict[int, np.ndarray]:
     """``[strategy, k]``: bytes of each different usage of a node; constant ones are left out."""
     columns: dict[int, dict[bytes, np.ndarray]] = {}
-    for usage in problem.usages:
-        held = usage.bytes.astype(float)
-        if np.ptp(held) > 0:
-            columns.setdefault(usage.node, {})[held.tobytes()] = held
+    distinct = {(usage.nodes, id(usage.bytes)): usage.bytes for usage in problem.usages}
+    for (nodes, _), size in distinct.items():
+        for axis, node in enumerate(nodes):
+            # What a node holds together with each strategy of another one is a usage of its own.
+            held = np.moveaxis(size.astype(float), axis, 0).reshape(size.shape[axis], -1)
+            for column in held[:, np.ptp(held, axis=0) > 0].T:
+                columns.setdefault(node, {})[column.tobytes()] = column
     return {node: np.stack(list(mine.values()), axis=1) for node, mine in columns.items()}
+
+
+def _without_gone(usage: Usage, number: Mapping[int, int], size: int) -> Usage:
+    """A usage of what is left of its nodes; the first node, of so many strategies, has the rest."""
+    nodes = tuple(number[node] for node in usage.nodes if node in number)
+    if not nodes:
+        return replace(usage, nodes=(0,), bytes=np.full(size, usage.bytes.item()))
+    if len(nodes) == len(usage.nodes):
+        return replace(usage, nodes=nodes)
+    return replace(usage, nodes=nodes, bytes=usage.bytes.reshape(-1))
 
 
 def _least_difference(costs: np.ndarray) -> np.ndarray:

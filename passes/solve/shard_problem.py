@@ -5,8 +5,9 @@ Memory is what the paper leaves to the stages: usages of nodes over time, and on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import Literal
 
@@ -41,9 +42,13 @@ class OutOfMemoryError(InfeasibleError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Usage:
-    """From time ``start`` until before ``stop``, ``node`` holds ``bytes[i]`` under strategy i."""
+    """What one or two nodes hold from time ``start`` until before ``stop``.
 
-    node: int
+    ``bytes[i]`` under strategy i of ``nodes[0]``; ``bytes[i, j]`` where ``nodes[1]`` has strategy
+    j: what exists for an edge's sake alone. Two nodes need an edge between them.
+    """
+
+    nodes: tuple[int, ...]
     bytes: np.ndarray
     start: int
     stop: int
@@ -95,15 +100,18 @@ class Problem:
             if np.isnan(edge.costs).any() or (edge.costs == -inf).any():
                 raise ValueError(f"{title} has a cost that is NaN or -inf")
 
+        pairs = self.edge_numbers() if any(len(u.nodes) == 2 for u in self.usages) else {}
         for number, usage in enumerate(self.usages):
-            title = f"usage {number} of node {usage.node}"
-            if not 0 <= usage.node < len(self.node_costs):
+            title = f"usage {number} of {_name(usage.nodes)}"
+            if not all(0 <= node < len(self.node_costs) for node in usage.nodes):
                 raise ValueError(f"{title}: there are {len(self.node_costs)} nodes")
-            if usage.bytes.shape != self.node_costs[usage.node].shape:
+            shape = tuple(self.node_costs[node].size for node in usage.nodes)
+            if usage.bytes.shape != shape:
                 raise ValueError(
-                    f"{title} has {usage.bytes.shape} bytes for "
-                    f"{self.node_costs[usage.node].size} strategies"
+                    f"{title} has bytes of shape {usage.bytes.shape} for {shape} strategies"
                 )
+            if len(usage.nodes) != 1 and usage.nodes not in pairs:
+                raise ValueError(f"{title}: no edge is between them")
             if usage.start >= usage.stop:
                 raise ValueError(f"{title} ends at {usage.stop}, it starts at {usage.start}")
             if not (np.isfinite(usage.bytes).all() and (usage.bytes >= 0).all()):
@@ -114,10 +122,33 @@ class Problem:
         total = sum(float(costs[i]) for costs, i in zip(self.node_costs, choice, strict=True))
         return total + sum(float(e.costs[choice[e.source], choice[e.target]]) for e in self.edges)
 
+    def edge_numbers(self) -> dict[tuple[int, ...], int]:
+        """By its ends, in either order, the last edge between two nodes."""
+        numbers: dict[tuple[int, ...], int] = {}
+        for number, edge in enumerate(self.edges):
+            numbers[edge.source, edge.target] = numbers[edge.target, edge.source] = number
+        return numbers
+
     @property
     def num_variables(self) -> int:
         """Variables of the linearised ILP: one per strategy and one per pair on an edge."""
         return sum(c.size for c in self.node_costs) + sum(e.costs.size for e in self.edges)
+
+
+Row = dict[tuple[int, ...], np.ndarray]
+"""What nodes, or pairs of them, hold at one time, per strategy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """What a node holds for a while, as far as there is a choice."""
+
+    first: int
+    end: int
+    """among the times of ``Memory``"""
+    held: np.ndarray
+    """bytes per strategy, and per strategy of ``other``"""
+    other: int | None
 
 
 class Memory:
@@ -125,19 +156,49 @@ class Memory:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        starts = sorted({usage.start for usage in problem.usages})
-        self.times = np.array(starts, dtype=np.int64)
+        self._starts = np.array([usage.start for usage in problem.usages], dtype=np.int64)
+        self._stops = np.array([usage.stop for usage in problem.usages], dtype=np.int64)
+        self.times = np.unique(self._starts)
         """All peaks begin where something starts."""
-        self.first = np.searchsorted(self.times, [u.start for u in problem.usages])
-        self.end = np.searchsorted(self.times, [u.stop for u in problem.usages])
+        self.first = np.searchsorted(self.times, self._starts)
+        self.end = np.searchsorted(self.times, self._stops)
+        # All bytes in one vector, equal arrays once: a choice reads it in one go.
+        arrays = {id(usage.bytes): usage.bytes for usage in problem.usages}
+        begins = np.cumsum([0, *(array.size for array in arrays.values())])
+        begin = dict(zip(arrays, begins.tolist(), strict=False))
+        self._flat = np.concatenate([np.zeros(0), *(a.ravel() for a in arrays.values())])
+        self._begin = np.array([begin[id(u.bytes)] for u in problem.usages], dtype=np.int64)
+        ends = [(u.nodes[0], u.nodes[-1]) for u in problem.usages]
+        self._ends = np.array(ends, dtype=np.int64).reshape(-1, 2)
+        strides = [(u.bytes.shape[1], 1) if u.bytes.ndim == 2 else (1, 0) for u in problem.usages]
+        self._strides = np.array(strides, dtype=np.int64).reshape(-1, 2)
 
     def over_time(self, choice: Sequence[int]) -> np.ndarray:
         """Bytes in use at each of ``times``."""
         change = np.zeros(len(self.times) + 1)
-        held = np.array([u.bytes[choice[u.node]] for u in self._problem.usages], dtype=float)
+        chosen = np.asarray(choice, dtype=np.int64)[self._ends]
+        held = self._flat[self._begin + (chosen * self._strides).sum(axis=1)]
         np.add.at(change, self.first, held)
         np.subtract.at(change, self.end, held)
         return np.cumsum(change)[:-1]
+
+    @cached_property
+    def spans(self) -> list[list[Span]]:
+        """Of each node; what two nodes hold together is with both."""
+        varies = {id(usage.bytes): bool(np.ptp(usage.bytes) > 0) for usage in self._problem.usages}
+        merged: dict[tuple[tuple[int, ...], int, int], np.ndarray] = {}
+        for usage, first, end in zip(self._problem.usages, self.first, self.end, strict=True):
+            if varies[id(usage.bytes)]:
+                key = (usage.nodes, int(first), int(end))
+                merged[key] = merged[key] + usage.bytes if key in merged else usage.bytes
+        spans: list[list[Span]] = [[] for _ in self._problem.node_costs]
+        for (nodes, first, end), held in merged.items():
+            if len(nodes) == 1:
+                spans[nodes[0]].append(Span(first, end, held, None))
+            else:
+                spans[nodes[0]].append(Span(first, end, held, nodes[1]))
+                spans[nodes[1]].append(Span(first, end, held.T, nodes[0]))
+        return spans
 
     def peak(self, choice: Sequence[int]) -> tuple[float, int]:
         """The most bytes in use, and the time when."""
@@ -147,13 +208,42 @@ class Memory:
         most = int(np.argmax(used))
         return float(used[most]), int(self.times[most])
 
-    def row(self, time: int) -> dict[int, np.ndarray]:
-        """Bytes that each node holds at a time, per strategy."""
-        row: dict[int, np.ndarray] = {}
-        for usage in self._problem.usages:
-            if usage.start <= time < usage.stop:
-                row[usage.node] = row.get(usage.node, 0.0) + usage.bytes
+    def row(self, time: int) -> Row:
+        """What is held at a time."""
+        row: Row = {}
+        for number in np.flatnonzero((self._starts <= time) & (time < self._stops)):
+            usage = self._problem.usages[number]
+            row[usage.nodes] = row.get(usage.nodes, 0.0) + usage.bytes
         return row
+
+
+def with_edges_of_usages(problem: Problem) -> Problem:
+    """The problem with an edge between any two nodes that hold something together."""
+    known = problem.edge_numbers()
+    missing = {
+        tuple(sorted(usage.nodes)): Edge(
+            usage.nodes[0], usage.nodes[1], np.zeros(usage.bytes.shape)
+        )
+        for usage in problem.usages
+        if len(usage.nodes) == 2 and usage.nodes not in known
+    }
+    return replace(problem, edges=(*problem.edges, *missing.values()))
+
+
+def with_strategies(usages: Iterable[Usage], kept: Sequence[np.ndarray]) -> tuple[Usage, ...]:
+    """Usages of the strategies that each node keeps; arrays that were one stay one."""
+    made: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
+    fewer: list[Usage] = []
+    for usage in usages:
+        key = (usage.nodes, id(usage.bytes))
+        if key not in made:
+            made[key] = usage.bytes[np.ix_(*(kept[node] for node in usage.nodes))]
+        fewer.append(replace(usage, bytes=made[key]))
+    return tuple(fewer)
+
+
+def _name(nodes: Sequence[int]) -> str:
+    return ("node " if len(nodes) == 1 else "nodes ") + " and ".join(map(str, nodes))
 
 
 @dataclass(frozen=True, kw_only=True)

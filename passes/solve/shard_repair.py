@@ -1,8 +1,8 @@
 """Choices within memory: a greedy repair of one that breaks the limit, and local improvement.
 
 The repair changes one node at a time: that which saves bytes at the times over the limit for the
-least extra cost per byte, as in Toyoda's greedy method for multidimensional knapsacks (1975).
-Costs count the edges to the neighbours as they stand.
+least extra cost per byte of the excess, as in Toyoda's greedy method for multidimensional knapsacks
+(1975). Costs count the edges to the neighbours as they stand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from alpa.passes.solve.shard_bound import neighbours
-from alpa.passes.solve.shard_problem import Memory, Problem
+from alpa.passes.solve.shard_problem import Memory, Problem, Span
 
 _ROUNDS = 20
 _STEPS = 20
@@ -29,14 +29,7 @@ class Walk:
         self.problem, self.choice = problem, list(choice)
         self.used = memory.over_time(choice)
         self.around = neighbours(problem)
-        self._spans: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in problem.node_costs]
-        merged: dict[tuple[int, int, int], np.ndarray] = {}
-        for usage, first, end in zip(problem.usages, memory.first, memory.end, strict=True):
-            if np.ptp(usage.bytes) > 0:
-                key = (usage.node, int(first), int(end))
-                merged[key] = merged.get(key, 0.0) + usage.bytes
-        for (node, first, end), held in merged.items():
-            self._spans[node].append((first, end, held))
+        self._spans = memory.spans
 
     def costs(self, node: int) -> np.ndarray:
         """Of each of the node's strategies, with its edges, as the neighbours stand."""
@@ -48,8 +41,8 @@ class Walk:
     def weighted(self, node: int, before: np.ndarray) -> np.ndarray:
         """Bytes of each strategy, summed over time; ``before[t]``: the weight of times before t."""
         total = np.zeros(self.problem.node_costs[node].size)
-        for first, end, held in self._spans[node]:
-            total = total + (before[end] - before[first]) * held
+        for span in self._spans[node]:
+            total = total + (before[span.end] - before[span.first]) * self._held(span)
         return total
 
     def fits(self, node: int, strategy: int) -> bool:
@@ -63,9 +56,14 @@ class Walk:
 
     def _after(self, node: int, strategy: int) -> np.ndarray:
         after = self.used.copy()
-        for first, end, held in self._spans[node]:
-            after[first:end] += held[strategy] - held[self.choice[node]]
+        for span in self._spans[node]:
+            held = self._held(span)
+            after[span.first : span.end] += held[strategy] - held[self.choice[node]]
         return after
+
+    def _held(self, span: Span) -> np.ndarray:
+        """Bytes of each of the node's strategies, as the neighbours stand."""
+        return span.held if span.other is None else span.held[:, self.choice[span.other]]
 
 
 def repair(
@@ -81,36 +79,39 @@ def repair(
         if time.monotonic() > deadline:
             return None
         before = np.concatenate([[0.0], np.cumsum(over)])
+        excess = float((walk.used - problem.memory_limit)[over].sum())
         if not heap:
-            heap = _offers(walk, range(len(choice)), before)
+            heap = _offers(walk, range(len(choice)), before, excess)
             heapify(heap)
         # Offers grow worse with time, as a rule: only the best are kept up to date.
         while heap:
             _, node, _ = heappop(heap)
-            fresh = _offers(walk, (node,), before)
+            fresh = _offers(walk, (node,), before, excess)
             if fresh and (not heap or fresh[0] <= heap[0]):
                 _, _, strategy = fresh[0]
                 walk.take(node, strategy)
                 touched = (node, *(other for _, _, other in walk.around[node]))
-                for offer in _offers(walk, touched, before):
+                for offer in _offers(walk, touched, before, excess):
                     heappush(heap, offer)
                 break
             for offer in fresh:
                 heappush(heap, offer)
         else:
-            if not _offers(walk, range(len(choice)), before):
+            if not _offers(walk, range(len(choice)), before, excess):
                 return None
     return None
 
 
-def _offers(walk: Walk, nodes: Iterable[int], before: np.ndarray) -> list[tuple[float, int, int]]:
+def _offers(
+    walk: Walk, nodes: Iterable[int], before: np.ndarray, excess: float
+) -> list[tuple[float, int, int]]:
     """Extra cost per byte saved, node, and by which strategy, where something can be saved."""
-    found = ((_offer(walk, node, before), node) for node in nodes)
+    found = ((_offer(walk, node, before, excess), node) for node in nodes)
     return [(offer[0], node, offer[1]) for offer, node in found if offer is not None]
 
 
-def _offer(walk: Walk, node: int, before: np.ndarray) -> tuple[float, int] | None:
-    """The node's strategy with the least extra cost per byte that it saves."""
+def _offer(walk: Walk, node: int, before: np.ndarray, excess: float) -> tuple[float, int] | None:
+    """The node's strategy with the least extra cost per byte that it saves of the excess."""
     held = walk.weighted(node, before)
     saved = held[walk.choice[node]] - held
     if not (saved > 0).any():
@@ -119,7 +120,9 @@ def _offer(walk: Walk, node: int, before: np.ndarray) -> tuple[float, int] | Non
     now = costs[walk.choice[node]]
     # From a forbidden pair any allowed one is a step forward.
     extra = costs - (now if now < inf else 0.0)
-    rate = np.divide(extra, saved, out=np.full(saved.size, inf), where=saved > 0)
+    rate = np.divide(
+        extra, np.minimum(saved, excess), out=np.full(saved.size, inf), where=saved > 0
+    )
     best = int(np.argmin(rate))
     return (float(rate[best]), best) if rate[best] < inf else None
 

@@ -14,9 +14,10 @@ that helps, presolve and prices start again on the rest. HiGHS closes the gap th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from alpa.passes.solve.shard_lp import SolverFailedError, branch
 from alpa.passes.solve.shard_presolve import Reduction
 from alpa.passes.solve.shard_prices import Plane, next_prices
 from alpa.passes.solve.shard_problem import (
+    Edge,
     InfeasibleError,
     Memory,
     OutOfMemoryError,
@@ -36,8 +38,14 @@ from alpa.passes.solve.shard_problem import (
 )
 from alpa.passes.solve.shard_repair import improve_within, repair
 
-SolveFree = Callable[[Problem, float], Solution]
-"""Solves a problem without memory; relaxations go on until this relative gap."""
+
+class SolveFree(Protocol):
+    """Solves a problem without memory."""
+
+    def __call__(self, other: Problem, wanted: float, enough: float = inf, /) -> Solution:
+        """Relaxations go on until the gap is ``wanted`` or the bound ``enough``."""
+        ...
+
 
 _ROUNDS = 100
 _SWEEPS = 200
@@ -131,7 +139,7 @@ def _run(search: _Search) -> None:
         if search.done:
             return
         smaller = _without_dear(search)
-        if variables_left(smaller) <= _SHRINK * search.problem.num_variables:
+        if variables_left(smaller) <= _SHRINK * variables_left(search.problem):
             _descend(search, smaller)
         else:
             _branch(search)
@@ -192,11 +200,15 @@ def _least(search: _Search) -> tuple[int, ...]:
     """A choice that holds little throughout, whatever it costs."""
     problem = search.problem
     price = 1e3 * max(abs(search.bound), 1e-30) / max(problem.memory_limit, 1.0)
-    costs = [c.astype(float) for c in problem.node_costs]
+    costs, edges = [c.astype(float) for c in problem.node_costs], list(problem.edges)
     for usage in problem.usages:
-        costs[usage.node] = costs[usage.node] + price * usage.bytes
+        if len(usage.nodes) == 1:
+            costs[usage.nodes[0]] = costs[usage.nodes[0]] + price * usage.bytes
+        else:
+            source, target = usage.nodes
+            edges.append(Edge(source, target, price * usage.bytes))
     cheapest = tuple(int(np.argmin(c)) for c in costs)
-    return improve(replace(problem, node_costs=tuple(costs)), cheapest)
+    return improve(replace(problem, node_costs=tuple(costs), edges=tuple(edges)), cheapest)
 
 
 def _offer(search: _Search, choice: tuple[int, ...]) -> None:
@@ -213,11 +225,12 @@ def _check_row(search: _Search, moment: int) -> None:
     problem, row = search.problem, search.memory.row(moment)
     least = Problem(
         node_costs=tuple(
-            np.where(np.isfinite(costs), row.get(v, 0.0), inf)
+            np.where(np.isfinite(costs), row.get((v,), 0.0), inf)
             for v, costs in enumerate(problem.node_costs)
         ),
-        edges=tuple(
-            replace(e, costs=np.where(np.isfinite(e.costs), 0.0, inf)) for e in problem.edges
+        edges=(
+            *(replace(e, costs=np.where(np.isfinite(e.costs), 0.0, inf)) for e in problem.edges),
+            *(Edge(vs[0], vs[1], held) for vs, held in row.items() if len(vs) == 2),
         ),
     )
     try:
@@ -259,7 +272,8 @@ def _maximise_bound(search: _Search) -> None:
         wanted = 0.5 * near / max(abs(search.bound) + paid, 1e-300)
         relaxed = priced(search.problem, search.memory, prices)
         try:
-            found = search.solve_free(relaxed, max(wanted, 1e-9))
+            enough = (1 - search.gap) * search.value + paid
+            found = search.solve_free(relaxed, max(wanted, 1e-9), enough)
         except TimeoutError:
             return
         value, known = found.bound - paid, len(search.prices)
@@ -286,6 +300,9 @@ def _descend(search: _Search, smaller: Problem) -> None:
             if search.memory.peak(choice)[0] <= search.problem.memory_limit:
                 _offer(search, choice)
             search.bound = search.value
+            return
+        if variables_left(rest.problem) >= variables_left(search.problem):
+            _branch(search)
             return
         below = _Search(
             rest.problem,
@@ -347,5 +364,8 @@ def _only(problem: Problem, choice: tuple[int, ...]) -> tuple[tuple[int, ...], f
 def _largest(problem: Problem, moment: int, choice: Iterable[int]) -> tuple[int, ...]:
     """The nodes that hold most at a time."""
     chosen = list(choice)
-    held = {v: float(b[chosen[v]]) for v, b in Memory(problem).row(moment).items()}
+    held: dict[int, float] = {}
+    for nodes, size in Memory(problem).row(moment).items():
+        for node in nodes:
+            held[node] = held.get(node, 0.0) + float(size[tuple(chosen[v] for v in nodes)])
     return tuple(sorted(held, key=lambda v: -held[v])[:8])

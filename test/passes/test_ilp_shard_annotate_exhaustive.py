@@ -111,7 +111,7 @@ def costs_and_peaks(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         held = np.zeros((1,) * count)
         for usage in problem.usages:
             if usage.start <= start < usage.stop:
-                held = held + on_nodes(usage.bytes, (usage.node,), count)
+                held = held + on_nodes(usage.bytes, usage.nodes, count)
         peak = np.maximum(peak, held)
     return cost.ravel(), peak.ravel()
 

@@ -108,6 +108,15 @@ def test_gathered_operands_are_whole() -> None:
     assert memory.temporaries == WHOLE
 
 
+def test_dots_read_a_transposed_matrix_as_it_is() -> None:
+    type_ = "tensor<64x64xf32>"
+    transposed = f"%t = stablehlo.transpose %1, dims = [1, 0] {on('', '')} : ({type_}) -> {type_}\n"
+    memory = predicted(transposed + dot("r", "0", "t"), "", "")
+    assert memory.temporaries == 0
+    memory = predicted(transposed + unary("u", "tanh", "t") + dot("r", "u", "t"), "", "")
+    assert memory.temporaries == 2 * WHOLE
+
+
 def test_accumulators_and_donated_arguments_take_no_room_of_their_own() -> None:
     summed = ", alpa.accumulators = array<i64: 0>"
     memory = predicted(dot("r", "0", "0"), "", attributes=summed)

@@ -13,8 +13,8 @@ def two(first: list[float], second: list[float], limit: float) -> Problem:
         node_costs=(np.zeros(len(first)), np.zeros(len(second))),
         edges=(),
         usages=(
-            Usage(node=0, bytes=np.array(first), start=2, stop=4),
-            Usage(node=1, bytes=np.array(second), start=0, stop=3),
+            Usage(nodes=(0,), bytes=np.array(first), start=2, stop=4),
+            Usage(nodes=(1,), bytes=np.array(second), start=0, stop=3),
         ),
         memory_limit=limit,
     )
@@ -30,7 +30,9 @@ def test_several_usages_of_a_node_count_together():
     problem = Problem(
         node_costs=(np.zeros(2),),
         edges=(),
-        usages=tuple(Usage(node=0, bytes=np.array([1.0, 3.0]), start=k, stop=4) for k in range(3)),
+        usages=tuple(
+            Usage(nodes=(0,), bytes=np.array([1.0, 3.0]), start=k, stop=4) for k in range(3)
+        ),
         memory_limit=8.0,
     )
     np.testing.assert_array_equal(np.isfinite(without_oversized(problem).node_costs[0]), [1, 0])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf, isfinite, prod
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from alpa.passes.solve.shard_ilp import (
     verify,
 )
 from alpa.passes.solve.shard_problem import Memory
-from alpa.passes.solve.shard_repair import improve_within
+from alpa.passes.solve.shard_repair import improve_within, repair
 
 
 @st.composite
@@ -36,11 +36,16 @@ def problems(draw: st.DrawFn) -> Problem:
         for n in [sizes[u] * sizes[v]]
     )
     usages: list[Usage] = []
-    for node in draw(st.lists(st.integers(0, len(sizes) - 1), max_size=9)):
-        held = draw(st.lists(st.integers(0, 8), min_size=sizes[node], max_size=sizes[node]))
+    holders: list[tuple[int, ...]] = [(v,) for v in range(len(sizes))]
+    holders += ends + [(v, u) for u, v in ends]
+    for nodes_ in draw(st.lists(st.sampled_from(holders), max_size=9)):
+        shape = tuple(sizes[v] for v in nodes_)
+        held = draw(st.lists(st.integers(0, 8), min_size=prod(shape), max_size=prod(shape)))
         start = draw(st.integers(0, 5))
         stop = start + draw(st.integers(1, 4))
-        usages.append(Usage(node=node, bytes=np.array(held), start=start, stop=stop))
+        usages.append(
+            Usage(nodes=nodes_, bytes=np.array(held).reshape(shape), start=start, stop=stop)
+        )
     limit = float(draw(st.integers(0, 24)))
     return Problem(node_costs=nodes, edges=edges, usages=tuple(usages), memory_limit=limit)
 
@@ -53,8 +58,9 @@ def peaks(problem: Problem) -> np.ndarray:
         used = np.zeros(shape)
         for usage in problem.usages:
             if usage.start <= time < usage.stop:
-                dims = [-1 if v == usage.node else 1 for v in range(len(shape))]
-                used = used + usage.bytes.reshape(dims)
+                held = usage.bytes.transpose(np.argsort(usage.nodes))
+                dims = [n if v in usage.nodes else 1 for v, n in enumerate(shape)]
+                used = used + held.reshape(dims)
         peak = np.maximum(peak, used)
     return peak
 
@@ -86,7 +92,12 @@ def test_a_wide_gap_proves_no_false_bound(monkeypatch, all_costs, random_problem
     rng = np.random.default_rng(seed)
     free = random_problem(seed)
     usages = tuple(
-        Usage(node=v, bytes=1e3 / (1e-4 + costs) * rng.uniform(0.5, 2), start=start, stop=start + 3)
+        Usage(
+            nodes=(v,),
+            bytes=1e3 / (1e-4 + costs) * rng.uniform(0.5, 2),
+            start=start,
+            stop=start + 3,
+        )
         for v, costs in enumerate(free.node_costs)
         for start in [int(rng.integers(0, 4))]
     )
@@ -109,7 +120,7 @@ def test_memory_over_time_is_the_sum_of_what_is_held(problem):
     assert memory.peak(choice)[0] == peaks(problem)[tuple(choice)]
     for time, used in zip(memory.times, memory.over_time(choice), strict=True):
         row = memory.row(int(time))
-        assert used == sum(held[choice[node]] for node, held in row.items())
+        assert used == sum(held[tuple(choice[v] for v in vs)] for vs, held in row.items())
 
 
 @settings(max_examples=60)
@@ -138,7 +149,7 @@ def large(seed: int) -> Problem:
             if w < count
         ),
         usages=tuple(
-            Usage(node=v, bytes=held[v], start=v, stop=v + 6 + v % 3) for v in range(count)
+            Usage(nodes=(v,), bytes=held[v], start=v, stop=v + 6 + v % 3) for v in range(count)
         ),
         memory_limit=90.0,
     )
@@ -205,15 +216,17 @@ def test_no_time_gives_a_valid_answer_or_says_so(all_costs, problem):
 @pytest.mark.parametrize(
     ("usage", "words"),
     [
-        (Usage(node=2, bytes=np.ones(2), start=0, stop=1), "there are 1 nodes"),
-        (Usage(node=0, bytes=np.ones(3), start=0, stop=1), "for 2 strategies"),
-        (Usage(node=0, bytes=np.ones(2), start=1, stop=1), "ends at 1"),
-        (Usage(node=0, bytes=np.array([1.0, inf]), start=0, stop=1), "not finite"),
-        (Usage(node=0, bytes=np.array([1.0, -1.0]), start=0, stop=1), "negative"),
+        (Usage(nodes=(2,), bytes=np.ones(2), start=0, stop=1), "there are 2 nodes"),
+        (Usage(nodes=(0,), bytes=np.ones(3), start=0, stop=1), r"\(3,\) for \(2,\) strategies"),
+        (Usage(nodes=(0, 1), bytes=np.ones((2, 1)), start=0, stop=1), "no edge is between"),
+        (Usage(nodes=(0,), bytes=np.ones(2), start=1, stop=1), "ends at 1"),
+        (Usage(nodes=(0,), bytes=np.array([1.0, inf]), start=0, stop=1), "not finite"),
+        (Usage(nodes=(0,), bytes=np.array([1.0, -1.0]), start=0, stop=1), "negative"),
     ],
 )
 def test_usages_that_are_none_are_refused(usage, words):
-    problem = Problem(node_costs=(np.zeros(2),), edges=(), usages=(usage,), memory_limit=1.0)
+    costs = (np.zeros(2), np.zeros(1))
+    problem = Problem(node_costs=costs, edges=(), usages=(usage,), memory_limit=1.0)
     with pytest.raises(ValueError, match=words):
         solve(problem)
 
@@ -223,3 +236,14 @@ def test_verify_refuses_what_does_not_fit():
     solution = solve(replace(problem, memory_limit=inf))
     with pytest.raises(ValueError, match="bytes at time"):
         verify(problem, solution)
+
+
+def test_a_small_excess_is_repaired_by_what_is_just_enough():
+    """Not by what saves most for its cost, which costs far more than the excess is worth."""
+    costs = (np.array([0.0, 50.0]), np.array([0.0, 1.0]))
+    usages = (
+        Usage(nodes=(0,), bytes=np.array([1000.0, 0.0]), start=0, stop=1),
+        Usage(nodes=(1,), bytes=np.array([100.0, 90.0]), start=0, stop=1),
+    )
+    problem = Problem(node_costs=costs, edges=(), usages=usages, memory_limit=1095.0)
+    assert repair(problem, Memory(problem), (0, 0), deadline=inf) == (0, 1)
