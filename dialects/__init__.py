@@ -8,6 +8,8 @@ from __future__ import annotations
 from alpa.dialects.bindings import (
     body,
     chlo,
+    file_position,
+    filled,
     format_error,
     func,
     ir,
@@ -22,11 +24,14 @@ from alpa.dialects.bindings import (
     stablehlo,
     terminator,
     walk,
+    walk_outside_manual,
 )
 
 __all__ = [
     "body",
     "chlo",
+    "file_position",
+    "filled",
     "format_error",
     "func",
     "ir",
@@ -41,4 +46,5 @@ __all__ = [
     "stablehlo",
     "terminator",
     "walk",
+    "walk_outside_manual",
 ]

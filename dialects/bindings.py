@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext as jax_extension
@@ -16,6 +17,8 @@ from jaxlib.mlir.dialects import chlo, func, mpmd, sdy, stablehlo
 __all__ = [
     "body",
     "chlo",
+    "file_position",
+    "filled",
     "format_error",
     "func",
     "ir",
@@ -30,6 +33,7 @@ __all__ = [
     "stablehlo",
     "terminator",
     "walk",
+    "walk_outside_manual",
 ]
 
 
@@ -69,10 +73,30 @@ def format_error(error: ir.MLIRError) -> str:
 
 
 def _place(location: ir.Location) -> str:
-    if isinstance(location, ir.FileLineColLoc):
-        return f"{location.filename}:{location.start_line}:{location.start_col}"
+    position = file_position(location)
+    if position is not None:
+        return f"{position.filename}:{position.start_line}:{position.start_col}"
     text = str(location)
     return text.removeprefix("loc(").removesuffix(")").replace('"', "")
+
+
+def file_position(location: ir.Location) -> ir.FileLineColLoc | None:
+    """The first file position inside a location: named, call-site and fused ones are opened."""
+    # A raised error's location has lost its kind; the attribute still knows it.
+    return _position(ir.Location.from_attr(location.attr, location.context))
+
+
+def _position(location: ir.Location) -> ir.FileLineColLoc | None:
+    if isinstance(location, ir.FileLineColLoc):
+        return location
+    if isinstance(location, ir.NameLoc):
+        return _position(location.child_loc)
+    if isinstance(location, ir.CallSiteLoc):
+        return _position(location.callee)
+    if isinstance(location, ir.FusedLoc):
+        inner = cast(Iterable[ir.Location], location.locations)
+        return next((found for each in inner if (found := _position(each)) is not None), None)
+    return None
 
 
 def body(op: ir.OpView | ir.Operation, region: int = 0) -> ir.Block:
@@ -106,3 +130,30 @@ def walk(block: ir.Block) -> Iterator[ir.OpView]:
         for region in op.regions:
             for inner in region.blocks:
                 yield from walk(inner)
+
+
+def walk_outside_manual(block: ir.Block) -> list[ir.OpView]:
+    """All ops of a block and of its regions but those that run on shards, which are written for
+    devices (`sdy.manual_computation`)."""
+    found: list[ir.OpView] = []
+    for op in block.operations:
+        found.append(op)
+        if not isinstance(op, sdy.ManualComputationOp):
+            for region in op.regions:
+                for inner in region.blocks:
+                    found += walk_outside_manual(inner)
+    return found
+
+
+def filled(type_: ir.RankedTensorType, number: float) -> ir.Value:
+    """A tensor that holds one number everywhere."""
+    element = type_.element_type
+    if isinstance(element, ir.ComplexType):
+        # The bindings raise TypeError where they are asked for a complex constant.
+        part = ir.RankedTensorType.get(type_.shape, element.element_type)
+        return stablehlo.complex(filled(part, number), filled(part, 0.0))
+    if isinstance(element, ir.FloatType):
+        value: ir.Attribute = ir.FloatAttr.get(element, number)
+    else:
+        value = ir.IntegerAttr.get(element, int(number))
+    return stablehlo.constant(ir.DenseElementsAttr.get_splat(type_, value))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
-from alpa.dialects.bindings import ir, sdy
+from alpa.dialects.bindings import func, ir, sdy
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,53 @@ class Sharding:
             [axis.to_attr() for axis in self.unreduced],
         )
 
+    def on(self, mesh: Mesh) -> Sharding:
+        """Itself without the axes along which a mesh has one device: they cut nothing."""
+
+        def cutting(axes: tuple[AxisRef, ...]) -> tuple[AxisRef, ...]:
+            return tuple(axis for axis in axes if mesh.axis_size(axis) > 1)
+
+        dims = tuple(cutting(dim) for dim in self.dims)
+        return replace(self, dims=dims, replicated=cutting(self.replicated))
+
+    def admits(self, other: Sharding) -> bool:
+        """Whether its open dimensions leave room for the closed sharding that another one is."""
+        pairs = zip(self.dims, other.dims, strict=True)
+        return not {axis for dim in other.dims for axis in dim} & {*self.replicated} and all(
+            axes == given or (d in self.open_dims and axes[: len(given)] == given)
+            for d, (given, axes) in enumerate(pairs)
+        )
+
     @property
     def axis_names(self) -> tuple[tuple[str, ...], ...]:
         """The axis names of each dimension."""
         return tuple(tuple(axis.name for axis in dim) for dim in self.dims)
+
+
+def narrower(one: Sharding, other: Sharding, mesh: Mesh) -> Sharding | None:
+    """Of two shardings over a mesh the one that the other one admits; None where neither is."""
+    a, b = one.on(mesh), replace(other.on(mesh), mesh=one.mesh)
+    if a == b or (not a.open_dims and b.admits(a)):
+        return one
+    return other if not b.open_dims and a.admits(b) else None
+
+
+def signature_shardings(
+    function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"]
+) -> dict[int, Sharding]:
+    """The `sdy.sharding`s of a function's arguments or results by number.
+
+    Raises:
+        ValueError: one holds its mesh inline.
+    """
+    if name not in function.attributes:
+        return {}
+    dictionaries = (ir.DictAttr(attrs) for attrs in ir.ArrayAttr(function.attributes[name]))
+    return {
+        number: Sharding.from_attr(attrs["sdy.sharding"])
+        for number, attrs in enumerate(dictionaries)
+        if "sdy.sharding" in attrs
+    }
 
 
 def op_shardings(op: ir.OpView | ir.Operation) -> tuple[Sharding, ...] | None:

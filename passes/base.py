@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
-from alpa.dialects import ir
+from alpa.dialects import body, file_position, func, ir, terminator
 
 
 class PassError(Exception):
@@ -87,8 +87,17 @@ def option(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-def location_of(where: ir.OpView | ir.Operation | ir.Location) -> ir.Location:
-    return where if isinstance(where, ir.Location) else where.location
+def location_of(*candidates: ir.OpView | ir.Operation | ir.Location) -> ir.Location:
+    """The location of the first that has a position in a file, or of the first.
+
+    jax gives functions and meshes none: what a function returns stands for it.
+    """
+    places: list[ir.Location] = []
+    for where in candidates:
+        places.append(where if isinstance(where, ir.Location) else where.location)
+        if isinstance(where, func.FuncOp) and where.regions[0].blocks:
+            places.append(terminator(body(where)).location)
+    return next((place for place in places if file_position(place) is not None), places[0])
 
 
 def _convert(name: str, text: str, hint: Any) -> Any:

@@ -49,6 +49,7 @@ from typing import ClassVar, Literal
 from alpa.dialects.attributes import ALIASING_OUTPUT
 from alpa.dialects.bindings import (
     body,
+    filled,
     func,
     ir,
     main_function,
@@ -208,10 +209,8 @@ class _Exporter:
         """The mean of a gradient that was added up, where it lies."""
         if self.loss_scale == 1.0:
             return gradient
-        scale = f"{self.loss_scale:.17e}"
-        number = f"({scale}, 0.0)" if "complex" in str(gradient.type) else scale
-        factor = ir.Attribute.parse(f"dense<{number}> : {gradient.type}")
-        mean = stablehlo.multiply(gradient, stablehlo.constant(factor))
+        factor = filled(ir.RankedTensorType(gradient.type), self.loss_scale)
+        mean = stablehlo.multiply(gradient, factor)
         if self.meshes[value.mesh].size == 1 or not value.shape:
             return mean
         return sdy.ShardingConstraintOp(mean, sharding=_attr(op, value)).result

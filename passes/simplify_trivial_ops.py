@@ -1,7 +1,11 @@
 """Brings any StableHLO program into the form that the planning passes read.
 
 * Calls are inlined; nested, from several places, in loops; `stablehlo.composite` as well.
-* Annotations of GSPMD are removed, with one remark; an `sdy.mesh` that nobody names, too.
+* Annotations of GSPMD and of memories other than the devices' are removed, with one remark each;
+  an `sdy.mesh` that nobody names, too.
+* Collectives of one device, which a `shard_map` over one leaves, go; its number is 0.
+* A result that is asked another `sdy.sharding` than the argument, or the earlier result, that it
+  is gets a constraint and so a value of its own.
 * Batch norms are written out; ops that do nothing go, chains of two become one. The rewrites:
 
       reshape(x) : type(x) -> x
@@ -66,8 +70,9 @@ func.func public @main(%x: tensor<2x2xf32>) -> tensor<4xf32> {
 **Options**: none.
 
 **Fails when** the module does not hold one public function with a body of one block, when a
-shape is dynamic, a call is recursive, or the program is written for several replicas (`pmap`)
-or with GSPMD's `shard_map`.
+shape is dynamic, a call is recursive, the program is written for several replicas (`pmap`)
+or with GSPMD's `shard_map`, it talks to its host (callbacks, infeed, ordered effects), is
+exported for several platforms, or has collectives outside of `sdy.manual_computation`.
 """
 
 from __future__ import annotations
@@ -82,7 +87,11 @@ from alpa.passes.base import Pass, Remark
 from alpa.passes.simplify import batch_norm, identities
 from alpa.passes.simplify.follow import mark_follow
 from alpa.passes.simplify.gspmd import drop_gspmd
+from alpa.passes.simplify.host_calls import refuse_host_calls
 from alpa.passes.simplify.inline import inline_calls
+from alpa.passes.simplify.lone_device import run_on_one_device
+from alpa.passes.simplify.memory_kinds import drop_memory_kinds
+from alpa.passes.simplify.returned import separate_results
 from alpa.passes.simplify.rewriter import Rewrite, simplify
 from alpa.passes.simplify.symbols import drop_unused_meshes
 
@@ -127,6 +136,10 @@ class SimplifyTrivialOps(Pass):
             main = check_input(module)
             drop_gspmd(module, remark)
             referenced = inline_calls(module, main)
+            refuse_host_calls(main)
+            drop_memory_kinds(main, remark)
+            run_on_one_device(module, main)
             drop_unused_meshes(module, referenced)
             simplify(body(main), REWRITES)
+            separate_results(module, main)  # last: rewrites make results of arguments
             mark_follow(body(main))

@@ -91,6 +91,11 @@ def compile_module(
             executable = client.compile_and_load(module, targets, options)
     except jax.errors.JaxRuntimeError as error:
         error.add_note(f"while compiling @{name} for {len(devices)} devices")
+        if "@CustomSPMDPartitioning" in str(module):
+            error.add_note(
+                "its custom_partitioning runs in the process that lowered it only, on several "
+                "devices"
+            )
         raise
     return Compiled(name=name, executable=executable, results=tuple(results))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from alpa.dialects import func, ir
+from alpa.dialects import body, func, ir, sdy
 from alpa.dialects.attributes import (
     Argument,
     Result,
@@ -13,6 +13,7 @@ from alpa.dialects.attributes import (
     read_arguments,
     read_results,
 )
+from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 
@@ -71,10 +72,11 @@ def infer_roles(function: func.FuncOp, graph: Graph) -> Roles:
     """
     try:
         arguments, results = read_arguments(function), read_results(function)
+        flow = _Flow.of(function, graph)
     except ValueError as error:
         raise PassError(function, str(error)) from error
-    pairs = _given_pairs(function, graph, arguments, results)
-    ambiguous = _add_pairs_by_flow(graph, arguments, results, pairs)
+    pairs = _given_pairs(function, flow, arguments, results)
+    ambiguous = _add_pairs_by_flow(flow, arguments, results, pairs)
     state = set(pairs.values())
     for r, a in pairs.items():
         results[r] = replace(results[r], role=ResultRole("state", a))
@@ -85,8 +87,47 @@ def infer_roles(function: func.FuncOp, graph: Graph) -> Roles:
     return Roles(arguments, results, tuple(ambiguous))
 
 
+@dataclass(frozen=True)
+class _Flow:
+    """Data flow from arguments to results, and the shardings that the program gives them."""
+
+    graph: Graph
+    arguments: dict[int, Sharding]
+    results: dict[int, Sharding]
+    meshes: dict[str, Mesh]
+
+    @classmethod
+    def of(cls, function: func.FuncOp, graph: Graph) -> _Flow:
+        """Raises ValueError where a sharding holds its mesh inline."""
+        module = function.operation.parent
+        assert module is not None
+        return cls(
+            graph,
+            signature_shardings(function, "arg_attrs"),
+            signature_shardings(function, "res_attrs"),
+            {
+                op.sym_name.value: Mesh.from_attr(op.mesh)
+                for op in body(module).operations
+                if isinstance(op, sdy.MeshOp)
+            },
+        )
+
+    def nearest(self, result: int) -> dict[int, int]:
+        """The arguments that a result may be the new value of, with their distance."""
+        found = _nearest_arguments(self.graph, self.graph.returned[result])
+        return {argument: d for argument, d in found.items() if self._agree(result, argument)}
+
+    def _agree(self, result: int, argument: int) -> bool:
+        """Whether both can have one layout, as a state has before and after the step."""
+        new, old = self.results.get(result), self.arguments.get(argument)
+        if new is None or old is None:
+            return True
+        mesh = self.meshes[old.mesh]
+        return mesh == self.meshes[new.mesh] and narrower(old, new, mesh) is not None
+
+
 def _given_pairs(
-    function: func.FuncOp, graph: Graph, arguments: list[Argument], results: list[Result]
+    function: func.FuncOp, flow: _Flow, arguments: list[Argument], results: list[Result]
 ) -> dict[int, int]:
     pairs: dict[int, int] = {}
     donated: dict[int, int] = {}
@@ -111,16 +152,17 @@ def _given_pairs(
         if results[r].role is None:
             donated.setdefault(r, a)
     free = [r for r in range(len(results)) if results[r].role is None]
-    return _by_data_flow(graph, donated, free) | pairs
+    return _by_data_flow(flow, donated, free) | pairs
 
 
-def _by_data_flow(graph: Graph, donated: dict[int, int], free: list[int]) -> dict[int, int]:
+def _by_data_flow(flow: _Flow, donated: dict[int, int], free: list[int]) -> dict[int, int]:
     """Pairs of donation as data flow wants them.
 
     jax gives a donated buffer to the first result of its type, which may be a loss. Where a result
     is not made of its argument element by element, but another one is, that one is the new state.
     """
-    nearest = {r: _nearest_arguments(graph, graph.returned[r]) for r in free}
+    graph = flow.graph
+    nearest = {r: flow.nearest(r) for r in free}
     wrong = {a for r, a in donated.items() if a not in nearest[r]}
     types = {graph.values[a].type for a in wrong}
     doubtful = {a for a in donated.values() if graph.values[a].type in types}
@@ -133,7 +175,7 @@ def _by_data_flow(graph: Graph, donated: dict[int, int], free: list[int]) -> dic
 
 
 def _add_pairs_by_flow(
-    graph: Graph, arguments: list[Argument], results: list[Result], pairs: dict[int, int]
+    flow: _Flow, arguments: list[Argument], results: list[Result], pairs: dict[int, int]
 ) -> list[str]:
     """Pairs each new state with the nearest old one of its type that its update reads.
 
@@ -142,9 +184,9 @@ def _add_pairs_by_flow(
     if pairs or any(argument.role is not None for argument in arguments):
         return []
     candidates: list[tuple[int, int, int]] = []
-    for r, value in enumerate(graph.returned):
+    for r in range(len(results)):
         if results[r].role is None:
-            candidates += [(d, r, a) for a, d in _nearest_arguments(graph, value).items()]
+            candidates += [(d, r, a) for a, d in flow.nearest(r).items()]
     taken: dict[int, int] = {}
     ambiguous: list[str] = []
     distance: dict[int, int] = {}

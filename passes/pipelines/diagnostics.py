@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal, cast
 
-from alpa.dialects import ir
+from alpa.dialects import file_position, ir
 
 Severity = Literal["error", "warning", "remark", "note"]
 
@@ -46,8 +46,7 @@ class Diagnostic:
 
 def place_of(location: ir.Location) -> Place:
     """The first file position inside a location: named, call-site and fused ones are opened."""
-    # A raised error's location has lost its kind; the attribute still knows it.
-    position = _position(ir.Location.from_attr(location.attr, location.context))
+    position = file_position(location)
     if position is not None:
         return Place(position.filename, position.start_line, position.start_col)
     if isinstance(location, ir.UnknownLoc):
@@ -80,19 +79,6 @@ def listening(context: ir.Context, sink: Callable[[Diagnostic], None]) -> Genera
     finally:
         handler.detach()
         context.emit_error_diagnostics = before
-
-
-def _position(location: ir.Location) -> ir.FileLineColLoc | None:
-    if isinstance(location, ir.FileLineColLoc):
-        return location
-    if isinstance(location, ir.NameLoc):
-        return _position(location.child_loc)
-    if isinstance(location, ir.CallSiteLoc):
-        return _position(location.callee)
-    if isinstance(location, ir.FusedLoc):
-        inner = cast(Iterable[ir.Location], location.locations)
-        return next((found for each in inner if (found := _position(each)) is not None), None)
-    return None
 
 
 def _read(diagnostic: Any) -> Iterator[Diagnostic]:

@@ -2,7 +2,8 @@
 
 XLA does not know what a custom call does: where its operands are sharded it gathers them. Its
 sharding rule says that it may be applied shard by shard, so a call that is planned as sharded runs
-in an `sdy.manual_computation` over all axes of the mesh.
+in an `sdy.manual_computation` over all axes of the mesh. jax's `custom_partitioning` needs none:
+XLA asks jax for the program of a shard, in the process that lowered the call.
 
 Before::
 
@@ -28,6 +29,8 @@ from alpa.dialects import func, ir, sdy, stablehlo, walk
 from alpa.dialects.sharding import AxisRef, Mesh, Sharding, ShardingRule, op_shardings
 from alpa.passes.sharding.rules import rule_of
 
+# XLA asks jax for the program of a shard.
+_PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 _OURS = ("sdy.sharding", "sdy.sharding_rule")
 
 
@@ -36,6 +39,8 @@ def run_calls_on_shards(function: func.FuncOp, mesh: Mesh) -> None:
     for op in list(walk(function.entry_block)):
         shardings = op_shardings(op)
         if not isinstance(op, stablehlo.CustomCallOp) or shardings is None:
+            continue
+        if ir.StringAttr(op.attributes["call_target_name"]).value == _PARTITIONED_BY_XLA:
             continue
         rule = rule_of(op)
         if rule is not None and any(axes for s in shardings for axes in s.dims):

@@ -234,7 +234,7 @@ class ShardGraph:
         """Adds all ops of a block but its terminator."""
         end = terminator(block)
         for op in block.operations:
-            if op != end and not all(r in self.placed for r in op.results):
+            if op != end and not (op.results and all(r in self.placed for r in op.results)):
                 self.add_op(op, weight)
 
     def add_op(self, op: ir.OpView, weight: float) -> None:
@@ -250,7 +250,7 @@ class ShardGraph:
         elif self._is_free(op):
             for result in op.results:
                 self.free[result] = []
-        elif all(_rank(value) == 0 for value in [*op.operands, *op.results]):
+        elif not _has_effects(op) and all(_rank(v) == 0 for v in [*op.operands, *op.results]):
             for result in op.results:
                 self.placed[result] = Placed(_SCALAR, Layouts(((),)))
         else:
@@ -417,7 +417,7 @@ class ShardGraph:
                 "; alpa.passes.register_sharding_rule or an sdy.sharding_rule attribute would let "
                 "it be split"
             )
-            if op.has_side_effect is not None and ir.BoolAttr(op.has_side_effect).value:
+            if _has_effects(op):
                 raise PassError(
                     op,
                     f"{name} has side effects and no sharding rule: each device would run it"
@@ -492,6 +492,11 @@ class ShardGraph:
 
 def _replicated(value: ir.Value) -> Layout:
     return ((),) * max(0, _rank(value))
+
+
+def _has_effects(op: ir.OpView) -> bool:
+    effect = op.has_side_effect if isinstance(op, stablehlo.CustomCallOp) else None
+    return effect is not None and ir.BoolAttr(effect).value
 
 
 def _rank(value: ir.Value) -> int:

@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Literal
 
-from alpa.dialects import body, func, ir, passmanager, sdy, terminator, walk
+from alpa.dialects import body, func, ir, sdy, terminator, walk, walk_outside_manual
 from alpa.dialects.attributes import Result
-from alpa.dialects.sharding import Mesh, Sharding
-from alpa.passes.base import PassError, Remark
+from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
+from alpa.passes.base import PassError, Remark, location_of
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.reshard import Layout
-from alpa.passes.simplify.symbols import SYMBOL
+from alpa.passes.simplify.symbols import SYMBOL, lift_inlined_meshes, named_meshes
 
 _SHARDING = "sdy.sharding"
 _MOST_AXES = 3
@@ -53,12 +54,8 @@ def take_user_shardings(
             several meshes, or one that the cluster does not have; a state or a returned value is
             given two shardings.
     """
-    with module.context:
-        # A mesh that is written into a sharding gets a name.
-        passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)").run(
-            module.operation
-        )
-    meshes = {op.sym_name.value: op for op in module.body.operations if isinstance(op, sdy.MeshOp)}
+    lift_inlined_meshes(module)
+    meshes = named_meshes(module)
     interface = _Interface.take(function)
     _drop_hints(function, remark)
     name = _the_mesh(meshes, interface.asked(function))
@@ -67,11 +64,11 @@ def take_user_shardings(
         given = None
     else:
         mesh = Mesh.from_attr(meshes[name].mesh)
-        _check_mesh(meshes[name], mesh, cluster)
+        _check_mesh(name, mesh, cluster, _where(meshes[name], name, interface.asked(function)))
         for where, sharding, type_ in interface.asked(function):
             _check_sharding(where, sharding, type_, mesh)
         _rename(function, interface, set(meshes) - {name}, name)
-        arguments = interface.settle(function, results)
+        arguments = interface.settle(function, results, mesh)
         given = UserShardings(name=name, mesh=mesh, arguments=arguments)
     for op in meshes.values():
         op.operation.erase()
@@ -94,7 +91,8 @@ def layouts_within(
     return (own, *(layout for layout in layouts if layout != own and fits(layout)))
 
 
-Asked = tuple[ir.OpView | ir.Location, Sharding, ir.Type]
+Where = ir.OpView | ir.Location
+Asked = tuple[Where, Sharding, ir.Type]
 
 
 @dataclass
@@ -117,63 +115,54 @@ class _Interface:
             yield argument.location, sharding, argument.type
         yield from _asked_inside(block)
         for number, sharding in self.results.items():
-            yield function.location, sharding, function.type.results[number]
+            yield function, sharding, function.type.results[number]
 
-    def settle(self, function: func.FuncOp, results: Sequence[Result]) -> dict[int, Sharding]:
+    def settle(
+        self, function: func.FuncOp, results: Sequence[Result], mesh: Mesh
+    ) -> dict[int, Sharding]:
         """The shardings of the arguments; those of results become theirs or constraints."""
         block = body(function)
         numbers = {value: number for number, value in enumerate(block.arguments)}
         arguments, returned = dict(self.arguments), dict[ir.Value, Sharding]()
+        computed: set[ir.Value] = set()
         for number, sharding in self.results.items():
             value, role = terminator(block).operands[number], results[number].role
-            target = numbers.get(value)
-            if role is not None and role.kind == "state":
-                target = role.index
-            if target is None:
-                if returned.setdefault(value, sharding) != sharding:
-                    raise PassError(
-                        value.owner,
-                        f"result {number} is returned with another sharding before: "
-                        f"{returned[value].to_attr()} and {sharding.to_attr()}; return it once",
-                    )
-            else:
-                arguments[target] = _both(
-                    function, number, target, arguments.get(target, sharding), sharding
+            old = returned.setdefault(value, sharding)
+            both = narrower(old, sharding, mesh)
+            if both is None:
+                raise PassError(
+                    function,
+                    f"result {number} is returned with another sharding before: {old.to_attr()} "
+                    f"and {sharding.to_attr()}; run simplify-trivial-ops before this pass",
                 )
+            returned[value] = both
+            targets = {numbers[value]} if value in numbers else set[int]()
+            if role is not None and role.kind == "state" and role.index is not None:
+                targets.add(role.index)
+            if not targets:
+                computed.add(value)
+            for target in sorted(targets):
+                old = arguments.setdefault(target, sharding)
+                arguments[target] = _both(function, number, target, old, sharding, mesh)
         for value, sharding in returned.items():
-            _constrain(value, sharding)
+            if value in computed:
+                _constrain(value, sharding)
         return arguments
 
 
-def _take(function: func.FuncOp, name: str) -> dict[int, Sharding]:
-    found: dict[int, Sharding] = {}
-    if name not in function.attributes:
-        return found
-    kept: list[ir.DictAttr] = []
-    for number, attr in enumerate(ir.ArrayAttr(function.attributes[name])):
-        items = {item.name: item.attr for item in ir.DictAttr(attr)}
-        sharding = items.pop(_SHARDING, None)
-        if sharding is not None:
-            found[number] = Sharding.from_attr(sharding)
-        kept.append(ir.DictAttr.get(items))
-    function.attributes[name] = ir.ArrayAttr.get(kept)
-    return found
-
-
-def _outside_manual(block: ir.Block) -> list[ir.OpView]:
-    """All ops, regions included; what runs on local shards has shardings of its own world."""
-    found: list[ir.OpView] = []
-    for op in block.operations:
-        found.append(op)
-        if not isinstance(op, sdy.ManualComputationOp):
-            for region in op.regions:
-                for inner in region.blocks:
-                    found += _outside_manual(inner)
+def _take(function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"]) -> dict[int, Sharding]:
+    found = signature_shardings(function, name)
+    if found:
+        kept: list[ir.DictAttr] = []
+        for attr in ir.ArrayAttr(function.attributes[name]):
+            items = {item.name: item.attr for item in ir.DictAttr(attr)}
+            kept.append(ir.DictAttr.get({n: a for n, a in items.items() if n != _SHARDING}))
+        function.attributes[name] = ir.ArrayAttr.get(kept)
     return found
 
 
 def _asked_inside(block: ir.Block) -> Iterator[Asked]:
-    for op in _outside_manual(block):
+    for op in walk_outside_manual(block):
         if isinstance(op, sdy.ShardingConstraintOp):
             yield op, Sharding.from_attr(op.attributes["sharding"]), op.results[0].type
         elif isinstance(op, sdy.ManualComputationOp):
@@ -189,7 +178,7 @@ def _asked_inside(block: ir.Block) -> Iterator[Asked]:
 def _drop_hints(function: func.FuncOp, remark: Remark) -> None:
     """Removes what binds nobody: XLA ignores shardings on ordinary ops, groups are hints."""
     dropped: list[ir.OpView] = []
-    for op in _outside_manual(body(function)):
+    for op in walk_outside_manual(body(function)):
         if isinstance(op, sdy.ShardingGroupOp):
             dropped.append(op)
             op.operation.erase()
@@ -208,7 +197,7 @@ def _drop_hints(function: func.FuncOp, remark: Remark) -> None:
 
 
 def _erase_constraints(function: func.FuncOp) -> None:
-    for op in _outside_manual(body(function)):
+    for op in walk_outside_manual(body(function)):
         if isinstance(op, sdy.ShardingConstraintOp):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.operation.erase()
@@ -217,47 +206,53 @@ def _erase_constraints(function: func.FuncOp) -> None:
 def _the_mesh(meshes: dict[str, sdy.MeshOp], asked: Iterable[Asked]) -> str | None:
     """The mesh that the shardings are over; others of the same axes, or of none, stand for it."""
     name: str | None = None
-    for _, sharding, _ in asked:
+    first: ir.Location | None = None
+    for where, sharding, _ in asked:
         mesh = Mesh.from_attr(meshes[sharding.mesh].mesh)
+        place = location_of(meshes[sharding.mesh], where)
         if not mesh.axes and mesh.device_ids:
             raise PassError(
-                meshes[sharding.mesh],
+                place,
                 f"@{sharding.mesh} is device {mesh.device_ids[0]} alone; the plan decides what "
                 "runs where: remove the shardings over it",
             )
         if not mesh.axes:
             continue
-        if name is None:
-            name = sharding.mesh
+        if name is None or first is None:
+            name, first = sharding.mesh, place
         elif mesh != Mesh.from_attr(meshes[name].mesh):
             raise PassError(
-                meshes[sharding.mesh],
+                place,
                 f"the program's shardings are over the meshes @{name} and @{sharding.mesh}; the "
                 "plan of a program with shardings of its own has one: write all of them over it",
-                ((meshes[name], f"@{name} is here"),),
+                ((first, f"@{name} is here"),),
             )
     return name
 
 
-def _check_mesh(op: sdy.MeshOp, mesh: Mesh, cluster: Cluster) -> None:
-    name = op.sym_name.value
+def _where(op: sdy.MeshOp, name: str, asked: Iterable[Asked]) -> ir.Location:
+    """The place of a mesh, or of what is over it: jax gives meshes none."""
+    return location_of(op, *(where for where, sharding, _ in asked if sharding.mesh == name))
+
+
+def _check_mesh(name: str, mesh: Mesh, cluster: Cluster, where: ir.Location) -> None:
     cut = [axis for axis, size in mesh.axes if size > 1]
     if mesh.device_ids and mesh.device_ids != tuple(range(mesh.size)):
         raise PassError(
-            op,
+            where,
             f"@{name} lists its devices as {list(mesh.device_ids)}; the plan numbers those of the "
             "cluster host by host: give a mesh without device_ids",
         )
     if mesh.size != cluster.num_devices:
         raise PassError(
-            op,
+            where,
             f"the program's shardings are over @{name}, which has {mesh.size} device(s), and the "
             f"cluster has {cluster.num_devices}; plan for a cluster of {mesh.size} or remove the "
             "shardings",
         )
     if len(cut) > _MOST_AXES:
         raise PassError(
-            op,
+            where,
             f"@{name} has {len(cut)} axes of two devices or more ({', '.join(cut)}); at most "
             f"{_MOST_AXES} are searched: merge some of them",
         )
@@ -305,26 +300,17 @@ def _rename(function: func.FuncOp, interface: _Interface, others: set[str], name
 
 
 def _both(
-    function: func.FuncOp, result: int, argument: int, old: Sharding, new: Sharding
+    function: func.FuncOp, result: int, argument: int, old: Sharding, new: Sharding, mesh: Mesh
 ) -> Sharding:
     """The sharding that the argument and the result of one buffer agree on."""
-    if old == new or _refines(old, new):
-        return old
-    if _refines(new, old):
-        return new
-    raise PassError(
-        function,
-        f"result {result} is the new value of argument {argument}, which keeps its layout, but "
-        f"they are given {new.to_attr()} and {old.to_attr()}; give both the same sharding",
-    )
-
-
-def _refines(closed: Sharding, other: Sharding) -> bool:
-    """Whether a closed sharding is one of those that another one admits."""
-    names = sorted({a.name for s in (closed, other) for dim in s.dims for a in dim})
-    names = sorted({*names, *(axis.name for axis in other.replicated)})
-    own = tuple(tuple(names.index(a.name) for a in dim) for dim in closed.dims)
-    return not closed.open_dims and own in layouts_within(other, [own], names)
+    both = narrower(old, new, mesh)
+    if both is None:
+        raise PassError(
+            function,
+            f"result {result} is the new value of argument {argument}, which keeps its layout, but "
+            f"they are given {new.to_attr()} and {old.to_attr()}; give both the same sharding",
+        )
+    return both
 
 
 def _constrain(value: ir.Value, sharding: Sharding) -> None:

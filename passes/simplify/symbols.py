@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from alpa.dialects import func, ir, sdy, walk
+from alpa.dialects import func, ir, passmanager, sdy, walk
 
 # A reference in an attribute's text: quoted or not.
 SYMBOL = re.compile(r'@(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))')
@@ -35,8 +35,20 @@ def referenced_symbols(function: func.FuncOp) -> list[str]:
     return list(found)
 
 
+def lift_inlined_meshes(module: ir.Module) -> None:
+    """Gives each mesh that is written into a sharding a name."""
+    with module.context:
+        manager = passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)")
+        manager.run(module.operation)
+
+
+def named_meshes(module: ir.Module) -> dict[str, sdy.MeshOp]:
+    """The meshes of a module by their names."""
+    return {op.sym_name.value: op for op in module.body.operations if isinstance(op, sdy.MeshOp)}
+
+
 def drop_unused_meshes(module: ir.Module, referenced: set[str]) -> None:
     """Erases each `sdy.mesh` that is not among the referenced symbols."""
-    for op in list(module.body.operations):
-        if isinstance(op, sdy.MeshOp) and op.sym_name.value not in referenced:
+    for name, op in named_meshes(module).items():
+        if name not in referenced:
             op.operation.erase()

@@ -18,6 +18,24 @@ module {
 
 // -----
 
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<f32>>
+module {
+  sdy.mesh @mesh_0 = <["axis0"=4]>
+  func.func public @side_effects_of_a_scalar(%x: !x) -> !x attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["axis0"=4]>>>,
+      alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1, 2, 3>, logical_shape = array<i64: 4>}],
+      alpa.plan = {cluster = "cpu:1x4", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0>}} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%x) {alpa.part = "forward"} (%a: tensor<f32>) {
+      // expected-error @+1 {{the custom call @count has side effects and no sharding rule}}
+      stablehlo.custom_call @count(%a) {has_side_effect = true} : (tensor<f32>) -> ()
+      mpmd.return %a : tensor<f32>
+    } : (!x) -> !x
+    return %0 : !x
+  }
+}
+
+// -----
+
 module {
   // expected-error @+1 {{no alpa.plan; run stage-mesh-partition before this pass}}
   func.func public @no_plan(%x: tensor<4xf32>) -> tensor<4xf32> {

@@ -90,3 +90,62 @@ func.func @gspmd_shard_map(%x: tensor<4xf32>) -> tensor<2xf32> {
   %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{manual}"} : (tensor<4xf32>) -> tensor<2xf32>
   return %0 : tensor<2xf32>
 }
+
+// -----
+
+func.func @callback(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{@xla_ffi_python_cpu_callback calls Python in the process that lowered the program, where a plan does not run; lower it without callbacks, debug prints and inspections}}
+  %0 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%x) {mhlo.backend_config = {index = 0 : ui64}} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+sdy.mesh @mesh = <["a"=2]>
+func.func @print_of_a_shard(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"a"}]>] out_shardings=[<@mesh, [{"a"}]>] manual_axes={"a"} (%y: tensor<2xf32>) {
+    // expected-error @+1 {{@xla_ffi_partitioned_python_gpu_callback calls Python}}
+    stablehlo.custom_call @xla_ffi_partitioned_python_gpu_callback(%y) {has_side_effect = true} : (tensor<2xf32>) -> ()
+    sdy.return %y : tensor<2xf32>
+  } : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+func.func @inspection(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{@InspectSharding calls Python}}
+  %0 = stablehlo.custom_call @InspectSharding(%x) {has_side_effect = true} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{a token orders side effects, which several devices cannot keep in order; lower the program without ordered effects}}
+func.func @tokens(%t: !stablehlo.token, %x: tensor<4xf32>) -> (!stablehlo.token, tensor<4xf32>) {
+  return %t, %x : !stablehlo.token, tensor<4xf32>
+}
+
+// -----
+
+func.func @outfeed(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{a token orders side effects}}
+  %t = stablehlo.create_token : !stablehlo.token
+  %0 = "stablehlo.outfeed"(%x, %t) : (tensor<4xf32>, !stablehlo.token) -> !stablehlo.token
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 0 says for which of several platforms the program is to run; export it for one}}
+func.func @platforms(%i: tensor<i32> {jax.global_constant = "_platform_index"}, %x: tensor<4xf32>) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+func.func @collective_of_several_devices(%x: tensor<4xf32>) -> tensor<8xf32> {
+  // expected-error @+1 {{stablehlo.all_gather of several devices, but the program is that of one: collectives stand in sdy.manual_computation, as jax.shard_map writes it}}
+  %0 = "stablehlo.all_gather"(%x) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> : (tensor<4xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}

@@ -114,3 +114,18 @@ module {
     return %x : tensor<4x6xf32>
   }
 }
+
+// -----
+
+// So has a value that is returned twice.
+module {
+  sdy.mesh @m = <["a"=2, "b"=2]>
+  // expected-error @+1 {{result 1 is returned with another sharding before: #sdy.sharding<@m, [{"b"}, {}]> and #sdy.sharding<@m, [{"a"}, {}]>; run simplify-trivial-ops before this pass}}
+  func.func public @main(%x: tensor<4x6xf32>) -> (tensor<4x6xf32> {alpa.result = "state:0", sdy.sharding = #sdy.sharding<@m, [{"b"}, {}]>}, tensor<4x6xf32> {sdy.sharding = #sdy.sharding<@m, [{"a"}, {}]>}) {
+    %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
+      %1 = stablehlo.tanh %a : tensor<4x6xf32>
+      mpmd.return %1 : tensor<4x6xf32>
+    } : (tensor<4x6xf32>) -> tensor<4x6xf32>
+    return %0, %0 : tensor<4x6xf32>, tensor<4x6xf32>
+  }
+}

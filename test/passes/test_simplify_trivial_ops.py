@@ -159,6 +159,16 @@ def test_one_remark_for_all_gspmd_shardings():
     ]
 
 
+def test_memories_that_the_plan_does_not_use_are_said():
+    _, remarks = simplified("""
+        func.func @main(%x: tensor<4xf32> {mhlo.memory_kind = "device"})
+            -> (tensor<4xf32> {mhlo.memory_kind = "pinned_host"}) {
+          return %x : tensor<4xf32>
+        }""")
+    (remark,) = remarks
+    assert "ignored 1 placement(s) in pinned_host" in remark
+
+
 def test_no_remark_without_gspmd():
     text = "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
     assert simplified(text)[1] == []

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import alpa.passes
 import alpa.runtime
 from alpa.dialects import parse
 from alpa.passes.export_stages import ExportStages
@@ -214,6 +215,28 @@ def test_gradients_are_added_up_where_the_loss_is_a_sum() -> None:
     given = tied_arguments(4)
     results = alpa.runtime.load(str(module))(*given)
     assert_close(results, tied_reference(*given, batches=4, average=False))
+
+
+def test_gradients_of_complex_parameters_are_averaged() -> None:
+    text = """
+      func.func public @main(
+          %w: tensor<4x4xcomplex<f32>> {alpa.role = "state"},
+          %x: tensor<8x4xcomplex<f32>> {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+          -> (tensor<4x4xcomplex<f32>> {alpa.result = "state:0"}) {
+        %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+          : (tensor<8x4xcomplex<f32>>, tensor<4x4xcomplex<f32>>) -> tensor<8x4xcomplex<f32>>
+        %t = stablehlo.tanh %y : tensor<8x4xcomplex<f32>>
+        %g = stablehlo.dot_general %x, %t, contracting_dims = [0] x [0]
+          : (tensor<8x4xcomplex<f32>>, tensor<8x4xcomplex<f32>>) -> tensor<4x4xcomplex<f32>>
+        %n = stablehlo.subtract %w, %g : tensor<4x4xcomplex<f32>>
+        return %n : tensor<4x4xcomplex<f32>>
+      }"""
+    planned = alpa.passes.run(text, "alpa{cluster=cpu:1x4 num-layers=1 num-micro-batches=2}")
+    parts = np.random.default_rng(0).normal(size=(2, 20, 4)) / 4
+    w, *halves = np.split((parts[0] + 1j * parts[1]).astype(np.complex64), [4, 12])
+    (result,) = alpa.runtime.load(planned)(w, np.concatenate(halves))
+    gradients = [x.T @ np.tanh(x @ w) for x in halves]
+    np.testing.assert_allclose(result, w - np.mean(gradients, axis=0), rtol=1e-4, atol=1e-5)
 
 
 def test_an_array_is_given_away_only_where_the_program_donates_it() -> None:

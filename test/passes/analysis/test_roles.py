@@ -93,3 +93,24 @@ def test_a_loss_that_jax_gives_a_donated_scalar_is_no_state() -> None:
     roles = roles_of(step, state, jnp.ones((4, 8)), donate=True)
     assert roles.state_pairs() == {1: 0, 2: 1}
     assert str(roles.results[0].role) == "mean"
+
+
+def in_layouts(old: str, new: str) -> Roles:
+    module = alpa.passes.run(
+        f"""
+        sdy.mesh @m = <["a"=2, "b"=2, "one"=1]>
+        func.func @main(%x: tensor<4x4xf32> {{sdy.sharding = #sdy.sharding<@m, {old}>}})
+            -> (tensor<4x4xf32> {{sdy.sharding = #sdy.sharding<@m, {new}>}}) {{
+          %0 = stablehlo.tanh %x : tensor<4x4xf32>
+          return %0 : tensor<4x4xf32>
+        }}""",
+        "simplify-trivial-ops",
+    )
+    function = main_function(module)
+    return infer_roles(function, Graph.of(body(function)))
+
+
+def test_what_is_asked_another_layout_is_no_state() -> None:
+    assert in_layouts('[{"a"}, {}]', '[{}, {"b"}]').state_pairs() == {}
+    assert in_layouts('[{"a"}, {}]', '[{"a"}, {"one"}]').state_pairs() == {0: 0}
+    assert in_layouts('[{"a"}, {?}]', '[{"a"}, {"b"}]').state_pairs() == {0: 0}

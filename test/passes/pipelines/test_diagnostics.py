@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from alpa.dialects import ir, make_context, parse
+import alpa.passes
+from alpa.dialects import format_error, ir, make_context, parse
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 
@@ -23,6 +24,18 @@ from alpa.passes.pipelines.expected import mismatches, read_expected
 def test_place_is_the_first_position_inside(location: str, place: str) -> None:
     module = parse(f"module {{ }} loc({location})")
     assert str(place_of(module.operation.location)) == place
+
+
+def test_an_error_names_the_first_position_inside() -> None:
+    text = """
+      func.func @main(%x: tensor<4xf32>) {
+        %0 = stablehlo.custom_call @xla_python_cpu_callback(%x) : (tensor<4xf32>) -> tensor<4xf32>
+          loc("jit(f)"(callsite("f.py":3:4 at "g.py":5:6)))
+        return
+      }"""
+    with pytest.raises(ir.MLIRError) as raised:
+        alpa.passes.run(parse(text), "simplify-trivial-ops")
+    assert format_error(raised.value).startswith("f.py:3:4: error: @xla_python_cpu_callback calls")
 
 
 def test_listener_hears_errors_notes_and_what_a_pass_adds() -> None:

@@ -7,6 +7,9 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import alpa.passes
 import alpa.runtime
@@ -56,3 +59,31 @@ def test_a_call_that_is_not_sharded_stays():
     assert main_function(planned) is not None
     assert "sdy.manual_computation" not in str(planned)
     assert "@kernel" in str(planned)
+
+
+def test_custom_partitioning_runs_the_program_of_a_shard():
+    shapes: list[tuple[int, ...]] = []
+
+    @custom_partitioning
+    def twice(x: jax.Array) -> jax.Array:
+        return 2 * x
+
+    def local(x: jax.Array) -> jax.Array:
+        shapes.append(x.shape)
+        return 2 * x
+
+    twice.def_partition(
+        partition=lambda mesh, given, _: (mesh, local, given[0].sharding, (given[0].sharding,)),
+        sharding_rule="i j -> i j",
+    )
+    devices = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    step = jax.jit(twice, in_shardings=NamedSharding(devices, PartitionSpec("x")))
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    planned = alpa.passes.run(step.lower(x).as_text(), PIPELINE)
+    (result,) = alpa.runtime.load(str(planned), executor="local")(x)
+    np.testing.assert_array_equal(result, 2 * x)
+    assert shapes == [(2, 8)]
+    unknown = re.sub('backend_config = "[0-9]+"', 'backend_config = "0"', str(planned))
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+        alpa.runtime.load(unknown, executor="local")
+    assert "runs in the process that lowered it only" in raised.value.__notes__[-1]

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import alpa.passes
 import alpa.runtime
-from alpa.dialects import body, ir, main_function, parse, sdy, walk
+from alpa.dialects import body, format_error, ir, main_function, parse, sdy, walk
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import AxisRef, Sharding
 from alpa.passes.sharding.user_shardings import layouts_within
@@ -187,3 +187,77 @@ def test_a_mesh_of_three_axes():
     assert kept[0].axis_names == (("a", "b"), ("c",))
     assert kept[1] is not None
     assert kept[1].axis_names[0] == ("a", "b")
+
+
+def asked(*axes: str | tuple[str, ...] | None) -> NamedSharding:
+    return NamedSharding(mesh(), PartitionSpec(*axes))
+
+
+DATA, MODEL = asked("data"), asked(None, "model")
+APART = {
+    "a result": (lambda x, y: x * y, (DATA, DATA), MODEL, ()),
+    "a returned argument": (lambda x, y: (x, y, x), (DATA, MODEL), (MODEL, MODEL, DATA), ()),
+    "a value twice": (lambda x, y: (x + y,) * 2, (None, None), (DATA, MODEL), ()),
+    # jax gives x's buffer to the first result, which is of its type and sharding.
+    "another state": (lambda x, y: (y * 1, x * 2), (DATA, MODEL), (DATA, MODEL), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_arguments_and_results_lie_where_they_are_asked_to(case: str):
+    function, inputs, outputs, donated = APART[case]
+    step = jax.jit(function, donate_argnums=donated, in_shardings=inputs, out_shardings=outputs)
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    planned = planned_and_equal(step.lower(x, x).as_text())
+    for wanted, types in (
+        (inputs, main_function(planned).type.inputs),
+        (jax.tree.leaves(outputs), main_function(planned).type.results),
+    ):
+        for one, type_ in zip(wanted, types, strict=True):
+            found = MeshTensor.from_type(type_).sharding
+            if one is not None:
+                assert found is not None
+                assert found.axis_names == tuple((axis,) if axis else () for axis in padded(one))
+
+
+def padded(sharding: NamedSharding) -> tuple[str | None, ...]:
+    return (*sharding.spec, *[None] * (2 - len(sharding.spec)))
+
+
+def test_an_axis_of_one_device_makes_no_other_layout():
+    state, new = '[{"a"}, {}]', '[{"a"}, {"c"}]'
+    text = STEP.format(
+        f"sdy.sharding = #sdy.sharding<@mesh, {state}>, ",
+        "",
+        f"sdy.sharding = #sdy.sharding<@mesh, {new}>, ",
+        "",
+        "stablehlo.negate ",
+        "",
+        "tensor<8x8xf32>",
+    ).replace('<["a"=2, "b"=2]>', '<["a"=2, "b"=2, "c"=1]>')
+    planned_and_equal(text)
+
+
+def test_an_error_at_a_mesh_of_jax_has_a_place():
+    """jax gives a mesh no location, and a function none: what is over it has one."""
+    step = jax.jit(lambda x: jax.lax.with_sharding_constraint(x + 1, DATA))
+    text = step.lower(np.ones((4, 4), np.float32)).as_text(debug_info=True)
+    with pytest.raises(ir.MLIRError) as raised:
+        alpa.passes.run(text, "alpa{cluster=cpu:1x8}")
+    place, _, message = format_error(raised.value).partition(": error: ")
+    assert message.startswith("the program's shardings are over @mesh, which has 4 device(s)")
+    assert place.rpartition("/")[2].startswith("test_user_shardings.py:")
+
+
+def test_a_shard_map_over_one_device_runs_on_several():
+    """jax writes its body alone, where each device would take its own number."""
+    one = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+
+    def local(x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x @ x, "x") + jax.lax.axis_index("x")
+
+    spec = PartitionSpec("x")
+    step = jax.jit(jax.shard_map(local, mesh=one, in_specs=spec, out_specs=spec))
+    text = step.lower(np.ones((8, 8), np.float32)).as_text()
+    assert "stablehlo.partition_id" in text
+    planned_and_equal(text)

@@ -1,0 +1,58 @@
+"""What ties a program to the process or the platform that it was lowered for: a plan runs
+elsewhere, and on many devices at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from alpa.dialects import body, func, ir, stablehlo, walk
+from alpa.passes.base import PassError, location_of
+
+# They hold an address, or a number in a table, of the process that lowered the program.
+_PYTHON = re.compile(r"xla_((ffi_(partitioned_)?)|buffer_)?python_[a-z]+_callback|InspectSharding")
+_GLOBAL = "jax.global_constant"
+
+
+def refuse_host_calls(main: func.FuncOp) -> None:
+    """Looks for callbacks, ordered effects (those of infeed, outfeed, send and receive, too) and
+    for an argument that names the platform.
+
+    Raises:
+        PassError: there is one.
+    """
+    for op in walk(body(main)):
+        if isinstance(op, stablehlo.CustomCallOp):
+            target = ir.StringAttr(op.attributes["call_target_name"]).value
+            if _PYTHON.fullmatch(target):
+                raise PassError(
+                    op,
+                    f"@{target} calls Python in the process that lowered the program, where a plan "
+                    "does not run; lower it without callbacks, debug prints and inspections",
+                )
+        _refuse_tokens(op.results, op)
+    _refuse_tokens(body(main).arguments, main)
+    _refuse_platforms(main)
+
+
+def _refuse_tokens(values: Iterable[ir.Value], where: ir.OpView) -> None:
+    for value in values:
+        if stablehlo.TokenType.isinstance(value.type):
+            raise PassError(
+                where,
+                "a token orders side effects, which several devices cannot keep in order; lower "
+                "the program without ordered effects",
+            )
+
+
+def _refuse_platforms(main: func.FuncOp) -> None:
+    if "arg_attrs" not in main.attributes:
+        return
+    for number, attrs in enumerate(ir.ArrayAttr(main.attributes["arg_attrs"])):
+        fields = ir.DictAttr(attrs)
+        if _GLOBAL in fields and ir.StringAttr(fields[_GLOBAL]).value == "_platform_index":
+            raise PassError(
+                location_of(body(main).arguments[number].location, main),
+                f"argument {number} says for which of several platforms the program is to run; "
+                "export it for one",
+            )

@@ -1,0 +1,71 @@
+"""What a program says of the devices that run it, where it is the program of one device.
+
+jax writes a `shard_map` over a mesh of one device as its body: collectives of one device, which
+give what they are given, and device numbers, which are 0. Planned for several devices they would
+be wrong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from alpa.dialects import body, filled, func, ir, stablehlo, walk_outside_manual
+from alpa.dialects.sharding import Mesh
+from alpa.passes.base import PassError
+from alpa.passes.simplify.symbols import SYMBOL, named_meshes
+
+_COLLECTIVES = (
+    stablehlo.AllGatherOp,
+    stablehlo.AllReduceOp,
+    stablehlo.AllToAllOp,
+    stablehlo.CollectiveBroadcastOp,
+    stablehlo.CollectivePermuteOp,
+    stablehlo.ReduceScatterOp,
+)
+
+
+def run_on_one_device(module: ir.Module, main: func.FuncOp) -> None:
+    """Rewrites device numbers and collectives outside of manual computations.
+
+    Raises:
+        PassError: a collective is one of several devices.
+    """
+    for op in walk_outside_manual(body(main)):
+        if isinstance(op, stablehlo.PartitionIdOp | stablehlo.ReplicaIdOp):
+            _replace(op, [_zeros(op)])
+        elif isinstance(op, _COLLECTIVES):
+            if not _is_alone(module, op):
+                raise PassError(
+                    op,
+                    f"{op.operation.name} of several devices, but the program is that of one: "
+                    "collectives stand in sdy.manual_computation, as jax.shard_map writes it",
+                )
+            receives = not isinstance(op, stablehlo.CollectivePermuteOp) or _pairs(op)
+            _replace(op, list(op.operands) if receives else [_zeros(op)])
+
+
+def _is_alone(module: ir.Module, op: ir.OpView) -> bool:
+    if isinstance(op, stablehlo.CollectivePermuteOp):
+        return all(pair == [0, 0] for pair in _pairs(op))
+    groups = op.attributes["replica_groups"]
+    if isinstance(groups, ir.DenseIntElementsAttr):
+        return np.array(groups).tolist() == [[0]]
+    # jax 0.12 names a mesh, in an attribute that has no Python class.
+    meshes = named_meshes(module)
+    named = [meshes[quoted or plain] for quoted, plain in SYMBOL.findall(str(groups))]
+    return bool(named) and all(Mesh.from_attr(mesh.mesh).size == 1 for mesh in named)
+
+
+def _pairs(op: ir.OpView) -> list[list[int]]:
+    return np.array(ir.DenseIntElementsAttr(op.attributes["source_target_pairs"])).tolist()
+
+
+def _zeros(op: ir.OpView) -> ir.Value:
+    with ir.InsertionPoint(op), op.location:
+        return filled(ir.RankedTensorType(op.results[0].type), 0)
+
+
+def _replace(op: ir.OpView, values: list[ir.Value]) -> None:
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    op.operation.erase()

@@ -1,0 +1,30 @@
+"""Results that are asked another layout than the value that they return."""
+
+from __future__ import annotations
+
+from alpa.dialects import body, func, ir, sdy, terminator
+from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
+from alpa.passes.simplify.symbols import lift_inlined_meshes, named_meshes
+
+
+def separate_results(module: ir.Module, main: func.FuncOp) -> None:
+    """Returns an argument, or a value once more, in another layout as a value of its own.
+
+    A value has one layout where it is stored. So where an argument is returned with another
+    sharding than it comes with, or a value with two, a constraint makes another value of it.
+    """
+    lift_inlined_meshes(module)
+    meshes = {name: Mesh.from_attr(op.mesh) for name, op in named_meshes(module).items()}
+    given = signature_shardings(main, "arg_attrs")
+    block, end = body(main), terminator(body(main))
+    stored: dict[ir.Value, Sharding] = {block.arguments[n]: s for n, s in given.items()}
+    for number, sharding in signature_shardings(main, "res_attrs").items():
+        value, mesh = end.operands[number], meshes[sharding.mesh]
+        old = stored.setdefault(value, sharding)
+        both = narrower(old, sharding, mesh) if meshes[old.mesh] == mesh else None
+        if both is not None:
+            stored[value] = both
+            continue
+        with ir.InsertionPoint(end), end.location:
+            constraint = sdy.ShardingConstraintOp(value, sharding.to_attr())
+        end.operands[number] = constraint.result
