@@ -262,6 +262,7 @@ class _MeshPart:
         kinds = ", ".join(
             f"{kind} {size_text(size)}"
             for kind, size in sorted(least.items(), key=lambda item: -item[1])
+            if size > 0
         )
         return PassError(
             op_at(self.fragments(), error.time),

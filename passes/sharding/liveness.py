@@ -255,8 +255,8 @@ class _Clock:
     of the old ones, gradients into their accumulators"""
     now: int = 0
     lives: dict[ir.Value, tuple[int, int]] = field(default_factory=dict)
-    _base: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    """a view's operand"""
+    _base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
+    """what a value that is not written is read from"""
     _in_place: set[ir.Value] = field(default_factory=set)
     at: dict[ir.Value, int] = field(default_factory=dict)
     """by its first result, when an op runs"""
@@ -305,9 +305,10 @@ class _Clock:
 
     def _make(self, op: ir.OpView, result: ir.Value) -> None:
         if op.operation.name in _VIEWS or folds_into_dots(op):
-            self._base[result] = op.operands[0]
+            self._base[result] = (op.operands[0],)
             self.read_until[result] = self.now + 1
         elif is_fused(op):
+            self._base[result] = tuple(op.operands)
             self.read_until[result] = self.now + 1
         elif result not in self._in_place:
             self.lives[result] = (self.now, self.now + 1)
@@ -319,12 +320,9 @@ class _Clock:
             value = waiting.pop()
             if value in self.read_until:
                 self.read_until[value] = self.now + 1
-            if value in self._base:
-                waiting.append(self._base[value])
-            elif value in self.lives:
+            if value in self.lives:
                 self.lives[value] = (self.lives[value][0], self.now + 1)
-            elif not isinstance(value.owner, ir.Block) and is_fused(value.owner):
-                waiting += value.owner.operands
+            waiting += self._base.get(value, ())
 
 
 def op_at(fragments: Sequence[mpmd.FragmentOp], time: int) -> ir.OpView:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import ceil, inf, log2
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from alpa.passes.solve.shard_problem import Memory, Problem, Span
 _ROUNDS = 20
 _STEPS = 20
 """changes per node before the repair gives up"""
+_NEAR = 0.1
+"""An offer this near to the best known is taken, for all grow a little worse with each change."""
 
 
 class Walk:
@@ -47,14 +49,15 @@ class Walk:
 
     def fits(self, node: int, strategy: int) -> bool:
         """Whether the node may take a strategy within the limit."""
-        return bool(self._after(node, strategy).max(initial=0.0) <= self.problem.memory_limit)
+        return bool(self.after(node, strategy).max(initial=0.0) <= self.problem.memory_limit)
 
     def take(self, node: int, strategy: int) -> None:
         """Changes a node's strategy."""
-        self.used = self._after(node, strategy)
+        self.used = self.after(node, strategy)
         self.choice[node] = strategy
 
-    def _after(self, node: int, strategy: int) -> np.ndarray:
+    def after(self, node: int, strategy: int) -> np.ndarray:
+        """Bytes in use over time when a node has taken a strategy."""
         after = self.used.copy()
         for span in self._spans[node]:
             held = self._held(span)
@@ -71,41 +74,53 @@ def repair(
 ) -> tuple[int, ...] | None:
     """A choice within memory near a given one; None where the greedy way ends before any."""
     walk = Walk(problem, memory, choice)
-    heap: list[tuple[float, int, int]] = []
+    heap: list[_Offer] = []
     for _ in range(_STEPS * len(choice)):
-        over = walk.used > problem.memory_limit
-        if not over.any():
+        if not (walk.used > problem.memory_limit).any():
             return tuple(walk.choice)
         if time.monotonic() > deadline:
             return None
-        before = np.concatenate([[0.0], np.cumsum(over)])
-        excess = float((walk.used - problem.memory_limit)[over].sum())
-        if not heap:
-            heap = _offers(walk, range(len(choice)), before, excess)
-            heapify(heap)
-        # Offers grow worse with time, as a rule: only the best are kept up to date.
-        while heap:
-            _, node, _ = heappop(heap)
-            fresh = _offers(walk, (node,), before, excess)
-            if fresh and (not heap or fresh[0] <= heap[0]):
-                _, _, strategy = fresh[0]
-                walk.take(node, strategy)
-                touched = (node, *(other for _, _, other in walk.around[node]))
-                for offer in _offers(walk, touched, before, excess):
-                    heappush(heap, offer)
-                break
-            for offer in fresh:
-                heappush(heap, offer)
-        else:
-            if not _offers(walk, range(len(choice)), before, excess):
-                return None
+        afresh = not heap
+        if not _take_best(walk, heap) and afresh:
+            return None
     return None
 
 
-def _offers(
-    walk: Walk, nodes: Iterable[int], before: np.ndarray, excess: float
-) -> list[tuple[float, int, int]]:
-    """Extra cost per byte saved, node, and by which strategy, where something can be saved."""
+_Offer = tuple[float, int, int]
+"""Extra cost per byte saved, node, and its strategy that would save it."""
+
+
+def _take_best(walk: Walk, heap: list[_Offer]) -> bool:
+    """Takes the best offer that lowers the excess; an empty heap is filled first."""
+    limit = walk.problem.memory_limit
+    over = walk.used > limit
+    before = np.concatenate([[0.0], np.cumsum(over)])
+    total = float((walk.used - limit)[over].sum())
+    # A power of two: each change of it makes all offers stale.
+    excess = 2.0 ** ceil(log2(total))
+    if not heap:
+        heap += _offers(walk, range(len(walk.choice)), before, excess)
+        heapify(heap)
+    # Offers grow worse with time, as a rule: only the best are kept up to date.
+    while heap:
+        _, node, _ = heappop(heap)
+        for fresh in _offers(walk, (node,), before, excess):
+            if heap and fresh[0] > heap[0][0] + _NEAR * abs(heap[0][0]):
+                heappush(heap, fresh)
+                continue
+            used = walk.after(node, fresh[2])
+            # What saves at times over the limit may hold more at others.
+            if float(np.maximum(used - limit, 0.0).sum()) < total:
+                walk.take(node, fresh[2])
+                touched = (node, *(other for _, _, other in walk.around[node]))
+                for offer in _offers(walk, touched, before, excess):
+                    heappush(heap, offer)
+                return True
+    return False
+
+
+def _offers(walk: Walk, nodes: Iterable[int], before: np.ndarray, excess: float) -> list[_Offer]:
+    """The best of each of these nodes where something can be saved."""
     found = ((_offer(walk, node, before, excess), node) for node in nodes)
     return [(offer[0], node, offer[1]) for offer, node in found if offer is not None]
 

@@ -19,7 +19,7 @@ from alpa.passes.solve.shard_ilp import (
     verify,
 )
 from alpa.passes.solve.shard_problem import Memory
-from alpa.passes.solve.shard_repair import improve_within, repair
+from alpa.passes.solve.shard_repair import Walk, improve_within, repair
 
 
 @st.composite
@@ -247,3 +247,15 @@ def test_a_small_excess_is_repaired_by_what_is_just_enough():
     )
     problem = Problem(node_costs=costs, edges=(), usages=usages, memory_limit=1095.0)
     assert repair(problem, Memory(problem), (0, 0), deadline=inf) == (0, 1)
+
+
+def test_what_only_moves_an_excess_to_another_time_repairs_nothing(monkeypatch):
+    taken: list[int] = []
+    monkeypatch.setattr(Walk, "take", lambda walk, node, strategy: taken.append(node))
+    usages = (
+        Usage(nodes=(0,), bytes=np.array([10.0, 0.0]), start=0, stop=1),
+        Usage(nodes=(0,), bytes=np.array([0.0, 10.0]), start=1, stop=2),
+    )
+    problem = Problem(node_costs=(np.zeros(2),), edges=(), usages=usages, memory_limit=5.0)
+    assert repair(problem, Memory(problem), (0,), deadline=inf) is None
+    assert not taken
