@@ -22,7 +22,9 @@ from alpa.passes.solve.shard_fuse import fuse
 from alpa.passes.solve.shard_problem import Edge, Problem
 
 _ROUND_EVERY = 4
-"""double sweeps between two attempts to read choices off the shifted costs"""
+"""double sweeps, at least, between two looks at the bound and at choices read off the costs"""
+_ROUND_LATER = 1.5
+"""and from one look to the next so many times as many have been made"""
 _FUSED = 6
 """so many of the last choices are fused with the best"""
 _STALL = 1e-3
@@ -61,14 +63,16 @@ def ascend(
     best: tuple[int, ...] = (0,) * len(problem.node_costs)
     value, bound, last = inf, -inf, -inf
     read: list[tuple[int, ...]] = []
-    for sweep in range(sweeps):
-        look = sweep % _ROUND_EVERY == _ROUND_EVERY - 1 or sweep == sweeps - 1
+    next_look = _ROUND_EVERY
+    for sweep in range(1, sweeps + 1):
+        look = sweep in (next_look, sweeps)
         for forward in (True, False):
             state.sweep(forward=forward)
             if look:
                 read.append(improve(problem, state.round(forward=not forward)))
         if not look:
             continue
+        next_look = max(sweep + _ROUND_EVERY, int(sweep * _ROUND_LATER))
         read = read[-_FUSED:]
         known = [choice for choice in (best, *read) if problem.cost(choice) < inf]
         if known:
