@@ -11,37 +11,26 @@ shard, which depend on its node's strategy, from the op that makes it to its las
   another are fused into it; views, transposes that dots read as they are, and what is free in any
   layout take no room.
 
-What a change of layout writes is held while the op runs that it is made for, and belongs to the
-two nodes whose layouts differ: a copy, unless it only cuts what is then read through a fusion; of
-partial sums also the whole that is sent and received. A copy that ops of different strategies
-share is counted at each of them, not in between.
+Copies in other layouts, made for one op, live as long as that op (`copies.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Literal
-
-import numpy as np
 
 from alpa.dialects import body, ir, mpmd, terminator
 from alpa.dialects.attributes import FOLLOW, Argument, read_part
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.graph import folds_into_dots, type_bytes
-from alpa.passes.cost.reshard import Layout, only_cuts
-from alpa.passes.sharding.shard_graph import Need, Placed, ShardGraph
-from alpa.passes.sharding.spaces import Layouts, OpNode, Sums
-from alpa.passes.sharding.sums import unreduced_axes
-from alpa.passes.simplify.op_kinds import READS_THROUGH_FUSION
+from alpa.passes.sharding.copies import LocalBytes, copies_for_ops
+from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.solve.shard_problem import Usage
 
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
 _SMALL = 4096
 """Bytes of a whole tensor below which it is not worth a row."""
-_SMALL_COPY = 1e-4
-"""The same for copies, as a part of the device's memory: only a few exist at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +78,7 @@ def held(
         for operand in fragment.operands
     }
     found: list[Held] = []
-    sizes = _Sizes(graph)
+    sizes = LocalBytes(graph)
 
     def add(kind: Kind, value: ir.Value, start: int, stop: int, copies: int = 1) -> None:
         usage = _usage(sizes, value, start, stop, copies)
@@ -117,11 +106,12 @@ def held(
                 add(kind, result, stop, last.get(result, end), copies)
     for value, (start, stop) in clock.lives.items():
         add("temporaries", value, start, stop)
-    found += [Held(usage=usage, kind="copies") for usage in _copies(sizes, clock)]
+    for usage in copies_for_ops(sizes, clock.at, clock.read_until):
+        found.append(Held(usage=usage, kind="copies"))
     return found
 
 
-def _usage(sizes: _Sizes, value: ir.Value, start: int, stop: int, copies: int) -> Usage | None:
+def _usage(sizes: LocalBytes, value: ir.Value, start: int, stop: int, copies: int) -> Usage | None:
     placed = sizes.graph.placed.get(value)
     type_ = value.type
     if not isinstance(type_, ir.RankedTensorType):
@@ -130,120 +120,6 @@ def _usage(sizes: _Sizes, value: ir.Value, start: int, stop: int, copies: int) -
         return None
     held = sizes.of(placed.layouts, type_, copies)
     return Usage(nodes=(placed.node,), bytes=held, start=start, stop=stop)
-
-
-def _copies(sizes: _Sizes, clock: _Clock) -> Iterator[Usage]:
-    """What changes of layout hold while they happen."""
-    graph = sizes.graph
-    known: dict[tuple[ir.Value, Layouts], int] = {}
-    constraints = ((op, 0, _need(graph.placed[op.result])) for op in graph.constraints)
-    for op, i, need in (*graph.operand_needs, *constraints):
-        value = op.operands[i]
-        time = clock.at.get(op.results[0]) if len(op.results) else None
-        if time is None or value not in graph.placed:
-            continue
-        # Ops of the same strategies, such as the projections of an attention, share a copy.
-        start = known.get((value, need.layouts), time)
-        stop = clock.read_until.get(op.results[0], time + 1)
-        known[value, need.layouts] = max(start, stop)
-        if start < stop:
-            fused = op.operation.name in READS_THROUGH_FUSION
-            yield from _copy(sizes, value, need, fused, (start, stop))
-    for one in graph.ops:
-        held, time = sizes.scattered(one), clock.at.get(one.op.results[0])
-        if held is not None and one.result is not None and time is not None:
-            yield Usage(nodes=(one.node, one.result), bytes=held, start=time, stop=time + 1)
-
-
-def _need(placed: Placed) -> Need:
-    return Need(placed.node, placed.layouts)
-
-
-def _copy(
-    sizes: _Sizes, value: ir.Value, need: Need, fused: bool, span: tuple[int, int]
-) -> Iterator[Usage]:
-    """The copy of a value in the layouts that a node needs it in."""
-    source = sizes.graph.placed[value]
-    held = sizes.copied(source.layouts, need.layouts, value.type, fused)
-    if held is None:
-        return
-    nodes = (source.node, need.node)
-    if source.node == need.node:
-        nodes, held = nodes[:1], np.diagonal(held)
-    elif held.shape[0] == 1 or held.shape[1] == 1:
-        nodes, held = (nodes[1] if held.shape[0] == 1 else nodes[0],), held.reshape(-1)
-    if held.any():
-        yield Usage(nodes=nodes, bytes=held, start=span[0], stop=span[1])
-
-
-@dataclass
-class _Sizes:
-    """Bytes on a device by strategy; equal ones are one array, for there are many usages."""
-
-    graph: ShardGraph
-    _of: dict[tuple[Layouts, ir.Type, int], np.ndarray] = field(default_factory=dict)
-    _copied: dict[tuple[Layouts, Layouts, ir.Type, bool], np.ndarray | None] = field(
-        default_factory=dict
-    )
-    _scattered: dict[tuple[Sums, ir.Type], np.ndarray | None] = field(default_factory=dict)
-
-    def of(self, layouts: Layouts, type_: ir.RankedTensorType, copies: int = 1) -> np.ndarray:
-        """Of a tensor; unreduced ones are not cut."""
-        key = (layouts, type_, copies)
-        if key not in self._of:
-            self._of[key] = np.array([copies * self._bytes(layout, type_) for layout in layouts])
-        return self._of[key]
-
-    def _bytes(self, layout: Layout, type_: ir.RankedTensorType) -> float:
-        sizes = self.graph.mesh.sizes
-        return type_bytes(type_) / prod(sizes[a] for axes in layout[: type_.rank] for a in axes)
-
-    def copied(
-        self, source: Layouts, target: Layouts, type_: ir.Type, fused: bool
-    ) -> np.ndarray | None:
-        """``[source, target]``: what a change of layout writes; None where that is little."""
-        key = (source, target, type_, fused)
-        if key not in self._copied:
-            self._copied[key] = (
-                self._copy(source, target, type_, fused)
-                if isinstance(type_, ir.RankedTensorType) and type_.rank > 0
-                else None
-            )
-        return self._copied[key]
-
-    def _copy(
-        self, source: Layouts, target: Layouts, type_: ir.RankedTensorType, fused: bool
-    ) -> np.ndarray | None:
-        before, after = self.of(source, type_), self.of(target, type_)
-        if max(before.max(), after.max()) < _SMALL_COPY * self.graph.cluster.device.memory:
-            return None
-        held = np.tile(after, (len(source), 1))
-        for i, old in enumerate(source):
-            if unreduced_axes(old, type_.rank):
-                # The sum as it is sent, and as it arrives, unless that is the result.
-                held[i] += np.where(after < before[i], 2 * before[i], before[i])
-            for j, new in enumerate(target):
-                if old == new or (fused and only_cuts(old, new)):
-                    held[i, j] = 0.0
-        return held if held.any() else None
-
-    def scattered(self, one: OpNode) -> np.ndarray | None:
-        """``[op, result]``: the whole sums of which devices keep parts; None where that is little.
-
-        All ways but these leave nothing behind.
-        """
-        if one.space.sums is None:
-            return None
-        type_ = ir.RankedTensorType(one.op.results[0].type)
-        key = (one.space.sums, type_)
-        if key not in self._scattered:
-            held = np.zeros((len(one.space.strategies), len(one.space.sums.layouts)))
-            for pair, way in one.space.sums.ways.items():
-                if way.scattered:
-                    held[pair] = self._bytes(way.computed[0], type_)
-            little = held.max() < _SMALL_COPY * self.graph.cluster.device.memory
-            self._scattered[key] = None if little else held
-        return self._scattered[key]
 
 
 @dataclass

@@ -1,0 +1,147 @@
+"""Memory for changes of layout: copies made for one op, and sums before they are cut.
+
+What a change of layout writes is held while the op runs that it is made for, and belongs to the
+two nodes whose layouts differ: a copy, unless it only cuts what is then read through a fusion; of
+partial sums also the whole that is sent and received. A copy that ops of different strategies
+share is counted at each of them, not in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from alpa.dialects import ir
+from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.cost.reshard import Layout, only_cuts
+from alpa.passes.sharding.shard_graph import Need, Placed, ShardGraph
+from alpa.passes.sharding.spaces import Layouts, OpNode, Sums
+from alpa.passes.sharding.sums import unreduced_axes
+from alpa.passes.simplify.op_kinds import READS_THROUGH_FUSION
+from alpa.passes.solve.shard_problem import Usage
+
+_SMALL = 1e-4
+"""A part of the device's memory below which copies are not worth a row: few exist at a time."""
+
+
+def copies_for_ops(
+    sizes: LocalBytes, at: Mapping[ir.Value, int], read_until: Mapping[ir.Value, int]
+) -> Iterator[Usage]:
+    """What changes of layout hold while they happen.
+
+    `at` says when an op runs, by its first result, and `read_until` until when its operands are
+    read, if its result is a view of them or fused into its users.
+    """
+    graph = sizes.graph
+    known: dict[tuple[ir.Value, Layouts], int] = {}
+    constraints = ((op, 0, _need(graph.placed[op.result])) for op in graph.constraints)
+    for op, i, need in (*graph.operand_needs, *constraints):
+        value = op.operands[i]
+        time = at.get(op.results[0]) if len(op.results) else None
+        if time is None or value not in graph.placed:
+            continue
+        # Ops of the same strategies, such as the projections of an attention, share a copy.
+        start = known.get((value, need.layouts), time)
+        stop = read_until.get(op.results[0], time + 1)
+        known[value, need.layouts] = max(start, stop)
+        if start < stop:
+            fused = op.operation.name in READS_THROUGH_FUSION
+            yield from _copy(sizes, value, need, fused, (start, stop))
+    for one in graph.ops:
+        held, time = sizes.scattered(one), at.get(one.op.results[0])
+        if held is not None and one.result is not None and time is not None:
+            yield Usage(nodes=(one.node, one.result), bytes=held, start=time, stop=time + 1)
+
+
+def _need(placed: Placed) -> Need:
+    return Need(placed.node, placed.layouts)
+
+
+def _copy(
+    sizes: LocalBytes, value: ir.Value, need: Need, fused: bool, span: tuple[int, int]
+) -> Iterator[Usage]:
+    """The copy of a value in the layouts that a node needs it in."""
+    source = sizes.graph.placed[value]
+    held = sizes.copied(source.layouts, need.layouts, value.type, fused)
+    if held is None:
+        return
+    nodes = (source.node, need.node)
+    if source.node == need.node:
+        nodes, held = nodes[:1], np.diagonal(held)
+    elif held.shape[0] == 1 or held.shape[1] == 1:
+        nodes, held = (nodes[1] if held.shape[0] == 1 else nodes[0],), held.reshape(-1)
+    if held.any():
+        yield Usage(nodes=nodes, bytes=held, start=span[0], stop=span[1])
+
+
+@dataclass
+class LocalBytes:
+    """Bytes on a device by strategy; equal ones are one array, for there are many usages."""
+
+    graph: ShardGraph
+    _of: dict[tuple[Layouts, ir.Type, int], np.ndarray] = field(default_factory=dict)
+    _copied: dict[tuple[Layouts, Layouts, ir.Type, bool], np.ndarray | None] = field(
+        default_factory=dict
+    )
+    _scattered: dict[tuple[Sums, ir.Type], np.ndarray | None] = field(default_factory=dict)
+
+    def of(self, layouts: Layouts, type_: ir.RankedTensorType, copies: int = 1) -> np.ndarray:
+        """Of a tensor; unreduced ones are not cut."""
+        key = (layouts, type_, copies)
+        if key not in self._of:
+            self._of[key] = np.array([copies * self._bytes(layout, type_) for layout in layouts])
+        return self._of[key]
+
+    def _bytes(self, layout: Layout, type_: ir.RankedTensorType) -> float:
+        sizes = self.graph.mesh.sizes
+        return type_bytes(type_) / prod(sizes[a] for axes in layout[: type_.rank] for a in axes)
+
+    def copied(
+        self, source: Layouts, target: Layouts, type_: ir.Type, fused: bool
+    ) -> np.ndarray | None:
+        """``[source, target]``: what a change of layout writes; None where that is little."""
+        key = (source, target, type_, fused)
+        if key not in self._copied:
+            self._copied[key] = (
+                self._copy(source, target, type_, fused)
+                if isinstance(type_, ir.RankedTensorType) and type_.rank > 0
+                else None
+            )
+        return self._copied[key]
+
+    def _copy(
+        self, source: Layouts, target: Layouts, type_: ir.RankedTensorType, fused: bool
+    ) -> np.ndarray | None:
+        before, after = self.of(source, type_), self.of(target, type_)
+        if max(before.max(), after.max()) < _SMALL * self.graph.cluster.device.memory:
+            return None
+        held = np.tile(after, (len(source), 1))
+        for i, old in enumerate(source):
+            if unreduced_axes(old, type_.rank):
+                # The sum as it is sent, and as it arrives, unless that is the result.
+                held[i] += np.where(after < before[i], 2 * before[i], before[i])
+            for j, new in enumerate(target):
+                if old == new or (fused and only_cuts(old, new)):
+                    held[i, j] = 0.0
+        return held if held.any() else None
+
+    def scattered(self, one: OpNode) -> np.ndarray | None:
+        """``[op, result]``: the whole sums of which devices keep parts; None where that is little.
+
+        All ways but these leave nothing behind.
+        """
+        if one.space.sums is None:
+            return None
+        type_ = ir.RankedTensorType(one.op.results[0].type)
+        key = (one.space.sums, type_)
+        if key not in self._scattered:
+            held = np.zeros((len(one.space.strategies), len(one.space.sums.layouts)))
+            for pair, way in one.space.sums.ways.items():
+                if way.scattered:
+                    held[pair] = self._bytes(way.computed[0], type_)
+            little = held.max() < _SMALL * self.graph.cluster.device.memory
+            self._scattered[key] = None if little else held
+        return self._scattered[key]
