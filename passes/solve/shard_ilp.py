@@ -73,6 +73,8 @@ class _Search:
     branch_gap: float
     enough: float = inf
     """A bound as high as this is as good as the optimum."""
+    rough: bool = False
+    """Whether what dual ascent and tables leave open stays so."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,11 @@ def _solve(problem: Problem, search: _Search, start: float) -> Solution:
     if peak <= problem.memory_limit:
         return replace(free, peak_bytes=peak)
 
-    def solve_free(other: Problem, wanted: float, enough: float = inf) -> Solution:
-        return _solve_free(other, replace(search, gap=wanted, enough=enough), start)
+    def solve_free(
+        other: Problem, wanted: float, enough: float = inf, rough: bool = False
+    ) -> Solution:
+        other_search = replace(search, gap=wanted, enough=enough, rough=rough)
+        return _solve_free(other, other_search, start)
 
     choice, bound = solve_within(
         problem, free, solve_free, deadline=search.deadline, gap=search.branch_gap
@@ -218,6 +223,8 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
     found = _tables(problem, _HARD_ENTRIES)
     if found is not None:
         return found
+    if search.rough and best.value < inf:
+        return best
     relaxed = relax(ascent.problem, deadline=search.deadline)
     if relaxed is None:
         return _usable(best)

@@ -42,8 +42,13 @@ from alpa.passes.solve.shard_repair import improve_within, repair
 class SolveFree(Protocol):
     """Solves a problem without memory."""
 
-    def __call__(self, other: Problem, wanted: float, enough: float = inf, /) -> Solution:
-        """Relaxations go on until the gap is ``wanted`` or the bound ``enough``."""
+    def __call__(
+        self, other: Problem, wanted: float, enough: float = inf, rough: bool = False, /
+    ) -> Solution:
+        """Relaxations go on until the gap is ``wanted`` or the bound ``enough``.
+
+        ``rough``: what is hard to close stays open.
+        """
         ...
 
 
@@ -131,13 +136,17 @@ def solve_within(
 
 
 def _run(search: _Search) -> None:
-    _maximise_bound(search)
+    _maximise_bound(search, rough=True)
     if search.done:
         return
     if search.value < inf:
         _combine(search)
         if search.done:
             return
+    _maximise_bound(search, rough=False)
+    if search.done:
+        return
+    if search.value < inf:
         smaller = _without_dear(search)
         if variables_left(smaller) <= _SHRINK * variables_left(search.problem):
             _descend(search, smaller)
@@ -242,7 +251,8 @@ def _check_row(search: _Search, moment: int) -> None:
     _see(search, found.choice)
 
 
-def _maximise_bound(search: _Search) -> None:
+def _maximise_bound(search: _Search, *, rough: bool) -> None:
+    """Looks for the prices of the best bound; ``rough`` ones are found by dual ascent alone."""
     limit = search.problem.memory_limit
     ceiling = 10 * max(abs(search.bound), 1e-30) / max(limit, 1.0)
     inherited = None if search.planes else dict(search.prices)
@@ -273,7 +283,7 @@ def _maximise_bound(search: _Search) -> None:
         relaxed = priced(search.problem, search.memory, prices)
         try:
             enough = (1 - search.gap) * search.value + paid
-            found = search.solve_free(relaxed, max(wanted, 1e-9), enough)
+            found = search.solve_free(relaxed, max(wanted, 1e-9), enough, rough)
         except TimeoutError:
             return
         value, known = found.bound - paid, len(search.prices)
