@@ -170,8 +170,7 @@ class Reduction:
         """Moves what one end decides alone out of an edge, and drops an edge that is then empty."""
         self._changed.discard(frozenset((source, target)))
         costs = self.edges[source][target]
-        finite = np.abs(costs[costs < inf])
-        scale = float(finite.max()) if finite.size else 0.0
+        scale = np.abs(costs).max(initial=0.0, where=costs < inf)
         costs = self._pull(source, target, costs)
         costs = self._pull(target, source, costs.T).T
         if not (costs > _ROUNDING * scale).any():
@@ -179,8 +178,9 @@ class Reduction:
         else:
             self.edges[source][target] = costs
             self.edges[target][source] = costs.T
-        self.drop_forbidden(source)
-        self.drop_forbidden(target)
+        for node in (source, target):
+            if self.costs[node].max() == inf:
+                self.drop_forbidden(node)
 
     def _pull(self, node: int, other: int, costs: np.ndarray) -> np.ndarray:
         """Moves the row minima of the matrix ``[node, other]`` into the node's costs."""
@@ -203,17 +203,18 @@ class Reduction:
         if count == 1:
             return False
         excess = self.costs[node][:, None] - self.costs[node][None, :]
+        np.fill_diagonal(excess, -inf)
         for costs in self.edges[node].values():
             if not (excess >= 0).any():
-                break
-            excess = excess + _least_difference(costs)
-        if node in self._held:
+                return False
+            excess += _least_difference(costs)
+        worse = excess >= 0
+        if node in self._held and worse.any():
             held = self._held[node]
-            excess[(held[:, None] < held[None]).any(axis=2)] = -inf
-        np.fill_diagonal(excess, -inf)
+            worse &= (held[:, None] >= held[None]).all(axis=2)
         keep = np.ones(count, dtype=bool)
-        for strategy in range(count - 1, -1, -1):
-            keep[strategy] = not (excess[strategy] >= 0)[keep].any()
+        for strategy in np.flatnonzero(worse.any(axis=1))[::-1]:
+            keep[strategy] = not worse[strategy][keep].any()
         if keep.all():
             return False
         self._keep(node, keep)
@@ -331,11 +332,12 @@ def _distinct_usages(problem: Problem) -> dict[int, np.ndarray]:
 def _without_gone(usage: Usage, number: Mapping[int, int], size: int) -> Usage:
     """A usage of what is left of its nodes; the first node, of so many strategies, has the rest."""
     nodes = tuple(number[node] for node in usage.nodes if node in number)
+    held = usage.bytes
     if not nodes:
-        return replace(usage, nodes=(0,), bytes=np.full(size, usage.bytes.item()))
-    if len(nodes) == len(usage.nodes):
-        return replace(usage, nodes=nodes)
-    return replace(usage, nodes=nodes, bytes=usage.bytes.reshape(-1))
+        nodes, held = (0,), np.full(size, held.item())
+    elif len(nodes) < len(usage.nodes):
+        held = held.reshape(-1)
+    return Usage(nodes=nodes, bytes=held, start=usage.start, stop=usage.stop)
 
 
 def _least_difference(costs: np.ndarray) -> np.ndarray:

@@ -101,6 +101,8 @@ class Problem:
                 raise ValueError(f"{title} has a cost that is NaN or -inf")
 
         pairs = self.edge_numbers() if any(len(u.nodes) == 2 for u in self.usages) else {}
+        arrays = {id(usage.bytes): usage.bytes for usage in self.usages}
+        bad = {key for key, held in arrays.items() if not (np.isfinite(held) & (held >= 0)).all()}
         for number, usage in enumerate(self.usages):
             title = f"usage {number} of {_name(usage.nodes)}"
             if not all(0 <= node < len(self.node_costs) for node in usage.nodes):
@@ -114,7 +116,7 @@ class Problem:
                 raise ValueError(f"{title}: no edge is between them")
             if usage.start >= usage.stop:
                 raise ValueError(f"{title} ends at {usage.stop}, it starts at {usage.start}")
-            if not (np.isfinite(usage.bytes).all() and (usage.bytes >= 0).all()):
+            if id(usage.bytes) in bad:
                 raise ValueError(f"{title} has bytes that are negative or not finite")
 
     def cost(self, choice: Sequence[int]) -> float:
@@ -140,15 +142,16 @@ Row = dict[tuple[int, ...], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
-    """What a node holds for a while, as far as there is a choice."""
+class Holding:
+    """What a node holds over time, span by span, as far as there is a choice."""
 
-    first: int
-    end: int
-    """among the times of ``Memory``"""
+    first: np.ndarray
+    end: np.ndarray
+    """spans, among the times of ``Memory``"""
     held: np.ndarray
-    """bytes per strategy, and per strategy of ``other``"""
-    other: int | None
+    """``[span, strategy]``: bytes that it holds alone"""
+    shared: tuple[tuple[int, int, np.ndarray, int], ...]
+    """spans with bytes ``[strategy, strategy of another node]``, and that node"""
 
 
 class Memory:
@@ -183,7 +186,7 @@ class Memory:
         return np.cumsum(change)[:-1]
 
     @cached_property
-    def spans(self) -> list[list[Span]]:
+    def holdings(self) -> list[Holding]:
         """Of each node; what two nodes hold together is with both."""
         varies = {id(usage.bytes): bool(np.ptp(usage.bytes) > 0) for usage in self._problem.usages}
         merged: dict[tuple[tuple[int, ...], int, int], np.ndarray] = {}
@@ -191,14 +194,23 @@ class Memory:
             if varies[id(usage.bytes)]:
                 key = (usage.nodes, int(first), int(end))
                 merged[key] = merged[key] + usage.bytes if key in merged else usage.bytes
-        spans: list[list[Span]] = [[] for _ in self._problem.node_costs]
+        alone: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in self._problem.node_costs]
+        shared: list[list[tuple[int, int, np.ndarray, int]]] = [[] for _ in alone]
         for (nodes, first, end), held in merged.items():
             if len(nodes) == 1:
-                spans[nodes[0]].append(Span(first, end, held, None))
+                alone[nodes[0]].append((first, end, held))
             else:
-                spans[nodes[0]].append(Span(first, end, held, nodes[1]))
-                spans[nodes[1]].append(Span(first, end, held.T, nodes[0]))
-        return spans
+                shared[nodes[0]].append((first, end, held, nodes[1]))
+                shared[nodes[1]].append((first, end, held.T, nodes[0]))
+        return [
+            Holding(
+                first=np.array([first for first, _, _ in mine], dtype=np.int64),
+                end=np.array([end for _, end, _ in mine], dtype=np.int64),
+                held=np.array([held for _, _, held in mine]).reshape(len(mine), costs.size),
+                shared=tuple(ours),
+            )
+            for mine, ours, costs in zip(alone, shared, self._problem.node_costs, strict=True)
+        ]
 
     def peak(self, choice: Sequence[int]) -> tuple[float, int]:
         """The most bytes in use, and the time when."""
@@ -238,7 +250,8 @@ def with_strategies(usages: Iterable[Usage], kept: Sequence[np.ndarray]) -> tupl
         key = (usage.nodes, id(usage.bytes))
         if key not in made:
             made[key] = usage.bytes[np.ix_(*(kept[node] for node in usage.nodes))]
-        fewer.append(replace(usage, bytes=made[key]))
+        held = made[key]
+        fewer.append(Usage(nodes=usage.nodes, bytes=held, start=usage.start, stop=usage.stop))
     return tuple(fewer)
 
 

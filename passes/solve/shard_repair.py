@@ -15,7 +15,7 @@ from math import ceil, inf, log2
 import numpy as np
 
 from alpa.passes.solve.shard_bound import neighbours
-from alpa.passes.solve.shard_problem import Memory, Problem, Span
+from alpa.passes.solve.shard_problem import Memory, Problem
 
 _ROUNDS = 20
 _STEPS = 20
@@ -31,7 +31,7 @@ class Walk:
         self.problem, self.choice = problem, list(choice)
         self.used = memory.over_time(choice)
         self.around = neighbours(problem)
-        self._spans = memory.spans
+        self._holdings = memory.holdings
 
     def costs(self, node: int) -> np.ndarray:
         """Of each of the node's strategies, with its edges, as the neighbours stand."""
@@ -42,9 +42,10 @@ class Walk:
 
     def weighted(self, node: int, before: np.ndarray) -> np.ndarray:
         """Bytes of each strategy, summed over time; ``before[t]``: the weight of times before t."""
-        total = np.zeros(self.problem.node_costs[node].size)
-        for span in self._spans[node]:
-            total = total + (before[span.end] - before[span.first]) * self._held(span)
+        mine = self._holdings[node]
+        total = (before[mine.end] - before[mine.first]) @ mine.held
+        for first, end, held, other in mine.shared:
+            total = total + (before[end] - before[first]) * held[:, self.choice[other]]
         return total
 
     def fits(self, node: int, strategy: int) -> bool:
@@ -58,15 +59,13 @@ class Walk:
 
     def after(self, node: int, strategy: int) -> np.ndarray:
         """Bytes in use over time when a node has taken a strategy."""
-        after = self.used.copy()
-        for span in self._spans[node]:
-            held = self._held(span)
-            after[span.first : span.end] += held[strategy] - held[self.choice[node]]
+        after, now, mine = self.used.copy(), self.choice[node], self._holdings[node]
+        more = mine.held[:, strategy] - mine.held[:, now]
+        for k in np.flatnonzero(more):
+            after[mine.first[k] : mine.end[k]] += more[k]
+        for first, end, held, other in mine.shared:
+            after[first:end] += held[strategy, self.choice[other]] - held[now, self.choice[other]]
         return after
-
-    def _held(self, span: Span) -> np.ndarray:
-        """Bytes of each of the node's strategies, as the neighbours stand."""
-        return span.held if span.other is None else span.held[:, self.choice[span.other]]
 
 
 def repair(
