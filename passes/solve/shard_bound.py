@@ -13,6 +13,7 @@ falls. It may stop short of the LP's: then ``shard_lp`` takes over.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -78,12 +79,12 @@ def ascend(
         if known:
             best = improve(problem, fuse(problem, known))
             value = problem.cost(best)
-        shifted = state.problem()
-        bound = max(bound, dual_bound(shifted))
+        found, nodes = state.bound()
+        bound = max(bound, found)
         closed = value - bound <= gap * abs(value) or bound >= enough
         if closed or bound - last <= _STALL * (value - bound) or time.monotonic() > deadline:
             break
-        if _share_above(shifted, value - bound) > _ENOUGH:
+        if _share_above(nodes, value - bound) > _ENOUGH:
             break
         last = bound
     shifted = state.problem()
@@ -129,10 +130,10 @@ def improve(problem: Problem, choice: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(now)
 
 
-def _share_above(shifted: Problem, slack: float) -> float:
+def _share_above(nodes: Sequence[np.ndarray], slack: float) -> float:
     """The part of the node strategies that ``prune`` would forbid."""
-    above = sum(int((costs > costs.min() + slack).sum()) for costs in shifted.node_costs)
-    return above / sum(costs.size for costs in shifted.node_costs)
+    above = sum(int((costs > costs.min() + slack).sum()) for costs in nodes)
+    return above / sum(costs.size for costs in nodes)
 
 
 def neighbours(problem: Problem) -> list[list[tuple[int, int, int]]]:
@@ -189,6 +190,18 @@ class _Messages:
             ahead = least[node.behind :] if forward else least[: node.behind]
             ahead += share
             self._shifts[node.own] = least
+
+    def bound(self) -> tuple[float, list[np.ndarray]]:
+        """``dual_bound(self.problem())``, and the shifted costs of nodes, without the matrices."""
+        bound, nodes = 0.0, list[np.ndarray]()
+        for node in self._nodes:
+            own = self._shifts[node.own]
+            nodes.append(node.costs - np.add.reduce(own))
+            bound += float(nodes[-1].min())
+            if node.behind < len(node.others):
+                edges = node.least(self._shifts)[node.behind :] + own[node.behind :]
+                bound += float(edges.min(axis=1).sum())
+        return bound, nodes
 
     def problem(self) -> Problem:
         edges: list[Edge] = []
