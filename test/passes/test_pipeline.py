@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import logging
 import subprocess
@@ -151,6 +152,14 @@ def test_module_is_verified_after_our_passes() -> None:
 def test_other_exceptions_come_out_as_themselves() -> None:
     with pytest.raises(ZeroDivisionError):
         alpa.passes.run(PROGRAM, "refuse{how=bug}")
+
+
+@pytest.mark.parametrize("how", ["error", "bug"])
+def test_the_collector_of_cycles_works_again_after_a_pass(how: str) -> None:
+    assert gc.isenabled()
+    with pytest.raises((ir.MLIRError, ZeroDivisionError)):
+        alpa.passes.run(PROGRAM, f"refuse{{how={how}}}")
+    assert gc.isenabled()
 
 
 def test_options_of_a_pipeline_go_to_the_passes_that_have_them() -> None:
