@@ -355,6 +355,20 @@ def _one_of(name: str, text: str, allowed: tuple[Any, ...]) -> Any:
     return text
 
 
+def take_from_signature(
+    function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"], key: str
+) -> dict[int, ir.Attribute]:
+    """Removes an attribute of arguments or results; gives what it was, by number."""
+    found: dict[int, ir.Attribute] = {}
+    if name in function.attributes:
+        kept = _dictionaries(function, name, 0)
+        for number, attrs in enumerate(kept):
+            if key in attrs:
+                found[number] = attrs.pop(key)
+        function.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(attrs) for attrs in kept])
+    return found
+
+
 def _dictionaries(function: func.FuncOp, name: str, count: int) -> list[dict[str, ir.Attribute]]:
     attr = function.attributes.get(name)
     if attr is None:

@@ -70,7 +70,7 @@ from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.kept_copies import return_copies
 from alpa.passes.sharding.liveness import Held, Residence, held, op_at
 from alpa.passes.sharding.rules import populated
-from alpa.passes.sharding.shard_graph import Need, Placed, RuleOf, ShardGraph
+from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
 from alpa.passes.solve.shard_problem import OutOfMemoryError, with_edges_of_usages
@@ -372,7 +372,7 @@ class _MeshPart:
                 made = self.graph.placed[inner]
                 self.graph.placed[outer] = Placed(made.node, made.layouts, open=False)
                 continue
-            need = Need(placed.node, placed.layouts)
+            need = placed.need
             self.graph.placed[outer] = Placed(placed.node, placed.layouts, open=False)
             self.graph.operand_needs.append((end, i, need))
             self.graph.need(inner, need, weight)

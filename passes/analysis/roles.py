@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import cast
 
-from alpa.dialects import body, func, ir, sdy
+from alpa.dialects import func, ir
 from alpa.dialects.attributes import (
     Argument,
     Result,
@@ -16,6 +17,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
+from alpa.passes.simplify.symbols import meshes_by_name
 
 # From a new state one walks back through these to the old state that it updates: an optimizer
 # works element by element, and a loss or a gradient does not.
@@ -105,11 +107,7 @@ class _Flow:
             graph,
             signature_shardings(function, "arg_attrs"),
             signature_shardings(function, "res_attrs"),
-            {
-                op.sym_name.value: Mesh.from_attr(op.mesh)
-                for op in body(module).operations
-                if isinstance(op, sdy.MeshOp)
-            },
+            meshes_by_name(cast(ir.Module, module.operation.opview)),
         )
 
     def nearest(self, result: int) -> dict[int, int]:

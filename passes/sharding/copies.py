@@ -17,7 +17,7 @@ import numpy as np
 from alpa.dialects import ir
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.cost.reshard import Layout, only_cuts
-from alpa.passes.sharding.shard_graph import Need, Placed, ShardGraph
+from alpa.passes.sharding.shard_graph import Need, ShardGraph
 from alpa.passes.sharding.spaces import Layouts, OpNode, Sums
 from alpa.passes.sharding.sums import unreduced_axes
 from alpa.passes.simplify.op_kinds import READS_THROUGH_FUSION
@@ -37,7 +37,7 @@ def copies_for_ops(
     """
     graph = sizes.graph
     known: dict[tuple[ir.Value, Layouts], int] = {}
-    constraints = ((op, 0, _need(graph.placed[op.result])) for op in graph.constraints)
+    constraints = ((op, 0, graph.placed[op.result].need) for op in graph.constraints)
     for op, i, need in (*graph.operand_needs, *constraints):
         value = op.operands[i]
         time = at.get(op.results[0]) if len(op.results) else None
@@ -54,10 +54,6 @@ def copies_for_ops(
         held, time = sizes.scattered(one), at.get(one.op.results[0])
         if held is not None and one.result is not None and time is not None:
             yield Usage(nodes=(one.node, one.result), bytes=held, start=time, stop=time + 1)
-
-
-def _need(placed: Placed) -> Need:
-    return Need(placed.node, placed.layouts)
 
 
 def _copy(

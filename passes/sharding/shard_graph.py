@@ -68,6 +68,11 @@ class Placed:
     layouts: Layouts
     open: bool = True
 
+    @property
+    def need(self) -> Need:
+        """That something else is brought to where the value lies."""
+        return Need(self.node, self.layouts)
+
 
 @dataclass(frozen=True)
 class Need:
@@ -260,7 +265,7 @@ class ShardGraph:
         """Adds a constraint, which brings its operand into one of the layouts that it admits."""
         given = Sharding.from_attr(op.attributes["sharding"])
         placed = self.add_tensor(op.results[0], op.results[0].type, given=given)
-        self.need(op.operands[0], Need(placed.node, placed.layouts), weight)
+        self.need(op.operands[0], placed.need, weight)
         self.constraints.append(op)
 
     def _add_manual(self, op: sdy.ManualComputationOp, weight: float) -> None:
@@ -450,7 +455,7 @@ class ShardGraph:
             placed = self.add_tensor(result, result.type)
             for block in (condition, loop):
                 self.placed[block.arguments[i]] = placed
-            need = Need(placed.node, placed.layouts)
+            need = placed.need
             self.operand_needs.append((op, i, need))
             self.need(op.operands[i], need, weight)
         self.add_block(condition, weight * trips)
@@ -468,7 +473,7 @@ class ShardGraph:
         end = terminator(block)
         for i, (value, result) in enumerate(zip(end.operands, results, strict=True)):
             placed = self.placed[result]
-            need = Need(placed.node, placed.layouts)
+            need = placed.need
             self.operand_needs.append((end, i, need))
             self.need(value, need, weight)
 

@@ -17,8 +17,8 @@ from math import prod
 from typing import Literal
 
 from alpa.dialects import body, func, ir, sdy, terminator, walk, walk_outside_manual
-from alpa.dialects.attributes import Result
-from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
+from alpa.dialects.attributes import Result, take_from_signature
+from alpa.dialects.sharding import Mesh, Sharding, narrower
 from alpa.passes.base import PassError, Remark, location_of
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.reshard import Layout
@@ -151,14 +151,8 @@ class _Interface:
 
 
 def _take(function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"]) -> dict[int, Sharding]:
-    found = signature_shardings(function, name)
-    if found:
-        kept: list[ir.DictAttr] = []
-        for attr in ir.ArrayAttr(function.attributes[name]):
-            items = {item.name: item.attr for item in ir.DictAttr(attr)}
-            kept.append(ir.DictAttr.get({n: a for n, a in items.items() if n != _SHARDING}))
-        function.attributes[name] = ir.ArrayAttr.get(kept)
-    return found
+    taken = take_from_signature(function, name, _SHARDING)
+    return {number: Sharding.from_attr(attr) for number, attr in taken.items()}
 
 
 def _asked_inside(block: ir.Block) -> Iterator[Asked]:

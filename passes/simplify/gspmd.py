@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alpa.dialects import func, ir, walk
+from alpa.dialects.attributes import take_from_signature
 from alpa.passes.base import PassError, Remark
 
 _SHARDING = "mhlo.sharding"
@@ -73,14 +74,6 @@ def _is_sharding_call(op: ir.OpView) -> bool:
 
 def _drop_from_signature(function: func.FuncOp) -> int:
     """Removes `mhlo.sharding` from arguments and results and counts it."""
-    dropped = 0
-    for name in ("arg_attrs", "res_attrs"):
-        if name not in function.attributes:
-            continue
-        dictionaries: list[ir.DictAttr] = []
-        for attrs in ir.ArrayAttr(function.attributes[name]):
-            fields = {item.name: item.attr for item in ir.DictAttr(attrs)}
-            dropped += fields.pop(_SHARDING, None) is not None
-            dictionaries.append(ir.DictAttr.get(fields))
-        function.attributes[name] = ir.ArrayAttr.get(dictionaries)
-    return dropped
+    return sum(
+        len(take_from_signature(function, name, _SHARDING)) for name in ("arg_attrs", "res_attrs")
+    )

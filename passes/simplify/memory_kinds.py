@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alpa.dialects import body, func, ir, walk
+from alpa.dialects.attributes import take_from_signature
 from alpa.passes.base import Remark
 
 _KIND = "mhlo.memory_kind"
@@ -12,7 +13,11 @@ _BUFFER = "_xla_buffer_placement"
 
 def drop_memory_kinds(main: func.FuncOp, remark: Remark) -> None:
     """Removes what a program says of memories; one remark where it asks for other than devices'."""
-    asked = [kind for name in ("arg_attrs", "res_attrs") for kind in _take(main, name)]
+    asked = [
+        ir.StringAttr(kind).value
+        for name in ("arg_attrs", "res_attrs")
+        for kind in take_from_signature(main, name, _KIND).values()
+    ]
     for op in list(walk(body(main))):
         target = op.attributes.get("call_target_name")
         if target is not None and ir.StringAttr(target).value == _PLACEMENT:
@@ -29,19 +34,3 @@ def drop_memory_kinds(main: func.FuncOp, remark: Remark) -> None:
             f"ignored {len(elsewhere)} placement(s) in {kinds}: the plan keeps everything in the "
             "memory of the devices",
         )
-
-
-def _take(function: func.FuncOp, name: str) -> list[str]:
-    """Removes the memory kinds of arguments or results and gives them."""
-    if name not in function.attributes:
-        return []
-    found: list[str] = []
-    kept: list[ir.DictAttr] = []
-    for attrs in ir.ArrayAttr(function.attributes[name]):
-        fields = {item.name: item.attr for item in ir.DictAttr(attrs)}
-        kind = fields.pop(_KIND, None)
-        if kind is not None:
-            found.append(ir.StringAttr(kind).value)
-        kept.append(ir.DictAttr.get(fields))
-    function.attributes[name] = ir.ArrayAttr.get(kept)
-    return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alpa.dialects import body, func, ir, sdy, terminator
-from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
-from alpa.passes.simplify.symbols import lift_inlined_meshes, named_meshes
+from alpa.dialects.sharding import Sharding, narrower, signature_shardings
+from alpa.passes.simplify.symbols import lift_inlined_meshes, meshes_by_name
 
 
 def separate_results(module: ir.Module, main: func.FuncOp) -> None:
@@ -14,7 +14,7 @@ def separate_results(module: ir.Module, main: func.FuncOp) -> None:
     sharding than it comes with, or a value with two, a constraint makes another value of it.
     """
     lift_inlined_meshes(module)
-    meshes = {name: Mesh.from_attr(op.mesh) for name, op in named_meshes(module).items()}
+    meshes = meshes_by_name(module)
     given = signature_shardings(main, "arg_attrs")
     block, end = body(main), terminator(body(main))
     stored: dict[ir.Value, Sharding] = {block.arguments[n]: s for n, s in given.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from alpa.dialects import func, ir, passmanager, sdy, walk
+from alpa.dialects.sharding import Mesh
 
 # A reference in an attribute's text: quoted or not.
 SYMBOL = re.compile(r'@(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))')
@@ -45,6 +46,11 @@ def lift_inlined_meshes(module: ir.Module) -> None:
 def named_meshes(module: ir.Module) -> dict[str, sdy.MeshOp]:
     """The meshes of a module by their names."""
     return {op.sym_name.value: op for op in module.body.operations if isinstance(op, sdy.MeshOp)}
+
+
+def meshes_by_name(module: ir.Module) -> dict[str, Mesh]:
+    """What the meshes of a module are, by their names."""
+    return {name: Mesh.from_attr(op.mesh) for name, op in named_meshes(module).items()}
 
 
 def drop_unused_meshes(module: ir.Module, referenced: set[str]) -> None:

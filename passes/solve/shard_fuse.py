@@ -31,8 +31,7 @@ def fuse(problem: Problem, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...
         best = eliminate(core.problem, max_entries=_ENTRIES)
         if best is None:
             return min(choices, key=problem.cost)
-        for node, strategies, k in zip(core.nodes, core.strategies, best, strict=True):
-            chosen[node] = int(strategies[k])
+        chosen |= core.numbered(best)
     return tuple(int(k[i]) for k, i in zip(taken, reduction.lift(chosen), strict=True))
 
 

@@ -136,8 +136,8 @@ def _solve(problem: Problem, search: _Search, start: float) -> Solution:
     """The cheapest choice within memory, as far as the deadline lets."""
     bare, memory = replace(problem, usages=()), Memory(problem)
     # If memory binds the free optimum is of no use: that it breaks the limit shows long before.
-    rough = replace(search, gap=max(search.gap, search.branch_gap)) if problem.usages else search
-    free = _solve_free(bare, rough, start)
+    coarse = replace(search, gap=max(search.gap, search.branch_gap)) if problem.usages else search
+    free = _solve_free(bare, coarse, start)
     peak, _ = memory.peak(free.choice)
     if peak <= problem.memory_limit and free.gap > search.gap:
         free = _solve_free(bare, search, start)
@@ -200,8 +200,7 @@ def _search_cores(problem: Problem, reduction: Reduction, search: _Search) -> _F
         except InfeasibleError as error:
             raise InfeasibleError(tuple(core.nodes[k] for k in error.nodes)) from error
         open_gap += found.value - found.bound
-        for node, strategies, k in zip(core.nodes, core.strategies, found.choice, strict=True):
-            choices[node] = int(strategies[k])
+        choices |= core.numbered(found.choice)
     choice = reduction.lift(choices)
     value = problem.cost(choice)
     return _Found(choice, value, value - open_gap)
