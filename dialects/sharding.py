@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from alpa.dialects.bindings import func, ir, sdy
@@ -199,6 +199,14 @@ class ShardingRule:
     permutation: frozenset[int] = frozenset()
     blocked: frozenset[int] = frozenset()
 
+    def __hash__(self) -> int:
+        """Rules are keys of caches: the hash is taken once."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.factor_sizes, self.operands, self.results, self.reduction))
+
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> ShardingRule:
         return _read_rule(attr)
@@ -222,15 +230,11 @@ class ShardingRule:
         )
 
 
-def _read_rule(attr: ir.Attribute) -> ShardingRule:
-    return _rule_of_text(str(attr), attr.context)
-
-
-# Reading a rule through the bindings takes some 30 us; large models repeat few of them. The
-# context is part of the key so that no attribute outlives it.
+# Reading a rule through the bindings takes some 30 us; large models repeat few of them. The key
+# holds the context, so that no attribute outlives it.
 @lru_cache(maxsize=4096)
-def _rule_of_text(text: str, context: ir.Context) -> ShardingRule:
-    rule = sdy.OpShardingRuleAttr(ir.Attribute.parse(text, context))
+def _read_rule(attr: ir.Attribute) -> ShardingRule:
+    rule = sdy.OpShardingRuleAttr(attr)
 
     def tensors(mappings: list[ir.Attribute]) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return tuple(

@@ -104,10 +104,12 @@ class ShardGraph:
     deferrable: set[ir.Value] = field(default_factory=set)
     """values that may stay unreduced, see `sums.deferrable`"""
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
-    _matrices: dict[tuple[Layouts, Layouts, ir.Type], np.ndarray] = field(default_factory=dict)
+    _matrices: dict[tuple[Layouts, Layouts, ir.Type, float], np.ndarray] = field(
+        default_factory=dict
+    )
     _spaces: dict[Hashable, Space] = field(default_factory=dict)
     _sums: dict[Hashable, np.ndarray] = field(default_factory=dict)
-    _trivial: dict[Hashable, float] = field(default_factory=dict)
+    _trivial: dict[Hashable, np.ndarray] = field(default_factory=dict)
     _counted: set[tuple[ir.Value, int, Layouts]] = field(default_factory=set)
 
     # Nodes
@@ -182,20 +184,22 @@ class ShardGraph:
             self.free[value].append(need)
             self._need_through_broadcast(value, need, weight)
             return
+        source = self.placed[value]
+        if source.node == need.node and source.layouts == need.layouts:
+            return
         key = (value, need.node, need.layouts)
         if key in self._counted:
             return
         self._counted.add(key)
-        source = self.placed[value]
-        matrix = self._matrix(source.layouts, need.layouts, value.type)
+        matrix = self._matrix(source.layouts, need.layouts, value.type, weight)
         if source.node == need.node:
-            self.costs[need.node] = self.costs[need.node] + weight * np.diagonal(matrix)
+            self.costs[need.node] = self.costs[need.node] + np.diagonal(matrix)
         elif source.node == _SCALAR:
-            self.costs[need.node] = self.costs[need.node] + weight * matrix[0]
+            self.costs[need.node] = self.costs[need.node] + matrix[0]
         elif need.node == _SCALAR:
-            self.costs[source.node] = self.costs[source.node] + weight * matrix[:, 0]
+            self.costs[source.node] = self.costs[source.node] + matrix[:, 0]
         else:
-            self._add_edge(source.node, need.node, weight * matrix)
+            self._add_edge(source.node, need.node, matrix)
 
     def _add_edge(self, source: int, target: int, matrix: np.ndarray) -> None:
         if source == target:
@@ -219,9 +223,13 @@ class ShardGraph:
         (projected,) = self._follow_all(backwards, 0, need.layouts).results
         self.need(operand, Need(need.node, projected), weight)
 
-    def _matrix(self, source: Layouts, target: Layouts, type_: ir.Type) -> np.ndarray:
-        key = (source, target, type_)
-        if key not in self._matrices:
+    def _matrix(
+        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float
+    ) -> np.ndarray:
+        """Seconds per step to bring a tensor from each layout to each, `weight` times."""
+        key = (source, target, type_, weight)
+        found = self._matrices.get(key)
+        if found is None:
             if isinstance(type_, ir.RankedTensorType) and type_.rank > 0:
                 table = self._tables.setdefault(type_.rank, ReshardTable(self.mesh, type_.rank))
                 itemsize = element_bytes(type_.element_type)
@@ -230,8 +238,8 @@ class ShardGraph:
                 matrix = matrix_of(source, target, tuple(type_.shape), itemsize)
             else:
                 matrix = np.zeros((len(source), len(target)))
-            self._matrices[key] = matrix
-        return self._matrices[key]
+            found = self._matrices[key] = weight * matrix
+        return found
 
     # Ops
 
@@ -310,7 +318,7 @@ class ShardGraph:
             node = placed.node
             linear = sums.linear_operands(op) if op.results[0] in self.deferrable else ()
             space = self._follow_all(rule, operand, placed.layouts, linear)
-        self.costs[node] = self.costs[node] + weight * self._op_costs(op, space)
+        self.costs[node] = self.costs[node] + self._op_costs(op, space, weight)
         for i, (operand_value, layouts) in enumerate(zip(op.operands, space.operands, strict=True)):
             need = Need(node, layouts)
             self.operand_needs.append((op, i, need))
@@ -382,9 +390,24 @@ class ShardGraph:
             self._sums[key] = costs
         return self._sums[key]
 
-    def _op_costs(self, op: ir.OpView, space: Space) -> np.ndarray:
+    def _op_costs(self, op: ir.OpView, space: Space, weight: float) -> np.ndarray:
+        """Seconds per step of each strategy; once for all trivial ops of the same types."""
+        if op.name not in TRIVIAL:
+            return weight * (
+                op_seconds(op, self.cluster) * space.shares + self._sum_seconds(op, space)
+            )
+        types = (*(v.type for v in op.operands), *(v.type for v in op.results))
+        key = (space, op.name, weight, types)
+        found = self._trivial.get(key)
+        if found is None:
+            seconds = op_seconds(op, self.cluster) * space.shares + self._sum_seconds(op, space)
+            found = self._trivial[key] = weight * seconds
+        return found
+
+    def _sum_seconds(self, op: ir.OpView, space: Space) -> np.ndarray | float:
+        """Of the sums that have no node of their own."""
         if space.sums is not None:
-            return self._seconds(op) * space.shares
+            return 0.0
         key = (space, *(result.type for result in op.results))
         if key not in self._sums:
             self._sums[key] = np.array(
@@ -395,16 +418,7 @@ class ShardGraph:
                     for strategy in space.strategies
                 ]
             )
-        return self._seconds(op) * space.shares + self._sums[key]
-
-    def _seconds(self, op: ir.OpView) -> float:
-        """`op_seconds`, once for all trivial ops of the same types: most ops are such."""
-        if op.name not in TRIVIAL:
-            return op_seconds(op, self.cluster)
-        key = (op.name, *(v.type for v in op.operands), *(v.type for v in op.results))
-        if key not in self._trivial:
-            self._trivial[key] = op_seconds(op, self.cluster)
-        return self._trivial[key]
+        return self._sums[key]
 
     def _partial_bytes(self, op: ir.OpView, strategy: Strategy) -> list[float]:
         return [

@@ -32,6 +32,10 @@ _STALL = 1e-3
 """Stop when so many sweeps improved the bound by less than this part of the gap."""
 _ENOUGH = 0.2
 """Stop when this part of the strategies can be forbidden: presolve makes the rest faster."""
+_ROUNDS = 20
+"""of changing one node at a time"""
+_APPROACH = 3
+"""double sweeps between two looks at a bound that need not be the best"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +64,7 @@ def ascend(
 
     Every strategy must be finite and have an allowed partner on each edge, as presolve leaves it.
     """
-    state = _Messages(problem)
+    state = Messages(problem)
     best: tuple[int, ...] = (0,) * len(problem.node_costs)
     value, bound, last = inf, -inf, -inf
     read: list[tuple[int, ...]] = []
@@ -70,14 +74,14 @@ def ascend(
         for forward in (True, False):
             state.sweep(forward=forward)
             if look:
-                read.append(improve(problem, state.round(forward=not forward)))
+                read.append(state.improve(state.round(forward=not forward)))
         if not look:
             continue
         next_look = max(sweep + _ROUND_EVERY, int(sweep * _ROUND_LATER))
         read = read[-_FUSED:]
         known = [choice for choice in (best, *read) if problem.cost(choice) < inf]
         if known:
-            best = improve(problem, fuse(problem, known))
+            best = state.improve(fuse(problem, known))
             value = problem.cost(best)
         found, nodes = state.bound()
         bound = max(bound, found)
@@ -89,6 +93,47 @@ def ascend(
         last = bound
     shifted = state.problem()
     return Bounded(problem=shifted, bound=min(dual_bound(shifted), value), choice=best, value=value)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Approached:
+    """A bound and a choice near the optimum, and the shifts from which to go on."""
+
+    bound: float
+    choice: tuple[int, ...]
+    messages: Messages
+
+
+def approach(
+    problem: Problem,
+    *,
+    near: float,
+    enough: float,
+    deadline: float,
+    known: Sequence[tuple[int, ...]] = (),
+    messages: Messages | None = None,
+) -> Approached:
+    """Sweeps until that gains less than ``near`` or the bound is ``enough``, and one choice.
+
+    ``messages``: of the same nodes and edges at other costs. From there it is a few sweeps where
+    ``ascend`` starts anew. ``known`` choices are fused with what is read off the shifts. Every
+    strategy must be finite and have an allowed partner on each edge, as presolve leaves it.
+    """
+    state = Messages(problem, messages)
+    bound, last = -inf, -inf
+    while True:
+        for _ in range(_APPROACH):
+            state.sweep(forward=True)
+            state.sweep(forward=False)
+        last, bound = bound, state.bound()[0]
+        if bound - last <= near or bound >= enough or time.monotonic() > deadline:
+            break
+    read = [state.improve(state.round(forward=True))]
+    state.sweep(forward=True)
+    read.append(state.improve(state.round(forward=False)))
+    usable = [choice for choice in (*known, *read) if problem.cost(choice) < inf]
+    choice = state.improve(fuse(problem, usable)) if usable else read[0]
+    return Approached(bound=bound, choice=choice, messages=state)
 
 
 def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:
@@ -111,23 +156,7 @@ def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:
 
 def improve(problem: Problem, choice: tuple[int, ...]) -> tuple[int, ...]:
     """Changes one node at a time while that lowers the cost."""
-    around = neighbours(problem)
-    now = list(choice)
-    waiting = list(range(len(now)))
-    for _ in range(20):
-        changed: set[int] = set()
-        for node in waiting:
-            costs = problem.node_costs[node]
-            for number, axis, other in around[node]:
-                costs = costs + problem.edges[number].costs.take(now[other], axis=1 - axis)
-            best = int(np.argmin(costs))
-            if costs[best] < costs[now[node]]:
-                now[node] = best
-                changed.update(other for _, _, other in around[node])
-        if not changed:
-            break
-        waiting = sorted(changed)
-    return tuple(now)
+    return Messages(problem).improve(choice)
 
 
 def _share_above(nodes: Sequence[np.ndarray], slack: float) -> float:
@@ -145,14 +174,15 @@ def neighbours(problem: Problem) -> list[list[tuple[int, int, int]]]:
     return around
 
 
-class _Messages:
+class Messages:
     """The shifts of a problem: ``theta_uv(i, j) + m_u(i) + m_v(j)``, the same off the nodes.
 
     A visit works on all edges of a node at once: their matrices lie side by side, and so do the
     shifts at their other ends, in one vector for the whole problem.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, begin: Messages | None = None) -> None:
+        """``begin`` with the shifts of a problem with the same nodes and edges."""
         self._problem = problem
         # Neighbours ahead stand behind the others, in any sweep's way.
         around = [sorted(mine, key=lambda end: end[2]) for mine in neighbours(problem)]
@@ -160,7 +190,7 @@ class _Messages:
         # Each node's stretch of the vector: the shifts at the other ends of its edges, in turn.
         starts = [np.cumsum([0, *(sizes[other] for _, _, other in mine)]) for mine in around]
         offsets = np.cumsum([0, *(int(ends[-1]) for ends in starts)])
-        self._shifts = np.zeros(int(offsets[-1]))
+        self._shifts = np.zeros(int(offsets[-1])) if begin is None else begin._shifts.copy()
         self._first: list[tuple[int, int]] = [(0, 0)] * len(problem.edges)
         """per edge, where the shifts at its source and at its target begin"""
         at = [
@@ -232,6 +262,25 @@ class _Messages:
                 seen = seen + least.sum(axis=0) + node.matrix[chosen].sum(axis=0)
             choice[number] = int(np.argmin(seen))
         return tuple(choice.tolist())
+
+    def improve(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """Changes one node at a time while that lowers the cost, as the problem has it."""
+        now = np.array(choice, dtype=int)
+        waiting = range(len(self._nodes))
+        for _ in range(_ROUNDS):
+            changed: set[int] = set()
+            for number in waiting:
+                node = self._nodes[number]
+                chosen = node.begins + now[node.others]
+                costs = node.costs + np.add.reduce(node.matrix[chosen])
+                best = int(costs.argmin())
+                if costs[best] < costs[now[number]]:
+                    now[number] = best
+                    changed.update(node.others.tolist())
+            if not changed:
+                break
+            waiting = sorted(changed)
+        return tuple(now.tolist())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -62,6 +62,8 @@ _HARD_ENTRIES = 5e7
 """And before the LP: about one second, 400 MB at most."""
 _ROUNDING = 1e-9
 """A gap below this part of the cost comes from sums in another order."""
+_COARSE = 0.1
+"""The gap of the first look whether memory binds."""
 _SHRINK = 0.1
 """Start again at presolve when this part of the strategies was forbidden."""
 
@@ -73,8 +75,6 @@ class _Search:
     branch_gap: float
     enough: float = inf
     """A bound as high as this is as good as the optimum."""
-    rough: bool = False
-    """Whether what dual ascent and tables leave open stays so."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _solve(problem: Problem, search: _Search, start: float) -> Solution:
     """The cheapest choice within memory, as far as the deadline lets."""
     bare, memory = replace(problem, usages=()), Memory(problem)
     # If memory binds the free optimum is of no use: that it breaks the limit shows long before.
-    coarse = replace(search, gap=max(search.gap, search.branch_gap)) if problem.usages else search
+    coarse = replace(search, gap=max(search.gap, _COARSE)) if problem.usages else search
     free = _solve_free(bare, coarse, start)
     peak, _ = memory.peak(free.choice)
     if peak <= problem.memory_limit and free.gap > search.gap:
@@ -145,11 +145,8 @@ def _solve(problem: Problem, search: _Search, start: float) -> Solution:
     if peak <= problem.memory_limit:
         return replace(free, peak_bytes=peak)
 
-    def solve_free(
-        other: Problem, wanted: float, enough: float = inf, rough: bool = False
-    ) -> Solution:
-        other_search = replace(search, gap=wanted, enough=enough, rough=rough)
-        return _solve_free(other, other_search, start)
+    def solve_free(other: Problem, wanted: float, enough: float = inf) -> Solution:
+        return _solve_free(other, replace(search, gap=wanted, enough=enough), start)
 
     choice, bound = solve_within(
         problem, free, solve_free, deadline=search.deadline, gap=search.branch_gap
@@ -222,8 +219,6 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
     found = _tables(problem, _HARD_ENTRIES)
     if found is not None:
         return found
-    if search.rough and best.value < inf:
-        return best
     relaxed = relax(ascent.problem, deadline=search.deadline)
     if relaxed is None:
         return _usable(best)

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from alpa.passes.solve.shard_bound import ascend, dual_bound, improve
+from alpa.passes.solve.shard_bound import Messages, approach, ascend, dual_bound, improve
 from alpa.passes.solve.shard_combine import combine, rows_at
 from alpa.passes.solve.shard_fit import without_oversized
 from alpa.passes.solve.shard_fixing import priced, variables_left, without_dear
@@ -42,13 +42,8 @@ from alpa.passes.solve.shard_repair import improve_within, repair
 class SolveFree(Protocol):
     """Solves a problem without memory."""
 
-    def __call__(
-        self, other: Problem, wanted: float, enough: float = inf, rough: bool = False, /
-    ) -> Solution:
-        """Relaxations go on until the gap is ``wanted`` or the bound ``enough``.
-
-        ``rough``: what is hard to close stays open.
-        """
+    def __call__(self, other: Problem, wanted: float, enough: float = inf, /) -> Solution:
+        """Relaxations go on until the gap is ``wanted`` or the bound ``enough``."""
         ...
 
 
@@ -60,6 +55,10 @@ _PATIENCE = 2
 """Stop also after so many rounds that raised it by next to nothing."""
 _ENOUGH = 0.9
 """Combining choices ends when it has closed the gap to this part of the wanted one."""
+_FAR = 1.5
+"""A choice that needs so many times the limit is not worth a repair: it would become dear."""
+_FUSED = 3
+"""so many of the last choices are fused with those of the next prices"""
 _SHRINK = 0.8
 """Start again at presolve when at most this part of the variables is left."""
 
@@ -81,6 +80,8 @@ class _Search:
     planes: list[Plane] = field(default_factory=list)
     seen: list[tuple[int, ...]] = field(default_factory=list)
     """choices, as those of ``planes``"""
+    messages: Messages | None = None
+    """of the last prices that dual ascent alone looked at"""
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.problem)
@@ -186,11 +187,12 @@ def _see(search: _Search, choice: tuple[int, ...]) -> None:
     if used[worst] <= search.problem.memory_limit:
         _offer(search, choice)
         return
-    # The first is worth being late for: it takes a second at most.
-    until = search.deadline if search.best is not None else inf
-    repaired = repair(search.problem, search.memory, choice, deadline=until)
-    if repaired is not None:
-        _offer(search, repaired)
+    if search.value == inf or used[worst] <= _FAR * search.problem.memory_limit:
+        # The first is worth being late for: it takes a second at most.
+        until = search.deadline if search.best is not None else inf
+        repaired = repair(search.problem, search.memory, choice, deadline=until)
+        if repaired is not None:
+            _offer(search, repaired)
     moment = int(search.memory.times[worst])
     if moment not in search.prices:
         search.prices[moment] = 0.0
@@ -279,13 +281,24 @@ def _maximise_bound(search: _Search, *, rough: bool) -> None:
             if upper - search.bound <= near:
                 return
         paid = limit * sum(prices.values())
-        wanted = 0.5 * near / max(abs(search.bound) + paid, 1e-300)
         relaxed = priced(search.problem, search.memory, prices)
-        try:
-            enough = (1 - search.gap) * search.value + paid
-            found = search.solve_free(relaxed, max(wanted, 1e-9), enough, rough)
-        except TimeoutError:
-            return
+        enough = (1 - search.gap) * search.value + paid
+        if rough:
+            found = approach(
+                relaxed,
+                near=near,
+                enough=enough,
+                deadline=search.deadline,
+                known=search.seen[-_FUSED:],
+                messages=search.messages,
+            )
+            search.messages = found.messages
+        else:
+            wanted = 0.5 * near / max(abs(search.bound) + paid, 1e-300)
+            try:
+                found = search.solve_free(relaxed, max(wanted, 1e-9), enough)
+            except TimeoutError:
+                return
         value, known = found.bound - paid, len(search.prices)
         idle = 0 if value > search.bound + 0.2 * near else idle + 1
         if value > search.bound:
