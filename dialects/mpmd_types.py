@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from alpa.dialects.bindings import ir, mpmd
 from alpa.dialects.sharding import Mesh, Sharding
@@ -26,27 +27,41 @@ class MeshTensor:
     @classmethod
     def from_type(cls, type_: ir.Type) -> MeshTensor:
         """Raises ValueError for any other type."""
-        text = str(type_)
-        match = _MESH_NAME.match(text)
-        if match is None:
-            raise ValueError(f"expected an !mpmd.mesh_tensor, got {text}")
-        tensor, rest = _split_brackets(text[match.end() : -1])
-        _, marker, sharding = rest.partition("sharding=")
-        if not marker:
-            return cls(match[1], ir.RankedTensorType(ir.Type.parse(tensor, type_.context)))
-        value, _ = _split_brackets(sharding)
-        return cls(
-            match[1],
-            ir.RankedTensorType(ir.Type.parse(tensor, type_.context)),
-            Sharding.from_attr(ir.Attribute.parse(f"#sdy.sharding{value}", type_.context)),
-        )
+        return _read(type_)
 
     def to_type(self) -> ir.Type:
-        sharding = ""
-        if self.sharding is not None:
-            sharding = f", sharding={str(self.sharding.to_attr()).removeprefix('#sdy.sharding')}"
-        context = self.type.context
-        return ir.Type.parse(f'!mpmd.mesh_tensor<"{self.mesh}", {self.type}{sharding}>', context)
+        return _write(self)
+
+
+# A large program has thousands of values of few types. The keys hold the context, so that no type
+# outlives it.
+@lru_cache(maxsize=4096)
+def _read(type_: ir.Type) -> MeshTensor:
+    text = str(type_)
+    match = _MESH_NAME.match(text)
+    if match is None:
+        raise ValueError(f"expected an !mpmd.mesh_tensor, got {text}")
+    tensor, rest = _split_brackets(text[match.end() : -1])
+    _, marker, sharding = rest.partition("sharding=")
+    if not marker:
+        return MeshTensor(match[1], ir.RankedTensorType(ir.Type.parse(tensor, type_.context)))
+    value, _ = _split_brackets(sharding)
+    return MeshTensor(
+        match[1],
+        ir.RankedTensorType(ir.Type.parse(tensor, type_.context)),
+        Sharding.from_attr(ir.Attribute.parse(f"#sdy.sharding{value}", type_.context)),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _write(tensor: MeshTensor) -> ir.Type:
+    sharding = ""
+    context = tensor.type.context
+    if tensor.sharding is not None:
+        with context:
+            attr = tensor.sharding.to_attr()
+        sharding = f", sharding={str(attr).removeprefix('#sdy.sharding')}"
+    return ir.Type.parse(f'!mpmd.mesh_tensor<"{tensor.mesh}", {tensor.type}{sharding}>', context)
 
 
 def is_mesh_tensor(type_: ir.Type) -> bool:

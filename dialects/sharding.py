@@ -77,6 +77,14 @@ class Sharding:
     replicated: tuple[AxisRef, ...] = ()
     unreduced: tuple[AxisRef, ...] = ()
 
+    def __hash__(self) -> int:
+        """Shardings are keys of caches: the hash is taken once."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.mesh, self.dims, self.open_dims, self.replicated, self.unreduced))
+
     @classmethod
     def of(cls, mesh: str, dims: tuple[tuple[str, ...], ...]) -> Sharding:
         """A closed sharding from axis names, one tuple per dimension."""
@@ -85,19 +93,7 @@ class Sharding:
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> Sharding:
         """Reads `#sdy.sharding`; an inlined mesh is not supported and raises ValueError."""
-        sharding = sdy.TensorShardingAttr(attr)
-        if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
-            raise ValueError(
-                f"{attr} holds its mesh inline; run sdy-lift-inlined-meshes first to name it"
-            )
-        dims = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
-        return cls(
-            sharding.mesh_or_ref.value,
-            tuple(tuple(AxisRef.from_attr(axis) for axis in dim.axes) for dim in dims),
-            frozenset(i for i, dim in enumerate(dims) if not dim.is_closed),
-            tuple(AxisRef.from_attr(axis) for axis in sharding.replicated_axes),
-            tuple(AxisRef.from_attr(axis) for axis in sharding.unreduced_axes),
-        )
+        return _read_sharding(attr)
 
     def to_attr(self) -> ir.Attribute:
         dims = [
@@ -134,6 +130,24 @@ class Sharding:
     def axis_names(self) -> tuple[tuple[str, ...], ...]:
         """The axis names of each dimension."""
         return tuple(tuple(axis.name for axis in dim) for dim in self.dims)
+
+
+# As for rules, see `_read_rule`.
+@lru_cache(maxsize=4096)
+def _read_sharding(attr: ir.Attribute) -> Sharding:
+    sharding = sdy.TensorShardingAttr(attr)
+    if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
+        raise ValueError(
+            f"{attr} holds its mesh inline; run sdy-lift-inlined-meshes first to name it"
+        )
+    dims = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
+    return Sharding(
+        sharding.mesh_or_ref.value,
+        tuple(tuple(AxisRef.from_attr(axis) for axis in dim.axes) for dim in dims),
+        frozenset(i for i, dim in enumerate(dims) if not dim.is_closed),
+        tuple(AxisRef.from_attr(axis) for axis in sharding.replicated_axes),
+        tuple(AxisRef.from_attr(axis) for axis in sharding.unreduced_axes),
+    )
 
 
 def narrower(one: Sharding, other: Sharding, mesh: Mesh) -> Sharding | None:

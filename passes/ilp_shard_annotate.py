@@ -38,13 +38,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
 
 from alpa.dialects import body, func, ir, mpmd, sdy, terminator, walk
 from alpa.dialects.attributes import (
+    Argument,
     MeshAssignment,
     Plan,
     SolverReport,
@@ -69,8 +71,10 @@ from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.kept_copies import return_copies
 from alpa.passes.sharding.liveness import Held, Residence, held, op_at
+from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
+from alpa.passes.sharding.spaces import Layouts
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
 from alpa.passes.solve.shard_problem import OutOfMemoryError, with_edges_of_usages
@@ -202,10 +206,10 @@ class _MeshPart:
     def build(self) -> None:
         """Adds arguments, then transfers and fragments in program order."""
         block = body(self.function)
-        states = self._state_results()
+        states = self._state_results
         arguments: dict[int, Placed] = {}
         for number, (argument, attributes) in enumerate(
-            zip(block.arguments, read_arguments(self.function), strict=True)
+            zip(block.arguments, self._arguments, strict=True)
         ):
             tensor = MeshTensor.from_type(argument.type)
             if tensor.mesh == self.name:
@@ -225,13 +229,13 @@ class _MeshPart:
     def usages(self) -> list[Held]:
         """What this mesh holds when (`sharding/liveness.py`)."""
         block = body(self.function)
-        arguments = read_arguments(self.function)
+        arguments = self._arguments
         donated = {
             number if attributes.input is None else attributes.input
             for number, attributes in enumerate(arguments)
             if attributes.donor or attributes.aliasing_output is not None
         }
-        new = {v for v, states in self._state_results().items() if donated & set(states)}
+        new = {v for v, states in self._state_results.items() if donated & set(states)}
         return held(
             self.graph,
             [
@@ -265,7 +269,7 @@ class _MeshPart:
             if size > 0
         )
         return PassError(
-            op_at(self.fragments(), error.time),
+            op_at(self.graph.ops_of, self.fragments(), error.time),
             f"needs at least {size_text(error.needed)} per device on {self.name}, {device.name} "
             f"has {size_text(error.limit)}; here, cut as finely as can be: {kinds}; raise the "
             "number of micro-batches so that each is smaller, keep fewer of them in flight "
@@ -277,9 +281,7 @@ class _MeshPart:
         block = body(self.function)
         states: dict[ir.Value, StateKind] = {}
         mine: list[ir.Value] = []
-        for argument, attributes in zip(
-            block.arguments, read_arguments(self.function), strict=True
-        ):
+        for argument, attributes in zip(block.arguments, self._arguments, strict=True):
             if argument not in self.graph.placed:
                 continue
             mine.append(argument)
@@ -302,15 +304,17 @@ class _MeshPart:
 
     def _shares(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
         """The part of a tensor that a device holds, per layout."""
-        whole = max(1, math.prod(type_.shape))
-        sizes = self.graph.mesh.sizes
-        return np.array(
-            [local_elements(type_.shape, sizes, layout) / whole for layout in placed.layouts]
-        )
+        return _shares_of(tuple(type_.shape), self.graph.mesh.sizes, placed.layouts)
 
     def _is_mine(self, op: mpmd.FragmentOp) -> bool:
         return ir.StringAttr(op.attributes["mesh_name"]).value == self.name
 
+    @cached_property
+    def _arguments(self) -> list[Argument]:
+        """Attributes of the arguments of @main."""
+        return read_arguments(self.function)
+
+    @cached_property
     def _state_results(self) -> dict[ir.Value, list[int]]:
         """Which arguments of the given program a returned value is the new state of."""
         states: dict[ir.Value, list[int]] = {}
@@ -363,17 +367,16 @@ class _MeshPart:
         elif read_part(op) == "backward" and self.plan.num_micro_batches > 1:
             self.graph.deferrable |= deferrable(block, self._gradients(op))
         self.graph.add_block(block, weight)
-        end = terminator(block)
+        end = Op.of(terminator(block))
         for i, (inner, outer) in enumerate(zip(end.operands, op.results, strict=True)):
             placed = self._state_argument(outer, states, arguments)
             if placed is None and inner in self.graph.free:
                 placed = self.graph.add_tensor(outer, inner.type)
             if placed is None:
-                made = self.graph.placed[inner]
-                self.graph.placed[outer] = Placed(made.node, made.layouts, open=False)
+                self.graph.placed[outer] = self.graph.placed[inner].closed
                 continue
             need = placed.need
-            self.graph.placed[outer] = Placed(placed.node, placed.layouts, open=False)
+            self.graph.placed[outer] = placed.closed
             self.graph.operand_needs.append((end, i, need))
             self.graph.need(inner, need, weight)
 
@@ -404,7 +407,7 @@ class _MeshPart:
             with ir.InsertionPoint.at_block_begin(block), argument.owner.owner.location:
                 constraint = sdy.ShardingConstraintOp(argument, unknown)
             argument.replace_all_uses_except(constraint.result, constraint.operation)
-            self.graph.add_constraint(constraint, weight=1)
+            self.graph.add_constraint(Op.of(constraint), weight=1)
 
     def annotate(self, choice: Sequence[int], shardings: dict[ir.Value, Sharding]) -> None:
         """Writes shardings on the ops of this mesh; collects those of values of @main."""
@@ -413,19 +416,17 @@ class _MeshPart:
             if value in self.graph.placed:
                 shardings[value] = self._sharding(value, self.graph.layout_of(value, choice))
         for constraint in self.graph.constraints:
-            value = constraint.result
+            (value,) = constraint.results
             sharding = self._sharding(value, self.graph.layout_of(value, choice))
-            constraint.attributes["sharding"] = sharding.to_attr()
+            constraint.view.attributes["sharding"] = sharding.to_attr()
         self._reshard_operands(choice)
         scattered = self._scatter_sums(choice)
-        for op in block.operations:
-            if isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
-                for inner in walk(body(op)):
-                    if all(self.graph.knows(result) for result in inner.results) and inner.results:
-                        layouts = scattered.get(inner.results[0]) or tuple(
-                            self.graph.layout_of(result, choice) for result in inner.results
-                        )
-                        set_op_shardings(inner, tuple(map(self._sharding, inner.results, layouts)))
+        for op in chain.from_iterable(self.graph.ops_of.values()):
+            if op.results:
+                layouts = scattered.get(op.results[0]) or [
+                    self.graph.layout_of(result, choice) for result in op.results
+                ]
+                set_op_shardings(op.view, tuple(map(self._sharding, op.results, layouts)))
         return_copies(self.fragments(), shardings, self.graph.mesh)
 
     def _reshard_operands(self, choice: Sequence[int]) -> None:
@@ -436,14 +437,11 @@ class _MeshPart:
             wanted = need.layouts[choice[need.node]]
             if self.graph.layout_of(value, choice) == wanted:
                 continue
-            key = (value, wanted, op.operation.block)
+            key = (value, wanted, op.view.operation.block)
             if key not in made:
-                sharding = self._sharding(value, wanted)
-                with ir.InsertionPoint(op), op.location:
-                    constraint = sdy.ShardingConstraintOp(value, sharding.to_attr())
-                made[key] = constraint.result
-                self.graph.placed[constraint.result] = Placed(need.node, need.layouts, open=False)
-            op.operands[i] = made[key]
+                with ir.InsertionPoint(op.view), op.view.location:
+                    made[key] = self._constraint(value, wanted).result
+            op.view.operands[i] = made[key]
 
     def _scatter_sums(self, choice: Sequence[int]) -> dict[ir.Value, tuple[Layout, ...]]:
         """Shows a reduce-scatter as an all-reduced result, which a constraint cuts.
@@ -456,19 +454,28 @@ class _MeshPart:
             if not strategy.scattered:
                 continue
             (result,), (layout,) = one.op.results, strategy.results
-            with ir.InsertionPoint.after(one.op), one.op.location:
-                sharding = self._sharding(result, layout)
-                constraint = sdy.ShardingConstraintOp(result, sharding.to_attr())
+            with ir.InsertionPoint.after(one.op.view), one.op.view.location:
+                constraint = self._constraint(result, layout)
             result.replace_all_uses_except(constraint.result, constraint.operation)
-            self.graph.placed[constraint.result] = self.graph.placed[result]
             computed[result] = strategy.computed
         return computed
 
+    def _constraint(self, value: ir.Value, layout: Layout) -> sdy.ShardingConstraintOp:
+        sharding = self._sharding(value, layout)
+        constraint = sdy.ShardingConstraintOp(value, sharding.to_attr())
+        set_op_shardings(constraint, (sharding,))
+        return constraint
+
     def _sharding(self, value: ir.Value, layout: Layout) -> Sharding:
-        type_ = value.type
-        if not isinstance(type_, ir.RankedTensorType):
-            type_ = MeshTensor.from_type(type_).type
+        placed = self.graph.placed.get(value)
+        type_ = ir.RankedTensorType(value.type if placed is None else placed.type)
         return _sharding_of(self.name, self.graph.mesh.axis_names, layout, type_.rank)
+
+
+@lru_cache(maxsize=4096)
+def _shares_of(shape: tuple[int, ...], sizes: tuple[int, ...], layouts: Layouts) -> np.ndarray:
+    whole = max(1, math.prod(shape))
+    return np.array([local_elements(shape, sizes, layout) / whole for layout in layouts])
 
 
 @lru_cache(maxsize=4096)

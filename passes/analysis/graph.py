@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from alpa.dialects import ir, stablehlo, terminator, walk
 
@@ -55,12 +56,7 @@ class Graph:
         for i, used in enumerate(operands):
             for value in used:
                 users[value].append(i)
-        sizes: dict[ir.Type, int] = {}
-        sized: list[int] = []
-        for value in values:
-            if value.type not in sizes:
-                sizes[value.type] = type_bytes(value.type)
-            sized.append(sizes[value.type])
+        sized = [type_bytes(value.type) for value in values]
         returned = [number[value] for value in end.operands]
         return cls(ops, operands, results, values, producer, users, sized, returned, num_arguments)
 
@@ -100,7 +96,7 @@ class Graph:
             if op.name == "stablehlo.optimization_barrier":
                 same = [first[number[operand]] for operand in op.operands]
             else:
-                same = seen.setdefault(_recipe(op, lambda v: first[number[v]], {}), results)
+                same = seen.setdefault(recipe(op, lambda v: first[number[v]], {}), results)
             for result, equal in zip(results, same, strict=True):
                 first[result] = equal
         return first
@@ -121,9 +117,7 @@ def used_values(op: ir.OpView) -> list[ir.Value]:
     return values
 
 
-def _recipe(
-    op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value, int]
-) -> Hashable:
+def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value, int]) -> Hashable:
     """What an op computes: equal for two ops whose operands are equal by `outer`.
 
     `inner` numbers the values of the regions around it, downwards from -1.
@@ -137,7 +131,7 @@ def _recipe(
             for argument in block.arguments:
                 inner[argument] = -1 - len(inner)
             for nested in block.operations:
-                regions.append(_recipe(nested, outer, inner))
+                regions.append(recipe(nested, outer, inner))
                 for result in nested.results:
                     inner[result] = -1 - len(inner)
     return (op.name, operands, attributes, tuple(regions), tuple(v.type for v in op.results))
@@ -154,6 +148,7 @@ def replace_operands(op: ir.OpView, replacement: dict[ir.Value, ir.Value]) -> No
                 replace_operands(inner, replacement)
 
 
+@lru_cache(maxsize=4096)
 def type_bytes(type_: ir.Type) -> int:
     """Bytes of a dense tensor, each element padded to whole bytes; tokens and the like take 0."""
     if not isinstance(type_, ir.RankedTensorType):

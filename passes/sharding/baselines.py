@@ -57,7 +57,7 @@ def restrict(graph: ShardGraph, intra: Intra, batch: BatchDims, tensors: Tensors
         kept = [i for i, layout in enumerate(placed.layouts) if space.fits(value, layout, placed)]
         graph.allow_only(placed.node, kept or [0])
     for one in graph.ops:
-        graph.allow_variants(one, partial(space.admits, one.op))
+        graph.allow_variants(one, partial(space.admits, one.op.view))
 
 
 @dataclass(frozen=True)

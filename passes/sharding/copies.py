@@ -17,7 +17,7 @@ import numpy as np
 from alpa.dialects import ir
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.cost.reshard import Layout, only_cuts
-from alpa.passes.sharding.shard_graph import Need, ShardGraph
+from alpa.passes.sharding.shard_graph import Need, Placed, ShardGraph
 from alpa.passes.sharding.spaces import Layouts, OpNode, Sums
 from alpa.passes.sharding.sums import unreduced_axes
 from alpa.passes.simplify.op_kinds import READS_THROUGH_FUSION
@@ -37,19 +37,20 @@ def copies_for_ops(
     """
     graph = sizes.graph
     known: dict[tuple[ir.Value, Layouts], int] = {}
-    constraints = ((op, 0, graph.placed[op.result].need) for op in graph.constraints)
+    constraints = ((op, 0, graph.placed[op.results[0]].need) for op in graph.constraints)
     for op, i, need in (*graph.operand_needs, *constraints):
         value = op.operands[i]
-        time = at.get(op.results[0]) if len(op.results) else None
-        if time is None or value not in graph.placed:
+        time = at.get(op.results[0]) if op.results else None
+        source = graph.placed.get(value)
+        if time is None or source is None:
             continue
         # Ops of the same strategies, such as the projections of an attention, share a copy.
         start = known.get((value, need.layouts), time)
         stop = read_until.get(op.results[0], time + 1)
         known[value, need.layouts] = max(start, stop)
         if start < stop:
-            fused = op.operation.name in READS_THROUGH_FUSION
-            yield from _copy(sizes, value, need, fused, (start, stop))
+            fused = op.name in READS_THROUGH_FUSION
+            yield from _copy(sizes, source, need, fused, (start, stop))
     for one in graph.ops:
         held, time = sizes.scattered(one), at.get(one.op.results[0])
         if held is not None and one.result is not None and time is not None:
@@ -57,11 +58,12 @@ def copies_for_ops(
 
 
 def _copy(
-    sizes: LocalBytes, value: ir.Value, need: Need, fused: bool, span: tuple[int, int]
+    sizes: LocalBytes, source: Placed, need: Need, fused: bool, span: tuple[int, int]
 ) -> Iterator[Usage]:
     """The copy of a value in the layouts that a node needs it in."""
-    source = sizes.graph.placed[value]
-    held = sizes.copied(source.layouts, need.layouts, value.type, fused)
+    if source.node == need.node and source.layouts is need.layouts:
+        return
+    held = sizes.copied(source.layouts, need.layouts, source.type, fused)
     if held is None:
         return
     nodes = (source.node, need.node)

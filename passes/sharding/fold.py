@@ -11,7 +11,6 @@ differently.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -117,7 +116,8 @@ def _tied(usages: Sequence[Usage], node_class: Sequence[int]) -> tuple[Usage, ..
         if len(nodes) == 2 and nodes[0] == nodes[1]:
             key = id(usage.bytes)
             held = diagonals.setdefault(key, np.diagonal(usage.bytes))
-            tied.append(replace(usage, nodes=nodes[:1], bytes=held))
+            nodes = nodes[:1]
         else:
-            tied.append(replace(usage, nodes=nodes))
+            held = usage.bytes
+        tied.append(Usage(nodes=nodes, bytes=held, start=usage.start, stop=usage.stop))
     return tuple(tied)

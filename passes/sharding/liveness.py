@@ -5,7 +5,8 @@ shard, which depend on its node's strategy, from the op that makes it to its las
 
 * a state, or a constant argument, all the time; a state's new value takes the place of the old
   one where that is donated;
-* what the forward part leaves for the backward part once for each micro-batch in flight;
+* what a fragment returns from its start on, for XLA reserves the place of results first; what the
+  forward part leaves for the backward part once for each micro-batch in flight;
 * a gradient that is added up over several micro-batches all the time, as its accumulator is;
 * inside a fragment what is written to memory: results of an element-wise op that only feeds
   another are fused into it; views, transposes that dots read as they are, and what is free in any
@@ -16,19 +17,20 @@ Copies in other layouts, made for one op, live as long as that op (`copies.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from alpa.dialects import body, ir, mpmd, terminator
+from alpa.dialects import body, ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, Argument, read_part
-from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.graph import folds_into_dots, type_bytes
 from alpa.passes.sharding.copies import LocalBytes, copies_for_ops
+from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.solve.shard_problem import Usage
 
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
+_CONTROL_FLOW = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 _SMALL = 4096
 """Bytes of a whole tensor below which it is not worth a row."""
 
@@ -69,7 +71,7 @@ def held(
         if batches > 1 and read_part(fragment) == "backward"
         for result in fragment.results
     }
-    clock = _Clock(residence.donated | accumulated)
+    clock = _Clock(graph.ops_of)
     spans = [clock.visit_fragment(fragment) for fragment in fragments]
     end = clock.now
     last = {
@@ -93,7 +95,7 @@ def held(
     for value in transfers:
         start = max(0, first.get(value, end) - 1)
         add("activations", value, start, last.get(value, end), residence.in_flight)
-    for fragment, (_, stop) in zip(fragments, spans, strict=True):
+    for fragment, (start, _) in zip(fragments, spans, strict=True):
         part = read_part(fragment)
         for result in fragment.results:
             if result in residence.donated:
@@ -103,22 +105,20 @@ def held(
             else:
                 copies = residence.in_flight if part == "forward" else 1
                 kind = "activations" if part == "forward" else "gradients"
-                add(kind, result, stop, last.get(result, end), copies)
-    for value, (start, stop) in clock.lives.items():
-        add("temporaries", value, start, stop)
-    for usage in copies_for_ops(sizes, clock.at, clock.read_until):
+                add(kind, result, start, last.get(result, end), copies)
+    for value, start in clock.made.items():
+        add("temporaries", value, start, clock.until[value])
+    read_until = {value: clock.until[value] for value in clock.base}
+    for usage in copies_for_ops(sizes, clock.at, read_until):
         found.append(Held(usage=usage, kind="copies"))
     return found
 
 
 def _usage(sizes: LocalBytes, value: ir.Value, start: int, stop: int, copies: int) -> Usage | None:
     placed = sizes.graph.placed.get(value)
-    type_ = value.type
-    if not isinstance(type_, ir.RankedTensorType):
-        type_ = MeshTensor.from_type(type_).type
-    if placed is None or stop <= start or type_bytes(type_) < _SMALL:
+    if placed is None or stop <= start or type_bytes(placed.type) < _SMALL:
         return None
-    held = sizes.of(placed.layouts, type_, copies)
+    held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
     return Usage(nodes=(placed.node,), bytes=held, start=start, stop=stop)
 
 
@@ -126,18 +126,18 @@ def _usage(sizes: LocalBytes, value: ir.Value, start: int, stop: int, copies: in
 class _Clock:
     """Visits ops in order and notes when the values that they write to memory live."""
 
-    overwritten: frozenset[ir.Value]
-    """results of fragments that are written into the place of another value: new states into that
-    of the old ones, gradients into their accumulators"""
+    ops_of: Mapping[ir.Block, Sequence[Op]]
     now: int = 0
-    lives: dict[ir.Value, tuple[int, int]] = field(default_factory=dict)
-    _base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
+    made: dict[ir.Value, int] = field(default_factory=dict)
+    """when a value is written"""
+    until: dict[ir.Value, int] = field(default_factory=dict)
+    """until when a value, or what is computed from it where that is used, is read"""
+    base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
     """what a value that is not written is read from"""
-    _in_place: set[ir.Value] = field(default_factory=set)
+    _returned: set[ir.Value] = field(default_factory=set)
+    """what is written into the place of a fragment's result"""
     at: dict[ir.Value, int] = field(default_factory=dict)
     """by its first result, when an op runs"""
-    read_until: dict[ir.Value, int] = field(default_factory=dict)
-    """by the result of a view or of an op that is fused, until when its operands are read for it"""
     watched: int = -1
     op: ir.OpView | None = None
     """that runs at the watched time"""
@@ -145,65 +145,58 @@ class _Clock:
     def visit_fragment(self, fragment: mpmd.FragmentOp) -> tuple[int, int]:
         start = self.now
         returned = terminator(body(fragment)).operands
-        self._in_place |= {
-            inner
-            for inner, outer in zip(returned, fragment.results, strict=True)
-            if outer in self.overwritten
-        }
-        self._visit(body(fragment))
         for value in returned:
-            self._use(value)
+            self._returned.add(value)
+            while isinstance(op := value.owner, stablehlo.ReshapeOp):
+                value = op.operands[0]
+                self._returned.add(value)
+        self._visit(body(fragment))
+        self._use(returned)
         self.now += 1
         return start, self.now
 
     def _visit(self, block: ir.Block) -> None:
-        end = terminator(block)
-        for op in block.operations:
-            if op == end:
-                continue
+        for op in self.ops_of[block]:
             self.now += 1
             if self.now == self.watched:
-                self.op = op
-            if len(op.results):
+                self.op = op.view
+            if op.results:
                 self.at[op.results[0]] = self.now
-            for value in op.operands:
-                self._use(value)
-            if op.operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
+            self._use(op.operands)
+            if op.name in _CONTROL_FLOW:
                 inside = self.now
-                for i in range(len(op.regions)):
-                    self._visit(body(op, i))
+                for i in range(len(op.view.regions)):
+                    self._visit(body(op.view, i))
                 # What a loop reads it reads until its end.
-                for value, (start, stop) in self.lives.items():
-                    if start < inside < stop:
-                        self.lives[value] = (start, self.now + 1)
+                for value, start in self.made.items():
+                    if start < inside < self.until[value]:
+                        self.until[value] = self.now + 1
             for result in op.results:
                 self._make(op, result)
 
-    def _make(self, op: ir.OpView, result: ir.Value) -> None:
-        if op.operation.name in _VIEWS or folds_into_dots(op):
-            self._base[result] = (op.operands[0],)
-            self.read_until[result] = self.now + 1
+    def _make(self, op: Op, result: ir.Value) -> None:
+        self.until[result] = self.now + 1
+        if op.name in _VIEWS or folds_into_dots(op.view):
+            self.base[result] = op.operands[:1]
         elif is_fused(op):
-            self._base[result] = tuple(op.operands)
-            self.read_until[result] = self.now + 1
-        elif result not in self._in_place:
-            self.lives[result] = (self.now, self.now + 1)
+            self.base[result] = op.operands
+        elif result not in self._returned:
+            self.made[result] = self.now
 
-    def _use(self, value: ir.Value) -> None:
-        """Extends a value's life to now; a fused op reads its operands where it is used."""
-        waiting = [value]
+    def _use(self, values: Iterable[ir.Value]) -> None:
+        """Extends lives to now; a fused op reads its operands where it is used."""
+        waiting = list(values)
         while waiting:
             value = waiting.pop()
-            if value in self.read_until:
-                self.read_until[value] = self.now + 1
-            if value in self.lives:
-                self.lives[value] = (self.lives[value][0], self.now + 1)
-            waiting += self._base.get(value, ())
+            self.until[value] = self.now + 1
+            waiting += self.base.get(value, ())
 
 
-def op_at(fragments: Sequence[mpmd.FragmentOp], time: int) -> ir.OpView:
+def op_at(
+    ops_of: Mapping[ir.Block, Sequence[Op]], fragments: Sequence[mpmd.FragmentOp], time: int
+) -> ir.OpView:
     """The op that runs at a time, or the fragment that ends then."""
-    clock = _Clock(frozenset())
+    clock = _Clock(ops_of)
     for fragment in fragments:
         clock.watched = time
         _, stop = clock.visit_fragment(fragment)
@@ -214,9 +207,9 @@ def op_at(fragments: Sequence[mpmd.FragmentOp], time: int) -> ir.OpView:
     return fragments[-1]
 
 
-def is_fused(op: ir.OpView) -> bool:
+def is_fused(op: Op) -> bool:
     """Whether an element-wise op is computed inside its only user, also an element-wise one."""
-    if FOLLOW not in op.attributes or len(op.results) != 1:
+    if op.follow is None or len(op.results) != 1:
         return False
     uses = list(op.results[0].uses)
     return len(uses) == 1 and FOLLOW in uses[0].owner.attributes

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
-from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, type_bytes
@@ -39,6 +39,7 @@ from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding import sums
 from alpa.passes.sharding.convolutions import sound_rule, sound_strategies
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
+from alpa.passes.sharding.ops import Op, read_ops
 from alpa.passes.sharding.spaces import Layouts, OpNode, Space, Sums
 from alpa.passes.sharding.strategies import (
     Strategy,
@@ -55,10 +56,11 @@ from alpa.passes.stages.cost import op_seconds
 RuleOf = Callable[[ir.OpView], ShardingRule | None]
 
 _SCALAR = 0
+_NO_LAYOUT = Layouts.of(((),))
+_CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A value's node and its layout under each of the node's strategies.
 
     `open`: an op that follows the value may join its node.
@@ -66,6 +68,8 @@ class Placed:
 
     node: int
     layouts: Layouts
+    type: ir.Type
+    """of the value inside fragments"""
     open: bool = True
 
     @property
@@ -73,9 +77,13 @@ class Placed:
         """That something else is brought to where the value lies."""
         return Need(self.node, self.layouts)
 
+    @property
+    def closed(self) -> Placed:
+        """Where nothing that follows it joins the node."""
+        return self._replace(open=False)
 
-@dataclass(frozen=True)
-class Need:
+
+class Need(NamedTuple):
     """That a node's op wants an operand in these layouts, one per strategy of the node."""
 
     node: int
@@ -94,22 +102,28 @@ class ShardGraph:
     edges: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     placed: dict[ir.Value, Placed] = field(default_factory=dict)
     free: dict[ir.Value, list[Need]] = field(default_factory=dict)
-    operand_needs: list[tuple[ir.OpView, int, Need]] = field(default_factory=list)
+    """values that are computed in whatever layout is used"""
+    operand_needs: list[tuple[Op, int, Need]] = field(default_factory=list)
     tensors: dict[ir.Value, Placed] = field(default_factory=dict)
     """nodes that are tensors: arguments, what transfers bring, variables of loops"""
     ops: list[OpNode] = field(default_factory=list)
     """nodes that are ops"""
-    constraints: list[sdy.ShardingConstraintOp] = field(default_factory=list)
+    ops_of: dict[ir.Block, list[Op]] = field(default_factory=dict)
+    """the ops of each block that was added, but its terminator"""
+    constraints: list[Op] = field(default_factory=list)
     """nodes of their own: layouts that the program asks for, or that a solution fills in"""
     deferrable: set[ir.Value] = field(default_factory=set)
     """values that may stay unreduced, see `sums.deferrable`"""
+    _broadcasts: dict[ir.Value, Op] = field(default_factory=dict)
+    """of the free values those that are read from a tensor which may be sharded"""
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
-    _matrices: dict[tuple[Layouts, Layouts, ir.Type, float], np.ndarray] = field(
+    _matrices: dict[tuple[Layouts, Layouts, ir.Type, float], np.ndarray | None] = field(
         default_factory=dict
     )
     _spaces: dict[Hashable, Space] = field(default_factory=dict)
     _sums: dict[Hashable, np.ndarray] = field(default_factory=dict)
     _trivial: dict[Hashable, np.ndarray] = field(default_factory=dict)
+    _admitted: dict[tuple[Sharding, Layouts], Layouts] = field(default_factory=dict)
     _counted: set[tuple[ir.Value, int, Layouts]] = field(default_factory=set)
 
     # Nodes
@@ -125,17 +139,25 @@ class ShardGraph:
         """A node whose strategies are a tensor's layouts, or those that a given sharding admits."""
         layouts = self.layouts_of(type_)
         if given is not None:
-            layouts = Layouts(layouts_within(given, layouts, self.mesh.axis_names))
+            layouts = self._within(given, layouts)
         alone = len(layouts) == 1 and given is None
         node = _SCALAR if alone else self._add_node(np.zeros(len(layouts)))
-        placed = Placed(node, layouts, open)
+        placed = Placed(node, layouts, type_, open)
         self.placed[value] = self.tensors[value] = placed
         return placed
 
     def layouts_of(self, type_: ir.Type) -> Layouts:
         if not isinstance(type_, ir.RankedTensorType):
-            return Layouts(((),))
-        return Layouts(tensor_layouts(tuple(type_.shape), self.mesh.sizes))
+            return _NO_LAYOUT
+        return Layouts.of(tensor_layouts(tuple(type_.shape), self.mesh.sizes))
+
+    def _within(self, given: Sharding, layouts: Layouts) -> Layouts:
+        """Of some layouts those that a sharding admits."""
+        key = (given, layouts)
+        if key not in self._admitted:
+            found = layouts_within(given, layouts, self.mesh.axis_names)
+            self._admitted[key] = Layouts.of(found)
+        return self._admitted[key]
 
     def _add_node(self, costs: np.ndarray) -> int:
         self.costs.append(costs)
@@ -144,7 +166,8 @@ class ShardGraph:
     def forbid_other_layouts(self, one: Placed, other: Placed) -> None:
         """Two nodes have to choose the same layout."""
         different = [[a != b for b in other.layouts] for a in one.layouts]
-        self._add_edge(one.node, other.node, np.where(different, np.inf, 0.0))
+        if np.any(different):
+            self._add_edge(one.node, other.node, np.where(different, np.inf, 0.0))
 
     def allow_only(self, node: int, strategies: Sequence[int]) -> None:
         """Forbids the other strategies of a node."""
@@ -185,13 +208,17 @@ class ShardGraph:
             self._need_through_broadcast(value, need, weight)
             return
         source = self.placed[value]
-        if source.node == need.node and source.layouts == need.layouts:
+        if source.node == need.node and (
+            source.layouts is need.layouts or source.layouts == need.layouts
+        ):
             return
         key = (value, need.node, need.layouts)
         if key in self._counted:
             return
         self._counted.add(key)
-        matrix = self._matrix(source.layouts, need.layouts, value.type, weight)
+        matrix = self._matrix(source.layouts, need.layouts, source.type, weight)
+        if matrix is None:
+            return
         if source.node == need.node:
             self.costs[need.node] = self.costs[need.node] + np.diagonal(matrix)
         elif source.node == _SCALAR:
@@ -207,29 +234,26 @@ class ShardGraph:
             return
         if source > target:
             source, target, matrix = target, source, matrix.T
-        if matrix.any():
-            old = self.edges.get((source, target))
-            self.edges[source, target] = matrix if old is None else old + matrix
+        old = self.edges.get((source, target))
+        self.edges[source, target] = matrix if old is None else old + matrix
 
     def _need_through_broadcast(self, value: ir.Value, need: Need, weight: float) -> None:
-        op = value.owner
-        if not isinstance(op, stablehlo.BroadcastInDimOp):
+        op = self._broadcasts.get(value)
+        rule = None if op is None else self.rule_of(op.view)
+        if op is None or rule is None:
             return
-        rule = self.rule_of(op)
-        operand = op.operands[0]
-        if rule is None or ir.RankedTensorType(operand.type).rank == 0:
-            return
-        backwards = ShardingRule(rule.factor_sizes, rule.results, rule.operands)
-        (projected,) = self._follow_all(backwards, 0, need.layouts).results
-        self.need(operand, Need(need.node, projected), weight)
+        (projected,) = self._follow_all(_backwards(rule), 0, need.layouts).results
+        self.need(op.operands[0], Need(need.node, projected), weight)
 
     def _matrix(
         self, source: Layouts, target: Layouts, type_: ir.Type, weight: float
-    ) -> np.ndarray:
-        """Seconds per step to bring a tensor from each layout to each, `weight` times."""
+    ) -> np.ndarray | None:
+        """Seconds per step to bring a tensor from each layout to each, `weight` times.
+
+        None where it costs nothing.
+        """
         key = (source, target, type_, weight)
-        found = self._matrices.get(key)
-        if found is None:
+        if key not in self._matrices:
             if isinstance(type_, ir.RankedTensorType) and type_.rank > 0:
                 table = self._tables.setdefault(type_.rank, ReshardTable(self.mesh, type_.rank))
                 itemsize = element_bytes(type_.element_type)
@@ -238,69 +262,73 @@ class ShardGraph:
                 matrix = matrix_of(source, target, tuple(type_.shape), itemsize)
             else:
                 matrix = np.zeros((len(source), len(target)))
-            found = self._matrices[key] = weight * matrix
-        return found
+            self._matrices[key] = weight * matrix if matrix.any() else None
+        return self._matrices[key]
 
     # Ops
 
     def add_block(self, block: ir.Block, weight: float) -> None:
         """Adds all ops of a block but its terminator."""
-        end = terminator(block)
-        for op in block.operations:
-            if op != end and not (op.results and all(r in self.placed for r in op.results)):
+        ops = self.ops_of[block] = read_ops(block)
+        for op in ops:
+            if not (op.results and all(result in self.placed for result in op.results)):
                 self.add_op(op, weight)
 
-    def add_op(self, op: ir.OpView, weight: float) -> None:
+    def add_op(self, op: Op, weight: float) -> None:
         """Adds one op that runs `weight` times per step."""
-        if isinstance(op, stablehlo.WhileOp):
-            self._add_while(op, weight)
-        elif isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
+        if self._is_free(op):
+            (result,) = op.results
+            self.free[result] = []
+            if op.operands and _rank(op.operands[0]) > 0:
+                self._broadcasts[result] = op
+            return
+        view = op.view
+        if isinstance(view, stablehlo.WhileOp):
+            self._add_while(op, view, weight)
+        elif isinstance(view, stablehlo.CaseOp | stablehlo.IfOp):
             self._add_branches(op, weight)
-        elif isinstance(op, sdy.ShardingConstraintOp):
+        elif isinstance(view, sdy.ShardingConstraintOp):
             self.add_constraint(op, weight)
-        elif isinstance(op, sdy.ManualComputationOp):
-            self._add_manual(op, weight)
-        elif self._is_free(op):
+        elif isinstance(view, sdy.ManualComputationOp):
+            self._add_manual(op, view, weight)
+        elif all(_rank(v) == 0 for v in (*op.results, *op.operands)) and not _has_effects(view):
             for result in op.results:
-                self.free[result] = []
-        elif not _has_effects(op) and all(_rank(v) == 0 for v in [*op.operands, *op.results]):
-            for result in op.results:
-                self.placed[result] = Placed(_SCALAR, Layouts(((),)))
+                self.placed[result] = Placed(_SCALAR, _NO_LAYOUT, result.type)
         else:
             self._add_by_rule(op, weight)
 
-    def add_constraint(self, op: sdy.ShardingConstraintOp, weight: float) -> None:
+    def add_constraint(self, op: Op, weight: float) -> None:
         """Adds a constraint, which brings its operand into one of the layouts that it admits."""
-        given = Sharding.from_attr(op.attributes["sharding"])
+        given = Sharding.from_attr(op.view.attributes["sharding"])
         placed = self.add_tensor(op.results[0], op.results[0].type, given=given)
         self.need(op.operands[0], placed.need, weight)
         self.constraints.append(op)
 
-    def _add_manual(self, op: sdy.ManualComputationOp, weight: float) -> None:
+    def _add_manual(self, op: Op, view: sdy.ManualComputationOp, weight: float) -> None:
         """Adds what is written for local shards: a node with one strategy."""
-        seconds = op_seconds(op, self.cluster) / op_cost.manual_ways(op)
-        seconds += sum(one.seconds(self.mesh) for one in written_collectives(op, self.mesh))
+        seconds = op_seconds(view, self.cluster) / op_cost.manual_ways(view)
+        seconds += sum(one.seconds(self.mesh) for one in written_collectives(view, self.mesh))
         node = self._add_node(np.array([weight * seconds]))
-        inputs, outputs = fixed_shardings(op)
+        inputs, outputs = fixed_shardings(view)
         for i, (operand, sharding) in enumerate(zip(op.operands, inputs, strict=True)):
             need = Need(node, self._exactly(sharding))
             self.operand_needs.append((op, i, need))
             self.need(operand, need, weight)
         for result, sharding in zip(op.results, outputs, strict=True):
-            self.placed[result] = Placed(node, self._exactly(sharding))
+            self.placed[result] = Placed(node, self._exactly(sharding), result.type)
 
     def _exactly(self, sharding: Sharding) -> Layouts:
-        return Layouts(layouts_within(sharding, (), self.mesh.axis_names))
+        return Layouts.of(layouts_within(sharding, (), self.mesh.axis_names))
 
-    def _is_free(self, op: ir.OpView) -> bool:
-        if isinstance(op, stablehlo.BroadcastInDimOp):
+    def _is_free(self, op: Op) -> bool:
+        if op.name == "stablehlo.broadcast_in_dim":
             return type_bytes(op.operands[0].type) < type_bytes(op.results[0].type)
-        return isinstance(op, stablehlo.ConstantOp | stablehlo.IotaOp) or op.name == "sdy.constant"
+        return op.name in _CONSTANTS
 
-    def _add_by_rule(self, op: ir.OpView, weight: float) -> None:
-        rule = self.rule_of(op)
-        if rule is not None and isinstance(op, stablehlo.ConvolutionOp):
-            rule = sound_rule(op, rule)
+    def _add_by_rule(self, op: Op, weight: float) -> None:
+        rule = self.rule_of(op.view)
+        if rule is not None and isinstance(op.view, stablehlo.ConvolutionOp):
+            rule = sound_rule(op.view, rule)
         if rule is None:
             self._add_replicated(op, weight)
             return
@@ -316,7 +344,8 @@ class ShardGraph:
         else:
             operand, placed = leader
             node = placed.node
-            linear = sums.linear_operands(op) if op.results[0] in self.deferrable else ()
+            deferrable = op.results[0] in self.deferrable
+            linear = sums.linear_operands(op.view) if deferrable else ()
             space = self._follow_all(rule, operand, placed.layouts, linear)
         self.costs[node] = self.costs[node] + self._op_costs(op, space, weight)
         for i, (operand_value, layouts) in enumerate(zip(op.operands, space.operands, strict=True)):
@@ -324,39 +353,41 @@ class ShardGraph:
             self.operand_needs.append((op, i, need))
             self.need(operand_value, need, weight)
         if result is not None and space.sums is not None:
-            self.placed[op.results[0]] = Placed(result, space.sums.layouts)
+            value = op.results[0]
+            self.placed[value] = Placed(result, space.sums.layouts, value.type)
             return
         for value, layouts in zip(op.results, space.results, strict=True):
-            self.placed[value] = Placed(node, layouts)
+            self.placed[value] = Placed(node, layouts, value.type)
 
-    def _space(self, op: ir.OpView, rule: ShardingRule) -> Space:
+    def _space(self, op: Op, rule: ShardingRule) -> Space:
         """The strategies of an op with a node of its own, with all that may become of its sums."""
-        stays = op.results[0] in self.deferrable and sums.starts_sums(op)
+        view = op.view
+        stays = op.results[0] in self.deferrable and sums.starts_sums(view)
         key = (rule, op.name, stays)
         # What is sound for a convolution depends on more than its rule.
-        if key in self._spaces and not isinstance(op, stablehlo.ConvolutionOp):
+        if key in self._spaces and not isinstance(view, stablehlo.ConvolutionOp):
             return self._spaces[key]
         sizes = self.mesh.sizes
-        found = sound_strategies(op, enumerate_strategies(rule, sizes), sizes)
+        found = sound_strategies(view, enumerate_strategies(rule, sizes), sizes)
         variants = [[strategy] for strategy in found]
         if len(op.results) == 1:
             shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
             for mine, strategy in zip(variants, found, strict=True):
                 if strategy.reduced:
                     mine += sums.scatters(strategy, shape, sizes)
-                if stays and sums.may_stay_unreduced(op, strategy):
+                if stays and sums.may_stay_unreduced(view, strategy):
                     mine.append(sums.unreduced(strategy))
         self._spaces[key] = Space.of(found, Sums.of(variants))
         return self._spaces[key]
 
-    def _leader(self, op: ir.OpView) -> tuple[int, Placed] | None:
-        operand = read_int(op, FOLLOW)
+    def _leader(self, op: Op) -> tuple[int, Placed] | None:
+        operand = op.follow
         if operand is None:
             return None
         placed = self.placed.get(op.operands[operand])
         if placed is None or not placed.open or placed.node == _SCALAR:
             return None
-        if op.results[0] in self.deferrable and sums.starts_sums(op):
+        if op.results[0] in self.deferrable and sums.starts_sums(op.view):
             rank = _rank(op.operands[operand])
             if not any(sums.unreduced_axes(layout, rank) for layout in placed.layouts):
                 return None  # A gradient's sum begins: whether it is reduced at once is a choice.
@@ -378,7 +409,7 @@ class ShardGraph:
             self._spaces[key] = Space.of(found)
         return self._spaces[key]
 
-    def _sum_costs(self, op: ir.OpView, space: Space, of: Sums) -> np.ndarray:
+    def _sum_costs(self, op: Op, space: Space, of: Sums) -> np.ndarray:
         """Seconds from each strategy to each layout of the result, infinite where none leads."""
         key = (of, op.results[0].type)
         if key not in self._sums:
@@ -390,21 +421,22 @@ class ShardGraph:
             self._sums[key] = costs
         return self._sums[key]
 
-    def _op_costs(self, op: ir.OpView, space: Space, weight: float) -> np.ndarray:
+    def _op_costs(self, op: Op, space: Space, weight: float) -> np.ndarray:
         """Seconds per step of each strategy; once for all trivial ops of the same types."""
         if op.name not in TRIVIAL:
             return weight * (
-                op_seconds(op, self.cluster) * space.shares + self._sum_seconds(op, space)
+                op_seconds(op.view, self.cluster) * space.shares + self._sum_seconds(op, space)
             )
-        types = (*(v.type for v in op.operands), *(v.type for v in op.results))
+        types = tuple([value.type for value in (*op.operands, *op.results)])
         key = (space, op.name, weight, types)
         found = self._trivial.get(key)
         if found is None:
-            seconds = op_seconds(op, self.cluster) * space.shares + self._sum_seconds(op, space)
+            seconds = op_seconds(op.view, self.cluster) * space.shares
+            seconds = seconds + self._sum_seconds(op, space)
             found = self._trivial[key] = weight * seconds
         return found
 
-    def _sum_seconds(self, op: ir.OpView, space: Space) -> np.ndarray | float:
+    def _sum_seconds(self, op: Op, space: Space) -> np.ndarray | float:
         """Of the sums that have no node of their own."""
         if space.sums is not None:
             return 0.0
@@ -420,34 +452,34 @@ class ShardGraph:
             )
         return self._sums[key]
 
-    def _partial_bytes(self, op: ir.OpView, strategy: Strategy) -> list[float]:
+    def _partial_bytes(self, op: Op, strategy: Strategy) -> list[float]:
         return [
             local_elements(ir.RankedTensorType(r.type).shape, self.mesh.sizes, layout)
             * element_bytes(ir.RankedTensorType(r.type).element_type)
             for r, layout in zip(op.results, strategy.computed, strict=True)
         ]
 
-    def _add_replicated(self, op: ir.OpView, weight: float) -> None:
+    def _add_replicated(self, op: Op, weight: float) -> None:
         """An op that nobody knows how to shard runs whole on each device."""
-        name, way_out = op.name, ""
-        if isinstance(op, stablehlo.CustomCallOp):
-            name = f"the custom call @{ir.StringAttr(op.attributes['call_target_name']).value}"
+        view, name, way_out = op.view, op.name, ""
+        if isinstance(view, stablehlo.CustomCallOp):
+            name = f"the custom call @{ir.StringAttr(view.attributes['call_target_name']).value}"
             way_out = (
                 "; alpa.passes.register_sharding_rule or an sdy.sharding_rule attribute would let "
                 "it be split"
             )
-            if _has_effects(op):
+            if _has_effects(view):
                 raise PassError(
-                    op,
+                    view,
                     f"{name} has side effects and no sharding rule: each device would run it"
                     f"{way_out}",
                 )
         devices = prod(self.mesh.sizes)
         num_bytes = sum(type_bytes(value.type) for value in [*op.operands, *op.results])
-        seconds = op_seconds(op, self.cluster)
+        seconds = op_seconds(view, self.cluster)
         if num_bytes > 0 and devices > 1:
             self.remark(
-                op.location,
+                view.location,
                 f"{name} has no sharding rule: each of {devices} devices runs it whole, about "
                 f"{1e6 * weight * seconds:.3g} us per step instead of "
                 f"{1e6 * weight * seconds / devices:.3g}, on {size_text(num_bytes)} of operands "
@@ -456,15 +488,16 @@ class ShardGraph:
         if seconds:
             self.costs[_SCALAR] = self.costs[_SCALAR] + weight * seconds
         for i, operand in enumerate(op.operands):
-            need = Need(_SCALAR, Layouts((_replicated(operand),)))
+            need = Need(_SCALAR, Layouts.of((_replicated(operand),)))
             self.operand_needs.append((op, i, need))
             self.need(operand, need, weight)
         for result in op.results:
-            self.placed[result] = Placed(_SCALAR, Layouts((_replicated(result),)))
+            replica = Layouts.of((_replicated(result),))
+            self.placed[result] = Placed(_SCALAR, replica, result.type)
 
-    def _add_while(self, op: stablehlo.WhileOp, weight: float) -> None:
-        condition, loop = body(op, 0), body(op, 1)
-        trips = op_cost.trip_count_or_default(op)
+    def _add_while(self, op: Op, view: stablehlo.WhileOp, weight: float) -> None:
+        condition, loop = body(view, 0), body(view, 1)
+        trips = op_cost.trip_count_or_default(view)
         for i, result in enumerate(op.results):
             placed = self.add_tensor(result, result.type)
             for block in (condition, loop):
@@ -476,15 +509,16 @@ class ShardGraph:
         self.add_block(loop, weight * trips)
         self._need_yields(loop, op.results, weight * trips)
 
-    def _add_branches(self, op: ir.OpView, weight: float) -> None:
+    def _add_branches(self, op: Op, weight: float) -> None:
         for result in op.results:
             self.add_tensor(result, result.type)
-        for i in range(len(op.regions)):
-            self.add_block(body(op, i), weight)
-            self._need_yields(body(op, i), op.results, weight)
+        for i in range(len(op.view.regions)):
+            block = body(op.view, i)
+            self.add_block(block, weight)
+            self._need_yields(block, op.results, weight)
 
     def _need_yields(self, block: ir.Block, results: Sequence[ir.Value], weight: float) -> None:
-        end = terminator(block)
+        end = Op.of(terminator(block))
         for i, (value, result) in enumerate(zip(end.operands, results, strict=True)):
             placed = self.placed[result]
             need = placed.need
@@ -504,9 +538,10 @@ class ShardGraph:
         placed = self.placed[value]
         return placed.layouts[choice[placed.node]]
 
-    def knows(self, value: ir.Value) -> bool:
-        """Whether a value is part of the problem; scalar bodies of reductions are not."""
-        return value in self.free or value in self.placed
+
+@lru_cache(maxsize=4096)
+def _backwards(rule: ShardingRule) -> ShardingRule:
+    return ShardingRule(rule.factor_sizes, rule.results, rule.operands)
 
 
 def _replicated(value: ir.Value) -> Layout:
@@ -520,4 +555,5 @@ def _has_effects(op: ir.OpView) -> bool:
 
 def _rank(value: ir.Value) -> int:
     """A tensor's rank; -1 for tokens and the like, which have no layout."""
-    return value.type.rank if isinstance(value.type, ir.RankedTensorType) else -1
+    type_ = value.type
+    return type_.rank if isinstance(type_, ir.RankedTensorType) else -1

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from alpa.dialects import ir
 from alpa.passes.cost.reshard import Layout
+from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.strategies import Strategy
 
 
 class Layouts(tuple[Layout, ...]):
-    """One layout per strategy. They are keys of caches, and long: the hash is taken once."""
+    """One layout per strategy.
+
+    They are keys of caches, and long: the hash is taken once, and `of` gives one object for equal
+    ones, so that they are seldom compared item by item.
+    """
+
+    _hash: int
+
+    def __new__(cls, layouts: Iterable[Layout]) -> Layouts:
+        made = super().__new__(cls, layouts)
+        made._hash = tuple.__hash__(made)
+        return made
 
     def __hash__(self) -> int:
-        if not hasattr(self, "_hash"):
-            self._hash = super().__hash__()
         return self._hash
+
+    @classmethod
+    def of(cls, layouts: Iterable[Layout]) -> Layouts:
+        return _known(tuple(layouts))
+
+
+@lru_cache(maxsize=4096)
+def _known(layouts: tuple[Layout, ...]) -> Layouts:
+    return Layouts(layouts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +55,7 @@ class Sums:
         """From the variants of each strategy; None where each has only itself."""
         if all(len(mine) == 1 for mine in variants):
             return None
-        layouts = Layouts(dict.fromkeys(v.results[0] for mine in variants for v in mine))
+        layouts = Layouts.of(dict.fromkeys(v.results[0] for mine in variants for v in mine))
         number = {layout: j for j, layout in enumerate(layouts)}
         return cls(
             layouts,
@@ -59,8 +78,8 @@ class Space:
     def of(cls, strategies: Sequence[Strategy], sums: Sums | None = None) -> Space:
         return cls(
             tuple(strategies),
-            tuple(map(Layouts, zip(*(s.operands for s in strategies), strict=True))),
-            tuple(map(Layouts, zip(*(s.results for s in strategies), strict=True))),
+            tuple(map(Layouts.of, zip(*(s.operands for s in strategies), strict=True))),
+            tuple(map(Layouts.of, zip(*(s.results for s in strategies), strict=True))),
             np.array([1 / s.shards for s in strategies]),
             sums,
         )
@@ -70,7 +89,7 @@ class Space:
 class OpNode:
     """A node that is an op; where its space has sums, the node of its result is `result`."""
 
-    op: ir.OpView
+    op: Op
     node: int
     space: Space
     result: int | None = None

@@ -154,16 +154,17 @@ def deferrable(block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
     found: set[ir.Value] = set()
     end = terminator(block)
     wanted = set(results)
+
+    def passes_on(use: ir.OpOperand) -> bool:
+        user = use.owner
+        if user == end:
+            return use.operand_number in wanted
+        return user.results[0] in found and use.operand_number in linear_operands(user)
+
     for op in reversed(list(block.operations)):
         for value in op.results:
             uses = list(value.uses)
-            if uses and all(
-                use.operand_number in wanted
-                if use.owner == end
-                else use.operand_number in linear_operands(use.owner)
-                and use.owner.results[0] in found
-                for use in uses
-            ):
+            if uses and all(map(passes_on, uses)):
                 found.add(value)
     return found
 

@@ -1,0 +1,33 @@
+"""The ops of a block as plain Python, read through the bindings once.
+
+Each step through the bindings costs a microsecond, and all parts of `ilp-shard-annotate` ask the
+same things of tens of thousands of ops.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from alpa.dialects import ir
+from alpa.dialects.attributes import FOLLOW, read_int
+
+
+class Op(NamedTuple):
+    """An op with the values that it had when it was read."""
+
+    view: ir.OpView
+    name: str
+    operands: tuple[ir.Value, ...]
+    results: tuple[ir.Value, ...]
+    follow: int | None
+    """the operand whose sharding it takes over, where `alpa.follow` names one"""
+
+    @classmethod
+    def of(cls, op: ir.OpView) -> Op:
+        name = op.operation.name
+        return cls(op, name, tuple(op.operands), tuple(op.results), read_int(op, FOLLOW))
+
+
+def read_ops(block: ir.Block) -> list[Op]:
+    """The ops of a block but its terminator."""
+    return [Op.of(op) for op in list(block.operations)[:-1]]
