@@ -10,34 +10,42 @@ After:
     %2 = mpmd.fragment<mesh="mesh_1", ...> (%1) (%a: tensor<8x32xf32>) {
       %3 = sdy.sharding_constraint %a <@mesh_1, [{}, {}]>   // gathers over the mesh's own links
 
-The methods (Alpa, section 6):
+The methods (Alpa, section 6; `solve/cross_mesh.py` compares them):
 * `send_recv`: each device of the destination gets its own tile.
 * `local_all_gather`: the destination wants replicas, so that its devices get a part each and
-  the fragments that read it gather. Nothing crosses between the meshes twice.
-* `broadcast`: replicas that cannot be gathered, because no dimension divides evenly, the value
-  is a scalar, or it is returned as it lands.
+  the fragments that read it gather.
+* `broadcast`: the destination wants replicas, so that one device of a host gets what the host
+  lacks and passes it on there.
+
+The one taken sends the fewest bytes over links between hosts, then takes the least time. Where
+anything but a fragment reads the value, as when it is returned, nobody can gather. The bytes are
+those of the transfer; a gather is a collective of the fragment that it stands in. A transfer that
+has `alpa.reshard` stays as it is.
 
 Options: none.
 
 Fails when:
-    a transfer has no shardings, because `ilp-shard-annotate` was not run.
+    a transfer has no shardings, because `ilp-shard-annotate` was not run; or one of them is over a
+    part of an axis or over one that the mesh does not have, or is unreduced.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import ClassVar
 
 from alpa.dialects import body, ir, mpmd, sdy
 from alpa.dialects.attributes import MeshAssignment, Reshard, read_meshes
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
+from alpa.passes.analysis.annotated import layout_of, logical_meshes
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.plan import plan_and_cluster
 from alpa.passes.base import Pass, PassError, Remark
-from alpa.passes.sharding.tiles import TiledMesh, traffic
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.solve.cross_mesh import Problem, TiledMesh, solve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,77 +57,67 @@ class InsertCrossMeshReshard(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
         _, cluster = plan_and_cluster(function)
-        meshes = {mesh.name: mesh for mesh in read_meshes(function)}
+        assigned = {mesh.name: mesh for mesh in read_meshes(function)}
+        crossings = _Crossings(cluster, assigned, logical_meshes(function))
         for op in list(body(function).operations):
-            if isinstance(op, mpmd.TransferOp):
-                _plan_transfer(op, meshes, cluster.devices_per_host)
+            if isinstance(op, mpmd.TransferOp) and Reshard.read(op) is None:
+                crossings.plan(op)
 
 
-def _plan_transfer(
-    op: mpmd.TransferOp, meshes: dict[str, MeshAssignment], devices_per_host: int
-) -> None:
-    source = MeshTensor.from_type(op.operands[0].type)
-    target = MeshTensor.from_type(op.results[0].type)
-    if source.sharding is None or target.sharding is None:
-        raise PassError(
-            op, "a transfer between tensors without shardings; run ilp-shard-annotate before"
-        )
-    shape = tuple(target.type.shape)
-    here = _tiled(meshes[source.mesh], source.sharding, devices_per_host)
-    there = _tiled(meshes[target.mesh], target.sharding, devices_per_host)
-    method = "send_recv"
-    if there.has_replicas:
-        finer = _land_sharded(there, shape)
+@dataclass(frozen=True)
+class _Crossings:
+    """The transfers of a module."""
+
+    cluster: Cluster
+    assigned: dict[str, MeshAssignment]
+    meshes: dict[str, LogicalMesh]
+
+    def plan(self, op: mpmd.TransferOp) -> None:
+        source = MeshTensor.from_type(op.operands[0].type)
+        target = MeshTensor.from_type(op.results[0].type)
+        if source.sharding is None or target.sharding is None:
+            raise PassError(
+                op, "a transfer between tensors without shardings; run ilp-shard-annotate before"
+            )
         readers = _reading_fragments(op)
-        if finer is None or readers is None:
-            method = "broadcast"
-        else:
-            method, there = "local_all_gather", finer
+        solution = solve(
+            Problem(
+                shape=tuple(target.type.shape),
+                itemsize=element_bytes(target.type.element_type),
+                source=self._tiled(op, source.mesh, source.sharding),
+                target=self._tiled(op, target.mesh, target.sharding),
+                slow=self.cluster.inter_host,
+                fast=self.cluster.intra_host,
+                readers=len(readers),
+            )
+        )
+        if solution.method == "local_all_gather":
+            names = self.meshes[target.mesh].axis_names
+            dims = tuple(tuple(names[axis] for axis in axes) for axes in solution.landing)
             _gather_in(readers, op.results[0], target.sharding)
-            landed = replace(target, sharding=_sharding(target.sharding, finer))
+            landed = replace(target, sharding=Sharding.of(target.sharding.mesh, dims))
             op.results[0].set_type(landed.to_type())
-    moved = traffic(here, there, shape, element_bytes(target.type.element_type))
-    Reshard(method=method, slow_bytes=moved.slow_bytes, fast_bytes=moved.fast_bytes).write(op)
+        moved = solution.transfers
+        Reshard(
+            method=solution.method, slow_bytes=moved.slow_bytes, fast_bytes=moved.fast_bytes
+        ).write(op)
+
+    def _tiled(self, op: mpmd.TransferOp, name: str, sharding: Sharding) -> TiledMesh:
+        if sharding.unreduced:
+            raise PassError(
+                op, "an unreduced value cannot cross: sum it in the fragment that makes it"
+            )
+        mesh = self.meshes[name]
+        layout = layout_of(op, sharding, mesh)
+        return TiledMesh.of(self.cluster, self.assigned[name].devices, mesh.sizes, layout)
 
 
-def _tiled(mesh: MeshAssignment, sharding: Sharding, devices_per_host: int) -> TiledMesh:
-    return TiledMesh(
-        devices=mesh.devices,
-        devices_per_host=devices_per_host,
-        sizes=mesh.logical_shape,
-        dims=tuple(
-            tuple(int(name.removeprefix("axis")) for name in axes) for axes in sharding.axis_names
-        ),
-    )
-
-
-def _land_sharded(tiles: TiledMesh, shape: tuple[int, ...]) -> TiledMesh | None:
-    """The tiles without replicas: each unused axis on the first dimension that it divides."""
-    dims = list(tiles.dims)
-    used = {axis for axes in dims for axis in axes}
-    for axis, size in enumerate(tiles.sizes):
-        if axis in used or size == 1:
-            continue
-        for d, axes in enumerate(dims):
-            ways = size * prod(tiles.sizes[a] for a in axes)
-            if shape[d] % ways == 0:
-                dims[d] = (*axes, axis)
-                break
-        else:
-            return None
-    return replace(tiles, dims=tuple(dims))
-
-
-def _sharding(old: Sharding, tiles: TiledMesh) -> Sharding:
-    return Sharding.of(old.mesh, tuple(tuple(f"axis{a}" for a in axes) for axes in tiles.dims))
-
-
-def _reading_fragments(op: mpmd.TransferOp) -> list[mpmd.FragmentOp] | None:
-    """The fragments that read a transfer's result; None where something else reads it too."""
+def _reading_fragments(op: mpmd.TransferOp) -> list[mpmd.FragmentOp]:
+    """The fragments that read a transfer's result; none where something else reads it too."""
     readers: list[mpmd.FragmentOp] = []
     for use in op.results[0].uses:
         if not isinstance(use.owner, mpmd.FragmentOp):
-            return None
+            return []
         if use.owner not in readers:
             readers.append(use.owner)
     return readers
