@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from alpa.dialects.attributes import Plan
 from alpa.passes.analysis.planned import Program, ProgramArgument
-from alpa.runtime.instructions import Instruction, Key, Move, Output, Run, gpipe, reads
+from alpa.runtime.instructions import Instruction, Key, Move, Output, Run, write_script
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement, move, numpy_dtype
 
@@ -28,7 +28,7 @@ class Executable:
 
     def __init__(self, placement: Placement, stages: Mapping[str, Compiled]) -> None:
         self._placement = placement
-        self._script = gpipe(placement.program)
+        self._script = write_script(placement.program)
         self._stages = dict(stages)
         self._copies = _Copies()
         # Without this, CPU devices run the collectives of several programs at once, and the
@@ -36,9 +36,6 @@ class Executable:
         self._blocks = placement.devices[0].platform == "cpu"
         program = placement.program
         self._donated = frozenset(f.inputs[i] for f in program.fragments for i in f.donated)
-        self._read = frozenset(key for step in self._script.instructions for key in reads(step)) | {
-            key for output in self._script.outputs for key in output.keys
-        }
 
     @property
     def program(self) -> Program:
@@ -101,7 +98,7 @@ class Executable:
             argument.value in self._donated and not marked
         )
         if argument.value not in program.varying:
-            if (argument.value, None) in self._read:
+            if (argument.value, None) in self._script.given:
                 array = self._copies.find(array, sharding)
                 store[argument.value, None] = move(array, sharding, copy=protect)
         elif dim is None:  # a state that the forward part carries on
@@ -109,7 +106,7 @@ class Executable:
             store[argument.value, 0] = move(array, sharding, copy=protect)
         else:
             for m in range(batches):
-                if (argument.value, m) in self._read:
+                if (argument.value, m) in self._script.given:
                     part = array if batches == 1 else _slice(array, dim, m, value.shape[dim])
                     store[argument.value, m] = move(part, sharding, copy=protect)
 

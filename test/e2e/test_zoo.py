@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ import pytest
 
 from alpa import passes, runtime
 from alpa.dialects import parse
+from alpa.runtime.local import Executable
+from alpa.runtime.placement import Placement
 from alpa.runtime.reference import compare, run_unplanned
 from alpa.tools import zoo
 from alpa.tools.zoo.program import TrainingProgram, TrainState
@@ -25,6 +28,7 @@ from alpa.tools.zoo.program import TrainingProgram, TrainState
 MICRO_BATCH = 4
 PLAN = "alpa{{cluster=cpu:2x4 num-layers=4 num-stages=2 num-micro-batches={}}}"
 FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet"]
+SCHEDULES = ["gpipe", "1f1b"]
 
 # Fewer LLVM passes: these programs run once, and compile several times as fast.
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -76,9 +80,61 @@ def check_sgd(family: str, num_micro_batches: int, pipeline: str = PLAN) -> None
     assert not wrong
 
 
+def with_schedule(schedule: str, num_stages: int = 2) -> str:
+    return PLAN.replace("num-stages=2", f"num-stages={num_stages} schedule={schedule}")
+
+
+# Each schedule with the plainest model; of the others one each, 1F1B where connections skip stages.
+@pytest.mark.parametrize(
+    ("family", "schedule"),
+    [
+        ("gpt", "gpipe"),
+        ("gpt", "1f1b"),
+        ("moe", "gpipe"),
+        ("wresnet", "1f1b"),
+        ("t5", "gpipe"),
+        ("unet", "1f1b"),
+    ],
+)
+def test_four_micro_batches_equal_plain_jax(family: str, schedule: str) -> None:
+    check_sgd(family, 4, with_schedule(schedule))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("num_stages", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_four_micro_batches_equal_plain_jax(family: str) -> None:
-    check_sgd(family, 4)
+def test_both_schedules_equal_plain_jax(family: str, num_stages: int, schedule: str) -> None:
+    check_sgd(family, 4, with_schedule(schedule, num_stages))
+
+
+def test_the_executor_keeps_what_the_schedule_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations that wait for their backward, counted while a step runs."""
+    program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2)
+    text = program.lower(1)
+    loaded = runtime.load(passes.run(text, PLAN.format(4)), compiler_options=FAST_COMPILE)
+    planned = loaded.program
+    kept = [set[int](), set[int]()]
+    for mesh, values in zip(planned.meshes, kept, strict=True):
+        here = [f for f in planned.fragments if f.mesh == mesh.name]
+        made = {v for f in here if f.part == "forward" for v in f.outputs}
+        values |= made & {v for f in here if f.part == "backward" for v in f.inputs}
+    execute, peaks = Executable._execute, [0, 0]
+
+    def counted(self: Executable, store: dict[Any, Any], instruction: Any) -> None:
+        execute(self, store, instruction)
+        for s, values in enumerate(kept):
+            peaks[s] = max(peaks[s], len({m for value, m in store if value in values}))
+
+    monkeypatch.setattr(Executable, "_execute", counted)
+    for schedule, expected in (("gpipe", [4, 4]), ("1f1b", [2, 1])):
+        plan = replace(planned.plan, schedule=schedule)
+        placement = Placement(program=replace(planned, plan=plan), devices=tuple(jax.devices()))
+        peaks[:] = [0, 0]
+        Executable(placement, loaded.stages)(
+            *leaves((program.init_state(0), program.random_batch(1, 4)))
+        )
+        assert peaks == expected
 
 
 def test_one_micro_batch_equals_plain_jax() -> None:

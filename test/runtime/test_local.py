@@ -9,7 +9,8 @@ import alpa.passes
 import alpa.runtime
 from alpa.dialects import parse
 from alpa.passes.export_stages import ExportStages
-from alpa.runtime.instructions import Move, Run, gpipe
+from alpa.runtime.instructions import Move, write_script
+from alpa.runtime.simulation import verify
 
 # Two linear layers with one weight, which lives on meshes of different shapes. `r` is a running
 # mean that the forward part carries. `dv` is a gradient that the backward of layer 0 reads per
@@ -260,15 +261,21 @@ def test_copies_of_a_returned_state_live_as_long_as_it() -> None:
     assert not step._copies._of
 
 
-def test_each_value_is_freed_after_its_last_use() -> None:
-    program = alpa.runtime.load(tied(4)).program
-    live = set()
-    for step in gpipe(program).instructions:
-        live |= set(step.outputs) if isinstance(step, Run) else set()
-        live -= set(step.free)
-    # new w and v and the gradient of v; four predictions, the last loss and running mean
-    assert sum(key[1] is None for key in live) == 3
-    assert sorted(key[1] for key in live if key[1] is not None) == [0, 1, 2, 3, 3, 3]
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_nothing_but_results_is_left_after_a_step(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = alpa.runtime.load(tied(4).replace('"gpipe"', f'"{schedule}"'))
+    left = []
+    collect = step._collect
+    monkeypatch.setattr(step, "_collect", lambda store: left.extend(store) or collect(store))
+    given = tied_arguments(4)
+    assert_close(step(*given), tied_reference(*given, batches=4))
+    # new w on both meshes, new v, and its gradient, the loss and the count as totals; the running
+    # mean; four predictions and the last loss
+    assert sorted(key[1] for key in left if key[1] is not None) == [0, 1, 2, 3, 3, 3]
+    assert sum(key[1] is None for key in left) == 6
+    verify(write_script(step.program))
 
 
 # `c` is carried, written on mesh_1 and read on both; `k` is moved once per step; `s` reaches an
@@ -343,7 +350,7 @@ def test_values_that_move_once_per_micro_batch_or_once_per_step() -> None:
         assert results[5].dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(results[5], np.float32), sum(parts), atol=5e-2)
         c, p = results[:2]
-    moves = [i for i in gpipe(step.program).instructions if isinstance(i, Move)]
+    moves = [i for i in write_script(step.program).instructions if isinstance(i, Move)]
     # k; h three times; c twice, between the micro-batches; s once
     assert len(moves) == 1 + 3 + 2 + 1
 

@@ -1,0 +1,234 @@
+"""What a script does before anything runs it: whether each mesh can, how long, and in what memory.
+
+`verify` runs every mesh's own list with sends and receives that block. `simulate` gives the step's
+seconds, under the assumptions of `passes.solve.schedule`: a mesh does one thing at a time, a move
+occupies the mesh that receives from when its value is made, and the sender not at all.
+
+Where each stage reads of its neighbours only, and updates wait for no other mesh, the seconds of
+`simulate` are those of `schedule.simulate`. A value that skips stages makes them fewer: it is
+received while the stage still waits for its neighbour's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from alpa.passes.analysis.planned import Fragment, Program
+from alpa.runtime.instructions import Add, Instruction, Key, Move, Run, Script, meshes_of, reads
+from alpa.runtime.placement import numpy_dtype
+
+
+class ScriptError(ValueError):
+    """A mesh cannot run its list; the message says which, and at what."""
+
+
+def local_bytes(program: Program, value: int) -> int:
+    """The bytes that one device of its mesh holds of a value."""
+    it = program.values[value]
+    mesh = next(mesh for mesh in program.meshes if mesh.name == it.mesh)
+    sizes = dict(mesh.axes)
+    dims = it.sharding.axis_names if it.sharding else ((),) * len(it.shape)
+    parts = [
+        -(-size // prod(sizes[axis] for axis in axes))
+        for size, axes in zip(it.shape, dims, strict=True)
+    ]
+    return prod(parts) * numpy_dtype(it.dtype).itemsize
+
+
+def verify(script: Script, lists: Mapping[str, Sequence[Instruction]] | None = None) -> Memory:
+    """Runs the meshes' own lists, by default `script.on` of each, against one another.
+
+    A move takes place when both of its meshes have come to it.
+
+    Raises:
+        ScriptError: meshes wait for one another for ever; a value is read before it is made or
+            after it is freed, is made or freed twice, or is left and no result.
+    """
+    names = [mesh.name for mesh in script.program.meshes]
+    lists = lists or {name: script.on(name) for name in names}
+    stores = {name: _Store(script, name) for name in names}
+    at = dict.fromkeys(names, 0)
+
+    def head(name: str) -> Instruction | None:
+        return lists[name][at[name]] if at[name] < len(lists[name]) else None
+
+    progress = True
+    while progress:
+        progress = False
+        for name in names:
+            while (instruction := head(name)) is not None:
+                meshes = meshes_of(script.program, instruction)
+                if any(head(mesh) != instruction for mesh in meshes):
+                    break
+                for mesh in meshes:
+                    stores[mesh].run(instruction)
+                    at[mesh] += 1
+                progress = True
+    waiting = [f"{name} at {_text(it)}" for name in names if (it := head(name)) is not None]
+    if waiting:
+        raise ScriptError(f"these meshes wait for one another: {'; '.join(waiting)}")
+    for store in stores.values():
+        store.finish()
+    return Memory(
+        peak_bytes={name: store.peak for name, store in stores.items()},
+        in_flight={name: store.most_kept for name, store in stores.items()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What each mesh keeps at most, by its name.
+
+    `peak_bytes` are per device, of arguments, results and all that fragments exchange; what a
+    fragment needs inside is not among them. `in_flight` counts the micro-batches of which a mesh
+    keeps what its forwards made for its backwards and is no result of the step.
+    """
+
+    peak_bytes: dict[str, int]
+    in_flight: dict[str, int]
+
+
+class _Store:
+    """The values on one mesh."""
+
+    def __init__(self, script: Script, mesh: str) -> None:
+        program = script.program
+        self._program, self._mesh = program, mesh
+        self._results = {key for output in script.outputs for key in output.keys}
+        self._live: dict[Key, int] = {}
+        self._gone: set[Key] = set()
+        self._donated: set[Key] = set()
+        mine = [f for f in program.fragments if f.mesh == mesh]
+        made = {value for f in mine if f.part == "forward" for value in f.outputs}
+        self._activations = made & {v for f in mine if f.part == "backward" for v in f.inputs}
+        self._bytes = 0
+        self.peak = self.most_kept = 0
+        for key in script.given:
+            if self._is_here(key):
+                self._make(key)
+        self.peak = self._bytes
+
+    def _is_here(self, key: Key) -> bool:
+        return self._program.values[key[0]].mesh == self._mesh
+
+    def _fail(self, key: Key, what: str) -> ScriptError:
+        return ScriptError(f"{self._mesh}: {_name(key)} {what}")
+
+    def _make(self, key: Key) -> None:
+        if key in self._live or key in self._gone:
+            raise self._fail(key, "is made twice")
+        self._live[key] = local_bytes(self._program, key[0])
+        self._bytes += self._live[key]
+
+    def _read(self, key: Key) -> None:
+        if key not in self._live or key in self._donated:
+            known = key in self._gone or key in self._donated
+            raise self._fail(key, f"is read {'after it is freed' if known else 'and never made'}")
+
+    def run(self, instruction: Instruction) -> None:
+        """This mesh's part of an instruction."""
+        for key in self._inputs(instruction):
+            if self._is_here(key):
+                self._read(key)
+        if isinstance(instruction, Run):
+            # The fragment writes its results into the buffers of what is donated.
+            for number in instruction.fragment.donated:
+                key = instruction.inputs[number]
+                self._donated.add(key)
+                self._bytes -= self._live[key]
+                self._live[key] = 0
+        for key in self._outputs(instruction):
+            if self._is_here(key):
+                self._make(key)
+        self.peak = max(self.peak, self._bytes)
+        activations = (key for key in self._live if key[0] in self._activations)
+        kept = {key[1] for key in activations if key not in self._results}
+        self.most_kept = max(self.most_kept, len(kept))
+        for key in instruction.free:
+            if self._is_here(key):
+                if key not in self._live:
+                    raise self._fail(key, "is freed and not there")
+                self._bytes -= self._live.pop(key)
+                self._gone.add(key)
+
+    def _inputs(self, instruction: Instruction) -> tuple[Key, ...]:
+        """What has to be there; a sum begins with its first part."""
+        if isinstance(instruction, Add):
+            return (instruction.source,)
+        return instruction.inputs if isinstance(instruction, Run) else (instruction.source,)
+
+    def _outputs(self, instruction: Instruction) -> tuple[Key, ...]:
+        """What is new; a sum is made once, by its first part."""
+        if isinstance(instruction, Move):
+            return (instruction.target,)
+        if isinstance(instruction, Add):
+            return () if instruction.total in self._live else (instruction.total,)
+        begun = {key for key in instruction.accumulators if key in self._live}
+        return tuple(key for key in instruction.outputs if key not in begun)
+
+    def finish(self) -> None:
+        """Raises unless the results of the step, and nothing else, are left."""
+        for key in self._results:
+            if self._is_here(key):
+                self._read(key)
+        for key in self._live:
+            if key not in self._results:
+                raise self._fail(key, "is left")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """An instruction in time, on the mesh that it occupies; seconds from the step's begin."""
+
+    instruction: Instruction
+    mesh: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One step in time."""
+
+    seconds: float
+    events: tuple[Event, ...]
+
+
+def simulate(
+    script: Script, *, run: Callable[[Fragment], float], move: Callable[[Move], float]
+) -> Timeline:
+    """One step in time. `run` and `move` give seconds; additions of results take none."""
+    free = {mesh.name: 0.0 for mesh in script.program.meshes}
+    made: dict[Key, float] = {}
+    events: list[Event] = []
+    # Each mesh works through its own list, and whatever an instruction waits for stands before it
+    # in the common one: in that order every end is known when it is needed.
+    for instruction in script.instructions:
+        mesh = meshes_of(script.program, instruction)[-1]
+        ready = max((made.get(key, 0.0) for key in reads(instruction)), default=0.0)
+        start = end = max(free[mesh], ready)
+        if isinstance(instruction, Run):
+            end += run(instruction.fragment)
+            made.update(dict.fromkeys(instruction.outputs, end))
+        elif isinstance(instruction, Move):
+            end += move(instruction)
+            made[instruction.target] = end
+        else:
+            made[instruction.total] = end
+        free[mesh] = end
+        events.append(Event(instruction=instruction, mesh=mesh, start=start, end=end))
+    return Timeline(seconds=max(free.values(), default=0.0), events=tuple(events))
+
+
+def _name(key: Key) -> str:
+    return f"value {key[0]}" if key[1] is None else f"value {key[0]} of micro-batch {key[1]}"
+
+
+def _text(instruction: Instruction) -> str:
+    if isinstance(instruction, Run):
+        return f"the {instruction.fragment.part} {instruction.fragment.name}"
+    if isinstance(instruction, Move):
+        return f"the move of {_name(instruction.source)} to {_name(instruction.target)}"
+    return f"the sum of {_name(instruction.source)}"
