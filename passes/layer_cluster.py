@@ -20,9 +20,13 @@ Options:
     num-layers: how many; `auto` takes the markers where there are some, else about four
         contractions or convolutions per layer, at most 16.
     delta: how far a layer's FLOPs may exceed the mean, as a share of it (eq. 6).
+    clustering: `auto` as above; `equal-ops` gives each layer the same number of contractions,
+        whatever they cost and send (the paper's ablation, section 8.3); `manual` cuts at the
+        markers and nowhere else.
 
 Fails when:
-    the program has fewer ops than layers are asked for; a role is malformed.
+    the program has fewer ops than layers are asked for, or fewer contractions with `equal-ops`;
+    `manual` finds no marker, or another number of layers than asked for; a role is malformed.
 """
 
 from __future__ import annotations
@@ -61,6 +65,9 @@ class LayerCluster(Pass):
     name: ClassVar[str] = "layer-cluster"
     num_layers: int | Literal["auto"] = option("auto", "layers to cut the forward pass into")
     delta: float = option(0.5, "a layer may have (1 + delta) times the mean FLOPs")
+    clustering: Literal["auto", "equal-ops", "manual"] = option(
+        "auto", "by cost or at the markers, by number of contractions, or at the markers only"
+    )
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -79,14 +86,15 @@ class LayerCluster(Pass):
     def _cluster(self, function: func.FuncOp, graph: Graph, forward: list[int]) -> list[int]:
         """The layer of each forward op."""
         boundaries = [i for i, o in enumerate(forward) if is_marker(graph.ops[o], LAYER_BOUNDARY)]
-        heavy = sum(graph.ops[o].name in _HEAVY for o in forward)
+        heavy = [i for i, o in enumerate(forward) if graph.ops[o].name in _HEAVY]
+        if self.clustering == "manual" or (
+            self.clustering == "auto" and self.num_layers == "auto" and boundaries
+        ):
+            return self._at_markers(function, forward, boundaries)
         if self.num_layers != "auto":
             count = self.num_layers
-        elif boundaries:
-            starts = sorted({0, *(i for i in boundaries if 0 < i < len(forward) - 1)})
-            return list(np.searchsorted(starts, np.arange(len(forward)), side="right") - 1)
         else:
-            count = max(1, min(_MOST_LAYERS, heavy // _HEAVY_OPS_PER_LAYER))
+            count = max(1, min(_MOST_LAYERS, len(heavy) // _HEAVY_OPS_PER_LAYER))
         if not forward and count == 1:
             return []
         if not 1 <= count <= len(forward):
@@ -95,7 +103,41 @@ class LayerCluster(Pass):
                 f"cannot cut {len(forward)} forward ops into {count} layers; "
                 f"ask for 1 to {max(1, len(forward))} with num-layers",
             )
+        if self.clustering == "equal-ops":
+            return self._of_equal_ops(function, len(forward), heavy, count)
         return _cut(graph, forward, count, self.delta)
+
+    def _at_markers(
+        self, function: func.FuncOp, forward: list[int], boundaries: list[int]
+    ) -> list[int]:
+        """A layer begins at each marker that is not at an end."""
+        if not boundaries:
+            raise PassError(
+                function,
+                "clustering=manual cuts at the @alpa.layer_boundary markers, and this program has "
+                "none; mark its layers (alpa.mark_layer_boundary), or leave clustering out",
+            )
+        starts = sorted({0, *(i for i in boundaries if 0 < i < len(forward) - 1)})
+        if self.num_layers not in ("auto", len(starts)):
+            raise PassError(
+                function,
+                f"the @alpa.layer_boundary markers make {len(starts)} layer(s), not "
+                f"{self.num_layers}; leave num-layers out with clustering=manual",
+            )
+        return list(np.searchsorted(starts, np.arange(len(forward)), side="right") - 1)
+
+    def _of_equal_ops(
+        self, function: func.FuncOp, num_ops: int, heavy: list[int], count: int
+    ) -> list[int]:
+        """Layer k begins at contraction k * H / count of H: what leads to it is counted before."""
+        if count > max(1, len(heavy)):
+            raise PassError(
+                function,
+                f"cannot cut {len(heavy)} contraction(s) into {count} layers of equally many; ask "
+                f"for 1 to {max(1, len(heavy))} with num-layers",
+            )
+        starts = [0, *(heavy[k * len(heavy) // count] for k in range(1, count))]
+        return list(np.searchsorted(starts, np.arange(num_ops), side="right") - 1)
 
 
 _HEAVY = frozenset(

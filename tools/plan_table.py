@@ -1,12 +1,11 @@
 """Prints a planned program for people: `python -m alpa.tools.plan_table PLANNED.mlir`.
 
-Everything is read from the IR: `alpa.plan`, `alpa.meshes`, the fragments' predicted seconds, and
-the shardings of arguments, activations and transfers. So the table says what is planned, not what
-was meant.
+The numbers are those of `passes.analysis.plan_report`, all read from the IR. So the table says what
+is planned, not what was meant.
 
 Seconds of a stage are the plan's roofline compute of one micro-batch; the predicted step adds
-transfers, the synchronisation of gradients and the update. Peak bytes are the prediction of
-`stage-mesh-partition`, which divides everything evenly; state bytes are by the shardings.
+communication and the update. Peak bytes are the plan's prediction, state bytes follow from the
+shardings.
 """
 
 from __future__ import annotations
@@ -17,22 +16,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
-from alpa.dialects import body, format_error, ir, main_function, parse_file
-from alpa.dialects.attributes import SECONDS, Reshard, read_float
-from alpa.dialects.checks import CheckError, check_planned
+from alpa.dialects import format_error, ir, parse_file
+from alpa.dialects.checks import CheckError
 from alpa.passes import PassError
 from alpa.passes.analysis import planned
-from alpa.passes.analysis.planned import DeviceMesh, Program, Transfer, Value, origin_name
+from alpa.passes.analysis.plan_report import (
+    Layouts,
+    PlanReport,
+    StageReport,
+    TransferReport,
+    activations,
+    parameters,
+    states,
+)
+from alpa.passes.analysis.planned import Program, origin_name
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.diagnostics import place_of
-from alpa.runtime.instructions import Move, gpipe
-from alpa.runtime.placement import numpy_dtype
 
 _PATTERNS = 4  # that a row lists before it sums up the rest
 _RANGES = 3
+_ONE_MICRO_BATCH = "one micro-batch: pipelining cannot gain anything"
 _EXAMPLE = """\
 example:
   alpa-opt step.mlir --pipeline='alpa{cluster=cpu:2x4 num-micro-batches=4}' -o planned.mlir
@@ -40,166 +45,82 @@ example:
 """
 
 
-def plan_table(module: ir.Module) -> str:
+def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
     """The plan of a module that `stage-mesh-partition`, at least, has run on.
+
+    Args:
+        module: the planned module.
+        report: what `PlanReport.of` says of it, where that is known.
 
     Raises:
         CheckError, PassError: the module is not a planned one.
     """
-    check_planned(module)
+    report = report or PlanReport.of(module)
     program = planned.read(module)
-    ops = list(body(main_function(module)).operations)
-    steps = {
-        number: read_float(op, SECONDS) or 0.0
-        for number, op in enumerate(ops[:-1])
-        if not isinstance(program.steps[number], Transfer)
-    }
-    reshards = {
-        number: Reshard.read(op)
-        for number, op in enumerate(ops[:-1])
-        if isinstance(program.steps[number], Transfer)
-    }
-    view = _View(program=program, seconds=steps, reshards=reshards)
+    view = _View(report=report, program=program, layouts=Layouts(program, module))
     parts = (_header, _stages, _limits, _transfers, _strategy, _roles)
     sections = ["\n".join(part(view)) for part in parts]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Stage:
-    """One mesh, with the predicted seconds of one micro-batch and bytes per device."""
-
-    number: int
-    mesh: DeviceMesh
-    layers: str
-    forward: float
-    backward: float
-    update: float
-    state_bytes: int
-    peak_bytes: int | None
-
-    @property
-    def seconds(self) -> float:
-        return self.forward + self.backward
-
-
-@dataclass(frozen=True, kw_only=True)
 class _View:
-    """A program with what is only in the IR: seconds and reshards by the number of the step."""
+    """A plan's numbers, and the program that they are of."""
 
+    report: PlanReport
     program: Program
-    seconds: dict[int, float]
-    reshards: dict[int, Reshard | None]
-
-    @cached_property
-    def cluster(self) -> Cluster | None:
-        """None where the plan names none, or a file that is not here."""
-        try:
-            return Cluster.parse(self.program.plan.cluster)
-        except ClusterError:
-            return None
-
-    @cached_property
-    def stages(self) -> list[_Stage]:
-        program, peaks = self.program, self.program.plan.predicted_peak_bytes
-        stages: list[_Stage] = []
-        for number, mesh in enumerate(program.meshes):
-            seconds: dict[str, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0}
-            names: dict[str, None] = {}
-            for index, step in enumerate(program.steps):
-                if isinstance(step, Transfer) or step.mesh != mesh.name:
-                    continue
-                seconds[step.part] += self.seconds[index]
-                if step.part == "forward":
-                    names.update(dict.fromkeys(origin.name for origin in step.origins))
-            states = {a.value for a in program.arguments if a.attributes.role == "state"}
-            here = [v for v in states if program.values[v].mesh == mesh.name]
-            stages.append(
-                _Stage(
-                    number=number,
-                    mesh=mesh,
-                    layers=_layers(list(names)),
-                    forward=seconds["forward"],
-                    backward=seconds["backward"],
-                    update=seconds["update"],
-                    state_bytes=sum(self.local_bytes(v) for v in here),
-                    peak_bytes=peaks[number] if number < len(peaks) else None,
-                )
-            )
-        return stages
+    layouts: Layouts
 
     @cached_property
     def parameters(self) -> frozenset[int]:
-        """State arguments that a forward or backward part reads; the others are the optimizer's."""
-        read = {v for f in self.program.fragments if f.part != "update" for v in f.inputs}
-        for step in reversed(self.program.transfers):
-            read |= {step.source} if step.target in read else set()
-        states = {a.value for a in self.program.arguments if a.attributes.role == "state"}
-        return frozenset(states & read)
-
-    def bytes(self, value: int) -> int:
-        """The bytes of a whole value."""
-        it = self.program.values[value]
-        return prod(it.shape) * numpy_dtype(it.dtype).itemsize
-
-    def local_bytes(self, value: int) -> int:
-        """The bytes that one device of its mesh holds of a value."""
-        it = self.program.values[value]
-        sizes = [
-            -(-size // prod(self.ways(it, axis) for axis in axes))
-            for size, axes in zip(it.shape, _dims(it), strict=True)
-        ]
-        return prod(sizes) * numpy_dtype(it.dtype).itemsize
-
-    def ways(self, value: Value, axis: str) -> int:
-        mesh = next(mesh for mesh in self.program.meshes if mesh.name == value.mesh)
-        return dict(mesh.axes)[axis]
+        return parameters(self.program)
 
     def pattern(self, value: int, batch_dim: int | None = None) -> str:
         """A value's sharding in words: `dim 0 on axis0, dim 1 on axis1`."""
-        it = self.program.values[value]
-        if it.sharding is None:
+        if self.program.values[value].sharding is None:
             return "not sharded yet"
         words: list[str] = []
-        for number, axes in enumerate(_dims(it)):
-            split = [axis for axis in axes if self.ways(it, axis) > 1]
+        for number, axes in enumerate(self.layouts.dims(value)):
+            split = [axis for axis in axes if self.layouts.ways(value, axis) > 1]
             if split:
                 name = "batch" if number == batch_dim else f"dim {number}"
                 words.append(f"{name} on {'+'.join(split)}")
         return ", ".join(words) or "replicated"
 
 
-def _dims(value: Value) -> tuple[tuple[str, ...], ...]:
-    return value.sharding.axis_names if value.sharding else ((),) * len(value.shape)
-
-
 def _header(view: _View) -> list[str]:
-    plan, cluster = view.program.plan, view.cluster
-    machine = plan.cluster or "a cluster of no name"
-    if cluster is not None:
+    report = view.report
+    machine = report.cluster or "a cluster of no name"
+    try:
+        cluster = Cluster.parse(report.cluster)
+    except ClusterError:
+        pass  # A file that is not here.
+    else:
         machine += f" ({_count(cluster.hosts, 'host')} x {cluster.devices_per_host} "
         machine += f"{cluster.device.name})"
     return [
-        f"plan for {machine}: {_count(len(view.stages), 'stage')}, "
-        f"{_count(plan.num_micro_batches, 'micro-batch', 'micro-batches')}, {plan.schedule}, "
-        f"predicted step {_seconds(plan.predicted_step_seconds)}"
+        f"plan for {machine}: {_count(len(report.stages), 'stage')}, "
+        f"{_count(report.num_micro_batches, 'micro-batch', 'micro-batches')}, {report.schedule}, "
+        f"predicted step {seconds_text(report.predicted_step_seconds)}"
     ]
 
 
 def _stages(view: _View) -> list[str]:
-    memory = view.cluster.device.memory if view.cluster else None
+    report, memory = view.report, view.report.memory_bytes
     columns = ["stage", "mesh", "hosts", "devices", "shape", "layers", "forward", "backward"]
     columns += ["update", "state", "peak"] + (["memory"] if memory else [])
     rows = [columns]
-    for stage in view.stages:
+    for number, (mesh, stage) in enumerate(zip(report.meshes, report.stages, strict=True)):
         row = [
-            str(stage.number),
-            stage.mesh.name,
-            _ranges(stage.mesh.hosts),
-            _ranges(stage.mesh.devices),
-            "x".join(str(size) for _, size in stage.mesh.axes),
-            stage.layers,
-            *(_seconds(value) for value in (stage.forward, stage.backward, stage.update)),
+            str(number),
+            mesh.name,
+            _ranges(mesh.hosts),
+            _ranges(mesh.devices),
+            "x".join(map(str, mesh.logical_shape)),
+            _layers(stage.layers),
+            seconds_text(stage.forward_seconds),
+            seconds_text(stage.backward_seconds),
+            seconds_text(stage.update_seconds),
             size_text(stage.state_bytes),
             "-" if stage.peak_bytes is None else size_text(stage.peak_bytes),
         ]
@@ -209,43 +130,56 @@ def _stages(view: _View) -> list[str]:
     notes = "seconds per micro-batch, of the update per step; bytes per device"
     if memory:
         notes += f"; peak as a share of {size_text(memory)}"
-    return [*_aligned(rows), f"({notes})"]
+    return [*_aligned(rows), f"({notes})", *_in_words(report)]
+
+
+def _in_words(report: PlanReport) -> list[str]:
+    """The strategy of each stage, equal ones together."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for number, stage in enumerate(report.stages):
+        if stage.splits:
+            found.setdefault((stage.splits, stage.held), []).append(number)
+    lines: list[str] = []
+    for (splits, held), numbers in found.items():
+        name = _stage_name(numbers)
+        lines.append(f"{name}: {splits}")
+        lines += [f"{' ' * len(name)}  {held}"] if held else []
+    return lines
+
+
+def _stage_name(numbers: Sequence[int]) -> str:
+    return f"{'stage' if len(numbers) == 1 else 'stages'} {_ranges(numbers)}"
 
 
 def _strategy(view: _View) -> list[str]:
     """What is split over which axes; stages of which the same can be said stand together."""
     blocks: dict[tuple[str, ...], list[int]] = {}
-    for stage in view.stages:
-        axes = ", ".join(f"{name}={size}" for name, size in stage.mesh.axes)
-        block = (axes, *_stage_strategy(view, stage))
-        blocks.setdefault(block, []).append(stage.number)
+    for number, mesh in enumerate(view.program.meshes):
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.axes)
+        block = (axes, *_stage_strategy(view, mesh.name))
+        blocks.setdefault(block, []).append(number)
     lines = ["strategy"]
     for (axes, *rows), numbers in blocks.items():
-        noun = "stage" if len(numbers) == 1 else "stages"
-        lines += [f"  {noun} {_ranges(numbers)} ({axes})", *rows]
+        lines += [f"  {_stage_name(numbers)} ({axes})", *rows]
     return lines
 
 
-def _stage_strategy(view: _View, stage: _Stage) -> list[str]:
+def _stage_strategy(view: _View, mesh: str) -> list[str]:
     """Batch, parameters, optimizer and activations of a stage."""
     program = view.program
     dims = {a.value: a.attributes.batch_dim for a in program.arguments}
     roles = {a.value: a.attributes.role for a in program.arguments}
-    made = {v for f in program.fragments if f.part == "forward" for v in f.outputs}
-    made |= {t.target for t in program.transfers if program.parts[t.target] == "forward"}
-    kept = {v for f in program.fragments if f.part == "backward" for v in f.inputs if v in made}
-    optimizer = {v for v, role in roles.items() if role == "state"} - view.parameters
     groups = {
         "batch": [v for v, role in roles.items() if role == "batch"],
         "parameters": sorted(view.parameters),
-        "state that only the update reads": sorted(optimizer),
-        "activations that the backward part reads": sorted(kept),
+        "state that only the update reads": sorted(states(program) - view.parameters),
+        "activations that the backward part reads": sorted(activations(program)),
     }
     lines: list[str] = []
     for title, values in groups.items():
-        here = [v for v in values if program.values[v].mesh == stage.mesh.name]
+        here = [v for v in values if program.values[v].mesh == mesh]
         if here:
-            patterns = [(view.pattern(v, dims.get(v)), view.bytes(v)) for v in here]
+            patterns = [(view.pattern(v, dims.get(v)), view.layouts.bytes(v)) for v in here]
             lines += _by_pattern(title, patterns)
     return lines
 
@@ -277,90 +211,103 @@ def _by_pattern(title: str, patterns: Sequence[tuple[str, int]]) -> list[str]:
 
 def _transfers(view: _View) -> list[str]:
     """What crosses between stages: per micro-batch, or once per step."""
-    program = view.program
-    moved = {i.target: i.source for i in gpipe(program).instructions if isinstance(i, Move)}
-    stage_of = {stage.mesh.name: stage.number for stage in view.stages}
-    groups: dict[tuple[str, int, int], list[int]] = {}
-    for number, step in enumerate(program.steps):
-        if not isinstance(step, Transfer):
-            continue
-        source, target = (stage_of[program.values[v].mesh] for v in (step.source, step.target))
-        for when, m in (("micro-batch", 0), ("step", None)):
-            if (step.target, m) in moved:
-                groups.setdefault((when, source, target), []).append(number)
+    stage_of = {mesh.name: number for number, mesh in enumerate(view.report.meshes)}
+    groups: dict[tuple[str, int, int], list[TransferReport]] = {}
+    for transfer in view.report.transfers:
+        key = (transfer.per, stage_of[transfer.source], stage_of[transfer.target])
+        groups.setdefault(key, []).append(transfer)
     if not groups:
         return []
     rows = [["crosses", "per", "values", "bytes", "between hosts", "inside hosts", "methods"]]
-    for (when, source, target), numbers in sorted(groups.items()):
-        reshards = [view.reshards[number] for number in numbers]
-        known = [reshard for reshard in reshards if reshard]
-        methods = Counter(reshard.method for reshard in known)
-        targets = [step.target for n in numbers if isinstance(step := program.steps[n], Transfer)]
-        complete = len(known) == len(reshards)
+    for (per, source, target), transfers in sorted(groups.items()):
+        methods = Counter(transfer.method for transfer in transfers if transfer.method)
         rows.append(
             [
                 f"{source} -> {target}",
-                when,
-                str(len(numbers)),
-                size_text(sum(view.bytes(value) for value in targets)),
-                size_text(sum(reshard.slow_bytes for reshard in known)) if complete else "-",
-                size_text(sum(reshard.fast_bytes for reshard in known)) if complete else "-",
+                per,
+                str(len(transfers)),
+                size_text(sum(transfer.bytes for transfer in transfers)),
+                _total([transfer.slow_bytes for transfer in transfers]),
+                _total([transfer.fast_bytes for transfer in transfers]),
                 ", ".join(f"{m} {n}" for m, n in methods.most_common()) or "not decided yet",
             ]
         )
     return _aligned(rows, left=(0, 1, 6))
 
 
+def _total(sizes: Sequence[int | None]) -> str:
+    known = [size for size in sizes if size is not None]
+    return size_text(sum(known)) if len(known) == len(sizes) else "-"
+
+
 def _limits(view: _View) -> list[str]:
-    plan, stages = view.program.plan, view.stages
-    batches, count = plan.num_micro_batches, len(stages)
+    report, stages = view.report, view.report.stages
+    batches, count = report.num_micro_batches, len(stages)
     lines = ["what limits it"]
     total = sum(stage.seconds for stage in stages)
     slowest = max(stages, key=lambda stage: stage.seconds)
     if count > 1 and total:
-        lines.append(f"  {_balance(slowest, total, count)}")
+        lines.append(f"  {_balance(stages, slowest, total)}")
     lines.append(f"  {_bubble(count, batches)}")
-    if plan.predicted_step_seconds and total:
+    if report.predicted_step_seconds and total:
         word = "compute" if count == 1 else "slowest stage"
         parts = [
-            (batches * slowest.seconds, f"{word} ({batches} x {_seconds(slowest.seconds)})"),
+            (batches * slowest.seconds, f"{word} ({batches} x {seconds_text(slowest.seconds)})"),
             (total - slowest.seconds, "fill and drain"),
         ]
-        lines.append(f"  {_step_seconds(plan.predicted_step_seconds, parts)}")
-    if view.cluster and any(stage.peak_bytes for stage in stages):
-        memory = view.cluster.device.memory
+        lines.append(f"  {_step_seconds(report.predicted_step_seconds, parts)}")
+    lines += [f"  {line}" for line in _inside_meshes(report)]
+    memory = report.memory_bytes
+    if memory and any(stage.peak_bytes for stage in stages):
         fullest = max(stages, key=lambda stage: stage.peak_bytes or 0)
         free = memory - (fullest.peak_bytes or 0)
         lines.append(
-            f"  memory: stage {fullest.number} is the fullest; {size_text(free)} of "
+            f"  memory: stage {stages.index(fullest)} is the fullest; {size_text(free)} of "
             f"{size_text(memory)} per device stay free ({_percent(free / memory)})"
         )
     lines += [
-        f"  stage {stage.number} holds {size_text(stage.state_bytes)} of state per device, more "
+        f"  stage {number} holds {size_text(stage.state_bytes)} of state per device, more "
         "than its predicted peak, which assumes an even split"
-        for stage in stages
+        for number, stage in enumerate(stages)
         if stage.peak_bytes is not None and stage.state_bytes > stage.peak_bytes
     ]
     return lines
 
 
+def _inside_meshes(report: PlanReport) -> list[str]:
+    """Of the mesh that is busy for longest, what its compute does not explain."""
+    if report.solver is None:
+        return []
+    busiest = max(report.solver.meshes, key=lambda solved: solved.objective)
+    stage = next(stage for stage in report.stages if stage.mesh == busiest.mesh)
+    compute = report.num_micro_batches * stage.seconds + stage.update_seconds
+    rest = busiest.objective - compute
+    if rest < 0.005 * busiest.objective:
+        return []
+    return [
+        f"inside {busiest.mesh}: {_percent(rest / busiest.objective)} of "
+        f"{seconds_text(busiest.objective)} per step are collectives and work that devices repeat"
+    ]
+
+
 def _bubble(stages: int, batches: int) -> str:
     if stages == 1:
-        return "one stage: no pipeline, so no bubble"
+        text = "one stage: no pipeline, so no bubble"
+        return f"{text}; {_ONE_MICRO_BATCH}" if batches == 1 else text
     bubble = (stages - 1) / (stages - 1 + batches)
-    text = f"pipeline bubble: (S-1)/(S-1+B) = {_percent(bubble)} with S={stages} stages and "
+    text = f"pipeline bubble: (S-1)/(S-1+B) = {_percent(bubble)} with S={stages} stages"
     if batches == 1:
-        return f"{text}one micro-batch: the stages wait for one another, only memory is gained"
+        return f"{text}; {_ONE_MICRO_BATCH}"
     more = (stages - 1) / (stages - 1 + 4 * batches)
-    return f"{text}B={batches} micro-batches; {4 * batches} would make it {_percent(more)}"
+    return f"{text} and B={batches} micro-batches; {4 * batches} would make it {_percent(more)}"
 
 
-def _balance(slowest: _Stage, total: float, count: int) -> str:
-    share = slowest.seconds / total
+def _balance(stages: Sequence[StageReport], slowest: StageReport, total: float) -> str:
+    share, count, longest = slowest.seconds / total, len(stages), seconds_text(slowest.seconds)
     if share * count < 1.005:
-        return f"the stages are balanced: each takes {_seconds(slowest.seconds)} per micro-batch"
+        return f"the stages are balanced: each takes {longest} per micro-batch"
     return (
-        f"stage {slowest.number} is the slowest: {_seconds(slowest.seconds)} of {_seconds(total)} "
+        f"stage {stages.index(slowest)} is the slowest: {longest} of {seconds_text(total)} "
         f"per micro-batch, {_percent(share)} where {_percent(1 / count)} would be even"
     )
 
@@ -370,10 +317,10 @@ def _step_seconds(step: float, parts: Sequence[tuple[float, str]]) -> str:
     rest = step - sum(seconds for seconds, _ in parts)
     shares = [
         f"{_percent(seconds / step)} {text}"
-        for seconds, text in [*parts, (rest, "transfers and update")]
+        for seconds, text in [*parts, (rest, "communication and update")]
         if seconds > 1e-4 * step
     ]
-    return f"step {_seconds(step)} = {' + '.join(shares)}"
+    return f"step {seconds_text(step)} = {' + '.join(shares)}"
 
 
 def _roles(view: _View) -> list[str]:
@@ -452,7 +399,8 @@ def _percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Seconds as people read them: 2.4 ms."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= 0.9995 * size:
             return f"{seconds / size:.3g} {unit}"

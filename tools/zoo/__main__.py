@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from alpa.tools import zoo
+from alpa.tools.output import until_the_reader_goes
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,13 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     if options.list:
-        print(f"{'name':<18}{'parameters':>16}{'global batch':>14}")
-        for name in zoo.names():
-            program = zoo.get(name)
-            print(
-                f"{name:<18}{program.num_parameters():>16,}{program.global_batch_size:>14}",
-                flush=True,
-            )
+        with until_the_reader_goes():
+            _list()
         return 0
     if options.name is None:
         parser.error("which program? --list names them")
@@ -41,10 +37,22 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if options.output is None:
-        sys.stdout.write(text)
+        with until_the_reader_goes():
+            sys.stdout.write(text)
     else:
         options.output.write_text(text)
     return 0
+
+
+def _list() -> None:
+    """Prints a line for each program, as soon as it is known."""
+    print(f"{'name':<18}{'parameters':>16}{'global batch':>14}")
+    for name in zoo.names():
+        program = zoo.get(name)
+        print(
+            f"{name:<18}{program.num_parameters():>16,}{program.global_batch_size:>14}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,289 @@
+"""The roles of arguments and results from a TOML file, for programs that do not carry them.
+
+    [arguments]
+    "0-15" = "state"                        # a number, a range of numbers,
+    "batch['x']" = "batch"                  # a name,
+    "params*" = "constant"                  # or all names that begin so
+    17 = { role = "batch", batch_dim = 1 }  # dimension 0 unless it is said
+
+    [results]
+    "0-15" = "state:0-15"                   # the new values of these arguments, in their order
+    "result[1]" = "mean"                    # or "sum", "last", "concat:0"
+
+Names of arguments are those of their locations, names of results their `jax.result_info`: jax
+writes them with `lower(...).as_text(debug_info=True)`. What the file says replaces what the program
+says; what it leaves out stays.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from alpa.dialects import func, ir, main_function
+from alpa.dialects.attributes import (
+    Argument,
+    Result,
+    ResultRole,
+    Role,
+    read_arguments,
+    read_results,
+    write_interface,
+)
+
+_RESULT_INFO = "jax.result_info"
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_ENTRY = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[\w-]+)\s*[=.]""")
+_HEADER = re.compile(r"\s*\[\s*(\w+)\s*\]")
+
+
+class RolesError(ValueError):
+    """A file of roles cannot be used: `file:line: error: message`."""
+
+    def __init__(self, path: str, line: int, message: str) -> None:
+        super().__init__(f"{path}:{line}: error: {message}" if line else f"{path}: {message}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    line: int
+    selector: str
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolesFile:
+    """What a file says about arguments and results, not yet held against a program."""
+
+    path: str
+    arguments: tuple[_Entry, ...]
+    results: tuple[_Entry, ...]
+
+    @classmethod
+    def read(cls, path: str | Path) -> RolesFile:
+        """Reads a file.
+
+        Raises:
+            RolesError: it cannot be read, is not TOML, or has another table than these two.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise RolesError(str(path), 0, f"error: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise RolesError(str(path), 0, "error: a file of roles is UTF-8 text") from error
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: str, path: str) -> RolesFile:
+        """As `read`, from the text; `path` is for messages only."""
+        try:
+            tables = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            at = re.search(r" \(at line (\d+), column \d+\)", str(error))
+            line = int(at[1]) if at else text.count("\n") + 1
+            message = re.sub(r" \(at .*\)", "", str(error))
+            raise RolesError(path, line, f"not valid TOML: {message}") from error
+        lines = _lines(text)
+        for name, table in tables.items():
+            if name not in ("arguments", "results") or not isinstance(table, dict):
+                line = lines.get((name,), lines.get(("", name), 1))
+                raise RolesError(path, line, f"{name!r} is neither [arguments] nor [results]")
+
+        def entries(name: str) -> tuple[_Entry, ...]:
+            table = cast("dict[str, Any]", tables.get(name, {}))
+            return tuple(
+                _Entry(line=lines.get((name, key), 1), selector=key, value=value)
+                for key, value in table.items()
+            )
+
+        return cls(path=path, arguments=entries("arguments"), results=entries("results"))
+
+    def apply(self, module: ir.Module) -> None:
+        """Writes `alpa.role`, `alpa.batch_dim` and `alpa.result` on @main.
+
+        Raises:
+            RolesError: an entry names what the program has not, names something twice, or gives a
+                role that does not fit; with its line.
+            ValueError: the program has no public function, or a malformed role of its own.
+        """
+        function = main_function(module)
+        reader = _Applier(self.path, function)
+        arguments, results = read_arguments(function), read_results(function)
+        for entry, number in reader.each(self.arguments, reader.arguments):
+            arguments[number] = reader.argument(entry, arguments[number], number)
+        for entry, number in reader.each(self.results, reader.results):
+            results[number] = reader.result(entry, results[number], number)
+        with module.context:
+            write_interface(function, arguments, results)
+
+
+def _lines(text: str) -> dict[tuple[str, ...], int]:
+    """The line (from 1) of each table, and of each key by its table."""
+    lines: dict[tuple[str, ...], int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            table = header[1]
+            lines.setdefault((table,), number)
+        elif entry := _ENTRY.match(line):
+            # TOML itself says what a quoted key means.
+            (key,) = tomllib.loads(f"{entry[1]} = 0")
+            lines.setdefault((table, key), number)
+    return lines
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Arguments or results of @main: their names, where the program has them, and types."""
+
+    noun: str
+    names: Sequence[str | None]
+    types: Sequence[ir.Type]
+
+    def select(self, selector: str) -> list[int]:
+        """The numbers that a selector means. Raises ValueError where there is none."""
+        if selector.isascii() and (match := _RANGE.fullmatch(selector)):
+            first = int(match[1])
+            last = first if match[2] is None else int(match[2])
+            if last < first:
+                raise ValueError(f"{selector} is no range: its end comes before its start")
+            if last >= len(self.names):
+                raise ValueError(
+                    f"there is no {self.noun} {last}; @main has {len(self.names)} {self.noun}s, "
+                    "counted from 0"
+                )
+            return list(range(first, last + 1))
+        prefix = selector.removesuffix("*")
+        found = [
+            number
+            for number, name in enumerate(self.names)
+            if name is not None
+            if name == selector or (prefix != selector and name.startswith(prefix))
+        ]
+        if found:
+            return found
+        known = [name for name in self.names if name is not None]
+        if not known:
+            raise ValueError(
+                f"no {self.noun} is called {selector}: the program has no names of its "
+                f"{self.noun}s; use numbers, or keep the names (debug_info=True in jax)"
+            )
+        shown = ", ".join(known[:4]) + (", ..." if len(known) > 4 else "")
+        raise ValueError(f"no {self.noun} is called {selector}; there are {shown}")
+
+
+class _Applier:
+    """Holds the entries of a file against a program."""
+
+    def __init__(self, path: str, function: func.FuncOp) -> None:
+        self._path = path
+        block = function.entry_block
+        locations = [argument.location for argument in block.arguments]
+        self.arguments = _Names(
+            "argument",
+            [place.name_str if isinstance(place, ir.NameLoc) else None for place in locations],
+            [argument.type for argument in block.arguments],
+        )
+        types = list(function.type.results)
+        attrs = function.attributes.get("res_attrs")
+        infos = [None] * len(types) if attrs is None else [_info(a) for a in ir.ArrayAttr(attrs)]
+        self.results = _Names("result", infos, types)
+
+    def each(self, entries: Sequence[_Entry], names: _Names) -> list[tuple[_Entry, int]]:
+        """Each number that an entry names, with the entry."""
+        found: dict[int, _Entry] = {}
+        for entry in entries:
+            try:
+                numbers = names.select(entry.selector)
+            except ValueError as error:
+                raise self._error(entry, str(error)) from error
+            for number in numbers:
+                if number in found:
+                    raise self._error(
+                        entry,
+                        f"{names.noun} {number} has a role from line {found[number].line} already",
+                    )
+                found[number] = entry
+        return [(entry, number) for number, entry in found.items()]
+
+    def argument(self, entry: _Entry, old: Argument, number: int) -> Argument:
+        value = {"role": entry.value} if isinstance(entry.value, str) else entry.value
+        if not isinstance(value, dict) or not set(value) <= {"role", "batch_dim"}:
+            raise self._error(
+                entry, 'expected a role such as "state", or { role = "batch", batch_dim = 1 }'
+            )
+        table = cast("dict[str, Any]", value)
+        role, dim = table.get("role"), table.get("batch_dim")
+        if role not in get_args(Role):
+            raise self._error(entry, f"the role is {role!r}; expected {', '.join(get_args(Role))}")
+        if role != "batch":
+            if dim is not None:
+                raise self._error(entry, f"batch_dim belongs to the role batch, not to {role}")
+            return replace(old, role=role, batch_dim=None)
+        dim = 0 if dim is None else dim
+        if not isinstance(dim, int) or isinstance(dim, bool):
+            raise self._error(entry, f"batch_dim is {dim!r}; expected the number of a dimension")
+        self._check_dim(entry, self.arguments, number, dim)
+        return replace(old, role="batch", batch_dim=dim)
+
+    def result(self, entry: _Entry, old: Result, number: int) -> Result:
+        text = entry.value
+        if not isinstance(text, str):
+            raise self._error(entry, f'the role is {text!r}; expected a text such as "mean"')
+        kind, _, which = text.partition(":")
+        if kind == "state" and which:
+            return replace(old, role=ResultRole("state", self._state(entry, which, number)))
+        try:
+            role = ResultRole.parse(text)
+        except ValueError as error:
+            raise self._error(
+                entry,
+                f"the role is {text!r}; expected concat:<dim>, mean, sum, last or "
+                "state:<arguments>",
+            ) from error
+        if role.kind == "concat":
+            self._check_dim(entry, self.results, number, role.index or 0)
+        return replace(old, role=role)
+
+    def _state(self, entry: _Entry, which: str, number: int) -> int:
+        """The argument whose new value a result is."""
+        try:
+            news, olds = self.results.select(entry.selector), self.arguments.select(which)
+        except ValueError as error:
+            raise self._error(entry, str(error)) from error
+        if len(news) != len(olds):
+            raise self._error(
+                entry,
+                f"{entry.selector} is {len(news)} result(s), {which} is {len(olds)} argument(s); "
+                "each result is the new value of one argument",
+            )
+        old = olds[news.index(number)]
+        before, after = self.arguments.types[old], self.results.types[number]
+        if before != after:
+            raise self._error(
+                entry,
+                f"result {number} is {after} and cannot be the new value of argument {old}, "
+                f"which is {before}",
+            )
+        return old
+
+    def _check_dim(self, entry: _Entry, names: _Names, number: int, dim: int) -> None:
+        type_ = names.types[number]
+        rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
+        if not 0 <= dim < rank:
+            raise self._error(
+                entry, f"{names.noun} {number} is {type_}, which has no dimension {dim}"
+            )
+
+    def _error(self, entry: _Entry, message: str) -> RolesError:
+        return RolesError(self._path, entry.line, message)
+
+
+def _info(attrs: ir.Attribute) -> str | None:
+    known = ir.DictAttr(attrs)
+    return ir.StringAttr(known[_RESULT_INFO]).value if _RESULT_INFO in known else None

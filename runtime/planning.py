@@ -1,0 +1,208 @@
+"""Plans one program: the passes of `alpa` one by one, with their seconds, and the schedule.
+
+    clock = Clock()
+    planned = plan(parse_file("step.mlir"), Settings(cluster="cpu:2x4"), clock)
+    planned.plan.predicted_step_seconds, clock.seconds["ilp-shard-annotate"]
+
+**Which schedule.** 1F1B keeps at most as many micro-batches in flight as GPipe on each stage, and
+both run the same work in as many rounds. So what GPipe can do within the memory, 1F1B can do as
+well: it is planned first, and if it cannot be planned, neither can GPipe. With one micro-batch or
+one stage the two take the same time, and GPipe is not planned. Else GPipe's stages are cut as well;
+only where `stage-mesh-partition` predicts a shorter step for them is it planned to the end, and
+kept if its step is still the shorter one.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from alpa import passes
+from alpa.dialects import ir, main_function
+from alpa.dialects.attributes import Plan, Schedule, read_meshes
+from alpa.passes import pipeline
+from alpa.passes.analysis.plan_report import PlanReport
+from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
+from alpa.passes.pipelines.text import element_text
+from alpa.passes.sharding.baselines import Intra
+
+Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
+
+_SHARED = pipeline.PIPELINES["alpa"][:2]
+"""The passes that know neither cluster nor schedule."""
+
+
+class PlanningError(Exception):
+    """A program cannot be planned; `str` is what a compiler would print."""
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+        super().__init__("\n".join(map(str, diagnostics)))
+        self.diagnostics = diagnostics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to plan for; `inter` and `intra` restrict the search to a baseline of the paper."""
+
+    cluster: str
+    num_micro_batches: int = 1
+    schedule: Literal["auto"] | Schedule = "auto"
+    intra: Intra = "auto"
+    inter: Inter = "auto"
+
+    def options(self, schedule: Schedule) -> dict[str, str]:
+        """The options of the passes, by their names with dashes."""
+        inter: dict[Inter, dict[str, str]] = {
+            "auto": {},
+            "none": {"num-stages": "1"},
+            "equal-layers": {"equal-layers": "true"},
+            "equal-ops": {"clustering": "equal-ops"},
+        }
+        return {
+            "cluster": self.cluster,
+            "num-micro-batches": str(self.num_micro_batches),
+            "schedule": schedule,
+            "intra": self.intra,
+            **inter[self.inter],
+        }
+
+    def check(self) -> None:
+        """Raises PlanningError where an option is asked for that no pass has."""
+        kinds = [pipeline.load_pass(name) for name in pipeline.PIPELINES["alpa"]]
+        known = {name for kind in kinds for name in kind.option_fields()}
+        for name, value in self.options("1f1b").items():
+            if name not in known:
+                problem = f"no pass has an option {name} that could be {value}"
+                raise PlanningError((Diagnostic("error", Place("alpa"), problem),))
+
+
+class Clock:
+    """Adds up the seconds of phases by name; `on_phase` hears when one begins."""
+
+    def __init__(self, on_phase: Callable[[str], None] = lambda _: None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._on_phase = on_phase
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """One phase, also where it ends by an exception."""
+        self._on_phase(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A planned module, and what the passes remarked on the way."""
+
+    module: ir.Module
+    plan: Plan
+    remarks: tuple[Diagnostic, ...]
+
+    def report(self, clock: Clock) -> PlanReport:
+        """The plan in numbers, with the seconds of all phases until now."""
+        with clock.phase("report"):
+            report = PlanReport.of(self.module)
+        return report.searched(clock.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Draft:
+    """A module on its way through the passes. Every step works on a copy."""
+
+    module: ir.Module
+    settings: Settings
+    clock: Clock
+    remarks: tuple[Diagnostic, ...] = ()
+
+    def after(self, names: tuple[str, ...], schedule: Schedule) -> _Draft:
+        """What these passes make of it. Raises PlanningError."""
+        buffer = io.BytesIO()
+        self.module.operation.write_bytecode(buffer)
+        copy = ir.Module.parse(buffer.getvalue(), self.module.context)
+        remarks = list(self.remarks)
+        for name in names:
+            remarks += _run(name, self.settings.options(schedule), copy, self.clock)
+        return replace(self, module=copy, remarks=tuple(remarks))
+
+    @property
+    def plan(self) -> Plan:
+        """The plan as it is now; after `stage-mesh-partition`."""
+        return Plan.read(main_function(self.module)) or Plan()
+
+    def planned(self) -> Planned:
+        return Planned(module=self.module, plan=self.plan, remarks=self.remarks)
+
+
+def clustered(module: ir.Module, settings: Settings, clock: Clock) -> ir.Module:
+    """A copy of a program, cut into layers.
+
+    Raises:
+        PlanningError: a pass cannot go on, or none has an option that is asked for.
+    """
+    settings.check()
+    return _Draft(module=module, settings=settings, clock=clock).after(_SHARED, "1f1b").module
+
+
+def plan(module: ir.Module, settings: Settings, clock: Clock) -> Planned:
+    """Plans a program, which stays as it is.
+
+    Raises:
+        PlanningError: a pass cannot go on, or none has an option that is asked for.
+    """
+    return plan_clustered(clustered(module, settings, clock), settings, clock)
+
+
+def plan_clustered(module: ir.Module, settings: Settings, clock: Clock) -> Planned:
+    """As `plan`, for what `clustered` made."""
+    return _scheduled(_Draft(module=module, settings=settings, clock=clock))
+
+
+def _scheduled(draft: _Draft) -> Planned:
+    """The plan under the schedule that is asked for, or the better one (see above)."""
+    cut, *rest = pipeline.PIPELINES["alpa"][len(_SHARED) :]
+    settings = draft.settings
+    first: Schedule = "1f1b" if settings.schedule == "auto" else settings.schedule
+    stages = draft.after((cut,), first)
+    best = stages.after(tuple(rest), first).planned()
+    if settings.schedule != "auto" or settings.num_micro_batches == 1:
+        return best
+    if len(read_meshes(main_function(best.module))) == 1:
+        return best
+    try:
+        other = draft.after((cut,), "gpipe")
+        if other.plan.predicted_step_seconds >= stages.plan.predicted_step_seconds:
+            return best
+        planned = other.after(tuple(rest), "gpipe").planned()
+    except PlanningError:
+        return best  # It does not fit into memory.
+    faster = planned.plan.predicted_step_seconds < best.plan.predicted_step_seconds
+    return planned if faster else best
+
+
+def _run(name: str, options: dict[str, str], module: ir.Module, clock: Clock) -> list[Diagnostic]:
+    """Runs one pass in place; its remarks. Raises PlanningError."""
+    known = pipeline.load_pass(name).option_fields()
+    text = element_text(name, {key: value for key, value in options.items() if key in known})
+    said: list[Diagnostic] = []
+
+    def remark(location: ir.Location, message: str) -> None:
+        said.append(Diagnostic("remark", place_of(location), message))
+
+    with clock.phase(name), listening(module.context, said.append):
+        try:
+            passes.run(module, text, on_remark=remark)
+        except ir.MLIRError as error:
+            problems = [one for one in said if one.severity in ("error", "note")]
+            raise PlanningError(
+                tuple(problems) or (Diagnostic("error", Place(name), error.message),)
+            ) from error
+    return said

@@ -1,0 +1,348 @@
+"""`alpa-plan`: finds how to run a program on a cluster, and says what comes of it.
+
+    alpa-plan step.mlir --cluster h100:1x8 -o planned.mlir
+    alpa-plan zoo:gpt-2.6b --cluster v100-16gb:8x8 --json plan.json
+
+The passes of `alpa` run one after the other; on a terminal, standard error shows which, and for how
+long. Then the plan's table is printed (`alpa.tools.plan_table`). A file is taken to be at the size
+of one micro-batch. A program of the zoo is lowered at that size, for as many micro-batches as are
+asked for, or for those numbers among which the best one is looked for.
+
+The exit status is 0, or 1 where anything was wrong; what was wrong goes to standard error as
+`file:line:column: error: message`, and no table is printed then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from alpa import passes
+from alpa.dialects import ir, make_context, parse, parse_file
+from alpa.dialects.attributes import Schedule
+from alpa.passes.analysis.roles_file import RolesError, RolesFile
+from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening
+from alpa.passes.sharding.baselines import Intra
+from alpa.runtime.micro_batches import Attempt, best_number, divisors
+from alpa.runtime.planning import Clock, Inter, Planned, PlanningError, Settings, plan
+from alpa.tools import zoo
+from alpa.tools.output import until_the_reader_goes
+from alpa.tools.plan_table import plan_table, seconds_text
+from alpa.tools.zoo import TrainingProgram
+
+_ZOO = "zoo:"
+_TICK = 0.2  # seconds between two lines of progress
+_CLEAR = "\r\x1b[K"
+_EXAMPLES = """\
+examples:
+  alpa-plan step.mlir --cluster h100:1x8 --num-micro-batches 16 -o planned.mlir
+  alpa-plan zoo:gpt-2.6b --cluster v100-16gb:8x8 --json plan.json
+  alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 32 --intra data-parallel --inter none
+"""
+
+
+class _CommandError(Exception):
+    """The command cannot be carried out; the message is all that there is to say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    """A plan, and what else was tried on the way to it."""
+
+    planned: Planned
+    attempts: tuple[Attempt, ...] = ()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        _process(options)
+    except (_CommandError, ClusterError) as error:
+        _say(f"alpa-plan: error: {error}")
+    except RolesError as error:
+        _say(str(error))
+    except PlanningError as error:
+        for diagnostic in error.diagnostics:
+            _say(str(_placed(diagnostic, options.program)))
+    except KeyboardInterrupt:
+        _say("alpa-plan: error: interrupted")
+    else:
+        return 0
+    return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(1, f"{self.format_usage()}alpa-plan: error: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="alpa-plan",
+        description="Finds pipeline stages, meshes and shardings for a training step, and prints "
+        "the plan with what it is predicted to take.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("program", metavar="FILE|zoo:NAME", help="StableHLO, text or bytecode, or a zoo program")
+    add("--cluster", required=True, metavar="C", help="preset:HOSTSxDEVICES, or a TOML file")
+    add(
+        "--num-micro-batches",
+        type=_count_or_auto,
+        metavar="N",
+        help="forward and backward runs per update; default: 1 for a file, which is taken to be "
+        "at the size of one; for zoo programs auto, the best of those that divide the batch",
+    )
+    add(
+        "--batch-size",
+        type=_count,
+        metavar="N",
+        help="samples per step, of zoo programs; default: that of the model's paper",
+    )
+    add(
+        "--schedule",
+        choices=["auto", *get_args(Schedule)],
+        default="auto",
+        help="order of the micro-batches; auto: the faster one; default: auto",
+    )
+    add(
+        "--intra",
+        choices=get_args(Intra),
+        default="auto",
+        help="inside a mesh: the whole space, or what a baseline does; default: auto",
+    )
+    add(
+        "--inter",
+        choices=get_args(Inter),
+        default="auto",
+        help="between meshes: the whole space, one stage, or stages of equal layers or layers of "
+        "equal numbers of contractions; default: auto",
+    )
+    add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
+    add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
+    add("--json", type=Path, metavar="PLAN.json", help="where to write its numbers")
+    add("--export", type=Path, metavar="DIR", help="where to write each stage's module for XLA")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _count_or_auto(text: str) -> int | str:
+    return text if text == "auto" else _count(text)
+
+
+# What argparse calls the type in its messages.
+_count.__name__ = "whole number"
+_count_or_auto.__name__ = "whole number or auto"
+
+
+def _process(options: argparse.Namespace) -> None:
+    """Raises _CommandError, ClusterError, RolesError, PlanningError."""
+    Cluster.parse(options.cluster)
+    for path in (options.output, options.json):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise _CommandError(f"cannot write {path}: there is no folder {path.parent}")
+    if options.export is not None and options.export.exists() and not options.export.is_dir():
+        raise _CommandError(f"cannot write into {options.export}: it is no folder")
+    roles = None if options.roles is None else RolesFile.read(options.roles)
+    settings = Settings(
+        cluster=options.cluster,
+        schedule=options.schedule,
+        intra=options.intra,
+        inter=options.inter,
+    )
+    settings.check()
+    with _progress() as clock:
+        if options.program.startswith(_ZOO):
+            result = _plan_zoo(options, settings, roles, clock)
+        else:
+            result = _plan_file(options, settings, roles, clock)
+        report = result.planned.report(clock)
+        table = plan_table(result.planned.module, report)
+        _write_outputs(options, result.planned, report.to_json(), clock)
+    for remark in result.planned.remarks:
+        _say(str(_placed(remark, options.program)))
+    with until_the_reader_goes():
+        print(table)
+        if len(result.attempts) > 1:
+            print("\n".join(_tried(result.attempts, report.num_micro_batches)), end="\n\n")
+        print(f"search: {report.search_seconds:.2f} s ({_phases(report.phases)})")
+
+
+def _plan_file(
+    options: argparse.Namespace, settings: Settings, roles: RolesFile | None, clock: Clock
+) -> _Result:
+    if options.num_micro_batches == "auto":
+        raise _CommandError(
+            "--num-micro-batches auto lowers the program anew for each number, which a file cannot "
+            "be; say how many micro-batches of its size a step has"
+        )
+    if options.batch_size is not None:
+        raise _CommandError(
+            "--batch-size is for zoo programs; a file is at the size of one micro-batch, "
+            "--num-micro-batches says how many there are"
+        )
+    with clock.phase("parse"):
+        module = _read(options.program)
+    if roles is not None:
+        roles.apply(module)
+    number = options.num_micro_batches or 1
+    return _Result(planned=plan(module, replace(settings, num_micro_batches=number), clock))
+
+
+def _plan_zoo(
+    options: argparse.Namespace, settings: Settings, roles: RolesFile | None, clock: Clock
+) -> _Result:
+    name = options.program.removeprefix(_ZOO)
+    if roles is not None:
+        raise _CommandError(f"--roles is for files; {options.program} has its roles")
+    try:
+        program = zoo.get(name)
+    except ValueError as error:
+        raise _CommandError(str(error)) from error
+    batch = options.batch_size or program.global_batch_size
+    numbers = divisors(batch)
+    number = options.num_micro_batches
+    if number not in (None, "auto"):
+        if number not in numbers:
+            near = sorted(numbers, key=lambda n: abs(n - number))[:2]
+            raise _CommandError(
+                f"a batch of {batch} samples cannot be cut into {number} equal micro-batches; "
+                f"{' and '.join(map(str, sorted(near)))} divide it"
+            )
+        numbers = [number]
+    found = best_number(numbers, lambda n: _lowered(program, batch // n), settings, clock)
+    return _Result(planned=found.planned, attempts=found.attempts)
+
+
+def _lowered(program: TrainingProgram, micro_batch_size: int) -> ir.Module:
+    try:
+        return parse(program.lower(micro_batch_size))
+    except ValueError as error:
+        # Some models want their batch to divide evenly inside.
+        raise PlanningError((Diagnostic("error", Place("-"), str(error)),)) from error
+
+
+def _read(file: str) -> ir.Module:
+    """Parses a file. Raises PlanningError."""
+    try:
+        with open(file, "rb"):
+            pass  # MLIR's own message for a file that cannot be read names no reason.
+    except OSError as error:
+        problem = Diagnostic("error", Place(file), error.strerror or str(error))
+        raise PlanningError((problem,)) from error
+    context = make_context()
+    said: list[Diagnostic] = []
+    with listening(context, said.append):
+        try:
+            return parse_file(file, context)
+        except ir.MLIRError as error:
+            problem = Diagnostic("error", Place(file), error.message)
+            raise PlanningError(tuple(said) or (problem,)) from error
+
+
+def _placed(diagnostic: Diagnostic, program: str) -> Diagnostic:
+    """In the text of a zoo program, which nobody has seen, no place says anything."""
+    if diagnostic.place.file not in ("-", "unknown"):
+        return diagnostic
+    return replace(diagnostic, place=Place(program))
+
+
+def _write_outputs(
+    options: argparse.Namespace, planned: Planned, json_text: str, clock: Clock
+) -> None:
+    """Writes what is asked for. The module is exported in place, last. Raises _CommandError."""
+    try:
+        if options.output is not None:
+            options.output.write_text(f"{planned.module.operation.get_asm()}\n", encoding="utf-8")
+        if options.json is not None:
+            options.json.write_text(f"{json_text}\n", encoding="utf-8")
+        if options.export is not None:
+            with clock.phase("export-stages"):
+                _export(planned.module, options.export)
+    except OSError as error:
+        raise _CommandError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def _export(module: ir.Module, folder: Path) -> None:
+    """Writes the module of each fragment to a file of its name. Raises OSError, _CommandError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    said: list[Diagnostic] = []
+    with listening(module.context, said.append):
+        try:
+            passes.run(module, "export-stages")
+        except ir.MLIRError as error:
+            raise PlanningError(tuple(said)) from error
+    for op in module.body.operations:
+        if op.operation.name == "builtin.module":
+            name = ir.StringAttr(op.attributes["sym_name"]).value
+            path = folder / (re.sub(r"[^\w.-]", "_", name) + ".mlir")
+            path.write_text(f"{op.operation.get_asm()}\n", encoding="utf-8")
+
+
+def _tried(attempts: Sequence[Attempt], taken: int) -> list[str]:
+    """The numbers of micro-batches that were tried, with what became of them."""
+    lines = ["micro-batches tried"]
+    for attempt in sorted(attempts, key=lambda attempt: attempt.num_micro_batches):
+        if attempt.seconds is not None:
+            text = f"step {seconds_text(attempt.seconds)}"
+        elif attempt.problem is not None:
+            text = f"not possible: {attempt.problem.diagnostics[0].message}"
+        else:
+            text = f"skipped: takes {seconds_text(attempt.bound or 0)} at least"
+        mark = "  (taken)" if attempt.num_micro_batches == taken else ""
+        lines.append(f"  {attempt.num_micro_batches:>4}  {text}{mark}")
+    return lines
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
+
+
+@contextmanager
+def _progress() -> Generator[Clock]:
+    """A clock whose phase a terminal shows in one line that is written again and again."""
+    if not sys.stderr.isatty():
+        yield Clock()
+        return
+    start, done = time.perf_counter(), threading.Event()
+    now = ["begin"]
+
+    def show() -> None:
+        while not done.wait(_TICK):
+            line = f"{now[0]}: {time.perf_counter() - start:.1f} s"
+            print(f"{_CLEAR}{line}", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield Clock(on_phase=lambda phase: now.__setitem__(0, phase))
+    finally:
+        done.set()
+        thread.join()
+        print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
