@@ -35,53 +35,26 @@ Fails when:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import chain
 from typing import ClassVar
 
-import numpy as np
-
-from alpa.dialects import body, func, ir, mpmd, sdy, terminator, walk
+from alpa.dialects import body, func, ir, terminator
 from alpa.dialects.attributes import (
-    Argument,
-    MeshAssignment,
-    Plan,
     SolverReport,
-    read_arguments,
     read_meshes,
-    read_part,
-    read_results,
     write_solver_reports,
 )
-from alpa.dialects.mpmd_types import MeshTensor, read_topology
-from alpa.dialects.sharding import AxisRef, Sharding, set_op_shardings
-from alpa.passes.analysis.graph import type_bytes
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.plan import plan_and_cluster
 from alpa.passes.base import Pass, PassError, Remark, option
-from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.collectives import LogicalMesh
-from alpa.passes.cost.device import size_text
-from alpa.passes.cost.reshard import Layout
-from alpa.passes.sharding.baselines import Intra, StateKind, Tensors, restrict
+from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
-from alpa.passes.sharding.kept_copies import return_copies
-from alpa.passes.sharding.liveness import Held, Residence, held, op_at
-from alpa.passes.sharding.ops import Op
+from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.passes.sharding.rules import populated
-from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
-from alpa.passes.sharding.spaces import Layouts
-from alpa.passes.sharding.strategies import local_elements
-from alpa.passes.sharding.sums import deferrable, unreduced_axes
-from alpa.passes.solve.shard_problem import OutOfMemoryError, with_edges_of_usages
-
-STORAGE_WEIGHT = 1e-3
-"""What an argument's shard costs, as a part of the time to read it once: enough to break ties,
-too little to buy communication."""
+from alpa.passes.solve.shard_problem import with_edges_of_usages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +75,7 @@ class IlpShardAnnotate(Pass):
         with populated(module) as rule_of:
             batch = None if self.intra == "auto" else BatchDims(function, rule_of)
             for assignment in read_meshes(function):
-                part = _MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
+                part = MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
                 part.build()
                 if batch is not None:
                     restrict(part.graph, self.intra, batch, part.tensors())
@@ -114,7 +87,7 @@ class IlpShardAnnotate(Pass):
         peaks = tuple(report.peak_bytes for report in reports)
         replace(plan, predicted_peak_bytes=peaks).write(function)
 
-    def _solve(self, part: _MeshPart, remark: Remark) -> tuple[list[int], SolverReport]:
+    def _solve(self, part: MeshPart, remark: Remark) -> tuple[list[int], SolverReport]:
         from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
 
         graph, usages = part.graph, part.usages()
@@ -164,329 +137,6 @@ class IlpShardAnnotate(Pass):
             folded=folded,
         )
         return choice, report
-
-
-@dataclass(frozen=True)
-class _MeshPart:
-    """What of @main lives on one mesh, and its sharding problem."""
-
-    function: func.FuncOp
-    name: str
-    plan: Plan
-    graph: ShardGraph
-    landing_bandwidth: float
-    in_flight: int
-    """micro-batches whose activations are kept at a time"""
-
-    @classmethod
-    def of(
-        cls,
-        function: func.FuncOp,
-        assignment: MeshAssignment,
-        cluster: Cluster,
-        plan: Plan,
-        rule_of: RuleOf,
-        remark: Remark,
-    ) -> _MeshPart:
-        shape, hosts = assignment.logical_shape, len(assignment.hosts)
-        devices = len(assignment.devices) // hosts
-        names = tuple(axis for axis, _ in read_topology(function)[assignment.name].axes)
-        mesh = LogicalMesh.of(cluster, hosts, devices, shape, names)
-        graph = ShardGraph(mesh, cluster, rule_of, remark)
-        if cluster.hosts == 1:
-            bandwidth = cluster.intra_host.bandwidth
-        else:
-            bandwidth = cluster.inter_host.bandwidth / devices
-        in_flight = plan.num_micro_batches
-        if plan.schedule == "1f1b":
-            meshes = [other.name for other in read_meshes(function)]
-            in_flight = min(in_flight, len(meshes) - meshes.index(assignment.name))
-        return cls(function, assignment.name, plan, graph, bandwidth, in_flight)
-
-    def build(self) -> None:
-        """Adds arguments, then transfers and fragments in program order."""
-        block = body(self.function)
-        states = self._state_results
-        arguments: dict[int, Placed] = {}
-        for number, (argument, attributes) in enumerate(
-            zip(block.arguments, self._arguments, strict=True)
-        ):
-            tensor = MeshTensor.from_type(argument.type)
-            if tensor.mesh == self.name:
-                placed = self.graph.add_tensor(argument, tensor.type, given=tensor.sharding)
-                self.graph.add_costs(placed, self._storage_costs(placed, tensor.type))
-                arguments[number if attributes.input is None else attributes.input] = placed
-        for op in block.operations:
-            if isinstance(op, mpmd.TransferOp):
-                self._add_transfer(op, states, arguments)
-            elif isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
-                self._add_fragment(op, states, arguments)
-
-    def fragments(self) -> list[mpmd.FragmentOp]:
-        ops = body(self.function).operations
-        return [op for op in ops if isinstance(op, mpmd.FragmentOp) and self._is_mine(op)]
-
-    def usages(self) -> list[Held]:
-        """What this mesh holds when (`sharding/liveness.py`)."""
-        block = body(self.function)
-        arguments = self._arguments
-        donated = {
-            number if attributes.input is None else attributes.input
-            for number, attributes in enumerate(arguments)
-            if attributes.donor or attributes.aliasing_output is not None
-        }
-        new = {v for v, states in self._state_results.items() if donated & set(states)}
-        return held(
-            self.graph,
-            [
-                (value, attributes)
-                for value, attributes in zip(block.arguments, arguments, strict=True)
-                if value in self.graph.placed
-            ],
-            self.fragments(),
-            [
-                op.results[0]
-                for op in block.operations
-                if isinstance(op, mpmd.TransferOp) and op.results[0] in self.graph.placed
-            ],
-            Residence(
-                num_micro_batches=self.plan.num_micro_batches,
-                in_flight=self.in_flight,
-                donated=frozenset(new),
-            ),
-        )
-
-    def out_of_memory(self, error: OutOfMemoryError, usages: Sequence[Held]) -> PassError:
-        """A located error with what is needed, where, of what kind, and what would help."""
-        device = self.graph.cluster.device
-        least: dict[str, float] = {}
-        for one in usages:
-            if one.usage.start <= error.time < one.usage.stop:
-                least[one.kind] = least.get(one.kind, 0.0) + float(one.usage.bytes.min())
-        kinds = ", ".join(
-            f"{kind} {size_text(size)}"
-            for kind, size in sorted(least.items(), key=lambda item: -item[1])
-            if size > 0
-        )
-        return PassError(
-            op_at(self.graph.ops_of, self.fragments(), error.time),
-            f"needs at least {size_text(error.needed)} per device on {self.name}, {device.name} "
-            f"has {size_text(error.limit)}; here, cut as finely as can be: {kinds}; raise the "
-            "number of micro-batches so that each is smaller, keep fewer of them in flight "
-            "(1f1b), or add devices",
-        )
-
-    def tensors(self) -> Tensors:
-        """The arguments on this mesh and what they are for, and what its updates make."""
-        block = body(self.function)
-        states: dict[ir.Value, StateKind] = {}
-        mine: list[ir.Value] = []
-        for argument, attributes in zip(block.arguments, self._arguments, strict=True):
-            if argument not in self.graph.placed:
-                continue
-            mine.append(argument)
-            if attributes.role == "state":
-                parts = {read_part(use.owner) for use in argument.uses if _is_fragment(use.owner)}
-                states[argument] = "optimizer" if parts == {"update"} else "parameter"
-        updates = {
-            result
-            for op in self.fragments()
-            if read_part(op) == "update"
-            for inner in walk(body(op))
-            for result in inner.results
-        }
-        return Tensors(states=states, arguments=tuple(mine), updates=frozenset(updates))
-
-    def _storage_costs(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
-        """Breaks ties between layouts of an argument: slices are free, memory should be spared."""
-        seconds = type_bytes(type_) / self.graph.cluster.device.memory_bandwidth
-        return STORAGE_WEIGHT * seconds * self._shares(placed, type_)
-
-    def _shares(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
-        """The part of a tensor that a device holds, per layout."""
-        return _shares_of(tuple(type_.shape), self.graph.mesh.sizes, placed.layouts)
-
-    def _is_mine(self, op: mpmd.FragmentOp) -> bool:
-        return ir.StringAttr(op.attributes["mesh_name"]).value == self.name
-
-    @cached_property
-    def _arguments(self) -> list[Argument]:
-        """Attributes of the arguments of @main."""
-        return read_arguments(self.function)
-
-    @cached_property
-    def _state_results(self) -> dict[ir.Value, list[int]]:
-        """Which arguments of the given program a returned value is the new state of."""
-        states: dict[ir.Value, list[int]] = {}
-        returned = terminator(body(self.function)).operands
-        for value, result in zip(returned, read_results(self.function), strict=True):
-            if result.role is not None and result.role.kind == "state":
-                states.setdefault(value, []).append(result.role.index or 0)
-        return states
-
-    def _state_argument(
-        self, value: ir.Value, states: dict[ir.Value, list[int]], arguments: dict[int, Placed]
-    ) -> Placed | None:
-        """The argument on this mesh whose layout a returned state has to take."""
-        mine = [arguments[a] for a in states.get(value, ()) if a in arguments]
-        for other in mine[1:]:
-            self.graph.forbid_other_layouts(mine[0], other)
-        return mine[0] if mine else None
-
-    def _add_transfer(
-        self,
-        op: mpmd.TransferOp,
-        states: dict[ir.Value, list[int]],
-        arguments: dict[int, Placed],
-    ) -> None:
-        tensor = MeshTensor.from_type(op.results[0].type)
-        if tensor.mesh != self.name:
-            return
-        state = self._state_argument(op.results[0], states, arguments)
-        if state is not None:
-            self.graph.placed[op.results[0]] = state
-            return
-        # What lands sharded crosses the slow links once; the consumer gathers over fast ones.
-        placed = self.graph.add_tensor(op.results[0], tensor.type, open=False)
-        seconds = type_bytes(tensor.type) / self.landing_bandwidth
-        shares = self._shares(placed, tensor.type)
-        self.graph.add_costs(placed, self.plan.num_micro_batches * seconds * shares)
-
-    def _add_fragment(
-        self,
-        op: mpmd.FragmentOp,
-        states: dict[ir.Value, list[int]],
-        arguments: dict[int, Placed],
-    ) -> None:
-        weight = 1 if read_part(op) == "update" else self.plan.num_micro_batches
-        block = body(op)
-        for argument, operand in zip(block.arguments, op.operands, strict=True):
-            self.graph.placed[argument] = self.graph.placed[operand]
-        if read_part(op) == "update":
-            self._reduce_gradients(block)
-        elif read_part(op) == "backward" and self.plan.num_micro_batches > 1:
-            self.graph.deferrable |= deferrable(block, self._gradients(op))
-        self.graph.add_block(block, weight)
-        end = Op.of(terminator(block))
-        for i, (inner, outer) in enumerate(zip(end.operands, op.results, strict=True)):
-            placed = self._state_argument(outer, states, arguments)
-            if placed is None and inner in self.graph.free:
-                placed = self.graph.add_tensor(outer, inner.type)
-            if placed is None:
-                self.graph.placed[outer] = self.graph.placed[inner].closed
-                continue
-            need = placed.need
-            self.graph.placed[outer] = placed.closed
-            self.graph.operand_needs.append((end, i, need))
-            self.graph.need(inner, need, weight)
-
-    def _gradients(self, op: mpmd.FragmentOp) -> list[int]:
-        """The results that only updates on this mesh use: sums over the micro-batches."""
-        return [
-            i
-            for i, result in enumerate(op.results)
-            if list(result.uses)
-            and all(
-                isinstance(use.owner, mpmd.FragmentOp)
-                and self._is_mine(use.owner)
-                and read_part(use.owner) == "update"
-                for use in result.uses
-            )
-        ]
-
-    def _reduce_gradients(self, block: ir.Block) -> None:
-        """Reduces unreduced gradients where an update begins, once for all that it does."""
-        for argument in block.arguments:
-            placed = self.graph.placed[argument]
-            rank = ir.RankedTensorType(argument.type).rank
-            if not any(unreduced_axes(layout, rank) for layout in placed.layouts):
-                continue
-            unknown = replace(
-                Sharding.of(self.name, ((),) * rank), open_dims=frozenset(range(rank))
-            ).to_attr()
-            with ir.InsertionPoint.at_block_begin(block), argument.owner.owner.location:
-                constraint = sdy.ShardingConstraintOp(argument, unknown)
-            argument.replace_all_uses_except(constraint.result, constraint.operation)
-            self.graph.add_constraint(Op.of(constraint), weight=1)
-
-    def annotate(self, choice: Sequence[int], shardings: dict[ir.Value, Sharding]) -> None:
-        """Writes shardings on the ops of this mesh; collects those of values of @main."""
-        block = body(self.function)
-        for value in [*block.arguments, *(r for op in block.operations for r in op.results)]:
-            if value in self.graph.placed:
-                shardings[value] = self._sharding(value, self.graph.layout_of(value, choice))
-        for constraint in self.graph.constraints:
-            (value,) = constraint.results
-            sharding = self._sharding(value, self.graph.layout_of(value, choice))
-            constraint.view.attributes["sharding"] = sharding.to_attr()
-        self._reshard_operands(choice)
-        scattered = self._scatter_sums(choice)
-        for op in chain.from_iterable(self.graph.ops_of.values()):
-            if op.results:
-                layouts = scattered.get(op.results[0]) or [
-                    self.graph.layout_of(result, choice) for result in op.results
-                ]
-                set_op_shardings(op.view, tuple(map(self._sharding, op.results, layouts)))
-        return_copies(self.fragments(), shardings, self.graph.mesh)
-
-    def _reshard_operands(self, choice: Sequence[int]) -> None:
-        """Shows each change of layout as an `sdy.sharding_constraint` before its first user."""
-        made: dict[tuple[ir.Value, Layout, ir.Block], ir.Value] = {}
-        for op, i, need in self.graph.operand_needs:
-            value = op.operands[i]
-            wanted = need.layouts[choice[need.node]]
-            if self.graph.layout_of(value, choice) == wanted:
-                continue
-            key = (value, wanted, op.view.operation.block)
-            if key not in made:
-                with ir.InsertionPoint(op.view), op.view.location:
-                    made[key] = self._constraint(value, wanted).result
-            op.view.operands[i] = made[key]
-
-    def _scatter_sums(self, choice: Sequence[int]) -> dict[ir.Value, tuple[Layout, ...]]:
-        """Shows a reduce-scatter as an all-reduced result, which a constraint cuts.
-
-        Gives the layouts that these ops have themselves, by their first result.
-        """
-        computed: dict[ir.Value, tuple[Layout, ...]] = {}
-        for one in self.graph.ops:
-            strategy = one.strategy(choice)
-            if not strategy.scattered:
-                continue
-            (result,), (layout,) = one.op.results, strategy.results
-            with ir.InsertionPoint.after(one.op.view), one.op.view.location:
-                constraint = self._constraint(result, layout)
-            result.replace_all_uses_except(constraint.result, constraint.operation)
-            computed[result] = strategy.computed
-        return computed
-
-    def _constraint(self, value: ir.Value, layout: Layout) -> sdy.ShardingConstraintOp:
-        sharding = self._sharding(value, layout)
-        constraint = sdy.ShardingConstraintOp(value, sharding.to_attr())
-        set_op_shardings(constraint, (sharding,))
-        return constraint
-
-    def _sharding(self, value: ir.Value, layout: Layout) -> Sharding:
-        placed = self.graph.placed.get(value)
-        type_ = ir.RankedTensorType(value.type if placed is None else placed.type)
-        return _sharding_of(self.name, self.graph.mesh.axis_names, layout, type_.rank)
-
-
-@lru_cache(maxsize=4096)
-def _shares_of(shape: tuple[int, ...], sizes: tuple[int, ...], layouts: Layouts) -> np.ndarray:
-    whole = max(1, math.prod(shape))
-    return np.array([local_elements(shape, sizes, layout) / whole for layout in layouts])
-
-
-@lru_cache(maxsize=4096)
-def _sharding_of(mesh: str, names: tuple[str, ...], layout: Layout, rank: int) -> Sharding:
-    dims = tuple(tuple(names[a] for a in axes) for axes in layout[:rank])
-    unreduced = tuple(AxisRef(names[axis]) for axis in unreduced_axes(layout, rank))
-    return replace(Sharding.of(mesh, dims), unreduced=unreduced)
-
-
-def _is_fragment(op: ir.OpView) -> bool:
-    return isinstance(op, mpmd.FragmentOp)
 
 
 def _write_types(function: func.FuncOp, shardings: dict[ir.Value, Sharding]) -> None:

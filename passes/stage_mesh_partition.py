@@ -11,9 +11,9 @@ After:
       %1 = mpmd.transfer %0 : ...  // to the next stage's mesh; the dialect's verifier demands it
       ... }
 
-Stages, meshes and their order come from the dynamic program of the paper's eq. 2-5
-(`solve/stage_dp.py`) over the costs of `stages/cost.py`. An input that several meshes read
-is one argument for each; a state that several meshes read is returned to each.
+Stages, meshes, their logical views and their order come from the dynamic program of the paper's
+eq. 2-5 (`solve/stage_dp.py`) over costs of sharded layers (`stages/search.py`). An input that
+several meshes read is one argument for each; a state that several meshes read is returned to each.
 
 Options:
     cluster: a preset with a shape (`v100-16gb:8x8`) or a TOML file; required.
@@ -31,8 +31,10 @@ Fails when:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
 
 from alpa.dialects import body, func, ir, mpmd
 from alpa.dialects.attributes import (
@@ -50,12 +52,20 @@ from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
+from alpa.passes.stages.class_costs import ClassSolver, class_solver
 from alpa.passes.stages.cost import (
-    layer_costs,
+    boundary_bytes,
+    computation_seconds,
     layer_of,
-    stage_tables,
+    part_of,
+    transfer_seconds,
 )
+from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.merge import FragmentBuilder, Stages
+from alpa.passes.stages.search import Option, bounded, costed, views
+
+if TYPE_CHECKING:
+    from alpa.passes.solve import stage_dp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +106,13 @@ class StageMeshPartition(Pass):
         given = take_user_shardings(module, function, results, cluster, remark)
         if self.num_micro_batches > 1:
             _require_roles(function, arguments, results)
-        state = {a for a, argument in enumerate(arguments) if argument.role == "state"}
-        stages = self._stages(function, graph, state, cluster, given)
+        stages = self._stages(function, graph, cluster, given)
         shardings = given.arguments if given else {}
         FragmentBuilder(module, function, graph, arguments, results, stages, shardings).rewrite(
-            Plan(
-                num_micro_batches=self.num_micro_batches,
-                schedule=self.schedule,
+            replace(
+                self._plan(),
                 predicted_step_seconds=stages.seconds,
                 predicted_peak_bytes=stages.peak_bytes,
-                cluster=self.cluster,
             ),
             cluster,
         )
@@ -114,12 +121,9 @@ class StageMeshPartition(Pass):
         self,
         function: func.FuncOp,
         graph: Graph,
-        state: set[int],
         cluster: Cluster,
         given: UserShardings | None,
     ) -> Stages:
-        from alpa.passes.solve import placement, stage_dp  # noqa: PLC0415 - costs start-up time
-
         origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
         num_layers = 1 + max((n for o in origins if (n := layer_of(o)) is not None), default=0)
         limit = min(num_layers, cluster.num_devices)
@@ -137,63 +141,138 @@ class StageMeshPartition(Pass):
                     f"the program's shardings over @{given.name} fix one mesh of all devices, so "
                     f"{num_stages} stages are not possible; leave num-stages out, or the shardings",
                 )
-            num_stages = 1
-        costs = layer_costs(graph, state, cluster, num_layers)
+            return _one_stage(graph, cluster, given, num_layers, self.num_micro_batches)
+        plan = self._plan()
+        classes = layer_classes(
+            graph, read_arguments(function), read_results(function), num_layers, cluster, plan
+        )
+        with class_solver(classes, cluster, plan) as solver:
+            search = _Search(
+                function=function,
+                cluster=cluster,
+                plan=plan,
+                num_stages=num_stages,
+                transfers=transfer_seconds(boundary_bytes(graph, num_layers), cluster),
+                mesh_rank=int(self.mesh_rank),
+                solver=solver,
+            )
+            return search.run()
+
+    def _plan(self) -> Plan:
+        return Plan(
+            num_micro_batches=self.num_micro_batches, schedule=self.schedule, cluster=self.cluster
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """The stage DP, with the costs of those submeshes that it uses."""
+
+    function: func.FuncOp
+    cluster: Cluster
+    plan: Plan
+    num_stages: int | None
+    transfers: np.ndarray
+    mesh_rank: int
+    solver: ClassSolver
+
+    def run(self) -> Stages:
+        """The best stages and their meshes."""
+        from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
+
+        cluster = self.cluster
         try:
             submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
-            tables = stage_tables(costs, cluster, submeshes)
-            solution = stage_dp.solve(
-                stage_dp.Problem(
-                    hosts=cluster.hosts,
-                    devices_per_host=cluster.devices_per_host,
-                    submeshes=submeshes,
-                    t=tables.seconds,
-                    u=tables.update_seconds,
-                    max_in_flight=tables.max_in_flight,
-                    c=tables.transfer_seconds,
-                    num_micro_batches=self.num_micro_batches,
-                    schedule=self.schedule,
-                    num_stages=num_stages,
-                )
-            )
-        except (stage_dp.InfeasibleError, ValueError) as error:
-            raise PassError(function, str(error)) from error
-        shapes = [submeshes[stage.submesh] for stage in solution.stages]
-        places = placement.place(cluster.hosts, cluster.devices_per_host, shapes)
+        except ValueError as error:
+            raise PassError(self.function, str(error)) from error
+        (one,) = costed(self.solver, 1, 1, [(1,)])
+        options = {shape: [bounded(one, *shape)] for shape in submeshes}
+        options[1, 1] = [one]
+        whole = (cluster.hosts, cluster.devices_per_host)
+        shapes = views(*whole, self.mesh_rank)
+        if (self.num_stages == 1 or len(one.seconds) == 1) and len(shapes) == 1:
+            # One stage, on one view of all devices: there is nothing to choose.
+            options[whole] = [replace(options[whole][0], shape=shapes[0])]
+        while True:
+            flat = [option for mine in options.values() for option in mine]
+            solution = self._solve(flat)
+            chosen = [flat[stage.submesh] for stage in solution.stages]
+            unknown = {(o.hosts, o.devices) for o in chosen if o.shape is None}
+            if not unknown:
+                break
+            for shape in unknown:
+                options[shape] = costed(self.solver, *shape, views(*shape, self.mesh_rank))
+        places = placement.place(
+            cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
+        )
         meshes: list[MeshAssignment] = []
         peaks: list[int] = []
-        for s, (stage, (hosts, devices)) in enumerate(zip(solution.stages, shapes, strict=True)):
+        for s, (stage, found) in enumerate(zip(solution.stages, chosen, strict=True)):
             meshes.append(
                 MeshAssignment(
-                    name=given.name if given else f"mesh_{s}",
+                    name=f"mesh_{s}",
                     hosts=tuple(dict.fromkeys(host for host, _ in places[s])),
                     devices=tuple(h * cluster.devices_per_host + d for h, d in places[s]),
-                    logical_shape=given.mesh.sizes
-                    if given
-                    else self._logical_shape(hosts, devices),
+                    logical_shape=found.shape or (),
                 )
             )
-            in_flight = self.num_micro_batches
-            if self.schedule == "1f1b":
-                in_flight = min(in_flight, len(shapes) - s)
-            span = slice(stage.first, stage.last + 1)
-            state_bytes = costs.state_bytes[span].sum() + costs.gradient_bytes[span].sum()
-            live = in_flight * costs.activation_bytes[span].sum()
-            peaks.append(int((state_bytes + live) / (hosts * devices)))
+            in_flight = self.plan.num_micro_batches
+            if self.plan.schedule == "1f1b":
+                in_flight = min(in_flight, len(chosen) - s)
+            kept = in_flight * found.activation_bytes[stage.first, stage.last]
+            peaks.append(int(found.fixed_bytes[stage.first, stage.last] + kept))
         layer_stage = {
             layer: s
             for s, stage in enumerate(solution.stages)
             for layer in range(stage.first, stage.last + 1)
         }
-        names = tuple(name for name, _ in given.mesh.axes) if given else None
-        return Stages(layer_stage, meshes, solution.objective, tuple(peaks), names)
+        return Stages(layer_stage, meshes, solution.objective, tuple(peaks))
 
-    def _logical_shape(self, hosts: int, devices: int) -> tuple[int, ...]:
-        if hosts > 1:
-            return (hosts, devices)
-        if self.mesh_rank == "1" or devices < 4:
-            return (devices,)
-        return (2, devices // 2)
+    def _solve(self, options: Sequence[Option]) -> stage_dp.Solution:
+        from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
+
+        memory = self.cluster.device.memory
+        try:
+            return stage_dp.solve(
+                stage_dp.Problem(
+                    hosts=self.cluster.hosts,
+                    devices_per_host=self.cluster.devices_per_host,
+                    submeshes=tuple((o.hosts, o.devices) for o in options),
+                    t=np.stack([o.seconds for o in options], axis=2),
+                    u=np.stack([o.update for o in options], axis=2),
+                    max_in_flight=np.stack([o.max_in_flight(memory) for o in options], axis=2),
+                    c=self.transfers,
+                    num_micro_batches=self.plan.num_micro_batches,
+                    schedule=self.plan.schedule,
+                    num_stages=self.num_stages,
+                )
+            )
+        except (stage_dp.InfeasibleError, ValueError) as error:
+            raise PassError(self.function, str(error)) from error
+
+
+def _one_stage(
+    graph: Graph, cluster: Cluster, given: UserShardings, num_layers: int, num_micro_batches: int
+) -> Stages:
+    """All layers on the mesh that the program's shardings name, split evenly as far as is known."""
+    devices = cluster.num_devices
+    mesh = MeshAssignment(
+        name=given.name,
+        hosts=tuple(range(cluster.hosts)),
+        devices=tuple(range(devices)),
+        logical_shape=given.mesh.sizes,
+    )
+    seconds = sum(
+        computation_seconds(op, cluster)
+        * (
+            1
+            if part_of(Origin.from_attr(op.attributes["origin"])) == "update"
+            else num_micro_batches
+        )
+        for op in graph.ops
+    )
+    names = tuple(name for name, _ in given.mesh.axes)
+    return Stages(dict.fromkeys(range(num_layers), 0), [mesh], seconds / devices, (), names)
 
 
 def _require_roles(

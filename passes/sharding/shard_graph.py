@@ -245,6 +245,11 @@ class ShardGraph:
         (projected,) = self._follow_all(_backwards(rule), 0, need.layouts).results
         self.need(op.operands[0], Need(need.node, projected), weight)
 
+    def reshard_seconds(self, source: Layouts, target: Layouts, type_: ir.Type) -> np.ndarray:
+        """``[source, target]``: what it takes once to bring a tensor from one layout to another."""
+        matrix = self._matrix(source, target, type_, 1.0)
+        return np.zeros((len(source), len(target))) if matrix is None else matrix
+
     def _matrix(
         self, source: Layouts, target: Layouts, type_: ir.Type, weight: float
     ) -> np.ndarray | None:

@@ -18,6 +18,7 @@ from alpa.passes import ilp_shard_annotate
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.sharding import mesh_part
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.sharding.shard_graph import ShardGraph
 
@@ -58,7 +59,7 @@ def solved(monkeypatch) -> Solved:
         record.choices.append([choice[c] for c in node_class])
         return record.choices[-1]
 
-    monkeypatch.setattr(ilp_shard_annotate, "ShardGraph", graph)
+    monkeypatch.setattr(mesh_part, "ShardGraph", graph)
     monkeypatch.setattr(ilp_shard_annotate, "unfold", unfold)
     return record
 
@@ -243,7 +244,7 @@ def storage_seconds(function: func.FuncOp, cluster: Cluster, mesh: LogicalMesh) 
         assert tensor.sharding is not None
         shards = prod(mesh.sizes[a] for axes in layout(tensor.sharding) for a in axes)
         total += 4 * prod(tensor.type.shape) / shards / cluster.device.memory_bandwidth
-    return ilp_shard_annotate.STORAGE_WEIGHT * total
+    return mesh_part.STORAGE_WEIGHT * total
 
 
 def node_seconds(op: ir.OpView, layouts: Layouts, cluster: Cluster, mesh: LogicalMesh) -> float:
@@ -522,7 +523,7 @@ def test_the_body_of_a_loop_counts_as_often_as_it_runs(solved):
     planned(looped(10))
     few, many = solved.costs()
     # what breaks ties does not run
-    assert many == pytest.approx(2 * few, rel=ilp_shard_annotate.STORAGE_WEIGHT)
+    assert many == pytest.approx(2 * few, rel=mesh_part.STORAGE_WEIGHT)
 
 
 def test_what_runs_for_each_micro_batch_counts_as_often(solved):
@@ -533,7 +534,7 @@ def test_what_runs_for_each_micro_batch_counts_as_often(solved):
         alpa.passes.run(plan, "ilp-shard-annotate")
     once, often = solved.costs()
     # what breaks ties does not run
-    assert often == pytest.approx(4 * once, rel=ilp_shard_annotate.STORAGE_WEIGHT)
+    assert often == pytest.approx(4 * once, rel=mesh_part.STORAGE_WEIGHT)
 
 
 # Errors and remarks

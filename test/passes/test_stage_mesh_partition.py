@@ -154,7 +154,8 @@ def test_more_micro_batches_in_flight_need_more_memory() -> None:
         assert plan is not None
         return np.array(plan.predicted_peak_bytes)
 
-    one, eight, eight_1f1b = peaks("gpipe", 1), peaks("gpipe", 8), peaks("1f1b", 8)
+    one, two = peaks("gpipe", 1), peaks("gpipe", 2)
+    eight, eight_1f1b = peaks("gpipe", 8), peaks("1f1b", 8)
     assert (eight > eight_1f1b).all()
-    assert eight_1f1b[0] > one[0]
-    assert eight_1f1b[1] == one[1]  # the last stage keeps one micro-batch
+    assert eight_1f1b[0] == two[0]  # the first of two stages keeps two micro-batches
+    assert one[1] < eight_1f1b[1] < two[1]  # the last keeps one, and accumulates gradients

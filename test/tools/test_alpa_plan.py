@@ -178,7 +178,7 @@ def test_memory_that_cannot_be_enough(
     named: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = tmp_path / "small.toml"
-    cluster.write_text(SMALL.format(memory="1KiB"))
+    cluster.write_text(SMALL.format(memory="256B"))
     assert main([str(named), "--cluster", str(cluster)]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"{named}:")

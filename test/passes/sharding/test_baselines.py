@@ -16,6 +16,7 @@ from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes import ilp_shard_annotate
+from alpa.passes.sharding import mesh_part
 from alpa.passes.sharding.fold import unfold
 from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.runtime.reference import compare
@@ -138,7 +139,7 @@ def objectives(monkeypatch) -> list[float]:
         found.append(total + sum(float(m[whole[a], whole[b]]) for (a, b), m in edges))
         return whole
 
-    monkeypatch.setattr(ilp_shard_annotate, "ShardGraph", graph)
+    monkeypatch.setattr(mesh_part, "ShardGraph", graph)
     monkeypatch.setattr(ilp_shard_annotate, "unfold", cost)
     return found
 

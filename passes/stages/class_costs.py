@@ -1,0 +1,314 @@
+"""What equal layers cost on a mesh once they are sharded: the numbers behind t_intra.
+
+For one logical mesh, the sharding problems of all classes of layers (`layer_classes.py`) and the
+resharding between them are one integer linear program, in which equal layers take equal choices.
+It is as large as one layer of each class, however many layers there are. Its choice gives each
+layer's seconds and bytes, and each link's seconds; a stage is a sum of these. What a stage could
+save at its ends, where nothing needs to match a neighbour, is left out: the sum is what some choice
+really costs.
+
+A price per byte that stays (states, gradient accumulators, activations in flight) makes the same
+program find choices that hold less: higher prices give slower, smaller stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpa.dialects import body, ir, mpmd, sdy
+from alpa.dialects.attributes import Plan, read_arguments, read_part
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.sharding.copies import LocalBytes
+from alpa.passes.sharding.fold import fold, unfold
+from alpa.passes.sharding.liveness import Residence, held
+from alpa.passes.sharding.mesh_part import MeshPart
+from alpa.passes.sharding.rules import populated
+from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
+from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
+from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
+
+GAP = 1e-2
+"""Costs of stages are known this well: what is chosen is solved again, exactly."""
+TIME_LIMIT = 20.0
+"""Seconds for each mesh and price; what is found by then is a choice, too."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassCosts:
+    """Per class: seconds of one micro-batch's forward and backward, of one update; bytes a device.
+
+    `state` holds accumulators of gradients, too; `activation` is what one micro-batch in flight
+    keeps, `transient` the most that is needed besides at any time.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    update: np.ndarray
+    state: np.ndarray
+    activation: np.ndarray
+    transient: np.ndarray
+    links: dict[Link, float]
+    """seconds each time that a link's value goes from one layer to another"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Resident:
+    """Bytes that stay, by strategy of a node: `kind` "state" once, "activation" per micro-batch."""
+
+    kind: str
+    node: int
+    bytes: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """The sharding problem of one class on one mesh, as far as it is built after each fragment."""
+
+    graph: ShardGraph
+    steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]]
+    """(part, costs of nodes, edges) after each fragment; the first without any"""
+    resident: list[_Resident]
+    passing: tuple[Usage, ...]
+    arguments: list[Placed]
+    results: list[Placed]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassSolver:
+    """Costs of all classes on any logical mesh. Made by `class_solver`."""
+
+    classes: LayerClasses
+    cluster: Cluster
+    plan: Plan
+    rules: tuple[RuleOf, ...]
+
+    def solve(
+        self, hosts: int, devices: int, shape: tuple[int, ...], prices: Sequence[float]
+    ) -> list[ClassCosts]:
+        """One entry per price: what a device's memory costs, in steps of the fastest choice.
+
+        The first price is 0 and gives that choice.
+        """
+        mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
+        parts = [
+            _part(layer, mesh, self.cluster, self.plan, rule_of)
+            for layer, rule_of in zip(self.classes.classes, self.rules, strict=True)
+        ]
+        whole = _Whole.of(self.classes, parts, self.plan)
+        found: list[ClassCosts] = []
+        scale = 1.0
+        for price in prices:
+            choice, seconds = whole.choose(price * scale / self.cluster.device.memory)
+            if price == 0:
+                scale = seconds
+            found.append(whole.costs(choice))
+        return found
+
+
+@contextmanager
+def class_solver(classes: LayerClasses, cluster: Cluster, plan: Plan) -> Generator[ClassSolver]:
+    """The classes' programs with their sharding rules, which are gone at the end."""
+    with ExitStack() as stack:
+        rules = tuple(stack.enter_context(populated(layer.module)) for layer in classes.classes)
+        yield ClassSolver(classes=classes, cluster=cluster, plan=plan, rules=rules)
+
+
+def _part(
+    layer: LayerClass, mesh: LogicalMesh, cluster: Cluster, plan: Plan, rule_of: RuleOf
+) -> _Part:
+    graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None)
+    built = MeshPart(layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1)
+    given = {c.result for c in _constraints(layer)}
+    steps = [("", list(graph.costs), dict(graph.edges))]
+    for fragment in built.build_in_steps():
+        part = "" if fragment is None else read_part(fragment) or ""
+        steps.append((part, [c.copy() for c in graph.costs], dict(graph.edges)))
+    block = body(layer.function)
+    arguments = [graph.placed[argument] for argument in block.arguments]
+    results = [graph.placed[value] for value in returned(layer)]
+    resident, passing = _memory(layer, built, plan)
+    # Sums that updates begin with were made for this mesh: the next one makes its own.
+    for constraint in _constraints(layer):
+        if constraint.result not in given:
+            constraint.result.replace_all_uses_with(constraint.operands[0])
+            constraint.operation.erase()
+    return _Part(
+        graph=graph,
+        steps=steps,
+        resident=resident,
+        passing=passing,
+        arguments=arguments,
+        results=results,
+    )
+
+
+def _constraints(layer: LayerClass) -> list[sdy.ShardingConstraintOp]:
+    return [
+        op
+        for fragment in body(layer.function).operations
+        if isinstance(fragment, mpmd.FragmentOp)
+        for op in body(fragment).operations
+        if isinstance(op, sdy.ShardingConstraintOp)
+    ]
+
+
+def _memory(
+    layer: LayerClass, built: MeshPart, plan: Plan
+) -> tuple[list[_Resident], tuple[Usage, ...]]:
+    """What stays, and the usages of what does not."""
+    graph, block = built.graph, body(layer.function)
+    sizes = LocalBytes(graph)
+    attributes = read_arguments(layer.function)
+    values = list(block.arguments)
+    resident: list[_Resident] = []
+
+    def stays(kind: str, value: ir.Value) -> None:
+        placed = graph.placed[value]
+        held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type))
+        resident.append(_Resident(kind=kind, node=placed.node, bytes=held))
+
+    fragments = built.fragments()
+    for number, (value, argument) in enumerate(zip(values, attributes, strict=True)):
+        if number not in layer.boundary and argument.role != "batch":
+            stays("state", value)
+    for number in layer.kept:
+        stays("activation", values[number])
+    made = {r for f in fragments if read_part(f) == "forward" for r in f.results}
+    for fragment in fragments:
+        part = read_part(fragment)
+        if part == "backward":
+            for value in fragment.operands:
+                if value in made:
+                    stays("activation", value)
+            if plan.num_micro_batches > 1:
+                updates = [f for f in fragments if read_part(f) == "update"]
+                read = {v for f in updates for v in f.operands}
+                for value in fragment.results:
+                    if value in read:
+                        stays("state", value)
+    rows = held(
+        graph,
+        [],
+        fragments,
+        [],
+        Residence(num_micro_batches=1, in_flight=1, donated=frozenset()),
+    )
+    passing = tuple(row.usage for row in rows if row.kind in ("temporaries", "copies"))
+    return resident, passing
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Whole:
+    """All classes in one problem: node v of class c is node `offset[c] + v`."""
+
+    classes: LayerClasses
+    parts: list[_Part]
+    offset: list[int]
+    links: dict[Link, tuple[int, int, np.ndarray]]
+    """ends, and seconds of one crossing; ends may be equal"""
+    micro_batches: int
+
+    @classmethod
+    def of(cls, classes: LayerClasses, parts: list[_Part], plan: Plan) -> _Whole:
+        offset = np.cumsum([0, *(len(part.graph.costs) for part in parts)]).tolist()
+        links: dict[Link, tuple[int, int, np.ndarray]] = {}
+        for link in classes.links:
+            reader, producer = parts[link.reader], parts[link.producer]
+            source, target = producer.results[link.result], reader.arguments[link.argument]
+            matrix = reader.graph.reshard_seconds(source.layouts, target.layouts, target.type)
+            ends = offset[link.producer] + source.node, offset[link.reader] + target.node
+            links[link] = (*ends, matrix)
+        return cls(
+            classes=classes,
+            parts=parts,
+            offset=offset,
+            links=links,
+            micro_batches=plan.num_micro_batches,
+        )
+
+    def choose(self, price: float) -> tuple[list[int], float]:
+        """The best choice where a byte costs `price` seconds, and what its step takes without."""
+        problem = self._problem(price)
+        from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
+
+        small, node_class = fold(problem)
+        solution = shard_ilp.solve(small, time_limit=TIME_LIMIT, relative_gap=GAP, branch_gap=GAP)
+        choice = unfold(solution.choice, node_class)
+        return choice, self._problem(0.0).cost(choice)
+
+    def _problem(self, price: float) -> Problem:
+        costs: list[np.ndarray] = []
+        edges: dict[tuple[int, int], np.ndarray] = {}
+        for number, part in enumerate(self.parts):
+            count = len(self.classes.classes[number].layers)
+            _, nodes, inner = part.steps[-1]
+            costs += [count * node for node in nodes]
+            for one in part.resident:
+                at = self.offset[number] + one.node
+                costs[at] = costs[at] + count * price * one.bytes
+            for (a, b), matrix in inner.items():
+                edges[self.offset[number] + a, self.offset[number] + b] = count * matrix
+        for link, (source, target, matrix) in self.links.items():
+            weight = len(self.classes.links[link]) * self._weight(link)
+            if source == target:
+                costs[source] = costs[source] + weight * np.diagonal(matrix)
+                continue
+            if source > target:
+                source, target, matrix = target, source, matrix.T
+            old = edges.get((source, target))
+            edges[source, target] = weight * matrix if old is None else old + weight * matrix
+        return Problem(
+            node_costs=tuple(costs),
+            edges=tuple(Edge(a, b, matrix) for (a, b), matrix in edges.items()),
+        )
+
+    def _weight(self, link: Link) -> int:
+        return 1 if link.part == "update" else self.micro_batches
+
+    def costs(self, choice: Sequence[int]) -> ClassCosts:
+        """What a choice costs, class by class."""
+        rows = [
+            self._class_costs(part, choice[self.offset[c] : self.offset[c + 1]])
+            for c, part in enumerate(self.parts)
+        ]
+        forward, backward, update, state, activation, transient = np.array(rows).T
+        links = {
+            link: float(matrix[choice[source], choice[target]])
+            for link, (source, target, matrix) in self.links.items()
+        }
+        return ClassCosts(
+            forward=forward,
+            backward=backward,
+            update=update,
+            state=state,
+            activation=activation,
+            transient=transient,
+            links=links,
+        )
+
+    def _class_costs(self, part: _Part, choice: Sequence[int]) -> list[float]:
+        seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
+        before = 0.0
+        for name, nodes, edges in part.steps:
+            cost = sum(float(node[i]) for node, i in zip(nodes, choice, strict=False))
+            cost += sum(float(matrix[choice[a], choice[b]]) for (a, b), matrix in edges.items())
+            seconds[name] += cost - before
+            before = cost
+        kept = {"state": 0.0, "activation": 0.0}
+        for one in part.resident:
+            kept[one.kind] += float(one.bytes[choice[one.node]])
+        rows = Problem(node_costs=tuple(part.graph.costs), edges=(), usages=part.passing)
+        transient = Memory(rows).peak(choice)[0]
+        return [
+            seconds["forward"] / self.micro_batches,
+            seconds["backward"] / self.micro_batches,
+            seconds["update"],
+            kept["state"],
+            kept["activation"],
+            transient,
+        ]

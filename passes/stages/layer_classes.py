@@ -1,0 +1,306 @@
+"""Equal layers: each class of them is costed once, as a small program of its own.
+
+Layers are equal when their computations are: same ops, same types, and operands of the same kind.
+The program of a class holds the computations of its first layer, on one mesh. What they read from
+other layers is an argument, what others read of them a result, so that a chain of layers is put
+together again from classes and the `Link`s between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from alpa.dialects import body, func, ir, terminator
+from alpa.dialects.attributes import (
+    Argument,
+    MeshAssignment,
+    Part,
+    Plan,
+    Result,
+    argument_attrs,
+    result_attrs,
+)
+from alpa.dialects.mpmd_types import Origin
+from alpa.passes.analysis.graph import Graph, recipe
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.stages.cost import layer_of, part_of
+from alpa.passes.stages.merge import FragmentBuilder, Stages
+
+MESH = "mesh_0"
+"""the mesh of a class's program"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A value that a layer of one class reads from a layer of another.
+
+    `result` numbers the producer's program's results, `argument` the reader's arguments.
+    """
+
+    producer: int
+    result: int
+    reader: int
+    argument: int
+    part: Part
+    """of the reader's computation that reads it"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerClass:
+    """Equal layers and the program of one of them.
+
+    `boundary` numbers the program's arguments that other layers make.
+    """
+
+    layers: tuple[int, ...]
+    function: func.FuncOp
+    module: ir.Module
+    boundary: frozenset[int]
+    kept: frozenset[int]
+    """boundary arguments that another layer's forward part makes and this one's backward reads"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerClasses:
+    """All layers by class, and which layers are linked: pairs (producer, reader) per link."""
+
+    classes: tuple[LayerClass, ...]
+    class_of: tuple[int, ...]
+    links: dict[Link, tuple[tuple[int, int], ...]]
+
+
+def layer_classes(
+    graph: Graph,
+    arguments: Sequence[Argument],
+    results: Sequence[Result],
+    num_layers: int,
+    cluster: Cluster,
+    plan: Plan,
+) -> LayerClasses:
+    """The classes of a clustered program whose named computations are the graph's ops."""
+    members: list[list[int]] = [[] for _ in range(num_layers)]
+    for o, op in enumerate(graph.ops):
+        layer = layer_of(Origin.from_attr(op.attributes["origin"]))
+        if layer is not None:
+            members[layer].append(o)
+    found: dict[Hashable, list[int]] = {}
+    for layer, mine in enumerate(members):
+        found.setdefault(_signature(graph, arguments, results, mine), []).append(layer)
+    programs = [
+        _Program.of(graph, arguments, results, members[layers[0]]) for layers in found.values()
+    ]
+    class_of = [0] * num_layers
+    for number, layers in enumerate(found.values()):
+        for layer in layers:
+            class_of[layer] = number
+    return LayerClasses(
+        classes=tuple(
+            program.build(tuple(layers), cluster, plan)
+            for program, layers in zip(programs, found.values(), strict=True)
+        ),
+        class_of=tuple(class_of),
+        links=_links(graph, members, class_of, programs),
+    )
+
+
+def _signature(
+    graph: Graph, arguments: Sequence[Argument], results: Sequence[Result], mine: Sequence[int]
+) -> Hashable:
+    """Equal for layers whose computations are equal and read the same kinds of values."""
+    position = {v: (k, r) for k, o in enumerate(mine) for r, v in enumerate(graph.results[o])}
+    first: dict[int, int] = {}
+    returned: dict[int, list[Hashable]] = {}
+    for v, result in zip(graph.returned, results, strict=True):
+        returned.setdefault(v, []).append(None if result.role is None else result.role.kind)
+    inside = set(mine)
+    parts: list[Hashable] = []
+    for o in mine:
+        op = graph.ops[o]
+        read: list[Hashable] = []
+        for v in graph.operands[o]:
+            if v < graph.num_arguments:
+                kind = replace(arguments[v], input=None, aliasing_output=None)
+                donated = arguments[v].aliasing_output is not None
+                read.append(("argument", kind, donated, first.setdefault(v, len(first))))
+            else:
+                read.append(position.get(v, ("outside", first.setdefault(v, len(first)))))
+        outside = tuple(
+            (any(u not in inside for u in graph.users[v]), tuple(returned.get(v, ())))
+            for v in graph.results[o]
+        )
+        origin = Origin.from_attr(op.attributes["origin"])
+        ops = _block_recipe(body(op))
+        parts.append((part_of(origin), tuple(read), outside, ops))
+    return tuple(parts)
+
+
+def _block_recipe(block: ir.Block) -> Hashable:
+    """What a block computes, whatever its values are called."""
+    number: dict[ir.Value, int] = {}
+    for argument in block.arguments:
+        number[argument] = len(number)
+    ops: list[Hashable] = [tuple(argument.type for argument in block.arguments)]
+    for op in block.operations:
+        ops.append(recipe(op, number.__getitem__, {}))
+        for result in op.results:
+            number[result] = len(number)
+    return tuple(ops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Program:
+    """What the program of a class takes and returns, by the numbers of the whole graph."""
+
+    graph: Graph
+    arguments: Sequence[Argument]
+    results: Sequence[Result]
+    members: Sequence[int]
+    inputs: list[int]
+    outputs: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        arguments: Sequence[Argument],
+        results: Sequence[Result],
+        members: Sequence[int],
+    ) -> _Program:
+        made = {v for o in members for v in graph.results[o]}
+        inside, returned = set(members), set(graph.returned)
+        inputs = list(dict.fromkeys(v for o in members for v in graph.operands[o] if v not in made))
+        outputs = [
+            v
+            for o in members
+            for v in graph.results[o]
+            if v in returned or any(u not in inside for u in graph.users[v])
+        ]
+        return cls(
+            graph=graph,
+            arguments=arguments,
+            results=results,
+            members=members,
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+    def build(self, layers: tuple[int, ...], cluster: Cluster, plan: Plan) -> LayerClass:
+        graph = self.graph
+        number = {v: i for i, v in enumerate(self.inputs)}
+        states = {
+            v: result.role
+            for v, result in zip(graph.returned, self.results, strict=True)
+            if result.role is not None and result.role.kind == "state"
+        }
+        context = graph.ops[0].context
+        with context, graph.ops[self.members[0]].location:
+            module = ir.Module.create()
+            with ir.InsertionPoint(module.body):
+                function = func.FuncOp(
+                    "main",
+                    ir.FunctionType.get(
+                        [graph.values[v].type for v in self.inputs],
+                        [graph.values[v].type for v in self.outputs],
+                    ),
+                    visibility="public",
+                )
+            arguments = [
+                replace(self.arguments[v], input=v, aliasing_output=None, donor=self._donated(v))
+                if v < graph.num_arguments
+                else Argument(input=v)
+                for v in self.inputs
+            ]
+            results = [Result(role=states.get(v), output=r) for r, v in enumerate(self.outputs)]
+            function.attributes["arg_attrs"] = ir.ArrayAttr.get(
+                [argument_attrs(argument) for argument in arguments]
+            )
+            function.attributes["res_attrs"] = ir.ArrayAttr.get(
+                [result_attrs(result) for result in results]
+            )
+            block = function.add_entry_block()
+            inside = {graph.values[v]: block.arguments[i] for v, i in number.items()}
+            with ir.InsertionPoint(block):
+                for o in self.members:
+                    clone = graph.ops[o].operation.clone()
+                    for i, operand in enumerate(clone.operands):
+                        clone.operands[i] = inside[operand]
+                    inside.update(zip(graph.ops[o].results, clone.results, strict=True))
+                func.ReturnOp([inside[graph.values[v]] for v in self.outputs])
+            mesh = MeshAssignment(name=MESH, hosts=(0,), devices=(0,), logical_shape=(1,))
+            stages = Stages(dict.fromkeys(layers, 0), [mesh], 0.0, ())
+            inner = Graph.of(body(function))
+            FragmentBuilder(module, function, inner, arguments, results, stages, {}).rewrite(
+                plan, cluster
+            )
+        planned = module.body.operations[len(module.body.operations) - 1]
+        assert isinstance(planned, func.FuncOp)
+        boundary = {i for v, i in number.items() if v >= graph.num_arguments}
+        return LayerClass(
+            layers=layers,
+            function=planned,
+            module=module,
+            boundary=frozenset(boundary),
+            kept=frozenset(i for i in boundary if self._kept(self.inputs[i])),
+        )
+
+    def _donated(self, v: int) -> bool:
+        return self.arguments[v].donor or self.arguments[v].aliasing_output is not None
+
+    def _kept(self, v: int) -> bool:
+        """Whether a forward part makes a value that the backward part reads."""
+        graph = self.graph
+        parts = {_part(graph, o) for o in self.members if v in graph.operands[o]}
+        return _part(graph, graph.producer[v]) == "forward" and "backward" in parts
+
+
+def _part(graph: Graph, o: int) -> Part:
+    return part_of(Origin.from_attr(graph.ops[o].attributes["origin"]))
+
+
+def _links(
+    graph: Graph,
+    members: Sequence[Sequence[int]],
+    class_of: Sequence[int],
+    programs: Sequence[_Program],
+) -> dict[Link, tuple[tuple[int, int], ...]]:
+    """Who reads what from whom, for all layers; equal layers have equal links."""
+    layer = {o: number for number, mine in enumerate(members) for o in mine}
+    # Equal layers have their values at the same places: (computation, result) names them.
+    outputs = [
+        {_place(graph, program.members, v): r for r, v in enumerate(program.outputs)}
+        for program in programs
+    ]
+    inputs = [{v: i for i, v in enumerate(program.inputs)} for program in programs]
+    found: dict[Link, list[tuple[int, int]]] = {}
+    for reader, mine in enumerate(members):
+        program = programs[class_of[reader]]
+        seen: set[tuple[int, Part]] = set()
+        for k, o in enumerate(mine):
+            part = _part(graph, o)
+            of_class = graph.operands[program.members[k]]
+            for v, same in zip(graph.operands[o], of_class, strict=True):
+                producer = layer.get(graph.producer[v]) if v >= graph.num_arguments else None
+                if producer is None or producer == reader or (v, part) in seen:
+                    continue
+                seen.add((v, part))
+                place = _place(graph, members[producer], v)
+                link = Link(
+                    producer=class_of[producer],
+                    result=outputs[class_of[producer]][place],
+                    reader=class_of[reader],
+                    argument=inputs[class_of[reader]][same],
+                    part=part,
+                )
+                found.setdefault(link, []).append((producer, reader))
+    return {link: tuple(pairs) for link, pairs in found.items()}
+
+
+def _place(graph: Graph, members: Sequence[int], v: int) -> tuple[int, int]:
+    o = graph.producer[v]
+    return members.index(o), graph.results[o].index(v)
+
+
+def returned(layer: LayerClass) -> list[ir.Value]:
+    """The values that the program of a class returns."""
+    return list(terminator(body(layer.function)).operands)
