@@ -5,8 +5,9 @@ shard, which depend on its node's strategy, from the op that makes it to its las
 
 * a state, or a constant argument, all the time; a state's new value takes the place of the old
   one where that is donated;
-* what a fragment returns from its start on, for XLA reserves the place of results first; what the
-  forward part leaves for the backward part once for each micro-batch in flight;
+* what a fragment returns from its start on, for XLA reserves the place of results first (a
+  temporary that fits may lie there until the result is written); what the forward part leaves for
+  the backward part once for each micro-batch in flight;
 * a gradient that is added up over several micro-batches all the time, as its accumulator is;
 * inside a fragment what is written to memory: results of an element-wise op that only feeds
   another are fused into it; views, transposes that dots read as they are, and what is free in any
@@ -18,8 +19,11 @@ Copies in other layouts, made for one op, live as long as that op (`copies.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
 
 from alpa.dialects import body, ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, Argument, read_part
@@ -31,6 +35,8 @@ from alpa.passes.solve.shard_problem import Usage
 
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
 _CONTROL_FLOW = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
+_PLACED = 8
+"""So many temporaries of a fragment at most are looked at for the place of its largest result."""
 _SMALL = 4096
 """Bytes of a whole tensor below which it is not worth a row."""
 
@@ -106,12 +112,73 @@ def held(
                 copies = residence.in_flight if part == "forward" else 1
                 kind = "activations" if part == "forward" else "gradients"
                 add(kind, result, start, last.get(result, end), copies)
+    read = residence.donated | accumulated | set(last)
+    inside = _in_place_of_results(clock, fragments, spans, read)
     for value, start in clock.made.items():
-        add("temporaries", value, start, clock.until[value])
+        usage = _usage(sizes, value, start, clock.until[value], 1)
+        if usage is not None and value in inside:
+            usage = _where_too_large(sizes, usage, inside[value])
+        if usage is not None:
+            found.append(Held(usage=usage, kind="temporaries"))
     read_until = {value: clock.until[value] for value in clock.base}
     for usage in copies_for_ops(sizes, clock.at, read_until):
         found.append(Held(usage=usage, kind="copies"))
     return found
+
+
+def _in_place_of_results(
+    clock: _Clock,
+    fragments: Sequence[mpmd.FragmentOp],
+    spans: Sequence[tuple[int, int]],
+    read: AbstractSet[ir.Value],
+) -> dict[ir.Value, ir.Value]:
+    """By temporary, the result of its fragment in whose place it may lie until that is written.
+
+    Of each fragment the largest result, and the largest temporaries that do not live together. Only
+    the program's own results count: those that other fragments read are many, of a training step,
+    and a temporary and a result are a pair of nodes, which are dear to search.
+    """
+    inside: dict[ir.Value, ir.Value] = {}
+    for fragment, (start, _) in zip(fragments, spans, strict=True):
+        results = [
+            (type_bytes(value.type), value, outer)
+            for value, outer in zip(
+                terminator(body(fragment)).operands, fragment.results, strict=True
+            )
+            if outer not in read and value in clock.at
+        ]
+        if not results:
+            continue
+        _, value, outer = max(results, key=lambda one: one[0])
+        written = clock.at[value]
+        lives = sorted(
+            (
+                (-type_bytes(v.type), begin, clock.until[v], v)
+                for v, begin in clock.made.items()
+                if start < begin and clock.until[v] <= written
+            ),
+            key=lambda one: one[:3],
+        )
+        taken: list[tuple[int, int]] = []
+        for _, begin, stop, temporary in lives:
+            if len(taken) == _PLACED:
+                break
+            if all(stop <= a or b <= begin for a, b in taken):
+                taken.append((begin, stop))
+                inside[temporary] = outer
+    return inside
+
+
+def _where_too_large(sizes: LocalBytes, usage: Usage, result: ir.Value) -> Usage | None:
+    """What a temporary takes besides the place of a result."""
+    placed = sizes.graph.placed.get(result)
+    if placed is None:
+        return usage
+    place = sizes.of(placed.layouts, ir.RankedTensorType(placed.type))
+    if placed.node == usage.nodes[0]:
+        return replace(usage, bytes=np.where(usage.bytes <= place, 0.0, usage.bytes))
+    besides = np.where(usage.bytes[:, None] <= place, 0.0, usage.bytes[:, None])
+    return replace(usage, nodes=(*usage.nodes, placed.node), bytes=besides)
 
 
 def _usage(sizes: LocalBytes, value: ir.Value, start: int, stop: int, copies: int) -> Usage | None:
