@@ -182,12 +182,13 @@ def _combine(search: _Search) -> None:
 def _see(search: _Search, choice: tuple[int, ...]) -> None:
     """Notes a choice: a plane, perhaps a new row, perhaps, when repaired, the best so far."""
     used = search.memory.over_time(choice)
+    first = not search.seen and search.value == inf
     _add_plane(search, choice, used)
     worst = int(np.argmax(used))
     if used[worst] <= search.problem.memory_limit:
         _offer(search, choice)
         return
-    if search.value == inf or used[worst] <= _FAR * search.problem.memory_limit:
+    if first or used[worst] <= _FAR * search.problem.memory_limit:
         # The first is worth being late for: it takes a second at most.
         until = search.deadline if search.best is not None else inf
         repaired = repair(search.problem, search.memory, choice, deadline=until)
