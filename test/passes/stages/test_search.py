@@ -67,7 +67,9 @@ def gpt_step() -> str:
     return zoo.get("gpt-tiny").lower(micro_batch_size=4)
 
 
-@pytest.fixture(scope="module", params=[gpt_step, skipping_step])
+@pytest.fixture(
+    scope="module", params=[pytest.param(gpt_step, marks=pytest.mark.slow), skipping_step]
+)
 def clustered(request: pytest.FixtureRequest) -> Iterator[Clustered]:
     text = request.param()
     pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
