@@ -52,6 +52,7 @@ from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
+from alpa.passes.solve.schedule import in_flight
 from alpa.passes.stages.class_costs import ClassSolver, class_solver
 from alpa.passes.stages.cost import (
     boundary_bytes,
@@ -216,10 +217,9 @@ class _Search:
                     logical_shape=found.shape or (),
                 )
             )
-            in_flight = self.plan.num_micro_batches
-            if self.plan.schedule == "1f1b":
-                in_flight = min(in_flight, len(chosen) - s)
-            kept = in_flight * found.activation_bytes[stage.first, stage.last]
+            plan = self.plan
+            batches = in_flight(plan.schedule, plan.num_micro_batches, len(chosen) - s)
+            kept = batches * found.activation_bytes[stage.first, stage.last]
             peaks.append(int(found.fixed_bytes[stage.first, stage.last] + kept))
         layer_stage = {
             layer: s

@@ -36,6 +36,7 @@ from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.spaces import Layouts
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
+from alpa.passes.solve.schedule import in_flight
 from alpa.passes.solve.shard_problem import OutOfMemoryError
 
 STORAGE_WEIGHT = 1e-3
@@ -74,11 +75,10 @@ class MeshPart:
             bandwidth = cluster.intra_host.bandwidth
         else:
             bandwidth = cluster.inter_host.bandwidth / devices
-        in_flight = plan.num_micro_batches
-        if plan.schedule == "1f1b":
-            meshes = [other.name for other in read_meshes(function)]
-            in_flight = min(in_flight, len(meshes) - meshes.index(assignment.name))
-        return cls(function, assignment.name, plan, graph, bandwidth, in_flight)
+        meshes = [other.name for other in read_meshes(function)]
+        to_last = len(meshes) - meshes.index(assignment.name)
+        kept = in_flight(plan.schedule, plan.num_micro_batches, to_last)
+        return cls(function, assignment.name, plan, graph, bandwidth, kept)
 
     def build(self) -> None:
         """Adds arguments, then transfers and fragments in program order."""

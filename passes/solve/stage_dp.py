@@ -28,6 +28,8 @@ from typing import Literal
 
 import numpy as np
 
+from alpa.passes.solve.schedule import in_flight
+
 _ROUNDING = 1e-12
 """A box that can improve the best objective by less than this part is closed."""
 
@@ -84,9 +86,7 @@ class Problem:
 
     def in_flight(self, stages_to_last: int) -> int:
         """Micro-batches that a stage keeps, by the number of stages from it to the last one."""
-        if self.schedule == "gpipe":
-            return self.num_micro_batches
-        return min(self.num_micro_batches, stages_to_last)
+        return in_flight(self.schedule, self.num_micro_batches, stages_to_last)
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
         """T of a cut, in seconds."""

@@ -71,7 +71,7 @@ class _Part:
 
     graph: ShardGraph
     steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]]
-    """(part, costs of nodes, edges) after each fragment; the first without any"""
+    """(part, costs of nodes, edges) after the arguments, which are of no part, and each fragment"""
     resident: list[_Resident]
     passing: tuple[Usage, ...]
     arguments: list[Placed]
@@ -103,9 +103,9 @@ class ClassSolver:
         found: list[ClassCosts] = []
         scale = 1.0
         for price in prices:
-            choice, seconds = whole.choose(price * scale / self.cluster.device.memory)
+            choice, cost = whole.choose(price * scale / self.cluster.device.memory)
             if price == 0:
-                scale = seconds
+                scale = cost
             found.append(whole.costs(choice))
         return found
 
@@ -124,7 +124,7 @@ def _part(
     graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None)
     built = MeshPart(layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1)
     given = {c.result for c in _constraints(layer)}
-    steps = [("", list(graph.costs), dict(graph.edges))]
+    steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]] = []
     for fragment in built.build_in_steps():
         part = "" if fragment is None else read_part(fragment) or ""
         steps.append((part, [c.copy() for c in graph.costs], dict(graph.edges)))
@@ -232,14 +232,14 @@ class _Whole:
         )
 
     def choose(self, price: float) -> tuple[list[int], float]:
-        """The best choice where a byte costs `price` seconds, and what its step takes without."""
+        """The best choice where a byte costs `price` seconds, and its cost with that."""
         problem = self._problem(price)
         from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
 
         small, node_class = fold(problem)
         solution = shard_ilp.solve(small, time_limit=TIME_LIMIT, relative_gap=GAP, branch_gap=GAP)
         choice = unfold(solution.choice, node_class)
-        return choice, self._problem(0.0).cost(choice)
+        return choice, problem.cost(choice)
 
     def _problem(self, price: float) -> Problem:
         costs: list[np.ndarray] = []
