@@ -35,6 +35,7 @@ from alpa.passes.sharding.baselines import Intra
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Clock, Inter, Planned, PlanningError, Settings, plan
 from alpa.tools import zoo
+from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.plan_table import plan_table, seconds_text
 from alpa.tools.zoo import TrainingProgram
@@ -100,14 +101,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--cluster", required=True, metavar="C", help="preset:HOSTSxDEVICES, or a TOML file")
     add(
         "--num-micro-batches",
-        type=_count_or_auto,
+        type=count_or_auto,
         metavar="N",
         help="forward and backward runs per update; default: 1 for a file, which is taken to be "
         "at the size of one; for zoo programs auto, the best of those that divide the batch",
     )
     add(
         "--batch-size",
-        type=_count,
+        type=count,
         metavar="N",
         help="samples per step, of zoo programs; default: that of the model's paper",
     )
@@ -135,22 +136,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="PLAN.json", help="where to write its numbers")
     add("--export", type=Path, metavar="DIR", help="where to write each stage's module for XLA")
     return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
-def _count_or_auto(text: str) -> int | str:
-    return text if text == "auto" else _count(text)
-
-
-# What argparse calls the type in its messages.
-_count.__name__ = "whole number"
-_count_or_auto.__name__ = "whole number or auto"
 
 
 def _process(options: argparse.Namespace) -> None:

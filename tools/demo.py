@@ -48,6 +48,7 @@ from alpa.runtime.pjrt import Compiled, compile_module
 from alpa.runtime.placement import numpy_dtype
 from alpa.runtime.reference import compare
 from alpa.tools import zoo
+from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.plan_table import plan_table
 from alpa.tools.run_file import widened
 from alpa.tools.zoo import TrainingProgram, TrainState
@@ -385,22 +386,6 @@ def _doing(what: str) -> Generator[None]:
             print(end, file=sys.stderr, flush=True)
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
-def _count_or_auto(text: str) -> int | str:
-    return text if text == "auto" else _count(text)
-
-
-# What argparse calls the type in its messages.
-_count.__name__ = "whole number"
-_count_or_auto.__name__ = "whole number or auto"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m alpa.tools.demo",
@@ -413,16 +398,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", nargs="?", default=_DEFAULT, metavar="MODEL")
     add = partial(parser.add_argument, metavar="N")
     add("--cluster", metavar="C", default="cpu:2x4", help="hosts x devices; default: %(default)s")
-    add("--num-micro-batches", type=_count, default=4, help="per step; default: %(default)s")
-    add("--micro-batch-size", type=_count, default=4, help="samples; default: %(default)s")
-    add("--num-layers", type=_count_or_auto, default="auto", help="default: %(default)s")
+    add("--num-micro-batches", type=count, default=4, help="per step; default: %(default)s")
+    add("--micro-batch-size", type=count, default=4, help="samples; default: %(default)s")
+    add("--num-layers", type=count_or_auto, default="auto", help="default: %(default)s")
     add(
         "--num-stages",
-        type=_count_or_auto,
+        type=count_or_auto,
         default=2,
         help="pipeline stages, or auto: the fastest plan found; default: %(default)s",
     )
-    add("--steps", type=_count, default=5, help="default: %(default)s")
+    add("--steps", type=count, default=5, help="default: %(default)s")
     parser.add_argument("--optimizer", choices=zoo.OPTIMIZERS, default="sgd", help="default: sgd")
     return parser
 
