@@ -20,6 +20,7 @@ from math import inf
 import numpy as np
 
 from alpa.passes.solve.shard_fuse import fuse
+from alpa.passes.solve.shard_presolve import Reduction
 from alpa.passes.solve.shard_problem import Edge, Problem
 
 _ROUND_EVERY = 4
@@ -116,16 +117,18 @@ def approach(
     """Sweeps until that gains less than ``near`` or the bound is ``enough``, and one choice.
 
     ``messages``: of the same nodes and edges at other costs. From there it is a few sweeps where
-    ``ascend`` starts anew. ``known`` choices are fused with what is read off the shifts. Every
-    strategy must be finite and have an allowed partner on each edge, as presolve leaves it.
+    ``ascend`` starts anew. ``known`` choices are fused with what is read off the shifts.
     """
+    reduction = Reduction(problem)
+    core = reduction.eliminate_all()
+    problem, known = core.problem, [core.of(choice) for choice in known]
     state = Messages(problem, messages)
     bound, last = -inf, -inf
     while True:
         for _ in range(_APPROACH):
             state.sweep(forward=True)
             state.sweep(forward=False)
-        last, bound = bound, state.bound()[0]
+        last, bound = bound, state.bound()[0] + reduction.constant
         if bound - last <= near or bound >= enough or time.monotonic() > deadline:
             break
     read = [state.improve(state.round(forward=True))]
@@ -133,7 +136,8 @@ def approach(
     read.append(state.improve(state.round(forward=False)))
     usable = [choice for choice in (*known, *read) if problem.cost(choice) < inf]
     choice = state.improve(fuse(problem, usable)) if usable else read[0]
-    return Approached(bound=bound, choice=choice, messages=state)
+    whole = reduction.lift(core.numbered(choice))
+    return Approached(bound=bound, choice=whole, messages=state)
 
 
 def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:

@@ -66,6 +66,11 @@ class Core:
         chosen = zip(self.nodes, self.strategies, choice, strict=True)
         return {node: int(strategies[k]) for node, strategies, k in chosen}
 
+    def of(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The original's choice, where all its strategies are left."""
+        chosen = zip(self.nodes, self.strategies, strict=True)
+        return tuple(int(np.searchsorted(kept, choice[node])) for node, kept in chosen)
+
     def near(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The original's choice where its strategies are left, else the cheapest there are."""
         near = []
@@ -113,6 +118,20 @@ class Reduction:
             if node in self.costs:
                 self._reduce(node, compare=time.monotonic() <= deadline)
         return self
+
+    def eliminate_all(self) -> Core:
+        """Minimises out whatever has at most two neighbours, by no other rule; what is left.
+
+        Which nodes, strategies and edges these are does not depend on costs.
+        """
+        waiting = deque(self.costs)
+        while waiting:
+            node = waiting.popleft()
+            if node in self.costs:
+                around = list(self.edges[node])
+                if self.eliminate(node):
+                    waiting.extend(around)
+        return self._core(sorted(self.costs))
 
     def _reduce(self, node: int, *, compare: bool) -> None:
         self.drop_forbidden(node)

@@ -31,16 +31,20 @@ def next_prices(
     limit: float,
     centre: np.ndarray,
     bound: float,
+    enough: float,
     ceiling: float,
 ) -> tuple[float, np.ndarray] | None:
     """How high v can be, as far as the planes tell, and the prices to try; None where HiGHS fails.
 
     ``at`` numbers the times that have prices, ``centre`` holds those of ``bound``, the best known.
+    A bound of ``enough`` is as good as a higher one. Prices are at most ``ceiling``.
     """
     size = max(limit, 1.0)
     costs = np.array([plane.cost for plane in planes])
-    scale = np.abs(costs).max(initial=0.0) or 1.0
     excess = np.array([plane.used[at] - limit for plane in planes]) / size
+    if enough < np.inf:
+        costs, excess = np.append(costs, enough), np.vstack([excess, np.zeros(len(at))])
+    scale = np.abs(costs).max(initial=0.0) or 1.0
     unit = scale / size
     count = len(at)
     top = linprog(
@@ -54,7 +58,7 @@ def next_prices(
         return None
     upper = -float(top.fun) * scale
     furthest = top.x[1:] * unit
-    if not centre.any() or np.any(furthest >= 0.999 * ceiling):
+    if np.any(furthest >= 0.999 * ceiling):
         return upper, furthest
     level = (bound + _LEVEL * (upper - bound)) / scale
     # min d:  |lambda_t - centre_t| <= d,  cost_k + lambda . excess_k >= level

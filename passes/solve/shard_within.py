@@ -56,7 +56,7 @@ _PATIENCE = 2
 _ENOUGH = 0.9
 """Combining choices ends when it has closed the gap to this part of the wanted one."""
 _FAR = 1.5
-"""A choice that needs so many times the limit is not worth a repair: it would become dear."""
+"""A choice that needs so many times the limit is far above it."""
 _FUSED = 3
 """so many of the last choices are fused with those of the next prices"""
 _SHRINK = 0.8
@@ -97,22 +97,28 @@ class _Search:
 
 
 def solve_within(
-    problem: Problem, free: Solution, solve_free: SolveFree, *, deadline: float, gap: float
+    problem: Problem,
+    free: tuple[int, ...],
+    solve_free: SolveFree,
+    *,
+    bound: float,
+    deadline: float,
+    gap: float,
 ) -> tuple[tuple[int, ...], float]:
     """The cheapest choice within memory, as far as the deadline lets, and a bound.
 
-    ``free`` is the solution without the limit, which breaks it. Raises ``OutOfMemoryError``, and
-    ``TimeoutError`` where no choice within memory was found in time.
+    ``free`` is a cheap choice that breaks the limit, ``bound`` one of the cost. Raises
+    ``OutOfMemoryError``, and ``TimeoutError`` where no choice within memory was found in time.
     """
     try:
         reduction = Reduction(without_oversized(problem)).run(deadline=deadline)
         rest = reduction.rest()
         if not rest.nodes:
             return _only(problem, reduction.lift())
-        search = _Search(rest.problem, solve_free, deadline, gap, bound=free.bound)
-        _see(search, rest.near(free.choice))
+        search = _Search(rest.problem, solve_free, deadline, gap, bound=bound)
+        _see(search, _least(search), far=True)
         if search.best is None:
-            _see(search, _least(search))
+            _see(search, rest.near(free), far=True)
         # Costs that stand for "never" spoil the arithmetic of all that follows.
         smaller = without_dear(rest.problem, rest.problem, 0.0, search.value)
         if variables_left(smaller) < variables_left(rest.problem):
@@ -121,13 +127,13 @@ def solve_within(
             _run(search)
     except OutOfMemoryError as error:
         # Said of the reduced problem: name the nodes that were given.
-        nodes = _largest(problem, error.time, free.choice)
+        nodes = _largest(problem, error.time, free)
         raise OutOfMemoryError(error.needed, error.limit, error.time, nodes) from error
     except InfeasibleError as error:
         # Without the limit there is a choice: the limit leaves none.
-        _, moment = Memory(problem).peak(free.choice)
+        _, moment = Memory(problem).peak(free)
         needed = float(np.nextafter(problem.memory_limit, inf))
-        nodes = _largest(problem, moment, free.choice)
+        nodes = _largest(problem, moment, free)
         raise OutOfMemoryError(needed, problem.memory_limit, moment, nodes) from error
     if search.best is None:
         raise TimeoutError(
@@ -179,17 +185,19 @@ def _combine(search: _Search) -> None:
         _see(search, found)
 
 
-def _see(search: _Search, choice: tuple[int, ...]) -> None:
-    """Notes a choice: a plane, perhaps a new row, perhaps, when repaired, the best so far."""
+def _see(search: _Search, choice: tuple[int, ...], *, far: bool = False) -> None:
+    """Notes a choice: a plane, perhaps a new row, perhaps, when repaired, the best so far.
+
+    One that is far above the limit is repaired only if asked: that is slow, and becomes dear.
+    """
     used = search.memory.over_time(choice)
-    first = not search.seen and search.value == inf
     _add_plane(search, choice, used)
     worst = int(np.argmax(used))
     if used[worst] <= search.problem.memory_limit:
         _offer(search, choice)
         return
-    if first or used[worst] <= _FAR * search.problem.memory_limit:
-        # The first is worth being late for: it takes a second at most.
+    if far or used[worst] <= _FAR * search.problem.memory_limit:
+        # The first one within memory is worth being late for: it takes a second at most.
         until = search.deadline if search.best is not None else inf
         repaired = repair(search.problem, search.memory, choice, deadline=until)
         if repaired is not None:
@@ -257,7 +265,7 @@ def _check_row(search: _Search, moment: int) -> None:
 def _maximise_bound(search: _Search, *, rough: bool) -> None:
     """Looks for the prices of the best bound; ``rough`` ones are found by dual ascent alone."""
     limit = search.problem.memory_limit
-    ceiling = 10 * max(abs(search.bound), 1e-30) / max(limit, 1.0)
+    ceiling = inf if search.value < inf else 10 * max(abs(search.bound), 1e-30) / max(limit, 1.0)
     inherited = None if search.planes else dict(search.prices)
     idle = 0
     for _ in range(_ROUNDS):
@@ -269,7 +277,9 @@ def _maximise_bound(search: _Search, *, rough: bool) -> None:
         else:
             at = [search.index[t] for t in moments]
             centre = np.array([search.prices[t] for t in moments])
-            step = next_prices(search.planes, at, limit, centre, search.bound, ceiling)
+            step = next_prices(
+                search.planes, at, limit, centre, search.bound, search.value, ceiling
+            )
             if step is None:
                 return
             upper, prices = step[0], dict(zip(moments, step[1].tolist(), strict=True))
