@@ -90,24 +90,15 @@ class ClassSolver:
     def solve(
         self, hosts: int, devices: int, shape: tuple[int, ...], prices: Sequence[float]
     ) -> list[ClassCosts]:
-        """One entry per price: what a device's memory costs, in steps of the fastest choice.
-
-        The first price is 0 and gives that choice.
-        """
+        """One entry per price: what a device's memory costs, in steps of the fastest choice."""
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
         parts = [
             _part(layer, mesh, self.cluster, self.plan, rule_of)
             for layer, rule_of in zip(self.classes.classes, self.rules, strict=True)
         ]
         whole = _Whole.of(self.classes, parts, self.plan)
-        found: list[ClassCosts] = []
-        scale = 1.0
-        for price in prices:
-            choice, cost = whole.choose(price * scale / self.cluster.device.memory)
-            if price == 0:
-                scale = cost
-            found.append(whole.costs(choice))
-        return found
+        choices = whole.choices(prices, float(self.cluster.device.memory))
+        return [whole.costs(choice) for choice in choices]
 
 
 @contextmanager
@@ -231,18 +222,17 @@ class _Whole:
             micro_batches=plan.num_micro_batches,
         )
 
-    def choose(self, price: float) -> tuple[list[int], float]:
-        """The best choice where a byte costs `price` seconds, and its cost with that."""
-        problem = self._problem(price)
-        from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
+    def choices(self, prices: Sequence[float], memory: float) -> list[list[int]]:
+        """The best choice for each price of a device's memory, which is of so many bytes."""
+        from alpa.passes.solve import shard_pareto  # noqa: PLC0415 - costs start-up time
 
-        small, node_class = fold(problem)
-        solution = shard_ilp.solve(small, time_limit=TIME_LIMIT, relative_gap=GAP, branch_gap=GAP)
-        choice = unfold(solution.choice, node_class)
-        return choice, problem.cost(choice)
+        small, node_class = fold(self._problem(memory))
+        found = shard_pareto.solve_at_prices(small, prices, gap=GAP, time_limit=TIME_LIMIT)
+        return [unfold(choice, node_class) for choice in found]
 
-    def _problem(self, price: float) -> Problem:
+    def _problem(self, memory: float) -> Problem:
         costs: list[np.ndarray] = []
+        held: dict[int, np.ndarray] = {}
         edges: dict[tuple[int, int], np.ndarray] = {}
         for number, part in enumerate(self.parts):
             count = len(self.classes.classes[number].layers)
@@ -250,7 +240,7 @@ class _Whole:
             costs += [count * node for node in nodes]
             for one in part.resident:
                 at = self.offset[number] + one.node
-                costs[at] = costs[at] + count * price * one.bytes
+                held[at] = held.get(at, 0.0) + count * one.bytes
             for (a, b), matrix in inner.items():
                 edges[self.offset[number] + a, self.offset[number] + b] = count * matrix
         for link, (source, target, matrix) in self.links.items():
@@ -265,6 +255,10 @@ class _Whole:
         return Problem(
             node_costs=tuple(costs),
             edges=tuple(Edge(a, b, matrix) for (a, b), matrix in edges.items()),
+            usages=tuple(
+                Usage(nodes=(at,), bytes=size, start=0, stop=1) for at, size in held.items()
+            ),
+            memory_limit=memory,
         )
 
     def _weight(self, link: Link) -> int:
