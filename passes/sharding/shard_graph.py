@@ -90,6 +90,21 @@ class Need(NamedTuple):
     layouts: Layouts
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What was worked out once for a mesh and a cluster; graphs of both may share it."""
+
+    tables: dict[int, ReshardTable] = field(default_factory=dict)
+    """by rank"""
+    matrices: dict[tuple[Layouts, Layouts, ir.Type, float], np.ndarray | None] = field(
+        default_factory=dict
+    )
+    spaces: dict[Hashable, Space] = field(default_factory=dict)
+    sums: dict[Hashable, np.ndarray] = field(default_factory=dict)
+    trivial: dict[Hashable, np.ndarray] = field(default_factory=dict)
+    admitted: dict[tuple[Sharding, Layouts], Layouts] = field(default_factory=dict)
+
+
 @dataclass
 class ShardGraph:
     """Built op by op by `shard_fragments`; `layout_of` reads a solution back."""
@@ -98,6 +113,7 @@ class ShardGraph:
     cluster: Cluster
     rule_of: RuleOf
     remark: Remark
+    known: Known = field(default_factory=lambda: Known())
     costs: list[np.ndarray] = field(default_factory=lambda: [np.zeros(1)])
     edges: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     placed: dict[ir.Value, Placed] = field(default_factory=dict)
@@ -116,14 +132,6 @@ class ShardGraph:
     """values that may stay unreduced, see `sums.deferrable`"""
     _broadcasts: dict[ir.Value, Op] = field(default_factory=dict)
     """of the free values those that are read from a tensor which may be sharded"""
-    _tables: dict[int, ReshardTable] = field(default_factory=dict)
-    _matrices: dict[tuple[Layouts, Layouts, ir.Type, float], np.ndarray | None] = field(
-        default_factory=dict
-    )
-    _spaces: dict[Hashable, Space] = field(default_factory=dict)
-    _sums: dict[Hashable, np.ndarray] = field(default_factory=dict)
-    _trivial: dict[Hashable, np.ndarray] = field(default_factory=dict)
-    _admitted: dict[tuple[Sharding, Layouts], Layouts] = field(default_factory=dict)
     _counted: set[tuple[ir.Value, int, Layouts]] = field(default_factory=set)
 
     # Nodes
@@ -154,10 +162,10 @@ class ShardGraph:
     def _within(self, given: Sharding, layouts: Layouts) -> Layouts:
         """Of some layouts those that a sharding admits."""
         key = (given, layouts)
-        if key not in self._admitted:
+        if key not in self.known.admitted:
             found = layouts_within(given, layouts, self.mesh.axis_names)
-            self._admitted[key] = Layouts.of(found)
-        return self._admitted[key]
+            self.known.admitted[key] = Layouts.of(found)
+        return self.known.admitted[key]
 
     def _add_node(self, costs: np.ndarray) -> int:
         self.costs.append(costs)
@@ -258,17 +266,20 @@ class ShardGraph:
         None where it costs nothing.
         """
         key = (source, target, type_, weight)
-        if key not in self._matrices:
+        if key not in self.known.matrices:
             if isinstance(type_, ir.RankedTensorType) and type_.rank > 0:
-                table = self._tables.setdefault(type_.rank, ReshardTable(self.mesh, type_.rank))
+                table = self.known.tables.get(type_.rank)
+                if table is None:
+                    table = ReshardTable(self.mesh, type_.rank)
+                    self.known.tables[type_.rank] = table
                 itemsize = element_bytes(type_.element_type)
                 plain = all(len(layout) == type_.rank for layout in (*source, *target))
                 matrix_of = table.matrix if plain else partial(sums.matrix_with_sums, table)
                 matrix = matrix_of(source, target, tuple(type_.shape), itemsize)
             else:
                 matrix = np.zeros((len(source), len(target)))
-            self._matrices[key] = weight * matrix if matrix.any() else None
-        return self._matrices[key]
+            self.known.matrices[key] = weight * matrix if matrix.any() else None
+        return self.known.matrices[key]
 
     # Ops
 
@@ -370,8 +381,8 @@ class ShardGraph:
         stays = op.results[0] in self.deferrable and sums.starts_sums(view)
         key = (rule, op.name, stays)
         # What is sound for a convolution depends on more than its rule.
-        if key in self._spaces and not isinstance(view, stablehlo.ConvolutionOp):
-            return self._spaces[key]
+        if key in self.known.spaces and not isinstance(view, stablehlo.ConvolutionOp):
+            return self.known.spaces[key]
         sizes = self.mesh.sizes
         found = sound_strategies(view, enumerate_strategies(rule, sizes), sizes)
         variants = [[strategy] for strategy in found]
@@ -382,8 +393,8 @@ class ShardGraph:
                     mine += sums.scatters(strategy, shape, sizes)
                 if stays and sums.may_stay_unreduced(view, strategy):
                     mine.append(sums.unreduced(strategy))
-        self._spaces[key] = Space.of(found, Sums.of(variants))
-        return self._spaces[key]
+        self.known.spaces[key] = Space.of(found, Sums.of(variants))
+        return self.known.spaces[key]
 
     def _leader(self, op: Op) -> tuple[int, Placed] | None:
         operand = op.follow
@@ -403,7 +414,7 @@ class ShardGraph:
     ) -> Space:
         """`linear` are the operands that may be unreduced with the followed one."""
         key = (rule, operand, layouts, linear)
-        if key not in self._spaces:
+        if key not in self.known.spaces:
             rank, sizes = len(rule.operands[operand]), self.mesh.sizes
             found = [follow(rule, sizes, operand, layout[:rank]) for layout in layouts]
             if operand in linear:
@@ -411,20 +422,20 @@ class ShardGraph:
                     sums.with_unreduced(strategy, sums.unreduced_axes(layout, rank), linear)
                     for strategy, layout in zip(found, layouts, strict=True)
                 ]
-            self._spaces[key] = Space.of(found)
-        return self._spaces[key]
+            self.known.spaces[key] = Space.of(found)
+        return self.known.spaces[key]
 
     def _sum_costs(self, op: Op, space: Space, of: Sums) -> np.ndarray:
         """Seconds from each strategy to each layout of the result, infinite where none leads."""
         key = (of, op.results[0].type)
-        if key not in self._sums:
+        if key not in self.known.sums:
             costs = np.full((len(space.strategies), len(of.layouts)), np.inf)
             for pair, way in of.ways.items():
                 costs[pair] = 0.0
                 if way.reduced:
                     costs[pair] = sums.sum_seconds(self.mesh, way, self._partial_bytes(op, way))
-            self._sums[key] = costs
-        return self._sums[key]
+            self.known.sums[key] = costs
+        return self.known.sums[key]
 
     def _op_costs(self, op: Op, space: Space, weight: float) -> np.ndarray:
         """Seconds per step of each strategy; once for all trivial ops of the same types."""
@@ -434,11 +445,11 @@ class ShardGraph:
             )
         types = tuple([value.type for value in (*op.operands, *op.results)])
         key = (space, op.name, weight, types)
-        found = self._trivial.get(key)
+        found = self.known.trivial.get(key)
         if found is None:
             seconds = op_seconds(op.view, self.cluster) * space.shares
             seconds = seconds + self._sum_seconds(op, space)
-            found = self._trivial[key] = weight * seconds
+            found = self.known.trivial[key] = weight * seconds
         return found
 
     def _sum_seconds(self, op: Op, space: Space) -> np.ndarray | float:
@@ -446,8 +457,8 @@ class ShardGraph:
         if space.sums is not None:
             return 0.0
         key = (space, *(result.type for result in op.results))
-        if key not in self._sums:
-            self._sums[key] = np.array(
+        if key not in self.known.sums:
+            self.known.sums[key] = np.array(
                 [
                     sums.sum_seconds(self.mesh, strategy, self._partial_bytes(op, strategy))
                     if strategy.reduced
@@ -455,7 +466,7 @@ class ShardGraph:
                     for strategy in space.strategies
                 ]
             )
-        return self._sums[key]
+        return self.known.sums[key]
 
     def _partial_bytes(self, op: Op, strategy: Strategy) -> list[float]:
         return [

@@ -28,7 +28,7 @@ from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.liveness import Residence, held
 from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.passes.sharding.rules import populated
-from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
+from alpa.passes.sharding.shard_graph import Known, Placed, RuleOf, ShardGraph
 from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
 from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
 
@@ -92,8 +92,9 @@ class ClassSolver:
     ) -> list[ClassCosts]:
         """One entry per price: what a device's memory costs, in steps of the fastest choice."""
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
+        known = Known()
         parts = [
-            _part(layer, mesh, self.cluster, self.plan, rule_of)
+            _part(layer, mesh, self.cluster, self.plan, rule_of, known)
             for layer, rule_of in zip(self.classes.classes, self.rules, strict=True)
         ]
         whole = _Whole.of(self.classes, parts, self.plan)
@@ -110,9 +111,14 @@ def class_solver(classes: LayerClasses, cluster: Cluster, plan: Plan) -> Generat
 
 
 def _part(
-    layer: LayerClass, mesh: LogicalMesh, cluster: Cluster, plan: Plan, rule_of: RuleOf
+    layer: LayerClass,
+    mesh: LogicalMesh,
+    cluster: Cluster,
+    plan: Plan,
+    rule_of: RuleOf,
+    known: Known,
 ) -> _Part:
-    graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None)
+    graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None, known)
     built = MeshPart(layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1)
     given = {c.result for c in _constraints(layer)}
     steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]] = []
