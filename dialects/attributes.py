@@ -17,6 +17,7 @@ FOLLOW = "alpa.follow"
 FLOPS = "alpa.flops"
 PART = "alpa.part"
 SECONDS = "alpa.seconds"
+REMAT = "alpa.remat"
 RESHARD = "alpa.reshard"
 MESHES = "alpa.meshes"
 PLAN = "alpa.plan"
@@ -334,6 +335,12 @@ def read_part(op: ir.OpView) -> Part | None:
     if attr is None:
         return None
     return _one_of(PART, ir.StringAttr(attr).value, get_args(Part))
+
+
+def read_remat(op: ir.OpView) -> tuple[int, ...]:
+    """`alpa.remat` of a fragment: the layers whose forward ops it computes again."""
+    attr = op.attributes.get(REMAT)
+    return () if attr is None else tuple(ir.DenseI64ArrayAttr(attr))
 
 
 def read_int(op: ir.OpView | ir.Operation, name: str) -> int | None:

@@ -21,6 +21,9 @@ Options:
     num-micro-batches: how often forward and backward run before the update does.
     schedule: which micro-batches are in flight; decides what memory admits.
     mesh-rank: logical axes of a mesh inside one host; a mesh over hosts always has two.
+    remat: which layers' backward parts compute again what they need of their forward parts
+        (`stages/remat.py`): no layer's, every layer's, or, with `auto`, those of stages that are
+        possible or faster so within the memory.
 
 Fails when:
     there is no such cluster, or not the mesh that the program's own shardings name
@@ -30,8 +33,10 @@ Fails when:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -63,7 +68,8 @@ from alpa.passes.stages.cost import (
 )
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.merge import FragmentBuilder, Stages
-from alpa.passes.stages.search import Option, bounded, costed, views
+from alpa.passes.stages.remat import Remat, rematerialise, rematerialised
+from alpa.passes.stages.search import Option, bounded, costed, remat_bounds, views, with_shares
 
 if TYPE_CHECKING:
     from alpa.passes.solve import stage_dp
@@ -79,6 +85,7 @@ class StageMeshPartition(Pass):
     num_micro_batches: int = option(1, "forward and backward runs per update")
     schedule: Schedule = option("gpipe", "order of the micro-batches")
     mesh_rank: Literal["1", "2"] = option("2", "logical axes of a mesh inside one host")
+    remat: Remat = option("auto", "layers to compute twice instead of keeping what they compute")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -107,7 +114,13 @@ class StageMeshPartition(Pass):
         given = take_user_shardings(module, function, results, cluster, remark)
         if self.num_micro_batches > 1:
             _require_roles(function, arguments, results)
+        if self.remat == "layer":
+            rematerialise(function)
+            graph = Graph.of(body(function))
         stages = self._stages(function, graph, cluster, given)
+        if stages.rematerialised:
+            rematerialise(function, stages.rematerialised)
+            graph = Graph.of(body(function))
         shardings = given.arguments if given else {}
         FragmentBuilder(module, function, graph, arguments, results, stages, shardings).rewrite(
             replace(
@@ -144,10 +157,19 @@ class StageMeshPartition(Pass):
                 )
             return _one_stage(graph, cluster, given, num_layers, self.num_micro_batches)
         plan = self._plan()
-        classes = layer_classes(
-            graph, read_arguments(function), read_results(function), num_layers, cluster, plan
-        )
-        with class_solver(classes, cluster, plan) as solver:
+        arguments, results = read_arguments(function), read_results(function)
+        classes = layer_classes(graph, arguments, results, num_layers, cluster, plan)
+        with ExitStack() as stack:
+            solver = stack.enter_context(class_solver(classes, cluster, plan))
+
+            @cache
+            def remat_solver() -> ClassSolver:
+                copy = stack.enter_context(rematerialised(function))
+                again = layer_classes(
+                    Graph.of(body(copy)), arguments, results, num_layers, cluster, plan
+                )
+                return stack.enter_context(class_solver(again, cluster, plan))
+
             search = _Search(
                 function=function,
                 cluster=cluster,
@@ -156,6 +178,7 @@ class StageMeshPartition(Pass):
                 transfers=transfer_seconds(boundary_bytes(graph, num_layers), cluster),
                 mesh_rank=int(self.mesh_rank),
                 solver=solver,
+                remat_solver=remat_solver if self.remat == "auto" else None,
             )
             return search.run()
 
@@ -176,6 +199,8 @@ class _Search:
     transfers: np.ndarray
     mesh_rank: int
     solver: ClassSolver
+    remat_solver: Callable[[], ClassSolver] | None
+    """of the same layers rematerialised; None where that is not to be chosen"""
 
     def run(self) -> Stages:
         """The best stages and their meshes."""
@@ -187,22 +212,27 @@ class _Search:
         except ValueError as error:
             raise PassError(self.function, str(error)) from error
         (one,) = costed(self.solver, 1, 1, [(1,)])
-        options = {shape: [bounded(one, *shape)] for shape in submeshes}
-        options[1, 1] = [one]
+        options = {shape: self._with_remat([bounded(one, *shape)], one) for shape in submeshes}
+        options[1, 1] = self._with_remat([one], one)
         whole = (cluster.hosts, cluster.devices_per_host)
         shapes = views(*whole, self.mesh_rank)
-        if (self.num_stages == 1 or len(one.seconds) == 1) and len(shapes) == 1:
+        unsplit = one.max_in_flight(cluster.device.memory)[0, -1]
+        if (
+            (self.num_stages == 1 or len(one.seconds) == 1)
+            and len(shapes) == 1
+            and (self.remat_solver is None or unsplit >= self.plan.num_micro_batches)
+        ):
             # One stage, on one view of all devices: there is nothing to choose.
             options[whole] = [replace(options[whole][0], shape=shapes[0])]
         while True:
             flat = [option for mine in options.values() for option in mine]
             solution = self._solve(flat)
             chosen = [flat[stage.submesh] for stage in solution.stages]
-            unknown = {(o.hosts, o.devices) for o in chosen if o.shape is None}
+            unknown = {((o.hosts, o.devices), o.remat) for o in chosen if o.shape is None}
             if not unknown:
                 break
-            for shape in unknown:
-                options[shape] = costed(self.solver, *shape, views(*shape, self.mesh_rank))
+            for submesh, remat in unknown:
+                self._cost(options, one, submesh, remat)
         places = placement.place(
             cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
         )
@@ -226,7 +256,37 @@ class _Search:
             for s, stage in enumerate(solution.stages)
             for layer in range(stage.first, stage.last + 1)
         }
-        return Stages(layer_stage, meshes, solution.objective, tuple(peaks))
+        again = [
+            layer
+            for stage, found in zip(solution.stages, chosen, strict=True)
+            for layer in found.rematerialised(stage.first, stage.last)
+        ]
+        return Stages(
+            layer_stage,
+            meshes,
+            solution.objective,
+            tuple(peaks),
+            rematerialised=frozenset(again),
+        )
+
+    def _cost(
+        self,
+        options: dict[tuple[int, int], list[Option]],
+        one: Option,
+        submesh: tuple[int, int],
+        remat: float,
+    ) -> None:
+        """Puts a submesh's costs where bounds were; rematerialised, if they are known without."""
+        shapes = views(*submesh, self.mesh_rank)
+        known = [o for o in options[submesh] if o.shape is not None and not o.remat]
+        if remat and known and self.remat_solver is not None:
+            found = costed(self.remat_solver(), *submesh, shapes, remat)
+            options[submesh] = known + with_shares(known, found)
+        else:
+            options[submesh] = self._with_remat(costed(self.solver, *submesh, shapes), one)
+
+    def _with_remat(self, options: list[Option], one: Option) -> list[Option]:
+        return options if self.remat_solver is None else options + remat_bounds(options, one)
 
     def _solve(self, options: Sequence[Option]) -> stage_dp.Solution:
         from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time

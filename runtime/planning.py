@@ -29,6 +29,7 @@ from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.text import element_text
 from alpa.passes.sharding.baselines import Intra
+from alpa.passes.stages.remat import Remat
 
 Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
 
@@ -53,6 +54,7 @@ class Settings:
     schedule: Literal["auto"] | Schedule = "auto"
     intra: Intra = "auto"
     inter: Inter = "auto"
+    remat: Remat = "auto"
 
     def options(self, schedule: Schedule) -> dict[str, str]:
         """The options of the passes, by their names with dashes."""
@@ -67,6 +69,7 @@ class Settings:
             "num-micro-batches": str(self.num_micro_batches),
             "schedule": schedule,
             "intra": self.intra,
+            "remat": self.remat,
             **inter[self.inter],
         }
 

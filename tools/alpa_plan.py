@@ -32,6 +32,7 @@ from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening
 from alpa.passes.sharding.baselines import Intra
+from alpa.passes.stages.remat import Remat
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Clock, Inter, Planned, PlanningError, Settings, plan
 from alpa.tools import zoo
@@ -131,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
         help="between meshes: the whole space, one stage, or stages of equal layers or layers of "
         "equal numbers of contractions; default: auto",
     )
+    add(
+        "--remat",
+        choices=get_args(Remat),
+        default="auto",
+        help="layers whose activations are computed again in the backward part instead of kept: "
+        "no layer's, every layer's, or where memory asks for it; default: auto",
+    )
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
     add("--json", type=Path, metavar="PLAN.json", help="where to write its numbers")
@@ -152,6 +160,7 @@ def _process(options: argparse.Namespace) -> None:
         schedule=options.schedule,
         intra=options.intra,
         inter=options.inter,
+        remat=options.remat,
     )
     settings.check()
     with _progress() as clock:

@@ -130,7 +130,7 @@ def _stages(view: _View) -> list[str]:
     notes = "seconds per micro-batch, of the update per step; bytes per device"
     if memory:
         notes += f"; peak as a share of {size_text(memory)}"
-    return [*_aligned(rows), f"({notes})", *_in_words(report)]
+    return [*_aligned(rows), f"({notes})", *_in_words(report), *_rematerialised(report)]
 
 
 def _in_words(report: PlanReport) -> list[str]:
@@ -145,6 +145,15 @@ def _in_words(report: PlanReport) -> list[str]:
         lines.append(f"{name}: {splits}")
         lines += [f"{' ' * len(name)}  {held}"] if held else []
     return lines
+
+
+def _rematerialised(report: PlanReport) -> list[str]:
+    """The layers of each stage that are computed twice."""
+    return [
+        f"{_stage_name([number])}: remat: layers {_layers(stage.remat)}"
+        for number, stage in enumerate(report.stages)
+        if stage.remat
+    ]
 
 
 def _stage_name(numbers: Sequence[int]) -> str:

@@ -176,3 +176,9 @@ def folds_into_dots(op: ir.OpView) -> bool:
     return dims == swapped and all(
         isinstance(use.owner, stablehlo.DotGeneralOp) for use in op.results[0].uses
     )
+
+
+def has_effects(op: ir.OpView) -> bool:
+    """Whether an op is a custom call that says it does more than compute its results."""
+    effect = op.has_side_effect if isinstance(op, stablehlo.CustomCallOp) else None
+    return effect is not None and ir.BoolAttr(effect).value

@@ -28,6 +28,7 @@ from alpa.dialects.attributes import (
     SolverReport,
     read_float,
     read_meshes,
+    read_remat,
     read_solver_reports,
 )
 from alpa.dialects.checks import check_planned
@@ -86,6 +87,8 @@ class StageReport:
 
     mesh: str
     layers: tuple[str, ...]
+    remat: tuple[str, ...]
+    """of the layers, those whose backward part computes again what it needs of its forward part"""
     forward_seconds: float
     backward_seconds: float
     update_seconds: float
@@ -353,10 +356,12 @@ class _Reader:
         peaks = program.plan.predicted_peak_bytes
         seconds: dict[Part, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0}
         layers: dict[str, None] = {}
+        remat: list[int] = []
         for step, op in zip(program.steps, self._ops, strict=True):
             if isinstance(step, Transfer) or step.mesh != mesh:
                 continue
             seconds[step.part] += read_float(op, SECONDS) or 0.0
+            remat += read_remat(op)
             if step.part == "forward":
                 layers.update(dict.fromkeys(origin.name for origin in step.origins))
 
@@ -368,6 +373,7 @@ class _Reader:
         return StageReport(
             mesh=mesh,
             layers=tuple(layers),
+            remat=tuple(f"layer_{layer}" for layer in sorted(remat)),
             forward_seconds=seconds["forward"],
             backward_seconds=seconds["backward"],
             update_seconds=seconds["update"],

@@ -30,7 +30,7 @@ import numpy as np
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
-from alpa.passes.analysis.graph import element_bytes, type_bytes
+from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
 from alpa.passes.base import PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -307,7 +307,7 @@ class ShardGraph:
             self.add_constraint(op, weight)
         elif isinstance(view, sdy.ManualComputationOp):
             self._add_manual(op, view, weight)
-        elif all(_rank(v) == 0 for v in (*op.results, *op.operands)) and not _has_effects(view):
+        elif all(_rank(v) == 0 for v in (*op.results, *op.operands)) and not has_effects(view):
             for result in op.results:
                 self.placed[result] = Placed(_SCALAR, _NO_LAYOUT, result.type)
         else:
@@ -484,7 +484,7 @@ class ShardGraph:
                 "; alpa.passes.register_sharding_rule or an sdy.sharding_rule attribute would let "
                 "it be split"
             )
-            if _has_effects(view):
+            if has_effects(view):
                 raise PassError(
                     view,
                     f"{name} has side effects and no sharding rule: each device would run it"
@@ -562,11 +562,6 @@ def _backwards(rule: ShardingRule) -> ShardingRule:
 
 def _replicated(value: ir.Value) -> Layout:
     return ((),) * max(0, _rank(value))
-
-
-def _has_effects(op: ir.OpView) -> bool:
-    effect = op.has_side_effect if isinstance(op, stablehlo.CustomCallOp) else None
-    return effect is not None and ir.BoolAttr(effect).value
 
 
 def _rank(value: ir.Value) -> int:

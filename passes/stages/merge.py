@@ -14,6 +14,7 @@ from alpa.dialects.attributes import (
     FLOPS,
     MESHES,
     PART,
+    REMAT,
     SECONDS,
     Argument,
     MeshAssignment,
@@ -46,6 +47,8 @@ class Stages:
     peak_bytes: tuple[int, ...]
     axis_names: tuple[str, ...] | None = None
     """of every mesh, where the program names them"""
+    rematerialised: frozenset[int] = frozenset()
+    """layers whose backward parts are still to be changed (`stages/remat.py`)"""
 
 
 @dataclass(frozen=True)
@@ -255,6 +258,10 @@ class FragmentBuilder:
             return_([inside[v] for v in outputs])
         devices = len(self.stages.meshes[group.mesh].devices)
         seconds = sum(computation_seconds(c, cluster) for c in computations) / devices
+        again = [c for c in computations if REMAT in c.attributes]
+        layers = sorted(layer_of(Origin.from_attr(c.attributes["origin"])) or 0 for c in again)
+        if layers:
+            op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(layers)
         op.attributes[PART] = ir.StringAttr.get(group.part)
         op.attributes[SECONDS] = f64(seconds)
         op.attributes[FLOPS] = ir.IntegerAttr.get(

@@ -4,12 +4,17 @@ A submesh offers the DP `Option`s: its logical views, each at several prices of 
 (`class_costs.py`). Solving for them takes seconds, so a submesh is at first assumed to split all
 work and memory evenly and to send nothing: no sharding does better. The DP is solved, the submeshes
 that its cut uses are costed, and so on until a cut uses none that is not: then no other is better.
+
+Rematerialisation is found in the same way: a submesh whose costs are known is at first assumed to
+rematerialise for nothing, and to keep nothing for the backward part. Where all that is fast fits
+into memory, no cut uses this assumption, and nothing is costed a second time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
@@ -19,6 +24,8 @@ from alpa.passes.stages.layer_classes import LayerClasses
 
 PRICES = (0.0, 1.0, 100.0)
 """Of memory: the fastest sharding, and ones that hold less and less (see `ClassSolver.solve`)."""
+SHARES = (0.25, 0.5, 0.75)
+"""Of a stage's layers that are rematerialised, where not all or none are."""
 _NO_LIMIT = 1 << 30
 """More micro-batches in flight than any schedule has: memory is no limit."""
 
@@ -33,10 +40,19 @@ class Option:
     """None while its costs are not known, only bounded from below"""
     seconds: np.ndarray
     update: np.ndarray
-    fixed_bytes: np.ndarray
-    """per device, whatever is in flight"""
+    state_bytes: np.ndarray
+    """per device, all the time"""
+    transient_bytes: np.ndarray
+    """per device, the most that is needed besides at any time"""
     activation_bytes: np.ndarray
     """per device and micro-batch in flight"""
+    remat: float = 0.0
+    """the share of a stage's layers, from its first on, that are rematerialised"""
+
+    @property
+    def fixed_bytes(self) -> np.ndarray:
+        """Per device, whatever is in flight."""
+        return self.state_bytes + self.transient_bytes
 
     def max_in_flight(self, memory: float) -> np.ndarray:
         """How many micro-batches fit, 0 where not even the states do."""
@@ -46,6 +62,10 @@ class Option:
                 self.activation_bytes > 0, free // self.activation_bytes, float(_NO_LIMIT)
             )
         return np.where(free > 0, np.clip(fits, 0, _NO_LIMIT), 0).astype(np.int64)
+
+    def rematerialised(self, first: int, last: int) -> range:
+        """The layers of a stage that are."""
+        return range(first, first + ceil(self.remat * (last + 1 - first)))
 
 
 def views(hosts: int, devices: int, rank: int) -> list[tuple[int, ...]]:
@@ -75,18 +95,94 @@ def bounded(one_device: Option, hosts: int, devices: int) -> Option:
         shape=None,
         seconds=one_device.seconds / count,
         update=one_device.update / count,
-        fixed_bytes=one_device.fixed_bytes / count,
+        state_bytes=one_device.state_bytes / count,
+        transient_bytes=one_device.transient_bytes / count,
         activation_bytes=one_device.activation_bytes / count,
     )
 
 
+def remat_bounds(options: Sequence[Option], one_device: Option) -> list[Option]:
+    """What rematerialised layers do not undercut on a submesh: the time of each view's fastest
+    option, and the memory of an even split that keeps nothing for the backward part.
+
+    It computes more and sends as much; only a sharding that a stage had no memory for is faster.
+    """
+    fastest: dict[tuple[int, ...] | None, Option] = {}
+    for option in options:
+        fastest.setdefault(option.shape, option)
+    return [
+        replace(
+            option,
+            shape=None,
+            state_bytes=one_device.state_bytes / (option.hosts * option.devices),
+            transient_bytes=np.zeros_like(option.transient_bytes),
+            activation_bytes=np.zeros_like(option.activation_bytes),
+            remat=1.0,
+        )
+        for option in fastest.values()
+    ]
+
+
+def with_shares(options: Sequence[Option], remat: Sequence[Option]) -> list[Option]:
+    """Options that rematerialise every layer, and for each those that do so with the first ones.
+
+    `options` are the same views and prices without. The first layers, because their backward parts
+    run last: what they compute again has the place of what the others kept.
+    """
+    return [
+        one
+        for without, whole in zip(options, remat, strict=True)
+        for one in (*(_mixed(without, whole, share) for share in SHARES), whole)
+    ]
+
+
+def _mixed(without: Option, whole: Option, share: float) -> Option:
+    """The first layers of each interval as in `whole`, the others as in `without`.
+
+    What crosses between the two takes as long as in the option where it takes longer.
+    """
+    count = len(whole.seconds)
+    first, last = np.triu_indices(count)
+    seam = first + np.ceil(share * (last + 1 - first)).astype(int)
+    inside = seam <= last
+    i, k, j = first[inside], seam[inside], last[inside]
+
+    def put(array: np.ndarray, mixed: np.ndarray) -> np.ndarray:
+        array = array.copy()
+        array[i, j] = mixed
+        return array
+
+    def sum_of(name: str) -> np.ndarray:
+        a, b = getattr(whole, name), getattr(without, name)
+        crossing = [x[i, j] - x[i, k - 1] - x[k, j] for x in (a, b)]
+        return put(a, a[i, k - 1] + b[k, j] + np.maximum(*crossing))
+
+    a, b = whole.transient_bytes, without.transient_bytes
+    return replace(
+        whole,
+        seconds=sum_of("seconds"),
+        update=sum_of("update"),
+        state_bytes=sum_of("state_bytes"),
+        transient_bytes=put(a, np.maximum(a[i, k - 1], b[k, j])),
+        activation_bytes=sum_of("activation_bytes"),
+        remat=share,
+    )
+
+
 def costed(
-    solver: ClassSolver, hosts: int, devices: int, shapes: Sequence[tuple[int, ...]]
+    solver: ClassSolver,
+    hosts: int,
+    devices: int,
+    shapes: Sequence[tuple[int, ...]],
+    remat: float = 0.0,
 ) -> list[Option]:
-    """The options of a submesh."""
+    """The options of a submesh, the fastest sharding of each view before others.
+
+    `remat` is the share of layers that the solver's programs rematerialise.
+    """
     prices = PRICES if hosts * devices > 1 else PRICES[:1]
     return [
-        _option(solver.classes, found, hosts, devices, shape)
+        replace(_option(solver.classes, found, hosts, devices, shape), remat=remat)
         for shape in shapes
         for found in solver.solve(hosts, devices, shape, prices)
     ]
@@ -112,7 +208,8 @@ def _option(
         shape=shape,
         seconds=np.where(valid, seconds, np.inf),
         update=np.where(valid, update, np.inf),
-        fixed_bytes=intervals(costs.state[at]) + _largest(costs.transient[at]),
+        state_bytes=intervals(costs.state[at]),
+        transient_bytes=_largest(costs.transient[at]),
         activation_bytes=intervals(costs.activation[at]),
     )
 

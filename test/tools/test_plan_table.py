@@ -141,6 +141,15 @@ def test_the_whole_table() -> None:
     assert plan_table(parse(PLANNED)) == TABLE
 
 
+def test_rematerialised_layers_are_named() -> None:
+    backward = '{alpa.part = "backward", alpa.seconds = 1.2e-4 : f64}'
+    marked = backward.replace("}", ", alpa.remat = array<i64: 2>}")
+    assert PLANNED.count(backward) == 1
+    table = plan_table(parse(PLANNED.replace(backward, marked)))
+    assert "\nstage 1: remat: layers 2\n" in table
+    assert "stage 0: remat" not in table
+
+
 def test_equal_strategies_stand_together() -> None:
     table = plan_table(parse(PIPELINED))
     assert table.count("(axis0=2)") == 1

@@ -1,0 +1,200 @@
+"""Rematerialisation: a layer's backward part computes again what it reads of its forward part.
+
+Before:
+    %h, %r = mpmd.named_computation<"layer_0"(0)> (%w, %x) ...      // only the backward reads %r
+    %g = mpmd.named_computation<"layer_0"(1)> (%w, %r, %d) ...
+
+After:
+    %h = mpmd.named_computation<"layer_0"(0)> (%w, %x) ...
+    %g = mpmd.named_computation<"layer_0"(1)> (%w, %x, %d) {alpa.remat} ...      // makes %r itself
+
+So a micro-batch in flight keeps what enters a layer, not what the layer computes on the way. The
+backward part begins with copies of those forward ops that lead to what it reads. They start from
+what is there anyway: the forward part's operands, and its results that others read. What must not
+be computed twice stays a result: random numbers drawn without a key, custom calls with side
+effects, ops that nobody knows. Forward and backward parts become programs of their own, so no
+compiler can merge a copy with its original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from alpa.dialects import body, func, ir, mpmd, stablehlo, walk
+from alpa.dialects.attributes import FLOPS, REMAT, Part, i64
+from alpa.dialects.mpmd_types import Origin, named_computation, return_
+from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.graph import Graph, has_effects, replace_operands, used_values
+from alpa.passes.simplify.op_kinds import CONTROL_FLOW, PURE
+from alpa.passes.stages.cost import layer_of, part_of
+
+Remat = Literal["none", "layer", "auto"]
+
+_REPEATABLE = (
+    PURE
+    | CONTROL_FLOW
+    | {
+        "sdy.manual_computation",
+        "sdy.return",
+        "sdy.sharding_constraint",
+        "stablehlo.all_gather",
+        "stablehlo.all_reduce",
+        "stablehlo.all_to_all",
+        "stablehlo.collective_permute",
+        "stablehlo.dynamic_gather",
+        "stablehlo.optimization_barrier",
+        "stablehlo.partition_id",
+        "stablehlo.reduce_scatter",
+        "stablehlo.return",
+        "stablehlo.rng_bit_generator",
+    }
+)
+
+
+def rematerialise(function: func.FuncOp, layers: Collection[int] | None = None) -> None:
+    """Rewrites the given layers, or all, of a clustered program in place.
+
+    A layer stays as it is where its backward part reads nothing that can be computed again, or
+    where its forward part exists for its backward part alone.
+    """
+    parts: dict[int, dict[Part, ir.OpView]] = {}
+    for op in body(function).operations:
+        if isinstance(op, mpmd.NamedComputationOp):
+            origin = Origin.from_attr(op.attributes["origin"])
+            layer = layer_of(origin)
+            if layer is not None:
+                parts.setdefault(layer, {})[part_of(origin)] = op
+    for layer, mine in parts.items():
+        if (layers is None or layer in layers) and {"forward", "backward"} <= mine.keys():
+            _rematerialise(mine["forward"], mine["backward"])
+
+
+@contextmanager
+def rematerialised(function: func.FuncOp) -> Generator[func.FuncOp]:
+    """A copy of a clustered program in which all layers are, in a module that lives as long."""
+    with function.location:
+        module = ir.Module.create()
+        copy = function.operation.clone(ip=ir.InsertionPoint(module.body)).opview
+    assert isinstance(copy, func.FuncOp)
+    rematerialise(copy)
+    yield copy
+
+
+def _rematerialise(forward: ir.OpView, backward: ir.OpView) -> None:
+    graph = Graph.of(body(forward))
+    results = list(zip(graph.returned, forward.results, strict=True))
+    wanted = [v for v, result in results if _is_read_by(result, backward)]
+    kept = [v for v, result in results if not _is_read_by(result, backward)]
+    again, stays = _repeated(graph, wanted, kept)
+    returned = list(dict.fromkeys([*kept, *stays]))
+    if not wanted or not returned:
+        return
+    outside: dict[ir.Value, ir.Value] = dict(
+        zip(body(forward).arguments, forward.operands, strict=True)
+    )
+    values = [graph.values[v] for v in returned]
+    smaller = _computation(forward, _live(graph, returned), values, outside)
+    outside = dict(zip(values, smaller.results, strict=True)) | outside
+    inner: dict[ir.Value, ir.Value] = {result: graph.values[v] for v, result in results}
+    for argument, operand in zip(body(backward).arguments, backward.operands, strict=True):
+        if operand in inner:
+            # Both computations go in the end: until then one reads the other's values.
+            argument.replace_all_uses_with(inner[operand])
+        else:
+            outside[argument] = operand
+    *own, end = body(backward).operations
+    ops = [*(graph.ops[o] for o in again), *own]
+    larger = _computation(backward, ops, list(end.operands), outside)
+    if again:
+        larger.attributes[REMAT] = ir.UnitAttr.get()
+    for old, new in zip(backward.results, larger.results, strict=True):
+        old.replace_all_uses_with(new)
+    backward.erase()
+    for v, result in results:
+        if v in kept:
+            result.replace_all_uses_with(outside[graph.values[v]])
+    forward.erase()
+
+
+def _is_read_by(value: ir.Value, reader: ir.OpView) -> bool:
+    """Whether an op reads a value, and no other one does."""
+    uses = list(value.uses)
+    return bool(uses) and all(use.owner == reader for use in uses)
+
+
+def _repeated(
+    graph: Graph, wanted: Sequence[int], kept: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The ops that make values again, from arguments and kept ones; and which values have to stay.
+
+    Those stay that an op makes which must not run twice.
+    """
+    known = {*range(graph.num_arguments), *kept}
+    again: set[int] = set()
+    stays: list[int] = []
+    waiting = list(wanted)
+    while waiting:
+        v = waiting.pop()
+        if v in known:
+            continue
+        known.add(v)
+        o = graph.producer[v]
+        if not _is_repeatable(graph.ops[o]):
+            stays.append(v)
+        elif o not in again:
+            again.add(o)
+            waiting += graph.operands[o]
+    return sorted(again), sorted(stays)
+
+
+def _live(graph: Graph, returned: Sequence[int]) -> list[ir.OpView]:
+    """The ops that lead to what is returned, or that have to run anyway."""
+    effects = [o for o, op in enumerate(graph.ops) if not _is_repeatable(op)]
+    inside = graph.cone([*returned, *(v for o in effects for v in graph.operands[o])])
+    return [op for o, op in enumerate(graph.ops) if inside[o] or o in effects]
+
+
+def _is_repeatable(op: ir.OpView) -> bool:
+    """Whether an op gives the same numbers each time and does nothing else."""
+    nested = (inner for region in op.regions for block in region.blocks for inner in walk(block))
+    return all(
+        not has_effects(one)
+        if isinstance(one, stablehlo.CustomCallOp)
+        else one.operation.name in _REPEATABLE
+        for one in (op, *nested)
+    )
+
+
+def _computation(
+    old: ir.OpView,
+    ops: Sequence[ir.OpView],
+    returned: Sequence[ir.Value],
+    outside: Mapping[ir.Value, ir.Value],
+) -> mpmd.NamedComputationOp:
+    """A computation of copies of ops, before an old one, whose name it has.
+
+    `outside` says what stands outside for a value that they read and do not make.
+    """
+    made = {result for op in ops for result in op.results}
+    read = [*(v for op in ops for v in used_values(op)), *returned]
+    entering = {v: outside[v] for v in read if v not in made and v in outside}
+    inputs = list(dict.fromkeys(entering.values()))
+    with ir.InsertionPoint(old):
+        computation, block = named_computation(
+            Origin.from_attr(old.attributes["origin"]),
+            inputs,
+            [value.type for value in returned],
+            loc=old.location,
+        )
+    argument = dict(zip(inputs, block.arguments, strict=True))
+    inside: dict[ir.Value, ir.Value] = {v: argument[outer] for v, outer in entering.items()}
+    for op in ops:
+        clone = op.operation.clone(ip=ir.InsertionPoint(block)).opview
+        replace_operands(clone, inside)
+        inside.update(zip(op.results, clone.results, strict=True))
+    with ir.InsertionPoint(block), computation.location:
+        return_([inside[value] for value in returned])
+    computation.attributes[FLOPS] = i64(int(sum(op_cost.flops(op) for op in ops)))
+    return computation
