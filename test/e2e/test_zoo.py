@@ -19,6 +19,8 @@ import pytest
 
 from alpa import passes, runtime
 from alpa.dialects import parse
+from alpa.passes.analysis.plan_report import PlanReport
+from alpa.passes.analysis.planned import Program
 from alpa.runtime.local import Executable
 from alpa.runtime.placement import Placement
 from alpa.runtime.reference import compare, run_unplanned
@@ -108,17 +110,58 @@ def test_both_schedules_equal_plain_jax(family: str, num_stages: int, schedule: 
     check_sgd(family, 4, with_schedule(schedule, num_stages))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rematerialised_layers_equal_plain_jax(family: str, schedule: str) -> None:
+    check_sgd(family, 4, with_schedule(schedule).replace("}}", " remat=layer}}"))
+
+
+def kept_activations(planned: Program) -> list[set[int]]:
+    """For each mesh what its forward parts make and its backward parts read."""
+    kept: list[set[int]] = []
+    for mesh in planned.meshes:
+        here = [f for f in planned.fragments if f.mesh == mesh.name]
+        made = {v for f in here if f.part == "forward" for v in f.outputs}
+        kept.append(made & {v for f in here if f.part == "backward" for v in f.inputs})
+    return kept
+
+
+def test_rematerialised_layers_keep_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that wait for their backward part, counted while a step runs, and as planned."""
+    program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2)
+    state, batch = program.init_state(0), program.random_batch(1, 4)
+    arguments, expected = leaves((state, batch)), looped_step(program, state, batch, 4)
+    execute, most = Executable._execute, {"none": 0, "layer": 0}
+    planned_bytes: dict[str, int] = {}
+    kept = set[int]()
+    remat = "none"
+
+    def counted(self: Executable, store: dict[Any, Any], instruction: Any) -> None:
+        execute(self, store, instruction)
+        now = sum(array.nbytes for (value, _), array in store.items() if value in kept)
+        most[remat] = max(most[remat], now)
+
+    monkeypatch.setattr(Executable, "_execute", counted)
+    for remat in most:
+        options = f"cluster=cpu:1x2 num-layers=2 num-stages=2 schedule=1f1b remat={remat}"
+        module = passes.run(program.lower(1), f"alpa{{{options} num-micro-batches=4}}")
+        planned_bytes[remat] = PlanReport.of(module).stages[0].activation_bytes
+        loaded = runtime.load(module, compiler_options=FAST_COMPILE)
+        kept = set().union(*kept_activations(loaded.program))
+        results = [np.asarray(result) for result in loaded(*arguments)]
+        assert all(row.ok for row in compare(results, expected))
+    assert most["layer"] < 0.1 * most["none"]
+    assert planned_bytes["layer"] < 0.1 * planned_bytes["none"]
+
+
 def test_the_executor_keeps_what_the_schedule_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations that wait for their backward, counted while a step runs."""
     program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2)
     text = program.lower(1)
     loaded = runtime.load(passes.run(text, PLAN.format(4)), compiler_options=FAST_COMPILE)
     planned = loaded.program
-    kept = [set[int](), set[int]()]
-    for mesh, values in zip(planned.meshes, kept, strict=True):
-        here = [f for f in planned.fragments if f.mesh == mesh.name]
-        made = {v for f in here if f.part == "forward" for v in f.outputs}
-        values |= made & {v for f in here if f.part == "backward" for v in f.inputs}
+    kept = kept_activations(planned)
     execute, peaks = Executable._execute, [0, 0]
 
     def counted(self: Executable, store: dict[Any, Any], instruction: Any) -> None:

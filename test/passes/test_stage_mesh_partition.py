@@ -14,7 +14,13 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, parse, terminator
-from alpa.dialects.attributes import Plan, read_arguments, read_meshes, read_results
+from alpa.dialects.attributes import (
+    Plan,
+    read_arguments,
+    read_meshes,
+    read_remat,
+    read_results,
+)
 from alpa.passes.analysis.graph import replace_operands
 from alpa.runtime.reference import compare, random_arguments, run_unplanned
 
@@ -84,16 +90,21 @@ def joined(planned: ir.Module) -> ir.Module:
     return plain
 
 
-@pytest.mark.parametrize("cluster", ["cpu:1x2", "cpu:2x4"])
+@pytest.mark.parametrize(
+    ("cluster", "remat"), [("cpu:1x2", "none"), ("cpu:2x4", "none"), ("cpu:1x2", "layer")]
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_stages_compute_the_step(name: str, cluster: str) -> None:
+def test_the_stages_compute_the_step(name: str, cluster: str, remat: str) -> None:
     text = step_text(OPTIMIZERS[name]())
     program = parse(text)
     arguments = random_arguments(program, 0)
     expected = run_unplanned(program, arguments)
-    stages = f"stage-mesh-partition{{cluster={cluster} num-stages=2}}"
+    stages = f"stage-mesh-partition{{cluster={cluster} num-stages=2 remat={remat}}}"
     planned = alpa.passes.run(text, f"{CLUSTERED},{stages}")
     main = main_function(planned)
+    again = [layer for op in body(main).operations for layer in read_remat(op)]
+    # What the first layers make is read by the next ones, so it is kept.
+    assert again == ([2] if remat == "layer" else [])
     inputs = [argument.input for argument in read_arguments(main)]
     outputs = [result.output for result in read_results(main)]
     assert len(read_meshes(main)) == 2
@@ -101,6 +112,60 @@ def test_the_stages_compute_the_step(name: str, cluster: str) -> None:
     assert sorted(set(outputs)) == list(range(len(expected)))
     found = run_unplanned(joined(planned), [arguments[i] for i in inputs])
     assert all(row.ok for row in compare(found, [expected[r] for r in outputs]))
+
+
+def random_layer(seed: int) -> str:
+    """A forward and a backward part of random element-wise ops; others read some of the results."""
+    rng = np.random.default_rng(seed)
+    type_ = "tensor<4xf32>"
+
+    def ops(values: list[str], count: int, prefix: str) -> list[str]:
+        lines: list[str] = []
+        for n in range(count):
+            a, b = rng.choice(values, 2)
+            kind = rng.choice(["add", "multiply", "tanh", "sine"])
+            operands = a if kind in ("tanh", "sine") else f"{a}, {b}"
+            values.append(f"%{prefix}{n}")
+            lines.append(f"%{prefix}{n} = stablehlo.{kind} {operands} : {type_}")
+        return lines
+
+    forward, backward = ["%a", "%b"], [f"%r{i}" for i in range(4)] + ["%e"]
+    forward_ops, backward_ops = ops(forward, 8, "f"), ops(backward, 6, "g")
+    results = list(rng.choice(forward, 4))  # the same value twice, or an operand, is possible
+    shared = sorted({0, *(int(i) for i in rng.choice(4, 2))})
+    return f"""
+func.func public @main(%x: {type_}, %y: {type_}) -> ({", ".join([type_] * (len(shared) + 2))}) {{
+  %0:4 = mpmd.named_computation<"layer_0"(0)> (%x, %y) (%a: {type_}, %b: {type_}) {{
+    {chr(10).join(forward_ops)}
+    mpmd.return {", ".join(results)} : {", ".join([type_] * 4)}
+  }} : ({type_}, {type_}) -> ({", ".join([type_] * 4)})
+  %1:2 = mpmd.named_computation<"layer_0"(1)> (%0#0, %0#1, %0#2, %0#3, %y)
+      ({", ".join(f"{v}: {type_}" for v in backward[:5])}) {{
+    {chr(10).join(backward_ops)}
+    mpmd.return {backward[-1]}, {backward[-2]} : {type_}, {type_}
+  }} : ({", ".join([type_] * 5)}) -> ({type_}, {type_})
+  return {", ".join(f"%0#{i}" for i in shared)}, %1#0, %1#1
+    : {", ".join([type_] * (len(shared) + 2))}
+}}"""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rematerialised_random_layers_compute_the_same(seed: int) -> None:
+    text = random_layer(seed)
+    planned = {
+        remat: alpa.passes.run(text, f"stage-mesh-partition{{cluster=cpu:1x1 remat={remat}}}")
+        for remat in ("none", "layer")
+    }
+    arguments = random_arguments(joined(planned["none"]), seed)
+    expected, found = (run_unplanned(joined(module), arguments) for module in planned.values())
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    # The backward part reads arguments, and what the program returns anyway.
+    main = main_function(planned["layer"])
+    forward, backward = list(body(main).operations)[:2]
+    returned = list(terminator(body(main)).operands)
+    assert all(v in (*body(main).arguments, *returned) for v in backward.operands)
+    assert all(v in returned for v in forward.results)
 
 
 def test_each_mesh_donates_a_state_to_its_own_result() -> None:
