@@ -214,6 +214,7 @@ class _Search:
         (one,) = costed(self.solver, 1, 1, [(1,)])
         options = {shape: self._with_remat([bounded(one, *shape)], one) for shape in submeshes}
         options[1, 1] = self._with_remat([one], one)
+        again: Option | None = None
         whole = (cluster.hosts, cluster.devices_per_host)
         shapes = views(*whole, self.mesh_rank)
         unsplit = one.max_in_flight(cluster.device.memory)[0, -1]
@@ -231,8 +232,16 @@ class _Search:
             unknown = {((o.hosts, o.devices), o.remat) for o in chosen if o.shape is None}
             if not unknown:
                 break
+            if again is None and self.remat_solver is not None and any(r for _, r in unknown):
+                # Nearer bounds, now that they matter.
+                (again,) = costed(self.remat_solver(), 1, 1, [(1,)], remat=1.0)
+                options = {
+                    submesh: self._with_remat([o for o in mine if not o.remat], one, again)
+                    for submesh, mine in options.items()
+                }
+                continue
             for submesh, remat in unknown:
-                self._cost(options, one, submesh, remat)
+                self._cost(options, one, again, submesh, remat)
         places = placement.place(
             cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
         )
@@ -256,7 +265,7 @@ class _Search:
             for s, stage in enumerate(solution.stages)
             for layer in range(stage.first, stage.last + 1)
         }
-        again = [
+        repeated = [
             layer
             for stage, found in zip(solution.stages, chosen, strict=True)
             for layer in found.rematerialised(stage.first, stage.last)
@@ -266,13 +275,14 @@ class _Search:
             meshes,
             solution.objective,
             tuple(peaks),
-            rematerialised=frozenset(again),
+            rematerialised=frozenset(repeated),
         )
 
     def _cost(
         self,
         options: dict[tuple[int, int], list[Option]],
         one: Option,
+        again: Option | None,
         submesh: tuple[int, int],
         remat: float,
     ) -> None:
@@ -283,10 +293,14 @@ class _Search:
             found = costed(self.remat_solver(), *submesh, shapes, remat)
             options[submesh] = known + with_shares(known, found)
         else:
-            options[submesh] = self._with_remat(costed(self.solver, *submesh, shapes), one)
+            options[submesh] = self._with_remat(costed(self.solver, *submesh, shapes), one, again)
 
-    def _with_remat(self, options: list[Option], one: Option) -> list[Option]:
-        return options if self.remat_solver is None else options + remat_bounds(options, one)
+    def _with_remat(
+        self, options: list[Option], one: Option, again: Option | None = None
+    ) -> list[Option]:
+        if self.remat_solver is None:
+            return options
+        return options + remat_bounds(options, one, again)
 
     def _solve(self, options: Sequence[Option]) -> stage_dp.Solution:
         from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time

@@ -50,6 +50,11 @@ class Option:
     """the share of a stage's layers, from its first on, that are rematerialised"""
 
     @property
+    def size(self) -> int:
+        """How many devices there are."""
+        return self.hosts * self.devices
+
+    @property
     def fixed_bytes(self) -> np.ndarray:
         """Per device, whatever is in flight."""
         return self.state_bytes + self.transient_bytes
@@ -101,22 +106,28 @@ def bounded(one_device: Option, hosts: int, devices: int) -> Option:
     )
 
 
-def remat_bounds(options: Sequence[Option], one_device: Option) -> list[Option]:
-    """What rematerialised layers do not undercut on a submesh: the time of each view's fastest
-    option, and the memory of an even split that keeps nothing for the backward part.
+def remat_bounds(
+    options: Sequence[Option], one_device: Option, again: Option | None = None
+) -> list[Option]:
+    """What rematerialised layers do not undercut on a submesh, for each of its views.
 
-    It computes more and sends as much; only a sharding that a stage had no memory for is faster.
+    They take the time of the fastest option, since they compute and send all that it does; only a
+    sharding that a stage had no memory for is faster. And they hold an even split of what one
+    device holds: `again` where all its layers are rematerialised, if that is known, else its state
+    at least.
     """
     fastest: dict[tuple[int, ...] | None, Option] = {}
     for option in options:
-        fastest.setdefault(option.shape, option)
+        if not option.remat:
+            fastest.setdefault(option.shape, option)
+    nothing = np.zeros_like(one_device.seconds)
     return [
         replace(
             option,
             shape=None,
-            state_bytes=one_device.state_bytes / (option.hosts * option.devices),
-            transient_bytes=np.zeros_like(option.transient_bytes),
-            activation_bytes=np.zeros_like(option.activation_bytes),
+            state_bytes=one_device.state_bytes / option.size,
+            transient_bytes=nothing if again is None else again.transient_bytes / option.size,
+            activation_bytes=nothing if again is None else again.activation_bytes / option.size,
             remat=1.0,
         )
         for option in fastest.values()
