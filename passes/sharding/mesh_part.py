@@ -234,7 +234,8 @@ class MeshPart:
         placed = self.graph.add_tensor(op.results[0], tensor.type, open=False)
         seconds = type_bytes(tensor.type) / self.landing_bandwidth
         shares = self._shares(placed, tensor.type)
-        self.graph.add_costs(placed, self.plan.num_micro_batches * seconds * shares)
+        weight = 1 if _crosses_once(op.results[0]) else self.plan.num_micro_batches
+        self.graph.add_costs(placed, weight * seconds * shares)
 
     def _add_fragment(
         self,
@@ -371,3 +372,9 @@ def _sharding_of(mesh: str, names: tuple[str, ...], layout: Layout, rank: int) -
 
 def _is_fragment(op: ir.OpView) -> bool:
     return isinstance(op, mpmd.FragmentOp)
+
+
+def _crosses_once(value: ir.Value) -> bool:
+    """Whether only updates read what a transfer brings: then it is a sum over micro-batches."""
+    users = [use.owner for use in value.uses]
+    return all(isinstance(op, mpmd.FragmentOp) and read_part(op) == "update" for op in users)

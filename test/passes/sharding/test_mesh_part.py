@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+import alpa.passes
+from alpa.dialects import body, main_function, mpmd
+from alpa.dialects.attributes import Plan, read_meshes
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.sharding.mesh_part import MeshPart
+from alpa.passes.sharding.rules import populated
+
+BATCHES = 16
+
+
+def tied(w, v, x, y):
+    """Both layers use both parameters: a sum of gradients crosses between them."""
+
+    def loss(w, v):
+        h = jnp.tanh(jnp.tanh(x @ w) @ v)
+        return jnp.mean((jnp.tanh(h @ v.T) @ w.T - y) ** 2)
+
+    value, (dw, dv) = jax.value_and_grad(loss, (0, 1))(w, v)
+    return w - 0.1 * dw, v - 0.1 * dv, value
+
+
+def test_a_sum_of_gradients_crosses_once_in_a_step():
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 64)] * 2 + [(8, 64)] * 2]
+    text = jax.jit(tied, donate_argnums=(0, 1)).lower(*shapes).as_text()
+    module = alpa.passes.run(
+        text,
+        "simplify-trivial-ops,layer-cluster{num-layers=2},"
+        f"stage-mesh-partition{{cluster=cpu:2x2 num-stages=2 num-micro-batches={BATCHES}}}",
+    )
+    function = main_function(module)
+    plan, cluster = Plan.read(function), Cluster.parse("cpu:2x2")
+    assert plan is not None
+    times: set[tuple[tuple[int, ...], int]] = set()
+    for assignment in read_meshes(function):
+        with populated(module) as rule_of, module.context:
+            part = MeshPart.of(function, assignment, cluster, plan, rule_of, lambda *_: None)
+            part.build()
+        for op in body(function).operations:
+            if isinstance(op, mpmd.TransferOp) and op.results[0] in part.graph.tensors:
+                tensor = MeshTensor.from_type(op.results[0].type)
+                # The first layout is the replica: all bytes cross.
+                costs = part.graph.costs[part.graph.tensors[op.results[0]].node]
+                seconds = type_bytes(tensor.type) / part.landing_bandwidth
+                times.add((tuple(tensor.type.shape), round(costs[0] / seconds)))
+    assert times == {((8, 64), BATCHES), ((64, 64), 1)}
