@@ -42,6 +42,7 @@ from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, replace_operands
 from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.layer_checks import check_layers, check_placed_once, placed_ops
 from alpa.passes.analysis.layer_placement import (
     GLOBAL,
     Floating,
@@ -81,7 +82,10 @@ class LayerCluster(Pass):
         layers = self._cluster(function, graph, forward)
         placement = place(graph, roles, parts, floating, dict(zip(forward, layers, strict=True)))
         _write_roles(function, roles)
+        ops = placed_ops(graph.ops)
         _outline(function, graph, placement)
+        check_placed_once(ops, function)
+        check_layers(function)
 
     def _cluster(self, function: func.FuncOp, graph: Graph, forward: list[int]) -> list[int]:
         """The layer of each forward op."""

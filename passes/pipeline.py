@@ -8,6 +8,8 @@
 4. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer their layouts.
 5. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
 
+`verify-layers` is not part of it: the passes that make layers and stages check them themselves.
+
 `export-stages` is not part of it: it copies the fragments of the finished plan into modules for XLA
 and changes nothing of the plan, so who wants the modules writes `alpa{...},export-stages`.
 
@@ -41,6 +43,7 @@ from alpa.passes.pipelines.text import parse as parse_pipeline
 PASSES = {
     "simplify-trivial-ops": "alpa.passes.simplify_trivial_ops:SimplifyTrivialOps",
     "layer-cluster": "alpa.passes.layer_cluster:LayerCluster",
+    "verify-layers": "alpa.passes.verify_layers:VerifyLayers",
     "stage-mesh-partition": "alpa.passes.stage_mesh_partition:StageMeshPartition",
     "ilp-shard-annotate": "alpa.passes.ilp_shard_annotate:IlpShardAnnotate",
     "insert-cross-mesh-reshard": "alpa.passes.insert_cross_mesh_reshard:InsertCrossMeshReshard",

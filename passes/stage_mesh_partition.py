@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from alpa.dialects import body, func, ir, mpmd
+from alpa.dialects import body, func, ir
 from alpa.dialects.attributes import (
     Argument,
     MeshAssignment,
@@ -54,6 +54,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.layer_checks import check_stages, origins_of
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
@@ -102,11 +103,7 @@ class StageMeshPartition(Pass):
         if self.num_micro_batches < 1:
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
         graph = Graph.of(body(function))
-        for op in graph.ops:
-            if not isinstance(op, mpmd.NamedComputationOp):
-                raise PassError(
-                    op, f"{op.name} is outside of any layer; run layer-cluster before this pass"
-                )
+        origins = origins_of(graph)
         try:
             arguments, results = read_arguments(function), read_results(function)
         except ValueError as error:
@@ -117,7 +114,7 @@ class StageMeshPartition(Pass):
         if self.remat == "layer":
             rematerialise(function)
             graph = Graph.of(body(function))
-        stages = self._stages(function, graph, cluster, given)
+        stages = self._stages(function, graph, origins, cluster, given)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
             graph = Graph.of(body(function))
@@ -130,15 +127,16 @@ class StageMeshPartition(Pass):
             ),
             cluster,
         )
+        check_stages(module, check_input(module))
 
     def _stages(
         self,
         function: func.FuncOp,
         graph: Graph,
+        origins: Sequence[Origin],
         cluster: Cluster,
         given: UserShardings | None,
     ) -> Stages:
-        origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
         num_layers = 1 + max((n for o in origins if (n := layer_of(o)) is not None), default=0)
         limit = min(num_layers, cluster.num_devices)
         if self.num_stages != "auto" and not 1 <= self.num_stages <= limit:

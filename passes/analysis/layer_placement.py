@@ -22,7 +22,8 @@ from alpa.passes.simplify.op_kinds import SOURCES, TRIVIAL
 
 GLOBAL = -1
 
-_CHEAP = TRIVIAL | SOURCES
+CHEAP = TRIVIAL | SOURCES
+"""Ops that may be copied to where they are used; every other op has one place."""
 
 
 @dataclass(frozen=True, order=True)
@@ -58,7 +59,7 @@ class Floating:
         of_constants: list[bool] = []
         growing: list[bool] = []
         for o, op in enumerate(graph.ops):
-            cheap = op.name in _CHEAP
+            cheap = op.name in CHEAP
             if parts.is_training:
                 cheap = cheap and parts.part[o] is None
             producers = [graph.producer[v] for v in graph.operands[o]]

@@ -27,12 +27,12 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.simplify.op_kinds import TRIVIAL
 
-# The result holds the operand's elements, each changed for itself.
-_SAME_ELEMENTS = TRIVIAL - {
+SAME_ELEMENTS = TRIVIAL - {
     "stablehlo.broadcast",
     "stablehlo.broadcast_in_dim",
     "stablehlo.reduce",
 }
+"""Ops whose result holds the operand's elements, each changed for itself."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _Splitter:
             o = graph.producer[stack.pop()]
             if o < 0 or not any(self.batch[v] for v in graph.results[o]):
                 continue
-            if graph.ops[o].name not in _SAME_ELEMENTS:
+            if graph.ops[o].name not in SAME_ELEMENTS:
                 found.append(o)
                 continue
             for v in graph.operands[o]:

@@ -1,8 +1,9 @@
-"""`layer-cluster` on whole training steps: what flows where, and that the numbers stay.
+"""`layer-cluster` on whole training steps: the numbers stay.
 
 A clustered step is run as the runtime will: forward and backward once per micro-batch, what flows
 from backward to update averaged, then the update once. That is held against plain jax at the full
-batch, so an op that stands in the wrong part shows as a wrong number.
+batch, so an op that stands in the wrong part shows as a wrong number. The pass itself checks what
+flows where (see `verify-layers`).
 """
 
 from __future__ import annotations
@@ -450,55 +451,11 @@ class Clustered:
         producer = self.graph.producer[value]
         return "" if producer < 0 else part_of(self.origins[producer])
 
-    def layer(self, value: int) -> int:
-        return int(self.origins[self.graph.producer[value]].name.removeprefix("layer_"))
-
 
 def part_of(origin: Origin) -> str:
     if origin.name.startswith("update_"):
         return "update"
     return "backward" if origin.transpose_count else "forward"
-
-
-def check_order(clustered: Clustered) -> None:
-    """Forward layers ascend, backward layers descend, updates come last, names are unique."""
-    origins = clustered.origins
-    keys = [
-        {"forward": (0, layer), "backward": (1, -layer), "update": (2, 0)}[part_of(o)]
-        for o in origins
-        for layer in [0 if part_of(o) == "update" else int(o.name.removeprefix("layer_"))]
-    ]
-    assert keys == sorted(keys)
-    in_layers = [o for o in origins if part_of(o) != "update"]
-    assert len(set(in_layers)) == len(in_layers)
-
-
-def check_flow(clustered: Clustered) -> None:
-    """Values flow down the list only, backward from higher to lower layers, none from updates."""
-    graph, origins = clustered.graph, clustered.origins
-    for o, operands in enumerate(graph.operands):
-        here = part_of(origins[o])
-        for v in operands:
-            assert graph.producer[v] < o
-            if here != "update":
-                assert clustered.part(v) != "update"
-
-
-def check_owners(clustered: Clustered) -> None:
-    """A parameter's new value leaves the update of the first layer that uses the parameter."""
-    graph = clustered.graph
-    users = [
-        {o for o in used if part_of(clustered.origins[o]) == "forward"} for used in graph.users
-    ]
-    for v, result in zip(
-        graph.returned, read_results(main_function(clustered.module)), strict=True
-    ):
-        role = result.role
-        if role is None or role.kind != "state" or role.index is None or not users[role.index]:
-            continue
-        if clustered.part(v) == "update":
-            owner = clustered.origins[min(users[role.index])].name.replace("layer", "update")
-            assert clustered.origins[graph.producer[v]].name == owner
 
 
 def lowered(program: Program, samples: int, donate: bool = True) -> str:
@@ -619,12 +576,9 @@ def check_numbers(program: Program, clustered: Clustered, samples: int) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_clustered_step_is_the_step(name: str) -> None:
     program = PROGRAMS[name]()
-    for pipeline in PIPELINES:
-        clustered = clustered_step(program, 4, pipeline)
-        check_order(clustered)
-        check_flow(clustered)
-        check_owners(clustered)
-    check_numbers(program, clustered, 4)
+    for pipeline in PIPELINES[1:]:
+        clustered_step(program, 4, pipeline)  # checks what it makes
+    check_numbers(program, clustered_step(program, 4), 4)
 
 
 # A layer of a random program: which of three parameters it uses, which earlier value is added,
@@ -688,7 +642,4 @@ def test_random_steps(
     params = mlp_params(3)
     program = Program(step, (params, transform.init(params)), regression)
     clustered = clustered_step(program, 4, pipeline.replace("=3", "=2"))
-    check_order(clustered)
-    check_flow(clustered)
-    check_owners(clustered)
     check_numbers(program, clustered, 4)
