@@ -57,8 +57,10 @@ from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.layer_checks import check_stages, origins_of
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.schedule import in_flight
+from alpa.passes.solve.shard_problem import InfeasibleError
 from alpa.passes.stages.class_costs import ClassSolver, class_solver
 from alpa.passes.stages.cost import (
     boundary_bytes,
@@ -209,7 +211,7 @@ class _Search:
             submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
         except ValueError as error:
             raise PassError(self.function, str(error)) from error
-        (one,) = costed(self.solver, 1, 1, [(1,)])
+        one = self._one_device(self.solver)
         options = {shape: self._with_remat([bounded(one, *shape)], one) for shape in submeshes}
         options[1, 1] = self._with_remat([one], one)
         again: Option | None = None
@@ -232,7 +234,7 @@ class _Search:
                 break
             if again is None and self.remat_solver is not None and any(r for _, r in unknown):
                 # Nearer bounds, now that they matter.
-                (again,) = costed(self.remat_solver(), 1, 1, [(1,)], remat=1.0)
+                again = self._one_device(self.remat_solver(), remat=1.0)
                 options = {
                     submesh: self._with_remat([o for o in mine if not o.remat], one, again)
                     for submesh, mine in options.items()
@@ -300,6 +302,17 @@ class _Search:
             return options
         return options + remat_bounds(options, one, again)
 
+    def _one_device(self, solver: ClassSolver, remat: float = 0.0) -> Option:
+        """What the layers cost without sharding. Raises PassError."""
+        from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
+
+        try:
+            (one,) = costed(solver, 1, 1, [(1,)], remat)
+        except (InfeasibleError, TimeoutError, SolverFailedError) as error:
+            message = f"the layers cannot be planned on one device: {error}"
+            raise PassError(self.function, message) from error
+        return one
+
     def _solve(self, options: Sequence[Option]) -> stage_dp.Solution:
         from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
 
@@ -319,8 +332,39 @@ class _Search:
                     num_stages=self.num_stages,
                 )
             )
+        except stage_dp.OutOfMemoryError as error:
+            raise PassError(self.function, f"{error}. {self._needs(options)}") from error
         except (stage_dp.InfeasibleError, ValueError) as error:
-            raise PassError(self.function, str(error)) from error
+            problems = {o.problem: f"{o.hosts}x{o.devices}: {o.problem}" for o in options}
+            problems.pop("", None)
+            reasons = "".join(f"; {problem}" for problem in problems.values())
+            raise PassError(self.function, f"{error}{reasons}") from error
+
+    def _needs(self, options: Sequence[Option]) -> str:
+        """What does not fit: a layer, else all of them; bounds from below, as far as is known."""
+        device, count = self.cluster.device, self.cluster.num_devices
+        possible = [option for option in options if not option.problem]
+        layers = range(len(self.transfers))
+        need, layer, option = max(
+            min(
+                ((o.fixed_bytes + o.activation_bytes)[k, k], k, o.hosts * o.devices)
+                for o in possible
+            )
+            for k in layers
+        )
+        if need >= device.memory:
+            return (
+                f"At best layer_{layer} alone holds {size_text(need)} on each of {option} "
+                f"device(s), {device.name} has {size_text(device.memory)}"
+            )
+        fixed, kept = (
+            min(o.hosts * o.devices * values(o)[0, -1] for o in possible)
+            for values in (lambda o: o.fixed_bytes, lambda o: o.activation_bytes)
+        )
+        return (
+            f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
+            f"{size_text(kept)}; {count} {device.name} have {size_text(count * device.memory)}"
+        )
 
 
 def _one_stage(

@@ -69,8 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         _process(options)
-    except (_CommandError, ClusterError) as error:
+    except _CommandError as error:
         _say(f"alpa-plan: error: {error}")
+    except ClusterError as error:
+        _say(f"{error.place or 'alpa-plan'}: error: {error.message}")
     except RolesError as error:
         _say(str(error))
     except PlanningError as error:

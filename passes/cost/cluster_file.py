@@ -31,7 +31,7 @@ _MEMORY_UNITS = {
     "TB": 10**12,
     "B": 1,
 }
-_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
+_HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
@@ -56,7 +56,7 @@ def read_cluster_file(path: str) -> ClusterFields:
             "file, or a preset with a shape such as h100:1x8"
         ) from error
     except UnicodeDecodeError as error:
-        raise ClusterError(f"{path}: a cluster file is UTF-8 text: {error}") from error
+        raise ClusterError(f"a cluster file is UTF-8 text: {error}", path) from error
     return parse_cluster_text(text, path)
 
 
@@ -65,8 +65,16 @@ def parse_cluster_text(text: str, path: str) -> ClusterFields:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ClusterError(f"{path}: not valid TOML: {error}") from error
+        raise ClusterError(f"not valid TOML: {error}", _place_in(text, path, error)) from error
     return _Reader(table, _key_lines(text), path).fields()
+
+
+def _place_in(text: str, path: str, error: tomllib.TOMLDecodeError) -> str:
+    """Where TOML ends to be valid; Python 3.14 alone has it as numbers."""
+    found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+    if found is None:  # at the end of the document
+        return f"{path}:{text.count(chr(10)) + 1}"
+    return f"{path}:{found[1]}:{found[2]}"
 
 
 def _key_lines(text: str) -> dict[Key, int]:
@@ -132,7 +140,7 @@ class _Reader:
     def _error(self, key: Key, message: str) -> ClusterError:
         while key and key not in self._lines:
             key = key[:-1]
-        return ClusterError(f"{self._path}:{self._lines.get(key, 1)}: {message}")
+        return ClusterError(message, f"{self._path}:{self._lines.get(key, 1)}")
 
     def _value(self, key: Key) -> object:
         value: Any = self._table
@@ -142,12 +150,24 @@ class _Reader:
 
     def _section(self, key: Key) -> dict[str, object]:
         value = self._value(key)
+        if isinstance(value, list):
+            raise self._error(
+                key,
+                f"{key[-1]} is a list of {len(value)}: hosts, their devices and their links are "
+                f"all equal; write one [{'.'.join(key)}], and plan for equal hosts only",
+            )
         if not isinstance(value, dict):
             raise self._error(key, f"{key[-1]} must be a table, not {value!r}")
         return cast("dict[str, object]", value)
 
     def _number(self, key: Key) -> float:
         value = self._value(key)
+        if isinstance(value, list):
+            raise self._error(
+                key,
+                f"{key[-1]} must be one number, not {value!r}: hosts, their devices and their "
+                "links are all equal; plan for equal hosts only",
+            )
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._error(key, f"{key[-1]} must be a number, not {value!r}")
         return value

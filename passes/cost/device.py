@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 
 class ClusterError(ValueError):
-    """A cluster description that cannot be used; the message says where and what to write."""
+    """A cluster description that cannot be used; the message says where and what to write.
+
+    ``place`` is ``file:line`` or ``file:line:column``, empty for what stands in no file.
+    """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(f"{place}: {message}" if place else message)
+        self.message, self.place = message, place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ def solve_at_prices(
     C is the least cost, so that a price has no unit: it says how many times the cost of the
     fastest choice a full memory is worth. Bytes are those at the first time of the usages. Each
     choice is proven to be within ``gap`` of the best, or as near as ``time_limit`` seconds admit.
-    Raises ``InfeasibleError``.
+    Raises ``InfeasibleError``, ``TimeoutError`` and ``SolverFailedError`` as ``shard_ilp.solve``.
     """
     reduction = Reduction(problem).run()
     rest = reduction.rest()
@@ -49,8 +49,9 @@ def solve_at_prices(
         cost = relaxed.cost(found.choice)
         if cost - found.bound <= gap * cost:
             return found.choice
+        known = found.choice if cost < inf else None
         return shard_ilp.solve(
-            relaxed, time_limit=time_limit, relative_gap=gap, branch_gap=gap
+            relaxed, time_limit=time_limit, relative_gap=gap, branch_gap=gap, known=known
         ).choice
 
     free = choose(0.0)

@@ -38,6 +38,10 @@ class InfeasibleError(ValueError):
     """No cut satisfies the constraints; the message says which of them binds."""
 
 
+class OutOfMemoryError(InfeasibleError):
+    """There are cuts, but none of them fits into memory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """Layers ``first`` to ``last`` (inclusive) on ``problem.submeshes[submesh]``."""
@@ -249,11 +253,11 @@ def _infeasible(problem: Problem) -> InfeasibleError:
         )
     one = np.where(problem.max_in_flight > 0, problem.num_micro_batches, 0)
     if _Table(replace(problem, max_in_flight=one)).cut(inf, inf) is None:
-        return InfeasibleError(
+        return OutOfMemoryError(
             f"no cut of {layers} layers{stages} fits into memory, even with one micro-batch in "
             f"flight; add devices or use smaller micro-batches ({devices} devices now)"
         )
-    return InfeasibleError(
+    return OutOfMemoryError(
         f"no cut of {layers} layers{stages} fits into memory with the micro-batches that "
         f"{problem.schedule} keeps in flight ({problem.num_micro_batches} micro-batches); use "
         "1f1b, raise the number of micro-batches so that each is smaller, or add devices"

@@ -90,7 +90,12 @@ class ClassSolver:
     def solve(
         self, hosts: int, devices: int, shape: tuple[int, ...], prices: Sequence[float]
     ) -> list[ClassCosts]:
-        """One entry per price: what a device's memory costs, in steps of the fastest choice."""
+        """One entry per price: what a device's memory costs, in steps of the fastest choice.
+
+        Raises:
+            PassError: an op cannot be on this mesh.
+            InfeasibleError, TimeoutError, SolverFailedError: no choice was found.
+        """
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
         known = Known()
         parts = [

@@ -6,8 +6,9 @@ work and memory evenly and to send nothing: no sharding does better. The DP is s
 that its cut uses are costed, and so on until a cut uses none that is not: then no other is better.
 
 Rematerialisation is found in the same way: a submesh whose costs are known is at first assumed to
-rematerialise for nothing, and to keep nothing for the backward part. Where all that is fast fits
-into memory, no cut uses this assumption, and nothing is costed a second time.
+rematerialise for nothing, and to keep nothing for the backward part (or an even split, once that is
+known). Where all that is fast fits into memory, no cut uses this assumption, and nothing is costed
+a second time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from math import ceil
 
 import numpy as np
 
+from alpa.passes.base import PassError
+from alpa.passes.solve.shard_problem import InfeasibleError
 from alpa.passes.stages.class_costs import ClassCosts, ClassSolver
 from alpa.passes.stages.cost import intervals
 from alpa.passes.stages.layer_classes import LayerClasses
@@ -48,6 +51,8 @@ class Option:
     """per device and micro-batch in flight"""
     remat: float = 0.0
     """the share of a stage's layers, from its first on, that are rematerialised"""
+    problem: str = ""
+    """why there is no plan on it, where there is none: it takes for ever"""
 
     @property
     def size(self) -> int:
@@ -140,11 +145,17 @@ def with_shares(options: Sequence[Option], remat: Sequence[Option]) -> list[Opti
     `options` are the same views and prices without. The first layers, because their backward parts
     run last: what they compute again has the place of what the others kept.
     """
-    return [
-        one
-        for without, whole in zip(options, remat, strict=True)
-        for one in (*(_mixed(without, whole, share) for share in SHARES), whole)
+    pairs = [
+        (without, whole)
+        for shape in dict.fromkeys(whole.shape for whole in remat)
+        for without, whole in zip(
+            (o for o in options if o.shape == shape and not o.problem),
+            (o for o in remat if o.shape == shape and not o.problem),
+            strict=False,
+        )
     ]
+    mixed = [_mixed(*pair, share) for pair in pairs for share in SHARES]
+    return [*mixed, *remat]
 
 
 def _mixed(without: Option, whole: Option, share: float) -> Option:
@@ -189,14 +200,46 @@ def costed(
 ) -> list[Option]:
     """The options of a submesh, the fastest sharding of each view before others.
 
-    `remat` is the share of layers that the solver's programs rematerialise.
+    A view that cannot be planned takes for ever. `remat` is the share of layers that the solver's
+    programs rematerialise.
+
+    Raises:
+        PassError, InfeasibleError, TimeoutError, SolverFailedError: one device cannot be planned.
     """
+    from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
+
     prices = PRICES if hosts * devices > 1 else PRICES[:1]
-    return [
-        replace(_option(solver.classes, found, hosts, devices, shape), remat=remat)
-        for shape in shapes
-        for found in solver.solve(hosts, devices, shape, prices)
-    ]
+    options: list[Option] = []
+    for shape in shapes:
+        try:
+            found = solver.solve(hosts, devices, shape, prices)
+        except (PassError, InfeasibleError, TimeoutError, SolverFailedError) as error:
+            if hosts * devices == 1:
+                raise  # no submesh does better
+            problem = _impossible(solver.classes, hosts, devices, shape, str(error))
+            options.append(replace(problem, remat=remat))
+        else:
+            mine = (_option(solver.classes, one, hosts, devices, shape) for one in found)
+            options += [replace(option, remat=remat) for option in mine]
+    return options
+
+
+def _impossible(
+    classes: LayerClasses, hosts: int, devices: int, shape: tuple[int, ...], problem: str
+) -> Option:
+    count = len(classes.class_of)
+    never, nothing = np.full((count, count), np.inf), np.zeros((count, count))
+    return Option(
+        hosts=hosts,
+        devices=devices,
+        shape=shape,
+        seconds=never,
+        update=never,
+        state_bytes=nothing,
+        transient_bytes=nothing,
+        activation_bytes=nothing,
+        problem=problem,
+    )
 
 
 def _option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -181,15 +182,43 @@ def test_memory_that_cannot_be_enough(
     cluster.write_text(SMALL.format(memory="256B"))
     assert main([str(named), "--cluster", str(cluster)]) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"{named}:")
-    assert "memory" in err
+    assert re.match(rf"{named}:\d+:\d+: error: no cut of 1 layers fits into memory", err)
+    assert "At best layer_0 alone holds 768 B on each of 2 device(s), small has 256 B" in err
     assert main(["zoo:gpt-mini", "--cluster", str(cluster)]) == 1
     err = capsys.readouterr().err
     assert err.startswith(
         "zoo:gpt-mini: error: no number of micro-batches can be planned (tried 1, 2, 4); with 4, "
         "the smallest ones: "
     )
-    assert "memory" in err
+    assert "fits into memory" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("f32 = 1e12", "f16 = 1e12", "{file}:7: error: peak_flops lacks 'f32'"),
+        ("hosts = 1", "hosts = = 1", "{file}:2:9: error: not valid TOML: "),
+        ("devices_per_host = 2", "devices_per_host = [2, 4]", "{file}:3: error: devices_per_host "),
+        ("[device]", "[[device]]", "{file}:4: error: device is a list of 1: hosts, their devices "),
+        ("devices_per_host = 2", "devices_per_host = 6", "{step}:1:1: error: 6 devices per host "),
+    ],
+)
+def test_clusters_that_cannot_be_planned_for(
+    old: str,
+    new: str,
+    message: str,
+    named: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = tmp_path / "small.toml"
+    text = SMALL.format(memory="1GiB")
+    assert old in text
+    cluster.write_text(text.replace(old, new, 1))
+    assert main([str(named), "--cluster", str(cluster)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(message.format(file=cluster, step=named))
 
 
 @pytest.mark.parametrize(

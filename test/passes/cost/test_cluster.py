@@ -125,9 +125,21 @@ def test_roofline():
         ('"16GiB"', '"0GiB"', r":5: memory must be a size"),
         ('name = "V100-SXM2-16GB"', "name = 100", r":4: name must be a string, not 100"),
         ("[intra_host]", "[other]", r":8: unknown key 'other' in the cluster file; known: hosts"),
-        ("[intra_host]", "[[intra_host]]", r"intra_host must be a table, not \[\{"),
+        ("[intra_host]", "[[intra_host]]", r":8: intra_host is a list of 1: hosts, .* equal"),
         ("peak_flops = {", "peak_flops = 1.0 #", r":6: peak_flops must be a table, not 1.0"),
-        ("hosts = 8", "hosts = = 8", r"not valid TOML: .*line 1, column 9"),
+        ("hosts = 8", "hosts = = 8", r"cluster.toml:1:9: not valid TOML: "),
+        ("latency = 20e-6", "latency = ", r"cluster.toml:13:11: not valid TOML: "),
+        ("latency = 20e-6\n", 'latency = """', r"cluster.toml:13: not valid TOML: "),
+        (
+            "devices_per_host = 4",
+            "devices_per_host = [4, 8]",
+            r":2: devices_per_host must be one number, not \[4, 8\]: hosts, .* equal",
+        ),
+        (
+            "[device]",
+            "[[device]]",
+            r"cluster.toml:3: device is a list of 1: .* write one \[device\], and plan",
+        ),
     ],
 )
 def test_file_errors(parse, old, new, message):

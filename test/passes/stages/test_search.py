@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.solve import placement, stage_dp
-from alpa.passes.stages.class_costs import ClassSolver, class_solver
+from alpa.passes.stages.class_costs import ClassCosts, ClassSolver, class_solver
 from alpa.passes.stages.cost import boundary_bytes, layer_of, transfer_seconds
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.search import Option, bounded, costed, views
@@ -180,6 +181,50 @@ def test_one_stage_costs_what_its_own_program_does(clustered: Clustered) -> None
     # Equal layers are tied, the search stops within 1 %, and each part of a layer brings what it
     # reads from another layer to its own layout.
     assert report.objective * 0.98 <= composed <= report.objective * 1.05
+
+
+@pytest.fixture
+def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No class has a plan on submeshes of these shapes."""
+    solve = ClassSolver.solve
+
+    def fail_on(
+        self: ClassSolver, hosts: int, devices: int, shape: tuple[int, ...], prices: Any
+    ) -> list[ClassCosts]:
+        if (hosts, devices) in request.param:
+            raise TimeoutError("no choice was found")
+        return solve(self, hosts, devices, shape, prices)
+
+    monkeypatch.setattr(ClassSolver, "solve", fail_on)
+
+
+def planned_meshes(num_stages: str) -> list[int]:
+    """The sizes of the meshes that a step is planned for."""
+    pipeline = (
+        f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}},"
+        f"stage-mesh-partition{{cluster=cpu:1x4 num-stages={num_stages} num-micro-batches=4}}"
+    )
+    planned = alpa.passes.run(skipping_step(), pipeline)
+    return [len(mesh.devices) for mesh in read_meshes(main_function(planned))]
+
+
+@pytest.mark.parametrize("failing", [[(1, 4)], [(1, 2), (1, 4)]], indirect=True)
+def test_a_submesh_without_a_plan_is_not_taken(failing: None) -> None:
+    assert max(planned_meshes("auto")) < 4
+
+
+@pytest.mark.parametrize("failing", [[(1, 2)]], indirect=True)
+def test_where_no_submesh_has_a_plan_the_reason_is_said(failing: None) -> None:
+    message = r"no plan on their submesh \(infinite time\); 1x2: no choice was found"
+    with pytest.raises(ir.MLIRError, match=message):
+        planned_meshes("2")
+
+
+@pytest.mark.parametrize("failing", [[(1, 1)]], indirect=True)
+def test_layers_that_have_no_plan_on_one_device(failing: None) -> None:
+    message = "the layers cannot be planned on one device: no choice was found"
+    with pytest.raises(ir.MLIRError, match=message):
+        planned_meshes("auto")
 
 
 def test_views_of_a_submesh() -> None:
