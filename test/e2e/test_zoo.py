@@ -86,12 +86,10 @@ def with_schedule(schedule: str, num_stages: int = 2) -> str:
     return PLAN.replace("num-stages=2", f"num-stages={num_stages} schedule={schedule}")
 
 
-# Each schedule with the plainest model; of the others one each, 1F1B where connections skip stages.
+# One schedule each, 1F1B where connections skip stages; GPT follows under both.
 @pytest.mark.parametrize(
     ("family", "schedule"),
     [
-        ("gpt", "gpipe"),
-        ("gpt", "1f1b"),
         ("moe", "gpipe"),
         ("wresnet", "1f1b"),
         ("t5", "gpipe"),
@@ -100,6 +98,45 @@ def with_schedule(schedule: str, num_stages: int = 2) -> str:
 )
 def test_four_micro_batches_equal_plain_jax(family: str, schedule: str) -> None:
     check_sgd(family, 4, with_schedule(schedule))
+
+
+def check_unequal_meshes(family: str, cluster: str, num_stages: int) -> None:
+    """Meshes of several sizes, one plan under each schedule."""
+    program = zoo.get(f"{family}-tiny", optimizer="sgd")
+    state, batch = program.init_state(0), program.random_batch(1, 4 * MICRO_BATCH)
+    expected = looped_step(program, state, batch, 4)
+    options = f"cluster={cluster} num-layers=6 num-stages={num_stages} num-micro-batches=4"
+    planned = passes.run(program.lower(MICRO_BATCH), f"alpa{{{options}}}")
+    loaded = runtime.load(planned, compiler_options=FAST_COMPILE)
+    sizes = [len(mesh.devices) for mesh in loaded.program.meshes]
+    assert len(sizes) == num_stages
+    assert len(set(sizes)) > 1
+    for schedule in SCHEDULES:
+        results = with_plan(loaded, schedule=schedule)(*leaves((state, batch)))
+        assert not [row for row in compare(results, expected) if not row.ok]
+
+
+def with_plan(loaded: Executable, **changes: Any) -> Executable:
+    """A loaded program whose plan says something else."""
+    program = loaded.program
+    program = replace(program, plan=replace(program.plan, **changes))
+    placement = Placement(program=program, devices=tuple(jax.devices()))
+    return Executable(placement, loaded.stages)
+
+
+def test_meshes_of_unequal_size() -> None:
+    """Two devices, one and one: no other cut of four makes three stages."""
+    check_unequal_meshes("gpt", "cpu:1x4", 3)
+
+
+# Three meshes of four and of eight devices, and five of eight.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cluster", "num_stages"), [("cpu:1x4", 3), ("cpu:2x4", 3), ("cpu:2x4", 5)]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_on_meshes_of_unequal_size(family: str, cluster: str, num_stages: int) -> None:
+    check_unequal_meshes(family, cluster, num_stages)
 
 
 @pytest.mark.slow
@@ -171,12 +208,9 @@ def test_the_executor_keeps_what_the_schedule_says(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Executable, "_execute", counted)
     for schedule, expected in (("gpipe", [4, 4]), ("1f1b", [2, 1])):
-        plan = replace(planned.plan, schedule=schedule)
-        placement = Placement(program=replace(planned, plan=plan), devices=tuple(jax.devices()))
         peaks[:] = [0, 0]
-        Executable(placement, loaded.stages)(
-            *leaves((program.init_state(0), program.random_batch(1, 4)))
-        )
+        step = with_plan(loaded, schedule=schedule)
+        step(*leaves((program.init_state(0), program.random_batch(1, 4))))
         assert peaks == expected
 
 
