@@ -16,6 +16,7 @@ from alpa.passes.analysis.planned import Program, ProgramArgument
 from alpa.runtime.instructions import Instruction, Key, Move, Output, Run, write_script
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement, move, numpy_dtype
+from alpa.runtime.tiles import Tiles
 
 
 class Executable:
@@ -30,6 +31,7 @@ class Executable:
         self._placement = placement
         self._script = write_script(placement.program)
         self._stages = dict(stages)
+        self._tiles = Tiles(placement)
         self._copies = _Copies()
         # Without this, CPU devices run the collectives of several programs at once, and the
         # threads that they share can all end up waiting.
@@ -124,6 +126,9 @@ class Executable:
             store.update(zip(instruction.outputs, outputs, strict=True))
         elif isinstance(instruction, Move):
             source, target = instruction.source[0], instruction.target[0]
+            if (transfer := self._tiles.planned.get(target)) is not None:
+                store[instruction.target] = self._tiles.carry(store[instruction.source], transfer)
+                return
             values = self.program.values
             store[instruction.target] = move(
                 store[instruction.source],

@@ -124,28 +124,20 @@ def _index(at: tuple[int, ...], sizes: tuple[int, ...], axes: tuple[int, ...]) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """A tensor that is on ``source`` and wanted on ``target``."""
+class Crossing:
+    """A tensor that is on ``source`` and is to be on ``target``."""
 
     shape: tuple[int, ...]
     itemsize: int
     """bytes of an element"""
     source: TiledMesh
     target: TiledMesh
-    slow: Link
-    """between hosts: per host and direction"""
-    fast: Link
-    """inside a host: per device and direction"""
-    readers: int = 1
-    """how many fragments read the tensor, each of which would gather for itself; 0 = none can
-    gather, because it is needed as it lands"""
 
     def check(self) -> None:
-        """Raises ``ValueError`` for what is no problem."""
-        if any(length < 0 for length in self.shape) or self.itemsize < 1 or self.readers < 0:
+        """Raises ``ValueError`` for what is none."""
+        if any(length < 0 for length in self.shape) or self.itemsize < 1:
             raise ValueError(
-                f"a tensor of shape {self.shape}, {self.itemsize} bytes per element and "
-                f"{self.readers} readers is none"
+                f"a tensor of shape {self.shape} and {self.itemsize} bytes per element is none"
             )
         for name, mesh in (("source", self.source), ("target", self.target)):
             counts = {len(mesh.devices), len(mesh.hosts), len(set(mesh.devices)), prod(mesh.sizes)}
@@ -175,6 +167,25 @@ class Problem:
 
     def bytes_of(self, box: Box) -> int:
         return prod(stop - start for start, stop in box) * self.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem(Crossing):
+    """A crossing whose layout on ``target`` is what is wanted; it may land in a finer one."""
+
+    slow: Link
+    """between hosts: per host and direction"""
+    fast: Link
+    """inside a host: per device and direction"""
+    readers: int = 1
+    """how many fragments read the tensor, each of which would gather for itself; 0 = none can
+    gather, because it is needed as it lands"""
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for what is no problem."""
+        super().check()
+        if self.readers < 0:
+            raise ValueError(f"a tensor has no {self.readers} readers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,13 +354,7 @@ def _spread(problem: Problem, axes: tuple[int, ...], first: int) -> Layout | Non
 def of_method(problem: Problem, method: Method, landing: Layout) -> Solution:
     """The transfers of one of the ``candidates``, with balanced senders."""
     target = replace(problem.target, dims=landing)
-    demands, passed_on = _demands(problem, target, once_per_host=method == "broadcast")
-    senders, balanced = balance(demands, problem.hosts)
-    received = tuple(
-        Transfer(source=sender, target=demand.target, box=demand.box)
-        for sender, demand in zip(senders, demands, strict=True)
-    )
-    steps = tuple(step for step in (received, *passed_on) if step)
+    steps, balanced = deliver(replace(problem, target=target), method)
     gather = _gather(problem, target)
     return Solution(
         method=method,
@@ -359,6 +364,18 @@ def of_method(problem: Problem, method: Method, landing: Layout) -> Solution:
         gathers=sum([gather] * problem.readers, Traffic()),
         balanced=balanced,
     )
+
+
+def deliver(crossing: Crossing, method: Method) -> tuple[tuple[tuple[Transfer, ...], ...], bool]:
+    """The steps that bring a tensor into the layout in which it lands, ``crossing.target``'s, and
+    whether the senders are known to be balanced. What is planned and what is run are the same."""
+    demands, passed_on = _demands(crossing, crossing.target, once_per_host=method == "broadcast")
+    senders, balanced = balance(demands, crossing.hosts)
+    received = tuple(
+        Transfer(source=sender, target=demand.target, box=demand.box)
+        for sender, demand in zip(senders, demands, strict=True)
+    )
+    return tuple(step for step in (received, *passed_on) if step), balanced
 
 
 @dataclass(frozen=True)
@@ -372,7 +389,7 @@ class _Pieces:
     source: TiledMesh
 
     @staticmethod
-    def of(problem: Problem, target: TiledMesh) -> _Pieces:
+    def of(problem: Crossing, target: TiledMesh) -> _Pieces:
         source = problem.source
         holders: dict[Index, list[int]] = defaultdict(list)
         for position, index in enumerate(source.indices):
@@ -406,7 +423,7 @@ def _along(length: int, start: int, stop: int, step: int) -> list[tuple[int, tup
 
 
 def _demands(
-    problem: Problem, target: TiledMesh, *, once_per_host: bool
+    problem: Crossing, target: TiledMesh, *, once_per_host: bool
 ) -> tuple[list[Demand], list[tuple[Transfer, ...]]]:
     """What is received from the source, and what devices of a host then pass on to others.
 
@@ -442,7 +459,7 @@ def _demands(
     return demands, [tuple(step) for step in passed_on]
 
 
-def _demand(problem: Problem, device: int, position: int, box: Box, holders: list[int]) -> Demand:
+def _demand(problem: Crossing, device: int, position: int, box: Box, holders: list[int]) -> Demand:
     held_by = [problem.source.devices[holder] for holder in holders]
     if device in held_by:
         return Demand(target=device, box=box, num_bytes=0, senders=(device,), slow=False)

@@ -511,7 +511,7 @@ def test_large_problems_are_balanced_greedily():
     [
         ({"shape": (8, -1)}, "is none"),
         ({"itemsize": 0}, "is none"),
-        ({"readers": -1}, "is none"),
+        ({"readers": -1}, "has no -1 readers"),
         ({"shape": (8,)}, "is no layout of shape"),
         ({"source": mesh_of(0, ((0,), (0,)))}, "each axis once"),
         ({"source": mesh_of(0, ((0,), (2,)))}, "names axes that the source"),
