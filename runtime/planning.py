@@ -133,7 +133,7 @@ class _Draft:
         copy = ir.Module.parse(buffer.getvalue(), self.module.context)
         remarks = list(self.remarks)
         for name in names:
-            remarks += _run(name, self.settings.options(schedule), copy, self.clock)
+            remarks += run_pass(name, self.settings.options(schedule), copy, self.clock)
         return replace(self, module=copy, remarks=tuple(remarks))
 
     @property
@@ -191,8 +191,14 @@ def _scheduled(draft: _Draft) -> Planned:
     return planned if faster else best
 
 
-def _run(name: str, options: dict[str, str], module: ir.Module, clock: Clock) -> list[Diagnostic]:
-    """Runs one pass in place; its remarks. Raises PlanningError."""
+def run_pass(
+    name: str, options: dict[str, str], module: ir.Module, clock: Clock
+) -> list[Diagnostic]:
+    """Runs one pass in place, with those of the options that it has; its remarks.
+
+    Raises:
+        PlanningError: the pass cannot go on.
+    """
     known = pipeline.load_pass(name).option_fields()
     text = element_text(name, {key: value for key, value in options.items() if key in known})
     said: list[Diagnostic] = []

@@ -13,28 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
-from alpa.passes.analysis.planned import Fragment, Program
+from alpa.passes.analysis.planned import Fragment
 from alpa.runtime.instructions import Add, Instruction, Key, Move, Run, Script, meshes_of, reads
-from alpa.runtime.placement import numpy_dtype
 
 
 class ScriptError(ValueError):
     """A mesh cannot run its list; the message says which, and at what."""
-
-
-def local_bytes(program: Program, value: int) -> int:
-    """The bytes that one device of its mesh holds of a value."""
-    it = program.values[value]
-    mesh = next(mesh for mesh in program.meshes if mesh.name == it.mesh)
-    sizes = dict(mesh.axes)
-    dims = it.sharding.axis_names if it.sharding else ((),) * len(it.shape)
-    parts = [
-        -(-size // prod(sizes[axis] for axis in axes))
-        for size, axes in zip(it.shape, dims, strict=True)
-    ]
-    return prod(parts) * numpy_dtype(it.dtype).itemsize
 
 
 def verify(script: Script, lists: Mapping[str, Sequence[Instruction]] | None = None) -> Memory:
@@ -119,7 +104,7 @@ class _Store:
     def _make(self, key: Key) -> None:
         if key in self._live or key in self._gone:
             raise self._fail(key, "is made twice")
-        self._live[key] = local_bytes(self._program, key[0])
+        self._live[key] = self._program.local_bytes(key[0])
         self._bytes += self._live[key]
 
     def _read(self, key: Key) -> None:

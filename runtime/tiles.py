@@ -18,7 +18,7 @@ from alpa.passes.analysis.planned import DeviceMesh, Program, Transfer, Value
 from alpa.passes.solve import cross_mesh
 from alpa.passes.solve.cross_mesh import Crossing, Method, TiledMesh
 from alpa.passes.solve.cross_mesh_senders import Box
-from alpa.runtime.placement import Placement, numpy_dtype
+from alpa.runtime.placement import Placement
 
 
 class Tiles:
@@ -92,7 +92,7 @@ def _crossing(program: Program, transfer: Transfer) -> Crossing:
     source, target = program.values[transfer.source], program.values[transfer.target]
     return Crossing(
         shape=source.shape,
-        itemsize=numpy_dtype(source.dtype).itemsize,
+        itemsize=source.itemsize,
         source=_tiled(meshes[source.mesh], source),
         target=_tiled(meshes[target.mesh], target),
     )
@@ -100,14 +100,13 @@ def _crossing(program: Program, transfer: Transfer) -> Crossing:
 
 def _tiled(mesh: DeviceMesh, value: Value) -> TiledMesh:
     axes = {name: number for number, (name, _) in enumerate(mesh.axes)}
-    dims = value.sharding.axis_names if value.sharding else ((),) * len(value.shape)
     # A mesh over several hosts is made of whole ones, host by host.
     each = len(mesh.devices) // len(mesh.hosts)
     return TiledMesh(
         devices=mesh.devices,
         hosts=tuple(mesh.hosts[i // each] for i in range(len(mesh.devices))),
         sizes=tuple(size for _, size in mesh.axes),
-        dims=tuple(tuple(axes[name] for name in dim) for dim in dims),
+        dims=tuple(tuple(axes[name] for name in dim) for dim in value.dims),
     )
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: eight virtual CPU devices, and no deadline per example.
+"""What all tests share: eight virtual CPU devices, no deadline per example, a small cluster.
 
 jax reads its environment when it starts, so this stands before any test imports it.
 """
@@ -6,7 +6,10 @@ jax reads its environment when it starts, so this stands before any test imports
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Protocol
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -16,3 +19,58 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 settings.register_profile("alpa", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("alpa")
+
+SMALL = """\
+hosts = 1
+devices_per_host = {devices}
+[device]
+name = "small"
+memory = "{memory}"
+peak_flops = {{ f32 = {flops} }}
+memory_bandwidth = {memory_bandwidth}
+[intra_host]
+bandwidth = {bandwidth}
+latency = 1e-6
+[inter_host]
+bandwidth = {bandwidth}
+latency = 1e-6
+"""
+
+
+class SmallCluster(Protocol):
+    """Writes the file of a cluster of one host; FLOP/s and bytes/s."""
+
+    def __call__(
+        self,
+        memory: str = "16GiB",
+        *,
+        devices: int = 4,
+        flops: float = 1e12,
+        memory_bandwidth: float = 1e11,
+        bandwidth: float = 1e9,
+    ) -> Path: ...
+
+
+@pytest.fixture
+def small_cluster(tmp_path: Path) -> SmallCluster:
+    def write(
+        memory: str = "16GiB",
+        *,
+        devices: int = 4,
+        flops: float = 1e12,
+        memory_bandwidth: float = 1e11,
+        bandwidth: float = 1e9,
+    ) -> Path:
+        path = tmp_path / f"small_{memory}.toml"
+        path.write_text(
+            SMALL.format(
+                memory=memory,
+                devices=devices,
+                flops=flops,
+                memory_bandwidth=memory_bandwidth,
+                bandwidth=bandwidth,
+            )
+        )
+        return path
+
+    return write

@@ -22,7 +22,6 @@ from alpa.dialects.checks import CheckError
 from alpa.passes import PassError
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.plan_report import (
-    Layouts,
     PlanReport,
     StageReport,
     TransferReport,
@@ -57,7 +56,7 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
     """
     report = report or PlanReport.of(module)
     program = planned.read(module)
-    view = _View(report=report, program=program, layouts=Layouts(program, module))
+    view = _View(report=report, program=program)
     parts = (_header, _stages, _limits, _transfers, _strategy, _roles)
     sections = ["\n".join(part(view)) for part in parts]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -69,7 +68,6 @@ class _View:
 
     report: PlanReport
     program: Program
-    layouts: Layouts
 
     @cached_property
     def parameters(self) -> frozenset[int]:
@@ -77,11 +75,12 @@ class _View:
 
     def pattern(self, value: int, batch_dim: int | None = None) -> str:
         """A value's sharding in words: `dim 0 on axis0, dim 1 on axis1`."""
-        if self.program.values[value].sharding is None:
+        it = self.program.values[value]
+        if it.sharding is None:
             return "not sharded yet"
         words: list[str] = []
-        for number, axes in enumerate(self.layouts.dims(value)):
-            split = [axis for axis in axes if self.layouts.ways(value, axis) > 1]
+        for number, axes in enumerate(it.dims):
+            split = [axis for axis in axes if self.program.axis_size(value, axis) > 1]
             if split:
                 name = "batch" if number == batch_dim else f"dim {number}"
                 words.append(f"{name} on {'+'.join(split)}")
@@ -188,7 +187,7 @@ def _stage_strategy(view: _View, mesh: str) -> list[str]:
     for title, values in groups.items():
         here = [v for v in values if program.values[v].mesh == mesh]
         if here:
-            patterns = [(view.pattern(v, dims.get(v)), view.layouts.bytes(v)) for v in here]
+            patterns = [(view.pattern(v, dims.get(v)), program.values[v].bytes) for v in here]
             lines += _by_pattern(title, patterns)
     return lines
 

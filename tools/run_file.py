@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from alpa.passes.analysis.planned import Program
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.pjrt import separate
+from alpa.runtime.planning import Clock, PlanningError, run_pass
 from alpa.runtime.reference import Comparison, compare, random_arguments, run_unplanned
 from alpa.tools import shrink
 
@@ -60,30 +60,25 @@ class Row:
     by: str = ""
 
 
-def plan(module: ir.Module, options: dict[str, str], seconds: dict[str, float]) -> ir.Module:
-    """Runs the pipeline `alpa` in place and notes how long each pass took.
+def plan(module: ir.Module, options: dict[str, str], clock: Clock) -> ir.Module:
+    """Runs the pipeline `alpa` in place.
 
     Raises:
-        ir.MLIRError: a pass cannot go on.
+        PlanningError: a pass cannot go on.
     """
     for name in pipeline.PIPELINES["alpa"]:
-        fields = pipeline.load_pass(name).option_fields()
-        texts = [f"{key}={value}" for key, value in options.items() if key in fields]
-        start = time.perf_counter()
-        passes.run(module, f"{name}{{{' '.join(texts)}}}" if texts else name)
-        seconds[name] = time.perf_counter() - start
+        run_pass(name, options, module, clock)
     return module
 
 
-def run(source: ir.Module, planned: ir.Module, seed: int, seconds: dict[str, float]) -> list[Row]:
+def run(source: ir.Module, planned: ir.Module, seed: int, clock: Clock) -> list[Row]:
     """Runs both programs on the same random arguments and compares their results.
 
     Raises:
         LoadError: the plan cannot be run.
     """
-    start = time.perf_counter()
-    executable = runtime.load(planned)
-    seconds["compile"] = time.perf_counter() - start
+    with clock.phase("compile"):
+        executable = runtime.load(planned)
     arguments = random_arguments(source, seed)
     for number in _optimizer_states(executable.program):
         array = arguments[number]
@@ -91,12 +86,10 @@ def run(source: ir.Module, planned: ir.Module, seed: int, seconds: dict[str, flo
             arguments[number] = np.full_like(array, array.dtype.kind in "iu")
     whole = _repeated(executable.program, arguments)
     for name in ("first run", "second run"):
-        start = time.perf_counter()
-        results = jax.block_until_ready(executable(*whole))
-        seconds[name] = time.perf_counter() - start
-    start = time.perf_counter()
-    reference = _on_one_device(source, executable.program, arguments)
-    seconds["one device"] = time.perf_counter() - start
+        with clock.phase(name):
+            results = jax.block_until_ready(executable(*whole))
+    with clock.phase("one device"):
+        reference = _on_one_device(source, executable.program, arguments)
 
     states = {
         result.number: arguments[role.index]
@@ -112,9 +105,8 @@ def run(source: ir.Module, planned: ir.Module, seed: int, seconds: dict[str, flo
         rows.append(Row(type=types[index], comparison=row))
     doubtful = [i for i in states if not rows[i].comparison.ok]
     if doubtful:
-        start = time.perf_counter()
-        exact = _on_one_device(widened(source), executable.program, arguments)
-        seconds["one device, 64 bits"] = time.perf_counter() - start
+        with clock.phase("one device, 64 bits"):
+            exact = _on_one_device(widened(source), executable.program, arguments)
         for i in doubtful:
             row = _by_distance(i, results[i], reference[i], exact[i])
             rows[i] = Row(type=types[i], comparison=row, by=f"{_ADAPTIVE} max|xla-f64|")
@@ -308,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Both have to be said before jax touches a device.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
-        seconds: dict[str, float] = {}
+        clock = Clock()
         source = parse_file(options.file)
         shrink.elided_to_arguments(source)
         if options.dims:
@@ -316,17 +308,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source.operation.verify()
         if options.widen:
             source = widened(source)
-        planned = plan(separate(source.operation), pass_options, seconds)
+        planned = plan(separate(source.operation), pass_options, clock)
         if options.output is not None:
             options.output.write_text(f"{planned.operation.get_asm()}\n")
-        rows = run(source, planned, options.seed, seconds)
+        rows = run(source, planned, options.seed, clock)
     except ir.MLIRError as error:
         return _fail(format_error(error))
     except PassError as error:
         return _fail(f"{place_of(error.location)}: error: {error.message}")
+    except PlanningError as error:
+        return _fail(str(error))
     except (OSError, ValueError, ClusterError) as error:
         return _fail(f"{options.file}: error: {error}")
-    _print(rows, seconds, quiet=options.quiet)
+    _print(rows, clock.seconds, quiet=options.quiet)
     return 0 if all(row.comparison.ok for row in rows) else 1
 
 

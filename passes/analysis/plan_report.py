@@ -15,7 +15,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, Literal, Self
 
 from alpa.dialects import body, ir, main_function
@@ -32,10 +31,8 @@ from alpa.dialects.attributes import (
     read_solver_reports,
 )
 from alpa.dialects.checks import check_planned
-from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import annotated_fragments
-from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.planned import Program, Transfer
 from alpa.passes.analysis.predicted_collectives import collectives_of
 from alpa.passes.analysis.split_factors import SplitFactors, in_words
@@ -229,41 +226,6 @@ def _plain(value: Any) -> Any:
     return fields
 
 
-class Layouts:
-    """The bytes of a planned program's values, whole and on one device."""
-
-    def __init__(self, program: Program, module: ir.Module) -> None:
-        self._program = program
-        self._sizes = {mesh.name: dict(mesh.axes) for mesh in program.meshes}
-        block = main_function(module).entry_block
-        values = [*block.arguments, *(v for op in block.operations for v in op.results)]
-        elements = {MeshTensor.from_type(value.type).type.element_type for value in values}
-        self._itemsize = {str(element): element_bytes(element) for element in elements}
-
-    def dims(self, value: int) -> tuple[tuple[str, ...], ...]:
-        """The axes that each dimension is split over."""
-        it = self._program.values[value]
-        return it.sharding.axis_names if it.sharding else ((),) * len(it.shape)
-
-    def ways(self, value: int, axis: str) -> int:
-        """The size of an axis of a value's mesh."""
-        return self._sizes[self._program.values[value].mesh][axis]
-
-    def bytes(self, value: int) -> int:
-        """The bytes of a whole value."""
-        it = self._program.values[value]
-        return prod(it.shape) * self._itemsize[it.dtype]
-
-    def local_bytes(self, value: int) -> int:
-        """The bytes that one device of its mesh holds of a value, padding included."""
-        it = self._program.values[value]
-        parts = [
-            -(-size // prod(self.ways(value, axis) for axis in axes))
-            for size, axes in zip(it.shape, self.dims(value), strict=True)
-        ]
-        return prod(parts) * self._itemsize[it.dtype]
-
-
 def parameters(program: Program) -> frozenset[int]:
     """State arguments that a forward or backward part reads; the others are the optimizer's."""
     read = {v for f in program.fragments if f.part != "update" for v in f.inputs}
@@ -292,7 +254,6 @@ class _Reader:
         self._function = main_function(module)
         self._ops = list(body(self._function).operations)[:-1]
         self._program = planned.read(module)
-        self._layouts = Layouts(self._program, module)
 
     def solver(self) -> SolverSummary | None:
         return SolverSummary.of(tuple(read_solver_reports(self._function)))
@@ -351,7 +312,7 @@ class _Reader:
         return all(value.sharding is not None for value in self._program.values)
 
     def _stage(self, number: int, splits: dict[str, str]) -> StageReport:
-        program, layouts = self._program, self._layouts
+        program = self._program
         mesh = program.meshes[number].name
         peaks = program.plan.predicted_peak_bytes
         seconds: dict[Part, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0}
@@ -367,7 +328,7 @@ class _Reader:
 
         def held(values: frozenset[int]) -> tuple[int, int]:
             here = [v for v in values if program.values[v].mesh == mesh]
-            return sum(map(layouts.local_bytes, here)), sum(map(layouts.bytes, here))
+            return sum(map(program.local_bytes, here)), sum(program.values[v].bytes for v in here)
 
         read = parameters(program)
         return StageReport(
@@ -398,7 +359,7 @@ class _Reader:
                 pers.append("step")
             for per in pers:
                 yield TransferReport(
-                    bytes=self._layouts.bytes(step.target),
+                    bytes=program.values[step.target].bytes,
                     source=program.values[step.source].mesh,
                     target=program.values[step.target].mesh,
                     per=per,

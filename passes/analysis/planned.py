@@ -17,8 +17,10 @@ them, and with them one answer to each of these questions:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from alpa.dialects.attributes import (
     Argument,
@@ -56,6 +58,25 @@ class Value:
     shape: tuple[int, ...]
     dtype: str
     sharding: Sharding | None = None
+
+    @property
+    def dims(self) -> tuple[tuple[str, ...], ...]:
+        """The axes that each dimension is split over."""
+        return self.sharding.axis_names if self.sharding else ((),) * len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element, as `graph.element_bytes` says of its type."""
+        digits = re.search(r"\d+", self.dtype)
+        if digits is None:
+            raise ValueError(f"elements of type {self.dtype} have no size")
+        size = max(1, int(digits[0]) // 8)
+        return 2 * size if self.dtype.startswith("complex") else size
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole tensor."""
+        return prod(self.shape) * self.itemsize
 
     @property
     def is_float(self) -> bool:
@@ -131,6 +152,23 @@ class Program:
     steps: tuple[Fragment | Transfer, ...]
     meshes: tuple[DeviceMesh, ...]
     plan: Plan
+
+    def axis_size(self, value: int, axis: str) -> int:
+        """The size of an axis of a value's mesh."""
+        return self._axes[self.values[value].mesh][axis]
+
+    def local_bytes(self, value: int) -> int:
+        """The bytes that one device of its mesh holds of a value, padding included."""
+        it = self.values[value]
+        parts = [
+            -(-size // prod(self.axis_size(value, axis) for axis in axes))
+            for size, axes in zip(it.shape, it.dims, strict=True)
+        ]
+        return prod(parts) * it.itemsize
+
+    @cached_property
+    def _axes(self) -> dict[str, dict[str, int]]:
+        return {mesh.name: dict(mesh.axes) for mesh in self.meshes}
 
     @property
     def num_micro_batches(self) -> int:

@@ -21,25 +21,8 @@ def test_prints_a_row_per_model_and_a_cell_per_baseline(capsys):
     assert seconds[0] < seconds[2]
 
 
-def test_what_does_not_fit_says_what_it_needs(tmp_path):
-    cluster = tmp_path / "small.toml"
-    cluster.write_text(
-        """
-hosts = 1
-devices_per_host = 4
-[device]
-name = "small"
-memory = "6MiB"
-peak_flops = { f32 = 1e12 }
-memory_bandwidth = 1e11
-[intra_host]
-bandwidth = 1e9
-latency = 1e-6
-[inter_host]
-bandwidth = 1e9
-latency = 1e-6
-"""
-    )
+def test_what_does_not_fit_says_what_it_needs(small_cluster):
+    cluster = small_cluster("6MiB")
     (outcome,) = compare_intra.compare(
         "gpt-tiny", micro_batch_size=8, global_batch=8, cluster=str(cluster), intra=["none"]
     )

@@ -13,6 +13,7 @@ import pytest
 from alpa import passes, runtime
 from alpa.dialects import ir, parse
 from alpa.runtime.pjrt import separate
+from alpa.runtime.planning import Clock
 from alpa.runtime.reference import run_unplanned
 from alpa.tools import run_file
 
@@ -52,7 +53,7 @@ OPTIONS = {"cluster": "cpu:2x4", "num-layers": "1", "num-stages": "1"}
 def planned_and_compared(
     source: ir.Module, planned: ir.Module, seed: int = 0
 ) -> Sequence[run_file.Row]:
-    return run_file.run(source, run_file.plan(planned, OPTIONS, {}), seed, {})
+    return run_file.run(source, run_file.plan(planned, OPTIONS, Clock()), seed, Clock())
 
 
 def wrong(rows: Sequence[run_file.Row]) -> list[int]:
@@ -61,10 +62,10 @@ def wrong(rows: Sequence[run_file.Row]) -> list[int]:
 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_step_is_equal(batches: int) -> None:
-    options, seconds = {**OPTIONS, "num-micro-batches": str(batches)}, dict[str, float]()
+    options, clock = {**OPTIONS, "num-micro-batches": str(batches)}, Clock()
     source = parse(STEP)
-    planned = run_file.plan(separate(source.operation), options, seconds)
-    rows = run_file.run(source, planned, 0, seconds)
+    planned = run_file.plan(separate(source.operation), options, clock)
+    rows = run_file.run(source, planned, 0, clock)
     assert wrong(rows) == []
     assert [row.type for row in rows] == [
         "tensor<16x16xf32>",
@@ -73,8 +74,8 @@ def test_step_is_equal(batches: int) -> None:
         "tensor<f32>",
         "tensor<8x16xf32>",
     ]
-    assert [*seconds][:5] == list(passes.pipeline.PIPELINES["alpa"])
-    assert [*seconds][5:] == ["compile", "first run", "second run", "one device"]
+    assert [*clock.seconds][:5] == list(passes.pipeline.PIPELINES["alpa"])
+    assert [*clock.seconds][5:] == ["compile", "first run", "second run", "one device"]
 
 
 def test_state_that_the_forward_part_carries_is_equal() -> None:
@@ -94,8 +95,8 @@ def test_state_that_the_forward_part_carries_is_equal() -> None:
     }
     """
     source, options = parse(text), {**OPTIONS, "num-micro-batches": "3"}
-    planned = run_file.plan(separate(source.operation), options, {})
-    assert wrong(run_file.run(source, planned, 0, {})) == []
+    planned = run_file.plan(separate(source.operation), options, Clock())
+    assert wrong(run_file.run(source, planned, 0, Clock())) == []
 
 
 def test_change_of_a_parameter_is_seen() -> None:

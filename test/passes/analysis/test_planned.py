@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from alpa.dialects import parse
+from alpa.dialects import ir, make_context, parse
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes.analysis.planned import Fragment, Program, origin_name, read
+from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.analysis.planned import Fragment, Program, Value, origin_name, read
 from alpa.passes.base import PassError
 
 # A loss on mesh_1, one weight on mesh_0. `%g` is a gradient that the update reads on mesh_1 and
@@ -92,6 +93,15 @@ def test_what_micro_batches_make_of_values() -> None:
     assert it.totals == {G, G0, D}
     assert it.micro_used == {X, F, H, G, G0}
     assert not it.carries
+
+
+@pytest.mark.parametrize(
+    "dtype", ["i1", "ui4", "i8", "f8E4M3FN", "bf16", "f16", "i32", "f64", "complex<f32>"]
+)
+def test_bytes_of_an_element_are_those_of_its_type(dtype: str) -> None:
+    with make_context():
+        expected = element_bytes(ir.Type.parse(dtype))
+    assert Value(mesh="mesh_0", shape=(3,), dtype=dtype).bytes == 3 * expected
 
 
 def test_one_micro_batch_has_no_totals() -> None:

@@ -21,21 +21,6 @@ from alpa.passes.solve.shard_problem import Edge, Problem, Usage
 
 WIDTH, ROWS = 512, 64
 MATRIX = 4 * WIDTH * WIDTH
-CLUSTER = """
-hosts = 1
-devices_per_host = 4
-[device]
-name = "small"
-memory = "{memory}"
-peak_flops = {{ f32 = 1e12 }}
-memory_bandwidth = 1e11
-[intra_host]
-bandwidth = 1e9
-latency = 1e-6
-[inter_host]
-bandwidth = 1e9
-latency = 1e-6
-"""
 
 
 def step(params, momentum, x):
@@ -50,7 +35,7 @@ def step(params, momentum, x):
     return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, value
 
 
-def partitioned(tmp_path, *, memory: str, layers: int = 2, batches: int = 1) -> str:
+def partitioned(small_cluster, *, memory: str, layers: int = 2, batches: int = 1) -> str:
     """Stages are cut for much memory, sharding has what `memory` says."""
     params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * layers
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
@@ -61,9 +46,7 @@ def partitioned(tmp_path, *, memory: str, layers: int = 2, batches: int = 1) -> 
         text,
         count=1,
     ).replace('{jax.result_info = "result[2]"}', '{alpa.result = "mean"}')
-    large, small = tmp_path / "large.toml", tmp_path / "small.toml"
-    large.write_text(CLUSTER.format(memory="64GiB"))
-    small.write_text(CLUSTER.format(memory=memory))
+    large, small = small_cluster("64GiB"), small_cluster(memory)
     module = passes.run(
         text,
         "simplify-trivial-ops,layer-cluster{num-layers=1},stage-mesh-partition"
@@ -95,8 +78,8 @@ def least_and_most(problem: Problem) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("batches", [1, 4])
-def test_states_activations_and_gradients_are_counted(tmp_path, problems, batches):
-    passes.run(partitioned(tmp_path, memory="1GiB", batches=batches), "ilp-shard-annotate")
+def test_states_activations_and_gradients_are_counted(small_cluster, problems, batches):
+    passes.run(partitioned(small_cluster, memory="1GiB", batches=batches), "ilp-shard-annotate")
     (problem,) = problems
     least, most = least_and_most(problem)
     activation = 4 * ROWS * WIDTH
@@ -105,8 +88,10 @@ def test_states_activations_and_gradients_are_counted(tmp_path, problems, batche
     assert least == pytest.approx(most / 4, rel=0.01)
 
 
-def test_a_gathered_copy_is_held_while_it_is_read(tmp_path, problems):
-    module = passes.run(partitioned(tmp_path, memory="1GiB"), "ilp-shard-annotate{intra=zero3}")
+def test_a_gathered_copy_is_held_while_it_is_read(small_cluster, problems):
+    module = passes.run(
+        partitioned(small_cluster, memory="1GiB"), "ilp-shard-annotate{intra=zero3}"
+    )
     assert min(state_shards(module)) > 1
     (problem,) = problems
     pairs = [usage for usage in problem.usages if len(usage.nodes) == 2]
@@ -131,15 +116,11 @@ def attention(x, query, key, value, out):
 
 
 @pytest.mark.parametrize("kibibytes", [3840, 4000, 4608, 5120])
-def test_plans_fit_whatever_the_limit(tmp_path, kibibytes):
+def test_plans_fit_whatever_the_limit(small_cluster, kibibytes):
     x = jax.ShapeDtypeStruct((2, ATTENTION_ROWS, WIDTH), jnp.float32)
     matrices = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * 4
     text = jax.jit(attention).lower(x, *matrices).as_text()
-    cluster = tmp_path / "cluster.toml"
-    two = CLUSTER.format(memory=f"{kibibytes}KiB").replace(
-        "devices_per_host = 4", "devices_per_host = 2"
-    )
-    cluster.write_text(two)
+    cluster = small_cluster(f"{kibibytes}KiB", devices=2)
     module = passes.run(text, f"alpa{{cluster={cluster} num-layers=1 num-stages=1}}")
     peak = planned_peak(module)
     assert 2.5 * MATRIX <= peak <= kibibytes * 1024
@@ -162,19 +143,19 @@ def state_shards(module: ir.Module) -> list[int]:
     return found
 
 
-def test_less_memory_shards_more_and_stays_within(tmp_path, problems):
+def test_less_memory_shards_more_and_stays_within(small_cluster, problems):
     rich = passes.run(
-        partitioned(tmp_path, memory="1GiB"), "ilp-shard-annotate{intra=data-parallel}"
+        partitioned(small_cluster, memory="1GiB"), "ilp-shard-annotate{intra=data-parallel}"
     )
     assert set(state_shards(rich)) == {1}
     # 6 MiB: replicated parameters and sharded moments fit, with a layer's gradient
-    poor = passes.run(partitioned(tmp_path, memory="6MiB"), "ilp-shard-annotate")
+    poor = passes.run(partitioned(small_cluster, memory="6MiB"), "ilp-shard-annotate")
     assert min(state_shards(poor)) > 1
     assert problems[-1].memory_limit == 6 * 2**20
 
 
-def test_too_little_memory_says_how_much_is_needed_where_and_what_helps(tmp_path):
-    text = partitioned(tmp_path, memory="1MiB")
+def test_too_little_memory_says_how_much_is_needed_where_and_what_helps(small_cluster):
+    text = partitioned(small_cluster, memory="1MiB")
     with pytest.raises(ir.MLIRError) as raised:
         passes.run(text, "ilp-shard-annotate")
     message = str(raised.value)

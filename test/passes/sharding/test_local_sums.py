@@ -14,22 +14,6 @@ from alpa.dialects import parse
 from alpa.runtime.reference import compare
 
 BATCHES, ROWS = 4, 64
-# Only the batch divides evenly: data parallelism, over slow links.
-CLUSTER = """
-hosts = 1
-devices_per_host = 4
-[device]
-name = "test"
-memory = "16GiB"
-peak_flops = { f32 = 1e8 }
-memory_bandwidth = 1e9
-[intra_host]
-bandwidth = 1e8
-latency = 1e-6
-[inter_host]
-bandwidth = 1e8
-latency = 1e-6
-"""
 
 
 def dense(params, x):
@@ -67,7 +51,7 @@ def is_shape(tree) -> bool:
     return isinstance(tree, tuple) and all(isinstance(size, int) for size in tree)
 
 
-def planned_step(loss, shapes, tmp_path, rng):
+def planned_step(loss, shapes, small_cluster, rng):
     """The planned module of a step of SGD at micro-batch size, the step and its arguments."""
 
     def step(params, x):
@@ -91,16 +75,16 @@ def planned_step(loss, shapes, tmp_path, rng):
         count=1,
     )
     text = text.replace('{jax.result_info = "result[1]"}', '{alpa.result = "mean"}')
-    cluster = tmp_path / "cluster.toml"
-    cluster.write_text(CLUSTER)
+    # Only the batch divides evenly: data parallelism, over slow links.
+    cluster = small_cluster(flops=1e8, memory_bandwidth=1e9, bandwidth=1e8)
     pipeline = f"alpa{{cluster={cluster} num-layers=1 num-stages=1 num-micro-batches={BATCHES}}}"
     return passes.run(text, pipeline), jax.jit(step), (params, x)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_unreduced_gradients_equal_plain_jax(name, tmp_path):
+def test_unreduced_gradients_equal_plain_jax(name, small_cluster):
     loss, shapes = PROGRAMS[name]
-    module, step, arguments = planned_step(loss, shapes, tmp_path, np.random.default_rng(0))
+    module, step, arguments = planned_step(loss, shapes, small_cluster, np.random.default_rng(0))
     assert "unreduced={" in str(module)
     executable = runtime.load(module)
     results = [np.asarray(r) for r in executable(*jax.tree.leaves(arguments))]
