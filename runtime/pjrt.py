@@ -27,6 +27,9 @@ class Device(Protocol):
     def platform(self) -> str: ...
 
     @property
+    def device_kind(self) -> str: ...
+
+    @property
     def client(self) -> Any: ...
 
 

@@ -64,6 +64,13 @@ class Placement:
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} makes virtual ones; "
                 "set it before jax starts"
             )
+        used = (self.devices[number] for mesh in self.program.meshes for number in mesh.devices)
+        kinds = sorted({device.device_kind for device in used})
+        if len(kinds) > 1:
+            raise ValueError(
+                f"the plan is for equal devices, these are {' and '.join(kinds)}; give the devices "
+                "of one kind, and plan for as many"
+            )
         return {mesh.name: jax_mesh(mesh, self.devices) for mesh in self.program.meshes}
 
     def mesh_devices(self, name: str) -> list[Device]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -452,6 +455,13 @@ def test_wrong_arguments() -> None:
 def test_too_few_devices() -> None:
     with pytest.raises(ValueError, match=r"needs 8 devices and 4 are there.*device_count=8"):
         alpa.runtime.load(tied(1), devices=jax.devices()[:4])
+
+
+def test_devices_of_two_kinds() -> None:
+    kinds = ["H100"] * 4 + ["A100"] * 4
+    devices: list[Any] = [SimpleNamespace(id=i, device_kind=kind) for i, kind in enumerate(kinds)]
+    with pytest.raises(ValueError, match="for equal devices, these are A100 and H100; give"):
+        alpa.runtime.load(tied(1), devices=devices)
 
 
 def test_not_planned() -> None:
