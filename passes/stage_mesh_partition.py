@@ -21,17 +21,24 @@ Options:
     num-micro-batches: how often forward and backward run before the update does.
     schedule: which micro-batches are in flight; decides what memory admits.
     mesh-rank: logical axes of a mesh inside one host; a mesh over hosts always has two.
+    mesh-shape: the logical shape of every stage's mesh, such as `4x2`: the paper's manual plans.
+        There are as many stages as such meshes make up the cluster; `auto` searches.
+    equal-layers: stages of equally many layers, as near as possible, on submeshes of equal size
+        (`solve/equal_layers.py`, the paper's baseline); how many is searched.
 
 Fails when:
     there is no such cluster, or not the mesh that the program's own shardings name
     (`sharding/user_shardings.py`); there are more stages than layers or devices; nothing fits into
-    memory; with several micro-batches, the role of an argument or result is unknown.
+    memory; no submesh has as many devices as mesh-shape; with several micro-batches, the role of
+    an argument or result is unknown.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -49,7 +56,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.base import OptionError, Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.schedule import in_flight
@@ -79,6 +86,8 @@ class StageMeshPartition(Pass):
     num_micro_batches: int = option(1, "forward and backward runs per update")
     schedule: Schedule = option("gpipe", "order of the micro-batches")
     mesh_rank: Literal["1", "2"] = option("2", "logical axes of a mesh inside one host")
+    mesh_shape: str = option("auto", "logical shape of every mesh, such as 4x2")
+    equal_layers: bool = option(False, "stages of equally many layers on equal submeshes")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -142,6 +151,13 @@ class StageMeshPartition(Pass):
                     f"the program's shardings over @{given.name} fix one mesh of all devices, so "
                     f"{num_stages} stages are not possible; leave num-stages out, or the shardings",
                 )
+            if self._forced_shape not in (None, given.mesh.sizes):
+                raise PassError(
+                    function,
+                    f"the program's shardings over @{given.name} fix a mesh of "
+                    f"{'x'.join(map(str, given.mesh.sizes))}, so mesh-shape={self.mesh_shape} is "
+                    "not possible; leave mesh-shape out, or the shardings",
+                )
             return _one_stage(graph, cluster, given, num_layers, self.num_micro_batches)
         plan = self._plan()
         classes = layer_classes(
@@ -155,9 +171,23 @@ class StageMeshPartition(Pass):
                 num_stages=num_stages,
                 transfers=transfer_seconds(boundary_bytes(graph, num_layers), cluster),
                 mesh_rank=int(self.mesh_rank),
+                forced_shape=self._forced_shape,
+                equal_layers=self.equal_layers,
                 solver=solver,
             )
             return search.run()
+
+    @property
+    def _forced_shape(self) -> tuple[int, ...] | None:
+        """mesh-shape, None where it is searched. Raises OptionError."""
+        if self.mesh_shape == "auto":
+            return None
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,3}", self.mesh_shape):
+            raise OptionError(
+                f"option 'mesh-shape' is '{self.mesh_shape}'; expected auto or the sizes of one to "
+                "four axes, such as 4x2"
+            )
+        return tuple(map(int, self.mesh_shape.split("x")))
 
     def _plan(self) -> Plan:
         return Plan(
@@ -175,6 +205,8 @@ class _Search:
     num_stages: int | None
     transfers: np.ndarray
     mesh_rank: int
+    forced_shape: tuple[int, ...] | None
+    equal_layers: bool
     solver: ClassSolver
 
     def run(self) -> Stages:
@@ -186,14 +218,18 @@ class _Search:
             submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
         except ValueError as error:
             raise PassError(self.function, str(error)) from error
+        if self.forced_shape is not None:
+            submeshes = self._submeshes_of_forced_shape(submeshes)
         (one,) = costed(self.solver, 1, 1, [(1,)])
         options = {shape: [bounded(one, *shape)] for shape in submeshes}
-        options[1, 1] = [one]
+        if (1, 1) in options:
+            options[1, 1] = [replace(one, shape=self.forced_shape or (1,))]
         whole = (cluster.hosts, cluster.devices_per_host)
-        shapes = views(*whole, self.mesh_rank)
-        if (self.num_stages == 1 or len(one.seconds) == 1) and len(shapes) == 1:
-            # One stage, on one view of all devices: there is nothing to choose.
-            options[whole] = [replace(options[whole][0], shape=shapes[0])]
+        if whole in options and (self.num_stages == 1 or len(one.seconds) == 1):
+            shapes = self._views(*whole)
+            if len(shapes) == 1:
+                # One stage, on one view of all devices: there is nothing to choose.
+                options[whole] = [replace(options[whole][0], shape=shapes[0])]
         while True:
             flat = [option for mine in options.values() for option in mine]
             solution = self._solve(flat)
@@ -202,7 +238,7 @@ class _Search:
             if not unknown:
                 break
             for shape in unknown:
-                options[shape] = costed(self.solver, *shape, views(*shape, self.mesh_rank))
+                options[shape] = costed(self.solver, *shape, self._views(*shape))
         places = placement.place(
             cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
         )
@@ -228,12 +264,35 @@ class _Search:
         }
         return Stages(layer_stage, meshes, solution.objective, tuple(peaks))
 
+    def _views(self, hosts: int, devices: int) -> list[tuple[int, ...]]:
+        """The logical shapes of a submesh that may be chosen."""
+        if self.forced_shape is not None:
+            return [self.forced_shape]
+        return views(hosts, devices, self.mesh_rank)
+
+    def _submeshes_of_forced_shape(
+        self, submeshes: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[int, int], ...]:
+        """The submesh with as many devices as the shape. Raises PassError where there is none."""
+        assert self.forced_shape is not None
+        size = prod(self.forced_shape)
+        found = tuple((n, m) for n, m in submeshes if n * m == size)
+        if not found:
+            raise PassError(
+                self.function,
+                f"mesh-shape {'x'.join(map(str, self.forced_shape))} has {size} devices; the "
+                f"submeshes of {self.cluster.hosts}x{self.cluster.devices_per_host} have "
+                f"{', '.join(str(n * m) for n, m in submeshes)}",
+            )
+        return found
+
     def _solve(self, options: Sequence[Option]) -> stage_dp.Solution:
-        from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
 
         memory = self.cluster.device.memory
+        solve = equal_layers.solve if self.equal_layers else stage_dp.solve
         try:
-            return stage_dp.solve(
+            return solve(
                 stage_dp.Problem(
                     hosts=self.cluster.hosts,
                     devices_per_host=self.cluster.devices_per_host,

@@ -46,13 +46,17 @@ class PlanningError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to plan for; `inter` and `intra` restrict the search to a baseline of the paper."""
+    """What to plan for; `inter` and `intra` restrict the search to a baseline of the paper.
+
+    `mesh_shape` is the logical shape of every mesh, such as `4x2`, where it is not searched.
+    """
 
     cluster: str
     num_micro_batches: int = 1
     schedule: Literal["auto"] | Schedule = "auto"
     intra: Intra = "auto"
     inter: Inter = "auto"
+    mesh_shape: str = "auto"
 
     def options(self, schedule: Schedule) -> dict[str, str]:
         """The options of the passes, by their names with dashes."""
@@ -67,6 +71,7 @@ class Settings:
             "num-micro-batches": str(self.num_micro_batches),
             "schedule": schedule,
             "intra": self.intra,
+            "mesh-shape": self.mesh_shape,
             **inter[self.inter],
         }
 

@@ -131,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
         help="between meshes: the whole space, one stage, or stages of equal layers or layers of "
         "equal numbers of contractions; default: auto",
     )
+    add(
+        "--mesh-shape",
+        default="auto",
+        metavar="AxB",
+        help="logical shape of every stage's mesh, such as 4x2; with --intra megatron a manual "
+        "plan; default: auto",
+    )
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
     add("--json", type=Path, metavar="PLAN.json", help="where to write its numbers")
@@ -152,6 +159,7 @@ def _process(options: argparse.Namespace) -> None:
         schedule=options.schedule,
         intra=options.intra,
         inter=options.inter,
+        mesh_shape=options.mesh_shape,
     )
     settings.check()
     with _progress() as clock:
