@@ -25,6 +25,7 @@ Options:
         There are as many stages as such meshes make up the cluster; `auto` searches.
     equal-layers: stages of equally many layers, as near as possible, on submeshes of equal size
         (`solve/equal_layers.py`, the paper's baseline); how many is searched.
+    intra: what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by its costs.
 
 Fails when:
     there is no such cluster, or not the mesh that the program's own shardings name
@@ -58,6 +59,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import OptionError, Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.sharding.baselines import Intra, axes_differ
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.schedule import in_flight
 from alpa.passes.stages.class_costs import ClassSolver, class_solver
@@ -88,6 +90,7 @@ class StageMeshPartition(Pass):
     mesh_rank: Literal["1", "2"] = option("2", "logical axes of a mesh inside one host")
     mesh_shape: str = option("auto", "logical shape of every mesh, such as 4x2")
     equal_layers: bool = option(False, "stages of equally many layers on equal submeshes")
+    intra: Intra = option("auto", "inside a mesh: the whole space, or what a baseline does")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -163,7 +166,7 @@ class StageMeshPartition(Pass):
         classes = layer_classes(
             graph, read_arguments(function), read_results(function), num_layers, cluster, plan
         )
-        with class_solver(classes, cluster, plan) as solver:
+        with class_solver(classes, cluster, plan, self.intra) as solver:
             search = _Search(
                 function=function,
                 cluster=cluster,
@@ -268,7 +271,7 @@ class _Search:
         """The logical shapes of a submesh that may be chosen."""
         if self.forced_shape is not None:
             return [self.forced_shape]
-        return views(hosts, devices, self.mesh_rank)
+        return views(hosts, devices, self.mesh_rank, ordered=axes_differ(self.solver.intra))
 
     def _submeshes_of_forced_shape(
         self, submeshes: Sequence[tuple[int, int]]

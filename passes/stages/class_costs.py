@@ -7,13 +7,17 @@ layer's seconds and bytes, and each link's seconds; a stage is a sum of these. W
 save at its ends, where nothing needs to match a neighbour, is left out: the sum is what some choice
 really costs.
 
+Where a baseline restricts what is done inside a mesh, it restricts these problems as well
+(`sharding/baselines.py`). For `heuristic`, which begins at the arguments of the program, what a
+layer reads from others is taken for an argument: there the costs are an estimate.
+
 A price per byte that stays (states, gradient accumulators, activations in flight) makes the same
 program find choices that hold less: higher prices give slower, smaller stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +27,8 @@ from alpa.dialects import body, ir, mpmd, sdy
 from alpa.dialects.attributes import Plan, read_arguments, read_part
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.sharding.baselines import Intra, restrict
+from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.copies import LocalBytes
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.liveness import Residence, held
@@ -30,6 +36,7 @@ from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
 from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
+from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
 
 GAP = 1e-2
@@ -71,7 +78,8 @@ class _Part:
 
     graph: ShardGraph
     steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]]
-    """(part, costs of nodes, edges) after the arguments, which are of no part, and each fragment"""
+    """(part, costs of nodes, edges) after the arguments, which are of no part, each fragment, and
+    what a baseline forbids"""
     resident: list[_Resident]
     passing: tuple[Usage, ...]
     arguments: list[Placed]
@@ -86,6 +94,9 @@ class ClassSolver:
     cluster: Cluster
     plan: Plan
     rules: tuple[RuleOf, ...]
+    intra: Intra
+    batches: tuple[BatchDims, ...] | None
+    """of the classes' programs; None where the whole space is searched"""
 
     def solve(
         self, hosts: int, devices: int, shape: tuple[int, ...], prices: Sequence[float]
@@ -96,8 +107,10 @@ class ClassSolver:
         """
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
         parts = [
-            _part(layer, mesh, self.cluster, self.plan, rule_of)
-            for layer, rule_of in zip(self.classes.classes, self.rules, strict=True)
+            _part(layer, mesh, self.cluster, self.plan, rule_of, self._restriction(number))
+            for number, (layer, rule_of) in enumerate(
+                zip(self.classes.classes, self.rules, strict=True)
+            )
         ]
         whole = _Whole.of(self.classes, parts, self.plan)
         found: list[ClassCosts] = []
@@ -109,17 +122,38 @@ class ClassSolver:
             found.append(whole.costs(choice))
         return found
 
+    def _restriction(self, number: int) -> Callable[[MeshPart], None] | None:
+        """What takes strategies away from the problem of a class, if anything does."""
+        if self.batches is None:
+            return None
+        batch = self.batches[number]
+        return lambda part: restrict(part.graph, self.intra, batch, part.tensors())
+
 
 @contextmanager
-def class_solver(classes: LayerClasses, cluster: Cluster, plan: Plan) -> Generator[ClassSolver]:
+def class_solver(
+    classes: LayerClasses, cluster: Cluster, plan: Plan, intra: Intra = "auto"
+) -> Generator[ClassSolver]:
     """The classes' programs with their sharding rules, which are gone at the end."""
     with ExitStack() as stack:
         rules = tuple(stack.enter_context(populated(layer.module)) for layer in classes.classes)
-        yield ClassSolver(classes=classes, cluster=cluster, plan=plan, rules=rules)
+        yield ClassSolver(
+            classes=classes,
+            cluster=cluster,
+            plan=plan,
+            rules=rules,
+            intra=intra,
+            batches=None if intra == "auto" else class_batches(classes, rules),
+        )
 
 
 def _part(
-    layer: LayerClass, mesh: LogicalMesh, cluster: Cluster, plan: Plan, rule_of: RuleOf
+    layer: LayerClass,
+    mesh: LogicalMesh,
+    cluster: Cluster,
+    plan: Plan,
+    rule_of: RuleOf,
+    restriction: Callable[[MeshPart], None] | None,
 ) -> _Part:
     graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None)
     built = MeshPart(layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1)
@@ -128,6 +162,9 @@ def _part(
     for fragment in built.build_in_steps():
         part = "" if fragment is None else read_part(fragment) or ""
         steps.append((part, [c.copy() for c in graph.costs], dict(graph.edges)))
+    if restriction is not None:
+        restriction(built)
+        steps.append(("", list(graph.costs), dict(graph.edges)))
     block = body(layer.function)
     arguments = [graph.placed[argument] for argument in block.arguments]
     results = [graph.placed[value] for value in returned(layer)]

@@ -48,13 +48,16 @@ class Option:
         return np.where(free > 0, np.clip(fits, 0, _NO_LIMIT), 0).astype(np.int64)
 
 
-def views(hosts: int, devices: int, rank: int) -> list[tuple[int, ...]]:
+def views(hosts: int, devices: int, rank: int, *, ordered: bool = False) -> list[tuple[int, ...]]:
     """The logical shapes of a submesh: of one axis, or all factorings in two that differ.
 
     Inside a host all links are equal, so that only the sizes count; over hosts the last axis has
-    neighbours.
+    neighbours. `ordered`: the axes mean different things, so that (a, b) and (b, a) differ and an
+    axis of size 1 is a choice, too.
     """
     count = hosts * devices
+    if ordered:
+        return [(count // a, a) for a in range(devices, 0, -1) if devices % a == 0]
     if hosts == 1:
         if rank == 1 or count < 4:
             return [(count,)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
@@ -22,6 +23,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.sharding.baselines import Intra
 from alpa.passes.solve import placement, stage_dp
 from alpa.passes.stages.class_costs import ClassSolver, class_solver
 from alpa.passes.stages.cost import boundary_bytes, layer_of, transfer_seconds
@@ -50,9 +52,25 @@ def skipping_loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(((h + first) @ params[0].T - x) ** 2)
 
 
+def straight_loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Equal layers that read of their neighbours only."""
+    h = x
+    for w in params:
+        h = jnp.tanh(h @ w)
+    return jnp.mean(h**2)
+
+
+def straight_step() -> str:
+    return lowered(straight_loss)
+
+
 def skipping_step() -> str:
+    return lowered(skipping_loss)
+
+
+def lowered(loss_of: Callable[[list[jax.Array], jax.Array], jax.Array]) -> str:
     def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-        loss, grads = jax.value_and_grad(skipping_loss)(params, x)
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
         return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], loss
 
     params = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 5
@@ -71,7 +89,12 @@ def gpt_step() -> str:
     scope="module", params=[pytest.param(gpt_step, marks=pytest.mark.slow), skipping_step]
 )
 def clustered(request: pytest.FixtureRequest) -> Iterator[Clustered]:
-    text = request.param()
+    with costs_of(request.param()) as found:
+        yield found
+
+
+@contextmanager
+def costs_of(text: str, intra: Intra = "auto") -> Generator[Clustered]:
     pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
     module = alpa.passes.run(text, pipeline)
     function = main_function(module)
@@ -79,7 +102,7 @@ def clustered(request: pytest.FixtureRequest) -> Iterator[Clustered]:
     arguments, results = read_arguments(function), read_results(function)
     with module.context:
         classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
-        with class_solver(classes, cluster, PLAN) as solver:
+        with class_solver(classes, cluster, PLAN, intra) as solver:
             yield Clustered(module, graph, classes, solver)
 
 
@@ -182,6 +205,33 @@ def test_one_stage_costs_what_its_own_program_does(clustered: Clustered) -> None
     assert report.objective * 0.98 <= composed <= report.objective * 1.05
 
 
+@pytest.mark.parametrize("intra", ["data-parallel", "zero2", "zero3", "megatron", "none"])
+def test_a_baseline_costs_what_its_own_program_does(intra: Intra) -> None:
+    shape = "4x1" if intra == "megatron" else "2x2"
+    options = f"cluster={CLUSTER} num-micro-batches=4 mesh-shape={shape} schedule=1f1b"
+    with costs_of(straight_step(), intra) as found:
+        free, *_ = costed(found.solver, 2, 2, [tuple(map(int, shape.split("x")))])
+        planned = alpa.passes.run(
+            str(found.module),
+            f"stage-mesh-partition{{{options}}},ilp-shard-annotate{{intra={intra}}}",
+        )
+    (report,) = read_solver_reports(main_function(planned))
+    last = (0, NUM_LAYERS - 1)
+    composed = PLAN.num_micro_batches * free.seconds[last] + free.update[last]
+    assert composed == pytest.approx(report.objective, rel=0.03)
+
+
+def test_the_cut_of_a_baseline_is_by_its_costs() -> None:
+    """Devices that all do the same gain nothing: as many stages as there can be."""
+    clustered = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
+    stages: dict[str, int] = {}
+    for intra in ("none", "data-parallel"):
+        options = f"cluster=cpu:1x4 num-micro-batches=4 schedule=1f1b intra={intra}"
+        module = alpa.passes.run(straight_step(), f"{clustered},stage-mesh-partition{{{options}}}")
+        stages[intra] = len(read_meshes(main_function(module)))
+    assert stages == {"none": 4, "data-parallel": 2}
+
+
 def test_views_of_a_submesh() -> None:
     assert views(1, 1, 2) == [(1,)]
     assert views(1, 2, 2) == [(2,)]
@@ -190,3 +240,5 @@ def test_views_of_a_submesh() -> None:
     assert views(1, 16, 2) == [(2, 8), (4, 4)]
     assert views(2, 8, 2) == [(2, 8), (4, 4), (8, 2)]
     assert views(3, 1, 2) == [(3, 1)]
+    assert views(1, 4, 2, ordered=True) == [(1, 4), (2, 2), (4, 1)]
+    assert views(2, 2, 2, ordered=True) == [(2, 2), (4, 1)]
