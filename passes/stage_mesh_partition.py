@@ -64,11 +64,11 @@ from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardin
 from alpa.passes.solve.schedule import in_flight
 from alpa.passes.stages.class_costs import ClassSolver, class_solver
 from alpa.passes.stages.cost import (
-    boundary_bytes,
+    Boundary,
+    boundary_of,
     computation_seconds,
     layer_of,
     part_of,
-    transfer_seconds,
 )
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.merge import FragmentBuilder, Stages
@@ -172,7 +172,7 @@ class StageMeshPartition(Pass):
                 cluster=cluster,
                 plan=plan,
                 num_stages=num_stages,
-                transfers=transfer_seconds(boundary_bytes(graph, num_layers), cluster),
+                boundary=boundary_of(graph, num_layers),
                 mesh_rank=int(self.mesh_rank),
                 forced_shape=self._forced_shape,
                 equal_layers=self.equal_layers,
@@ -206,7 +206,7 @@ class _Search:
     cluster: Cluster
     plan: Plan
     num_stages: int | None
-    transfers: np.ndarray
+    boundary: Boundary
     mesh_rank: int
     forced_shape: tuple[int, ...] | None
     equal_layers: bool
@@ -303,7 +303,10 @@ class _Search:
                     t=np.stack([o.seconds for o in options], axis=2),
                     u=np.stack([o.update for o in options], axis=2),
                     max_in_flight=np.stack([o.max_in_flight(memory) for o in options], axis=2),
-                    c=self.transfers,
+                    c=np.stack(
+                        [self.boundary.seconds(self.cluster, o.hosts, o.devices) for o in options],
+                        axis=1,
+                    ),
                     num_micro_batches=self.plan.num_micro_batches,
                     schedule=self.plan.schedule,
                     num_stages=self.num_stages,

@@ -37,7 +37,7 @@ def solve(problem: Problem) -> Solution:
 
 def restricted(problem: Problem, count: int) -> Problem:
     """The same with ``count`` stages, all others than equal ones taking infinite time."""
-    layers = problem.c.size
+    layers = problem.num_layers
     sizes = np.array([hosts * devices for hosts, devices in problem.submeshes])
     length = np.arange(layers)[None, :] - np.arange(layers)[:, None] + 1
     equal = (length == layers // count) | (length == -(-layers // count))
@@ -49,12 +49,12 @@ def _counts(problem: Problem) -> list[int]:
     devices = problem.hosts * problem.devices_per_host
     counts = {devices // (n * m) for n, m in problem.submeshes if devices % (n * m) == 0}
     wanted = problem.num_stages
-    return [n for n in sorted(counts) if n <= problem.c.size and wanted in (None, n)]
+    return [n for n in sorted(counts) if n <= problem.num_layers and wanted in (None, n)]
 
 
 def _no_count(problem: Problem) -> str:
     shapes = ", ".join(f"{n}x{m}" for n, m in problem.submeshes)
     return (
-        f"no number of stages up to {problem.c.size}, the layers, cuts {problem.hosts}x"
+        f"no number of stages up to {problem.num_layers}, the layers, cuts {problem.hosts}x"
         f"{problem.devices_per_host} devices into equal submeshes of {shapes}"
     )

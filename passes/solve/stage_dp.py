@@ -61,25 +61,29 @@ class Problem:
     max_in_flight: np.ndarray
     """micro-batches in flight that memory admits, 0 = does not fit at all, [K, K, M]"""
     c: np.ndarray
-    """transfers both ways into a stage that begins with layer i, [K]; c[0] = 0"""
+    """transfers both ways into a stage that begins with layer i on submesh m, [K, M]; c[0] = 0"""
     num_micro_batches: int
     schedule: Literal["gpipe", "1f1b"]
     num_stages: int | None = None
     """as many stages exactly; None = any number"""
 
+    @property
+    def num_layers(self) -> int:
+        return self.c.shape[0]
+
     def check(self) -> None:
         """Raises ``ValueError`` for what is no problem."""
-        shape = (self.c.size, self.c.size, len(self.submeshes))
+        shape = (self.num_layers, self.num_layers, len(self.submeshes))
         for name in ("t", "u", "max_in_flight"):
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, not {getattr(self, name).shape}")
-        if self.c.ndim != 1 or self.c.size == 0 or self.c[0] != 0:
-            raise ValueError("c needs one entry per layer, and 0 for the first")
+        if self.c.shape[1:] != shape[2:] or self.c.size == 0 or self.c[0].any():
+            raise ValueError("c needs one entry per layer and submesh, and 0 for the first layer")
         if self.num_micro_batches < 1:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
         if self.schedule not in ("gpipe", "1f1b"):
             raise ValueError(f"schedule must be gpipe or 1f1b, not {self.schedule!r}")
-        upper = np.triu_indices(self.c.size)
+        upper = np.triu_indices(self.num_layers)
         for name, values in (("t", self.t[upper]), ("u", self.u[upper]), ("c", self.c)):
             if np.isnan(values).any() or (values < 0).any():
                 raise ValueError(f"{name} must not be negative or NaN")
@@ -90,7 +94,7 @@ class Problem:
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
         """T of a cut, in seconds."""
-        a = [float(self.t[s.first, s.last, s.submesh] + self.c[s.first]) for s in stages]
+        a = [float(self.t[s.first, s.last, s.submesh] + self.c[s.first, s.submesh]) for s in stages]
         u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
         return sum(a) + (self.num_micro_batches - 1) * max(a) + max(u)
 
@@ -153,14 +157,14 @@ class _Table:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        layers, devices = problem.c.size, problem.hosts * problem.devices_per_host
+        layers, devices = problem.num_layers, problem.hosts * problem.devices_per_host
         self._sizes = [n * m for n, m in problem.submeshes]
         self._devices = devices
         possible = (problem.max_in_flight > 0) & (problem.t < inf) & (problem.u < inf)
         if problem.schedule == "gpipe":
             possible &= problem.max_in_flight >= problem.num_micro_batches
         possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
-        self.a = np.where(possible, problem.t + problem.c[:, None, None], inf)
+        self.a = np.where(possible, problem.t + problem.c[:, None, :], inf)
         self.u = np.where(possible, problem.u, inf)
         most = min(layers, devices, problem.num_stages or layers)
         # admitted[s, i, j, m]: memory admits it as the s-th stage from the end.
@@ -180,7 +184,7 @@ class _Table:
 
     def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
         """The cut of least sum of a under the bounds; None if there is none."""
-        layers = self._problem.c.size
+        layers = self._problem.num_layers
         costs = np.where((self.a <= a_max) & (self.u <= u_max), self.a, inf)
         # least[s, k, d]; without stage counts there is one layer of the table that feeds itself.
         least = np.full((self._stages + 1, layers + 1, self._devices + 1), inf)
@@ -208,7 +212,7 @@ class _Table:
             return None
         k, d = 0, self._devices
         stages: list[Stage] = []
-        while k < self._problem.c.size:
+        while k < self._problem.num_layers:
             s -= self._by_stage
             options: list[tuple[float, int, int]] = []
             for m, size in enumerate(self._sizes):
@@ -231,7 +235,7 @@ class _Table:
 
 def _infeasible(problem: Problem) -> InfeasibleError:
     """Drops one constraint after the other to find the one that binds."""
-    layers, devices = problem.c.size, problem.hosts * problem.devices_per_host
+    layers, devices = problem.num_layers, problem.hosts * problem.devices_per_host
     shapes = ", ".join(f"{n}x{m}" for n, m in problem.submeshes)
     stages = "" if problem.num_stages is None else f" in {problem.num_stages} stages"
     unlimited = np.full_like(problem.max_in_flight, problem.num_micro_batches)
@@ -265,8 +269,8 @@ def verify(problem: Problem, solution: Solution) -> None:
     stages = solution.stages
     bounds = [(s.first, s.last) for s in stages]
     firsts = [0, *(last + 1 for _, last in bounds)]
-    if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.c.size:
-        raise ValueError(f"stages {bounds} are no cut of {problem.c.size} layers")
+    if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.num_layers:
+        raise ValueError(f"stages {bounds} are no cut of {problem.num_layers} layers")
     sizes = [n * m for n, m in (problem.submeshes[s.submesh] for s in stages)]
     if sum(sizes) != problem.hosts * problem.devices_per_host:
         raise ValueError(f"stages use {sum(sizes)} devices, not all of the cluster")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd
@@ -25,9 +27,32 @@ def part_of(origin: Origin) -> Part:
     return "backward" if origin.transpose_count else "forward"
 
 
-def boundary_bytes(graph: Graph, num_layers: int) -> np.ndarray:
-    """Bytes that cross into layer i, and back, when a stage begins there, [K]."""
-    boundary = np.zeros(num_layers)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Boundary:
+    """What crosses into layer i, and back, when a stage begins there, per micro-batch."""
+
+    bytes: np.ndarray
+    """[K]"""
+    values: np.ndarray
+    """how many tensors, [K]"""
+
+    def seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
+        """Of these transfers for a stage on `hosts` x `devices`, [K]: an estimate.
+
+        A tensor is a message of its own; its parts enter all hosts of the mesh (all devices, where
+        the cluster is one host) side by side, and the gathering of replicas is not counted. With
+        several hosts a neighbour is taken to be on another one, though two small meshes may share
+        a host: some boundary crosses hosts, and the slowest one counts once per micro-batch.
+        """
+        link, ways = (cluster.inter_host, hosts)
+        if cluster.hosts == 1:
+            link, ways = (cluster.intra_host, devices)
+        return self.bytes / (ways * link.bandwidth) + self.values * link.latency
+
+
+def boundary_of(graph: Graph, num_layers: int) -> Boundary:
+    """What crosses where a program cut into layers is cut into stages."""
+    sizes, values = np.zeros(num_layers), np.zeros(num_layers)
     origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
     for o, results in enumerate(graph.results):
         here = layer_of(origins[o])
@@ -39,8 +64,9 @@ def boundary_bytes(graph: Graph, num_layers: int) -> np.ndarray:
                 there = layer_of(reader)
                 if there is not None and there != here and part_of(reader) != "update":
                     crossed |= set(range(min(here, there) + 1, max(here, there) + 1))
-            boundary[list(crossed)] += graph.bytes[v]
-    return boundary
+            sizes[list(crossed)] += graph.bytes[v]
+            values[list(crossed)] += 1
+    return Boundary(bytes=sizes, values=values)
 
 
 def computation_seconds(op: ir.OpView, cluster: Cluster) -> float:
@@ -61,12 +87,6 @@ def dtype_name(op: ir.OpView) -> str:
         if isinstance(value.type, ir.RankedTensorType):
             return str(value.type.element_type)
     return "f32"
-
-
-def transfer_seconds(boundary: np.ndarray, cluster: Cluster) -> np.ndarray:
-    """Of the transfers into a stage that begins with layer i, both ways, [K]."""
-    link = cluster.inter_host if cluster.hosts > 1 else cluster.intra_host
-    return boundary / link.bandwidth + link.latency * (boundary > 0)
 
 
 def intervals(values: np.ndarray) -> np.ndarray:

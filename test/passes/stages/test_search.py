@@ -26,7 +26,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.solve import placement, stage_dp
 from alpa.passes.stages.class_costs import ClassSolver, class_solver
-from alpa.passes.stages.cost import boundary_bytes, layer_of, transfer_seconds
+from alpa.passes.stages.cost import boundary_of, layer_of
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.search import Option, bounded, costed, views
 from alpa.tools import zoo
@@ -161,7 +161,7 @@ def test_a_price_on_memory_gives_less_memory(clustered: Clustered) -> None:
 
 def test_costing_what_is_used_finds_what_costing_all_does(clustered: Clustered) -> None:
     cluster = Cluster.parse(CLUSTER)
-    transfers = transfer_seconds(boundary_bytes(clustered.graph, NUM_LAYERS), cluster)
+    boundary = boundary_of(clustered.graph, NUM_LAYERS)
     options: list[Option] = [
         option
         for hosts, devices in placement.submeshes(cluster.hosts, cluster.devices_per_host)
@@ -177,7 +177,7 @@ def test_costing_what_is_used_finds_what_costing_all_does(clustered: Clustered) 
             max_in_flight=np.stack(
                 [o.max_in_flight(cluster.device.memory) for o in options], axis=2
             ),
-            c=transfers,
+            c=np.stack([boundary.seconds(cluster, o.hosts, o.devices) for o in options], axis=1),
             num_micro_batches=PLAN.num_micro_batches,
             schedule=PLAN.schedule,
         )
