@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from alpa.dialects.attributes import (
+    SECONDS,
     Argument,
     Part,
     Plan,
     Reshard,
     Result,
     read_arguments,
+    read_float,
     read_meshes,
     read_part,
     read_results,
@@ -88,6 +90,8 @@ class Fragment:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     origins: tuple[Origin, ...] = ()
+    seconds: float = 0.0
+    """predicted, of one run"""
     module: str | None = None
     accumulators: tuple[int, ...] = ()
     extra_results: tuple[int, ...] = ()
@@ -101,6 +105,8 @@ class Transfer:
     source: int
     target: int
     method: str | None = None
+    seconds: float = 0.0
+    """predicted, each time"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +342,7 @@ class _Reader:
                 source=self.numbers[op.operands[0]],
                 target=self.number(op.results[0], op),
                 method=reshard.method if reshard else None,
+                seconds=read_float(op, SECONDS) or 0.0,
             )
         if not isinstance(op, mpmd.FragmentOp):
             raise PassError(op, f"a planned @main holds fragments and transfers, not {op.name}")
@@ -358,6 +365,7 @@ class _Reader:
             inputs=tuple(self.numbers[value] for value in op.operands),
             outputs=tuple(self.number(value, op) for value in op.results),
             origins=origins,
+            seconds=read_float(op, SECONDS) or 0.0,
             module=module,
             accumulators=_numbers(op, ACCUMULATORS),
             extra_results=_numbers(op, EXTRA_RESULTS),

@@ -35,6 +35,7 @@ from alpa.passes.sharding.liveness import Residence, held
 from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
+from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
@@ -77,9 +78,9 @@ class _Part:
     """The sharding problem of one class on one mesh, as far as it is built after each fragment."""
 
     graph: ShardGraph
-    steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]]
-    """(part, costs of nodes, edges) after the arguments, which are of no part, each fragment, and
-    what a baseline forbids"""
+    steps: list[tuple[str, Snapshot]]
+    """(part, costs) after the arguments, which are of no part, each fragment, and what a baseline
+    forbids"""
     resident: list[_Resident]
     passing: tuple[Usage, ...]
     arguments: list[Placed]
@@ -158,13 +159,13 @@ def _part(
     graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None)
     built = MeshPart(layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1)
     given = {c.result for c in _constraints(layer)}
-    steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]] = []
+    steps: list[tuple[str, Snapshot]] = []
     for fragment in built.build_in_steps():
         part = "" if fragment is None else read_part(fragment) or ""
-        steps.append((part, [c.copy() for c in graph.costs], dict(graph.edges)))
+        steps.append((part, Snapshot.of(graph)))
     if restriction is not None:
         restriction(built)
-        steps.append(("", list(graph.costs), dict(graph.edges)))
+        steps.append(("", Snapshot.of(graph)))
     block = body(layer.function)
     arguments = [graph.placed[argument] for argument in block.arguments]
     results = [graph.placed[value] for value in returned(layer)]
@@ -283,12 +284,12 @@ class _Whole:
         edges: dict[tuple[int, int], np.ndarray] = {}
         for number, part in enumerate(self.parts):
             count = len(self.classes.classes[number].layers)
-            _, nodes, inner = part.steps[-1]
-            costs += [count * node for node in nodes]
+            _, whole = part.steps[-1]
+            costs += [count * node for node in whole.nodes]
             for one in part.resident:
                 at = self.offset[number] + one.node
                 costs[at] = costs[at] + count * price * one.bytes
-            for (a, b), matrix in inner.items():
+            for (a, b), matrix in whole.edges.items():
                 edges[self.offset[number] + a, self.offset[number] + b] = count * matrix
         for link, (source, target, matrix) in self.links.items():
             weight = len(self.classes.links[link]) * self._weight(link)
@@ -330,12 +331,9 @@ class _Whole:
 
     def _class_costs(self, part: _Part, choice: Sequence[int]) -> list[float]:
         seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
-        before = 0.0
-        for name, nodes, edges in part.steps:
-            cost = sum(float(node[i]) for node, i in zip(nodes, choice, strict=False))
-            cost += sum(float(matrix[choice[a], choice[b]]) for (a, b), matrix in edges.items())
-            seconds[name] += cost - before
-            before = cost
+        costs = step_costs([snapshot for _, snapshot in part.steps], choice)
+        for (name, _), cost in zip(part.steps, costs, strict=True):
+            seconds[name] += cost
         kept = {"state": 0.0, "activation": 0.0}
         for one in part.resident:
             kept[one.kind] += float(one.bytes[choice[one.node]])
