@@ -25,13 +25,15 @@ Options:
         There are as many stages as such meshes make up the cluster; `auto` searches.
     equal-layers: stages of equally many layers, as near as possible, on submeshes of equal size
         (`solve/equal_layers.py`, the paper's baseline); how many is searched.
+    objective: `step`, the seconds of a step; or `throughput`, for forward-only programs that run
+        over and over: the seconds of the longest stage, as in AlpaServe.
     intra: what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by its costs.
 
 Fails when:
     there is no such cluster, or not the mesh that the program's own shardings name
     (`sharding/user_shardings.py`); there are more stages than layers or devices; nothing fits into
-    memory; no submesh has as many devices as mesh-shape; with several micro-batches, the role of
-    an argument or result is unknown.
+    memory; no submesh has as many devices as mesh-shape; a program that trains is to be planned
+    for throughput; with several micro-batches, the role of an argument or result is unknown.
 """
 
 from __future__ import annotations
@@ -90,6 +92,7 @@ class StageMeshPartition(Pass):
     mesh_rank: Literal["1", "2"] = option("2", "logical axes of a mesh inside one host")
     mesh_shape: str = option("auto", "logical shape of every mesh, such as 4x2")
     equal_layers: bool = option(False, "stages of equally many layers on equal submeshes")
+    objective: Literal["step", "throughput"] = option("step", "what is to be least")
     intra: Intra = option("auto", "inside a mesh: the whole space, or what a baseline does")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
@@ -111,6 +114,14 @@ class StageMeshPartition(Pass):
             if not isinstance(op, mpmd.NamedComputationOp):
                 raise PassError(
                     op, f"{op.name} is outside of any layer; run layer-cluster before this pass"
+                )
+            origin = Origin.from_attr(op.attributes["origin"])
+            if self.objective == "throughput" and part_of(origin) != "forward":
+                raise PassError(
+                    op,
+                    "objective=throughput is for programs of forwards only, and this is the "
+                    f"{part_of(origin)} part {origin.name}; leave the objective out: a training "
+                    "step's is its seconds",
                 )
         try:
             arguments, results = read_arguments(function), read_results(function)
@@ -176,6 +187,7 @@ class StageMeshPartition(Pass):
                 mesh_rank=int(self.mesh_rank),
                 forced_shape=self._forced_shape,
                 equal_layers=self.equal_layers,
+                objective=self.objective,
                 solver=solver,
             )
             return search.run()
@@ -210,6 +222,7 @@ class _Search:
     mesh_rank: int
     forced_shape: tuple[int, ...] | None
     equal_layers: bool
+    objective: Literal["step", "throughput"]
     solver: ClassSolver
 
     def run(self) -> Stages:
@@ -235,7 +248,8 @@ class _Search:
                 options[whole] = [replace(options[whole][0], shape=shapes[0])]
         while True:
             flat = [option for mine in options.values() for option in mine]
-            solution = self._solve(flat)
+            problem = self._problem(flat)
+            solution = self._solve(problem)
             chosen = [flat[stage.submesh] for stage in solution.stages]
             unknown = {(o.hosts, o.devices) for o in chosen if o.shape is None}
             if not unknown:
@@ -265,7 +279,8 @@ class _Search:
             for s, stage in enumerate(solution.stages)
             for layer in range(stage.first, stage.last + 1)
         }
-        return Stages(layer_stage, meshes, solution.objective, tuple(peaks))
+        seconds = problem.step_seconds(solution.stages)
+        return Stages(layer_stage, meshes, seconds, tuple(peaks))
 
     def _views(self, hosts: int, devices: int) -> list[tuple[int, ...]]:
         """The logical shapes of a submesh that may be chosen."""
@@ -289,29 +304,32 @@ class _Search:
             )
         return found
 
-    def _solve(self, options: Sequence[Option]) -> stage_dp.Solution:
-        from alpa.passes.solve import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
+    def _problem(self, options: Sequence[Option]) -> stage_dp.Problem:
+        from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
 
         memory = self.cluster.device.memory
+        return stage_dp.Problem(
+            hosts=self.cluster.hosts,
+            devices_per_host=self.cluster.devices_per_host,
+            submeshes=tuple((o.hosts, o.devices) for o in options),
+            t=np.stack([o.seconds for o in options], axis=2),
+            u=np.stack([o.update for o in options], axis=2),
+            max_in_flight=np.stack([o.max_in_flight(memory) for o in options], axis=2),
+            c=np.stack(
+                [self.boundary.seconds(self.cluster, o.hosts, o.devices) for o in options], axis=1
+            ),
+            num_micro_batches=self.plan.num_micro_batches,
+            schedule=self.plan.schedule,
+            num_stages=self.num_stages,
+            minimise=self.objective,
+        )
+
+    def _solve(self, problem: stage_dp.Problem) -> stage_dp.Solution:
+        from alpa.passes.solve import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
+
         solve = equal_layers.solve if self.equal_layers else stage_dp.solve
         try:
-            return solve(
-                stage_dp.Problem(
-                    hosts=self.cluster.hosts,
-                    devices_per_host=self.cluster.devices_per_host,
-                    submeshes=tuple((o.hosts, o.devices) for o in options),
-                    t=np.stack([o.seconds for o in options], axis=2),
-                    u=np.stack([o.update for o in options], axis=2),
-                    max_in_flight=np.stack([o.max_in_flight(memory) for o in options], axis=2),
-                    c=np.stack(
-                        [self.boundary.seconds(self.cluster, o.hosts, o.devices) for o in options],
-                        axis=1,
-                    ),
-                    num_micro_batches=self.plan.num_micro_batches,
-                    schedule=self.plan.schedule,
-                    num_stages=self.num_stages,
-                )
-            )
+            return solve(problem)
         except (stage_dp.InfeasibleError, ValueError) as error:
             raise PassError(self.function, str(error)) from error
 

@@ -57,6 +57,7 @@ class Settings:
     intra: Intra = "auto"
     inter: Inter = "auto"
     mesh_shape: str = "auto"
+    objective: Literal["step", "throughput"] = "step"
 
     def options(self, schedule: Schedule) -> dict[str, str]:
         """The options of the passes, by their names with dashes."""
@@ -72,6 +73,7 @@ class Settings:
             "schedule": schedule,
             "intra": self.intra,
             "mesh-shape": self.mesh_shape,
+            "objective": self.objective,
             **inter[self.inter],
         }
 

@@ -2,7 +2,7 @@
 
 Each of S stages gets floor(K / S) or ceil(K / S) of the K layers and a submesh of D / S of the D
 devices. Which S, which stages get the layer more, and how each submesh is seen is still chosen by
-T: every S that divides D is solved by `stage_dp` with all other stages forbidden. Exact.
+cost: every S that divides D is solved by `stage_dp` with all other stages forbidden. Exact.
 """
 
 from __future__ import annotations

@@ -17,6 +17,10 @@ nobody it is left out.
 The bounds are not enumerated one by one (eq. 4) but by branch and bound over boxes of (t_max,
 u_max): F of a box's upper corner plus the costs of its lower corner bounds every solution in the
 box. Exact.
+
+Where only forwards are run, over and over (AlpaServe), ``minimise="throughput"`` takes the cut of
+least max_i a_i instead, the time between two results, and among those one of least sum: F for the
+smallest bound that admits a cut, found by bisection. Exact as well.
 """
 
 from __future__ import annotations
@@ -24,11 +28,13 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from alpa.passes.solve.schedule import in_flight
+
+Objective = Literal["step", "throughput"]
 
 _ROUNDING = 1e-12
 """A box that can improve the best objective by less than this part is closed."""
@@ -66,6 +72,8 @@ class Problem:
     schedule: Literal["gpipe", "1f1b"]
     num_stages: int | None = None
     """as many stages exactly; None = any number"""
+    minimise: Objective = "step"
+    """T, or the longest stage"""
 
     @property
     def num_layers(self) -> int:
@@ -81,6 +89,8 @@ class Problem:
             raise ValueError("c needs one entry per layer and submesh, and 0 for the first layer")
         if self.num_micro_batches < 1:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
+        if self.minimise not in get_args(Objective):
+            raise ValueError(f"minimise must be step or throughput, not {self.minimise!r}")
         if self.schedule not in ("gpipe", "1f1b"):
             raise ValueError(f"schedule must be gpipe or 1f1b, not {self.schedule!r}")
         upper = np.triu_indices(self.num_layers)
@@ -93,8 +103,17 @@ class Problem:
         return in_flight(self.schedule, self.num_micro_batches, stages_to_last)
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
+        """What is minimised, of a cut, in seconds."""
+        return self.step_seconds(stages) if self.minimise == "step" else max(self._a(stages))
+
+    def _a(self, stages: tuple[Stage, ...]) -> list[float]:
+        return [
+            float(self.t[s.first, s.last, s.submesh] + self.c[s.first, s.submesh]) for s in stages
+        ]
+
+    def step_seconds(self, stages: tuple[Stage, ...]) -> float:
         """T of a cut, in seconds."""
-        a = [float(self.t[s.first, s.last, s.submesh] + self.c[s.first, s.submesh]) for s in stages]
+        a = self._a(stages)
         u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
         return sum(a) + (self.num_micro_batches - 1) * max(a) + max(u)
 
@@ -105,15 +124,45 @@ class Solution:
 
     stages: tuple[Stage, ...]
     objective: float
-    """seconds per step, T"""
+    """what is minimised, in seconds"""
     status: Literal["optimal"] = "optimal"
     evaluations: int
 
 
 def solve(problem: Problem) -> Solution:
-    """The cut of least T. Raises ``ValueError`` (not a problem) and ``InfeasibleError``."""
+    """The best cut. Raises ``ValueError`` (not a problem) and ``InfeasibleError``."""
     problem.check()
     table = _Table(problem)
+    if problem.minimise == "step":
+        stages, evaluations = _shortest_step(problem, table)
+    else:
+        stages, evaluations = _highest_throughput(table)
+    if stages is None:
+        raise _infeasible(problem)
+    objective = problem.objective(stages)
+    solution = Solution(objective=objective, stages=stages, evaluations=evaluations)
+    verify(problem, solution)
+    return solution
+
+
+def _highest_throughput(table: _Table) -> tuple[tuple[Stage, ...] | None, int]:
+    """The cut of least max a, then of least sum; how many DPs that took."""
+    values = _values(table.a)
+    best, evaluations = table.cut(inf, inf), 1
+    low, high = 0, values.size - 1  # The best cut's max a is one of values[low : high + 1].
+    while best is not None and low < high:
+        middle = (low + high) // 2
+        stages = table.cut(float(values[middle]), inf)
+        evaluations += 1
+        if stages is None:
+            low = middle + 1
+        else:
+            best, high = stages, middle
+    return best, evaluations
+
+
+def _shortest_step(problem: Problem, table: _Table) -> tuple[tuple[Stage, ...] | None, int]:
+    """The cut of least T, and how many DPs that took."""
     a_values = _values(table.a)
     u_values = _values(table.u)
     best: tuple[float, tuple[Stage, ...]] = (inf, ())
@@ -140,11 +189,7 @@ def solve(problem: Problem) -> Solution:
             if a_from < a_to and u_from < u_to:
                 least = total + factor * float(a_values[a_from]) + float(u_values[u_from])
                 heapq.heappush(boxes, (least, a_from, a_to, u_from, u_to, total))
-    if best[0] == inf:
-        raise _infeasible(problem)
-    solution = Solution(objective=best[0], stages=best[1], evaluations=evaluations)
-    verify(problem, solution)
-    return solution
+    return best[1] or None, evaluations
 
 
 def _values(costs: np.ndarray) -> np.ndarray:

@@ -167,6 +167,30 @@ def test_more_micro_batches_in_flight_need_more_memory() -> None:
     assert one[1] < eight_1f1b[1] < two[1]  # the last keeps one, and accumulates gradients
 
 
+def test_throughput_makes_more_stages_than_one_run_wants() -> None:
+    """Nothing can be split here: a mesh of two is as slow as one device, and needs no transfer."""
+
+    def forward(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return x
+
+    text = jax.jit(forward).lower([jnp.ones((509, 509))] * 4, jnp.ones((7, 509))).as_text()
+    stages = {}
+    for objective in ("step", "throughput"):
+        options = f"cluster=cpu:1x2 objective={objective}"
+        four_layers = CLUSTERED.replace("=3", "=4")
+        planned = alpa.passes.run(text, f"{four_layers},stage-mesh-partition{{{options}}}")
+        stages[objective] = len(read_meshes(main_function(planned)))
+    assert stages == {"step": 1, "throughput": 2}
+
+
+def test_throughput_is_for_forwards_only() -> None:
+    message = "objective=throughput is for programs of forwards only, and this is the backward part"
+    with pytest.raises(ir.MLIRError, match=message):
+        meshes("cluster=cpu:1x2 objective=throughput")
+
+
 def meshes(options: str, *, layers: int = 3) -> list[tuple[tuple[int, ...], int]]:
     """The logical shape and the number of layers of each stage."""
     clustered = CLUSTERED.replace("=3", f"={layers}")

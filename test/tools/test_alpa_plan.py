@@ -230,6 +230,11 @@ def test_memory_that_cannot_be_enough(
             "zoo:gpt-mini --cluster cpu:1x1 --roles {roles}",
             "alpa-plan: error: --roles is for files",
         ),
+        (
+            "zoo:gpt-mini --cluster cpu:1x1 --num-micro-batches 1 --objective throughput",
+            "zoo:gpt-mini: error: no number of micro-batches can be planned (tried 1); with 1, the "
+            "smallest ones: objective=throughput is for programs of forwards only",
+        ),
         ("{file} --cluster cpu:1x1 -o /none/p.mlir", "alpa-plan: error: cannot write /none/p.mlir"),
         (
             "{file} --cluster cpu:1x1 --export {file}",

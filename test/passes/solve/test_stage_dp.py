@@ -64,6 +64,7 @@ def problems(draw: st.DrawFn) -> Problem:
         num_micro_batches=draw(st.sampled_from([1, 2, 5, 64])),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         num_stages=draw(st.sampled_from([None, None, 1, 2, 3])),
+        minimise=draw(st.sampled_from(["step", "step", "throughput"])),
     )
 
 
@@ -114,6 +115,18 @@ def test_transfers_move_the_cut():
     transfers = np.repeat([[0.0], [9.0], [9.0], [0.5]], 3, axis=1)
     solution = solve(replace(uniform(), num_stages=2, c=transfers))
     assert solution.stages[1].first == 3
+
+
+def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
+    """A stage on all devices gains less than four on one each; twice as slow stages cost T only."""
+    problem = uniform()
+    slow = problem.t * np.array([1.0, 1.1, 1.2])
+    fast = solve(replace(problem, t=slow, minimise="throughput"))
+    assert [s.submesh for s in fast.stages] == [0, 0, 0, 0]
+    assert fast.objective == 1.0
+    # All cuts are equal but for their sums: one stage has the least.
+    even = replace(problem, minimise="throughput")
+    assert solve(even).stages == (Stage(first=0, last=3, submesh=2),)
 
 
 def test_a_mesh_with_faster_links_is_worth_slower_layers():
@@ -186,6 +199,7 @@ def test_infeasible_says_what_binds(changes, message):
         ({"c": np.zeros(4)}, "one entry per layer and submesh"),
         ({"num_micro_batches": 0}, "at least 1"),
         ({"schedule": "zigzag"}, "gpipe or 1f1b, not 'zigzag'"),
+        ({"minimise": "latency"}, "step or throughput, not 'latency'"),
         ({"t": np.full((4, 4, 3), -1.0)}, "t must not be negative"),
     ],
 )
