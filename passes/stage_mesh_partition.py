@@ -230,10 +230,7 @@ class _Search:
         from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
 
         cluster = self.cluster
-        try:
-            submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
-        except ValueError as error:
-            raise PassError(self.function, str(error)) from error
+        submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
         if self.forced_shape is not None:
             submeshes = self._submeshes_of_forced_shape(submeshes)
         (one,) = costed(self.solver, 1, 1, [(1,)])

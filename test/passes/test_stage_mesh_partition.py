@@ -219,6 +219,12 @@ def test_a_mesh_shape_decides_the_number_of_stages() -> None:
     assert found == [((1,), 1), ((1,), 1)]
 
 
+def test_hosts_of_six_devices() -> None:
+    found = meshes("cluster=cpu:1x6 num-stages=3")
+    assert [shape for shape, _ in found] == [(2,)] * 3
+    assert [shape for shape, _ in meshes("cluster=cpu:2x6 mesh-shape=3x2")] == [(3, 2), (3, 2)]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
