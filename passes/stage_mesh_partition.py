@@ -183,7 +183,7 @@ class StageMeshPartition(Pass):
                 cluster=cluster,
                 plan=plan,
                 num_stages=num_stages,
-                boundary=boundary_of(graph, num_layers),
+                boundary=boundary_of(graph, read_results(function), num_layers),
                 mesh_rank=int(self.mesh_rank),
                 forced_shape=self._forced_shape,
                 equal_layers=self.equal_layers,
@@ -310,7 +310,13 @@ class _Search:
             devices_per_host=self.cluster.devices_per_host,
             submeshes=tuple((o.hosts, o.devices) for o in options),
             t=np.stack([o.seconds for o in options], axis=2),
-            u=np.stack([o.update for o in options], axis=2),
+            u=np.stack(
+                [
+                    o.update + self.boundary.once_seconds(self.cluster, o.hosts, o.devices)
+                    for o in options
+                ],
+                axis=2,
+            ),
             max_in_flight=np.stack([o.max_in_flight(memory) for o in options], axis=2),
             c=np.stack(
                 [self.boundary.seconds(self.cluster, o.hosts, o.devices) for o in options], axis=1

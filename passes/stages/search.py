@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alpa.passes.stages.class_costs import ClassCosts, ClassSolver
-from alpa.passes.stages.cost import intervals
+from alpa.passes.stages.cost import intervals, pairs_inside
 from alpa.passes.stages.layer_classes import LayerClasses
 
 PRICES = (0.0, 1.0, 100.0)
@@ -107,8 +107,8 @@ def _option(
         for producer, reader in pairs:
             low, high = min(producer, reader), max(producer, reader)
             between[kind][low, high] += costs.links[link]
-    seconds = intervals((costs.forward + costs.backward)[at]) + _inside(between["forward"])
-    update = intervals(costs.update[at]) + _inside(between["update"])
+    seconds = intervals((costs.forward + costs.backward)[at]) + pairs_inside(between["forward"])
+    update = intervals(costs.update[at]) + pairs_inside(between["update"])
     return Option(
         hosts=hosts,
         devices=devices,
@@ -118,11 +118,6 @@ def _option(
         fixed_bytes=intervals(costs.state[at]) + _largest(costs.transient[at]),
         activation_bytes=intervals(costs.activation[at]),
     )
-
-
-def _inside(pairs: np.ndarray) -> np.ndarray:
-    """``[i, j]``: the sum of ``pairs[a, b]`` with i <= a and b <= j."""
-    return pairs[::-1].cumsum(axis=0)[::-1].cumsum(axis=1)
 
 
 def _largest(values: np.ndarray) -> np.ndarray:

@@ -161,7 +161,8 @@ def test_a_price_on_memory_gives_less_memory(clustered: Clustered) -> None:
 
 def test_costing_what_is_used_finds_what_costing_all_does(clustered: Clustered) -> None:
     cluster = Cluster.parse(CLUSTER)
-    boundary = boundary_of(clustered.graph, NUM_LAYERS)
+    results = read_results(main_function(clustered.module))
+    boundary = boundary_of(clustered.graph, results, NUM_LAYERS)
     options: list[Option] = [
         option
         for hosts, devices in placement.submeshes(cluster.hosts, cluster.devices_per_host)
@@ -173,7 +174,10 @@ def test_costing_what_is_used_finds_what_costing_all_does(clustered: Clustered) 
             devices_per_host=cluster.devices_per_host,
             submeshes=tuple((o.hosts, o.devices) for o in options),
             t=np.stack([o.seconds for o in options], axis=2),
-            u=np.stack([o.update for o in options], axis=2),
+            u=np.stack(
+                [o.update + boundary.once_seconds(cluster, o.hosts, o.devices) for o in options],
+                axis=2,
+            ),
             max_in_flight=np.stack(
                 [o.max_in_flight(cluster.device.memory) for o in options], axis=2
             ),
@@ -230,6 +234,22 @@ def test_the_cut_of_a_baseline_is_by_its_costs() -> None:
         module = alpa.passes.run(straight_step(), f"{clustered},stage-mesh-partition{{{options}}}")
         stages[intra] = len(read_meshes(main_function(module)))
     assert stages == {"none": 4, "data-parallel": 2}
+
+
+def test_what_crosses_between_stages() -> None:
+    """Of the tied step, per micro-batch: h, the first layer's result too, and their gradients. Once
+    per step: the gradient of the tied matrix to the first layer, and its new value back."""
+    with costs_of(skipping_step()) as found:
+        results = read_results(main_function(found.module))
+        boundary = boundary_of(found.graph, results, NUM_LAYERS)
+    activation, matrix = 64 * 128 * 4, 128 * 128 * 4
+    assert (boundary.bytes[1:] % activation == 0).all()
+    assert boundary.values[0] == 0
+    assert (boundary.values[1:] >= 2).all()
+    assert boundary.once_values[0, NUM_LAYERS - 1] == 0
+    for cut in range(1, NUM_LAYERS):
+        assert boundary.once_values[0, cut - 1] == boundary.once_values[cut, NUM_LAYERS - 1] == 1
+        assert boundary.once_bytes[0, cut - 1] == boundary.once_bytes[cut, NUM_LAYERS - 1] == matrix
 
 
 def test_views_of_a_submesh() -> None:
