@@ -5,7 +5,8 @@ hosts. Placed from large to small, each behind the one before, they leave no gap
 appendix A, where M itself is a power of two): whole hosts come first, and since each size inside a
 host divides those before it, the next free device is always a multiple of the next size. So no
 submesh crosses a host's end, and any that have N M devices together cover the cluster. Equal shapes
-keep their order, so that neighbouring stages lie side by side.
+keep their order, and all keep theirs where each then begins at a multiple of its size (of a host's,
+if it is larger), so that neighbouring stages lie side by side.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ def place(
         )
     placed: dict[int, tuple[Device, ...]] = {}
     free = 0
-    for stage in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
+    order = range(len(sizes))
+    before = [sum(sizes[:stage]) for stage in order]
+    if any(before[k] % min(sizes[k], devices_per_host) for k in order):
+        order = sorted(order, key=lambda k: -sizes[k])
+    for stage in order:
         numbers = range(free, free + sizes[stage])
         placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)
         free += sizes[stage]

@@ -1,7 +1,8 @@
 """Cuts layers into pipeline stages on submeshes: the paper's inter-operator DP (eq. 2 to 5).
 
 With ``a_i = t_i + c_i`` (seconds of one micro-batch's forward and backward, and of the transfers
-into the stage both ways) and ``u_i`` (seconds of the update), it minimises
+into the stage both ways, which depend on whether it begins a host) and ``u_i`` (seconds of the
+update), it minimises
 
     T = sum_i a_i + (B - 1) max_i a_i + max_i u_i                            (eq. 2, extended)
 
@@ -67,7 +68,8 @@ class Problem:
     max_in_flight: np.ndarray
     """micro-batches in flight that memory admits, 0 = does not fit at all, [K, K, M]"""
     c: np.ndarray
-    """transfers both ways into a stage that begins with layer i on submesh m, [K, M]; c[0] = 0"""
+    """transfers both ways into a stage that begins with layer i on submesh m, [K, M, 2]: where the
+    stage before is on the same host, and where it is not (see `is_far`); c[0] = 0"""
     num_micro_batches: int
     schedule: Literal["gpipe", "1f1b"]
     num_stages: int | None = None
@@ -85,8 +87,10 @@ class Problem:
         for name in ("t", "u", "max_in_flight"):
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, not {getattr(self, name).shape}")
-        if self.c.shape[1:] != shape[2:] or self.c.size == 0 or self.c[0].any():
-            raise ValueError("c needs one entry per layer and submesh, and 0 for the first layer")
+        if self.c.shape[1:] != (shape[2], 2) or self.c.size == 0 or self.c[0].any():
+            raise ValueError(
+                "c needs two entries per layer and submesh, which are 0 for the first layer"
+            )
         if self.num_micro_batches < 1:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
         if self.minimise not in get_args(Objective):
@@ -104,16 +108,32 @@ class Problem:
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
         """What is minimised, of a cut, in seconds."""
-        return self.step_seconds(stages) if self.minimise == "step" else max(self._a(stages))
+        return self.step_seconds(stages) if self.minimise == "step" else max(self.a(stages))
 
-    def _a(self, stages: tuple[Stage, ...]) -> list[float]:
-        return [
-            float(self.t[s.first, s.last, s.submesh] + self.c[s.first, s.submesh]) for s in stages
-        ]
+    def is_far(self, devices_before: int, submesh: int) -> bool:
+        """Whether the stage before lies on another host, by the devices of all stages before.
+
+        So it is where a stage begins a host, and may be where it cannot be placed behind the others
+        (`placement`), which is taken for sure: in cuts that have such stages this is an estimate.
+        """
+        hosts, devices = self.submeshes[submesh]
+        begins_host = devices_before % self.devices_per_host == 0
+        return begins_host or hosts > 1 or devices_before % devices > 0
+
+    def a(self, stages: tuple[Stage, ...]) -> list[float]:
+        """t + c of each stage, in seconds."""
+        found: list[float] = []
+        before = 0
+        for s in stages:
+            c = self.c[s.first, s.submesh, int(self.is_far(before, s.submesh))]
+            found.append(float(self.t[s.first, s.last, s.submesh] + c))
+            hosts, devices = self.submeshes[s.submesh]
+            before += hosts * devices
+        return found
 
     def step_seconds(self, stages: tuple[Stage, ...]) -> float:
         """T of a cut, in seconds."""
-        a = self._a(stages)
+        a = self.a(stages)
         u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
         return sum(a) + (self.num_micro_batches - 1) * max(a) + max(u)
 
@@ -209,7 +229,15 @@ class _Table:
         if problem.schedule == "gpipe":
             possible &= problem.max_in_flight >= problem.num_micro_batches
         possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
-        self.a = np.where(possible, problem.t + problem.c[:, None, :], inf)
+        self.a = np.where(possible[..., None], problem.t[..., None] + problem.c[:, None, :, :], inf)
+        # [m, d]: whether a stage on m is far from the one before, d being its devices and those
+        # behind it.
+        self._far = np.array(
+            [
+                [problem.is_far(devices - d, m) for d in range(devices + 1)]
+                for m in range(len(self._sizes))
+            ]
+        )
         self.u = np.where(possible, problem.u, inf)
         most = min(layers, devices, problem.num_stages or layers)
         # admitted[s, i, j, m]: memory admits it as the s-th stage from the end.
@@ -230,7 +258,7 @@ class _Table:
     def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
         """The cut of least sum of a under the bounds; None if there is none."""
         layers = self._problem.num_layers
-        costs = np.where((self.a <= a_max) & (self.u <= u_max), self.a, inf)
+        costs = np.where((self.a <= a_max) & (self.u <= u_max)[..., None], self.a, inf)
         # least[s, k, d]; without stage counts there is one layer of the table that feeds itself.
         least = np.full((self._stages + 1, layers + 1, self._devices + 1), inf)
         least[0, layers, 0] = 0.0
@@ -241,10 +269,13 @@ class _Table:
                 row = costs[k, k:, m]
                 if size > self._devices or not (row < inf).any():
                     continue
-                end = self._devices + 1 - size
-                stage = self._admitted(k, m, row)
-                values = (stage[:, :, None] + source[:, k + 1 :, :end]).min(axis=1)
-                np.minimum(target[:, k, size:], values, out=target[:, k, size:])
+                for far in (0, 1):
+                    (at,) = np.nonzero(self._far[m, size:] == far)
+                    if at.size == 0:
+                        continue
+                    stage = self._admitted(k, m, row[:, far])
+                    values = (stage[:, :, None] + source[:, k + 1 :, at]).min(axis=1)
+                    target[:, k, at + size] = np.minimum(target[:, k, at + size], values)
         return self._trace(costs, least)
 
     def _trace(self, costs: np.ndarray, least: np.ndarray) -> tuple[Stage, ...] | None:
@@ -262,7 +293,8 @@ class _Table:
             options: list[tuple[float, int, int]] = []
             for m, size in enumerate(self._sizes):
                 if size <= d:
-                    stage = self._admitted(k, m, costs[k, k:, m])[s if self._by_stage else 0]
+                    row = costs[k, k:, m, int(self._far[m, d])]
+                    stage = self._admitted(k, m, row)[s if self._by_stage else 0]
                     sums = stage + least[s, k + 1 :, d - size]
                     at = int(sums.argmin())
                     options.append((float(sums[at]), k + at, m))
@@ -273,7 +305,7 @@ class _Table:
 
     def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:
         """(largest a, largest u, sum of a) of a cut."""
-        a = [float(self.a[s.first, s.last, s.submesh]) for s in stages]
+        a = self._problem.a(stages)
         u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
         return max(a), max(u), sum(a)
 

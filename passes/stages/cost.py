@@ -13,6 +13,7 @@ from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.device import Link
 
 
 def layer_of(origin: Origin) -> int | None:
@@ -43,26 +44,27 @@ class Boundary:
     """how many tensors, [K, K]"""
 
     def seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
-        """Of the transfers of a micro-batch for a stage on `hosts` x `devices`, [K]: an estimate.
+        """Of a micro-batch's transfers for a stage on `hosts` x `devices`, [K, 2]: from a stage on
+        the same host, and from one on another. An estimate.
 
-        A tensor is a message of its own; its parts enter all hosts of the mesh (all devices, where
-        the cluster is one host) side by side, and the gathering of replicas is not counted. With
-        several hosts a neighbour is taken to be on another one, though two small meshes may share
-        a host: some boundary crosses hosts, and the slowest one counts once per micro-batch.
+        A tensor is a message of its own; its parts enter all devices of the mesh side by side, or,
+        from other hosts, all its hosts. The gathering of replicas is not counted.
         """
-        return _seconds(self.bytes, self.values, cluster, hosts, devices)
+        near = _seconds(self.bytes, self.values, cluster.intra_host, hosts * devices)
+        if cluster.hosts == 1:
+            return np.stack([near, near], axis=1)
+        return np.stack(
+            [near, _seconds(self.bytes, self.values, cluster.inter_host, hosts)], axis=1
+        )
 
     def once_seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
-        """Of the transfers of a step, [K, K], estimated likewise."""
-        return _seconds(self.once_bytes, self.once_values, cluster, hosts, devices)
+        """Of a step's transfers, [K, K], estimated likewise: from other hosts, if there are any."""
+        if cluster.hosts == 1:
+            return _seconds(self.once_bytes, self.once_values, cluster.intra_host, devices)
+        return _seconds(self.once_bytes, self.once_values, cluster.inter_host, hosts)
 
 
-def _seconds(
-    sizes: np.ndarray, values: np.ndarray, cluster: Cluster, hosts: int, devices: int
-) -> np.ndarray:
-    link, ways = (cluster.inter_host, hosts)
-    if cluster.hosts == 1:
-        link, ways = (cluster.intra_host, devices)
+def _seconds(sizes: np.ndarray, values: np.ndarray, link: Link, ways: int) -> np.ndarray:
     return sizes / (ways * link.bandwidth) + values * link.latency
 
 

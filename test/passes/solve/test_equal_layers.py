@@ -28,7 +28,7 @@ def problems(draw: st.DrawFn) -> Problem:
         t=np.where(rng.random(size) < draw(st.sampled_from([0.0, 0.3])), inf, rng.random(size)),
         u=rng.random(size),
         max_in_flight=rng.choice(draw(st.sampled_from([[9], [0, 1, 2, 9]])), size),
-        c=np.concatenate([np.zeros((1, len(shapes))), rng.random((layers - 1, len(shapes)))]),
+        c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
         num_micro_batches=draw(st.sampled_from([1, 4])),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         num_stages=draw(st.sampled_from([None, None, 2])),
@@ -85,7 +85,7 @@ def test_a_better_cut_that_is_uneven_is_not_taken():
         t=times,
         u=np.zeros_like(times),
         max_in_flight=np.full(times.shape, 9),
-        c=np.zeros((4, 1)),
+        c=np.zeros((4, 1, 2)),
         num_micro_batches=8,
         schedule="1f1b",
     )

@@ -60,7 +60,7 @@ def problems(draw: st.DrawFn) -> Problem:
         t=times,
         u=rng.random(size) * draw(st.sampled_from([0.0, 1.0, 30.0])),
         max_in_flight=rng.choice(limits, size),
-        c=np.concatenate([np.zeros((1, len(shapes))), rng.random((layers - 1, len(shapes)))]),
+        c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
         num_micro_batches=draw(st.sampled_from([1, 2, 5, 64])),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         num_stages=draw(st.sampled_from([None, None, 1, 2, 3])),
@@ -94,7 +94,7 @@ def uniform(layers: int = 4, hosts: int = 1, devices: int = 4) -> Problem:
         t=times,
         u=np.zeros_like(times),
         max_in_flight=np.full(times.shape, 10**6),
-        c=np.zeros((layers, len(shapes))),
+        c=np.zeros((layers, len(shapes), 2)),
         num_micro_batches=8,
         schedule="1f1b",
     )
@@ -112,9 +112,20 @@ def test_num_stages_is_kept():
 
 
 def test_transfers_move_the_cut():
-    transfers = np.repeat([[0.0], [9.0], [9.0], [0.5]], 3, axis=1)
+    transfers = np.broadcast_to(np.array([0.0, 9.0, 9.0, 0.5])[:, None, None], (4, 3, 2))
     solution = solve(replace(uniform(), num_stages=2, c=transfers))
     assert solution.stages[1].first == 3
+
+
+def test_a_cut_between_hosts_moves_what_is_cheap_to_send():
+    """Two hosts of two devices, four equal stages: the middle cut is the one between hosts."""
+    problem = replace(uniform(4, 2, 2), num_stages=4)
+    transfers = np.zeros((4, 3, 2))
+    transfers[2, :, 1] = 5.0
+    assert solve(replace(problem, c=transfers)).objective == 4.0 + 5.0 + 7 * 6.0
+    transfers = np.zeros((4, 3, 2))
+    transfers[[1, 3], :, 1] = 5.0
+    assert solve(replace(problem, c=transfers)).objective == 4.0 + 7 * 1.0
 
 
 def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
@@ -132,8 +143,8 @@ def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
 def test_a_mesh_with_faster_links_is_worth_slower_layers():
     problem = replace(uniform(2, 1, 4), num_stages=2)
     assert [s.submesh for s in solve(problem).stages] == [1, 1]
-    transfers = np.zeros((2, 3))
-    transfers[1] = [9.0, 9.0, 0.0]
+    transfers = np.zeros((2, 3, 2))
+    transfers[1] = [[9.0], [9.0], [0.0]]
     views = (*problem.submeshes[:2], (1, 2))
     slower = problem.t[:, :, [0, 1, 1]] * np.array([1.0, 1.0, 1.5])
     wide = replace(problem, submeshes=views, t=slower, u=np.zeros_like(slower), c=transfers)
@@ -159,7 +170,7 @@ def test_48_layers_on_64_devices():
         t=problem.t * (1 + 0.1 * rng.random(problem.t.shape)),
         u=np.where(problem.t < inf, rng.random(problem.t.shape), inf),
         max_in_flight=rng.integers(2, 200, problem.t.shape),
-        c=np.concatenate([np.zeros((1, 11)), rng.random((47, 11)) * 0.05]),
+        c=np.concatenate([np.zeros((1, 11, 2)), rng.random((47, 11, 2)) * 0.05]),
         num_micro_batches=64,
     )
     start = time.monotonic()
@@ -195,8 +206,8 @@ def test_infeasible_says_what_binds(changes, message):
     ("changes", "message"),
     [
         ({"u": np.zeros((4, 4, 2))}, r"u must have shape \(4, 4, 3\), not \(4, 4, 2\)"),
-        ({"c": np.ones((4, 3))}, "0 for the first layer"),
-        ({"c": np.zeros(4)}, "one entry per layer and submesh"),
+        ({"c": np.ones((4, 3, 2))}, "0 for the first layer"),
+        ({"c": np.zeros((4, 3))}, "two entries per layer and submesh"),
         ({"num_micro_batches": 0}, "at least 1"),
         ({"schedule": "zigzag"}, "gpipe or 1f1b, not 'zigzag'"),
         ({"minimise": "latency"}, "step or throughput, not 'latency'"),
