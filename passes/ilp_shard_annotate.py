@@ -11,7 +11,8 @@ After:
 One integer linear program per mesh, over its forward, backward and update fragments together
 (`sharding/shard_graph.py`), solved to proven optimality (`solve/shard_ilp.py`): the cost of a step
 is roofline compute, the all-reduces of partial sums, and resharding between producer and consumer.
-`alpa.solver` on @main says what is proven about each mesh.
+`alpa.solver` on @main says what is proven about each mesh, `alpa.seconds` of each fragment what one
+run of it takes by the same costs.
 Where an op wants an operand in another layout than it was made in, an `sdy.sharding_constraint`
 shows the resharding. A state's new value has the sharding of the old one.
 
@@ -76,11 +77,12 @@ class IlpShardAnnotate(Pass):
             batch = None if self.intra == "auto" else BatchDims(function, rule_of)
             for assignment in read_meshes(function):
                 part = MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
-                part.build()
+                steps = part.build()
                 if batch is not None:
                     restrict(part.graph, self.intra, batch, part.tensors())
                 choice, report = self._solve(part, remark)
                 reports.append(report)
+                part.write_seconds(steps, choice)
                 part.annotate(choice, shardings)
         _write_types(function, shardings)
         write_solver_reports(function, reports)

@@ -22,6 +22,10 @@ anything but a fragment reads the value, as when it is returned, nobody can gath
 those of the transfer; a gather is a collective of the fragment that it stands in. A transfer that
 has `alpa.reshard` stays as it is.
 
+Now all seconds are known: `alpa.seconds` of a transfer says what it takes, those of a fragment get
+its gathers added, and `predicted_step_seconds` of `alpa.plan` becomes the time of the schedule that
+they make (`analysis/step_time.py`). Where a fragment has no seconds, nothing is predicted.
+
 Options: none.
 
 Fails when:
@@ -35,13 +39,22 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from alpa.dialects import body, ir, mpmd, sdy
-from alpa.dialects.attributes import MeshAssignment, Reshard, read_meshes
+from alpa.dialects.attributes import (
+    SECONDS,
+    MeshAssignment,
+    Reshard,
+    f64,
+    read_float,
+    read_meshes,
+)
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
+from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import layout_of, logical_meshes
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.plan import plan_and_cluster
+from alpa.passes.analysis.step_time import step_seconds
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -56,12 +69,16 @@ class InsertCrossMeshReshard(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
-        _, cluster = plan_and_cluster(function)
+        plan, cluster = plan_and_cluster(function)
         assigned = {mesh.name: mesh for mesh in read_meshes(function)}
         crossings = _Crossings(cluster, assigned, logical_meshes(function))
         for op in list(body(function).operations):
             if isinstance(op, mpmd.TransferOp) and Reshard.read(op) is None:
                 crossings.plan(op)
+        fragments = [op for op in body(function).operations if isinstance(op, mpmd.FragmentOp)]
+        if all(SECONDS in op.attributes for op in fragments):
+            seconds = step_seconds(planned.read(module))
+            replace(plan, predicted_step_seconds=seconds).write(function)
 
 
 @dataclass(frozen=True)
@@ -97,10 +114,16 @@ class _Crossings:
             _gather_in(readers, op.results[0], target.sharding)
             landed = replace(target, sharding=Sharding.of(target.sharding.mesh, dims))
             op.results[0].set_type(landed.to_type())
+            for fragment in readers:
+                seconds = read_float(fragment, SECONDS)
+                if seconds is not None:
+                    gather = solution.gathers.seconds / len(readers)
+                    fragment.attributes[SECONDS] = f64(seconds + gather)
         moved = solution.transfers
         Reshard(
             method=solution.method, slow_bytes=moved.slow_bytes, fast_bytes=moved.fast_bytes
         ).write(op)
+        op.attributes[SECONDS] = f64(moved.seconds)
 
     def _tiled(self, op: mpmd.TransferOp, name: str, sharding: Sharding) -> TiledMesh:
         if sharding.unreduced:

@@ -47,7 +47,10 @@ class PlanningError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to plan for; `inter` and `intra` restrict the search to a baseline of the paper."""
+    """What to plan for; `inter` and `intra` restrict the search to a baseline of the paper.
+
+    `mesh_shape` is the logical shape of every mesh, such as `4x2`, where it is not searched.
+    """
 
     cluster: str
     num_micro_batches: int = 1
@@ -55,6 +58,8 @@ class Settings:
     intra: Intra = "auto"
     inter: Inter = "auto"
     remat: Remat = "auto"
+    mesh_shape: str = "auto"
+    objective: Literal["step", "throughput"] = "step"
 
     def options(self, schedule: Schedule) -> dict[str, str]:
         """The options of the passes, by their names with dashes."""
@@ -70,6 +75,8 @@ class Settings:
             "schedule": schedule,
             "intra": self.intra,
             "remat": self.remat,
+            "mesh-shape": self.mesh_shape,
+            "objective": self.objective,
             **inter[self.inter],
         }
 

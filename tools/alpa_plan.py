@@ -141,6 +141,20 @@ def _parser() -> argparse.ArgumentParser:
         help="layers whose activations are computed again in the backward part instead of kept: "
         "no layer's, every layer's, or where memory asks for it; default: auto",
     )
+    add(
+        "--mesh-shape",
+        default="auto",
+        metavar="AxB",
+        help="logical shape of every stage's mesh, such as 4x2; with --intra megatron a manual "
+        "plan; default: auto",
+    )
+    add(
+        "--objective",
+        choices=["step", "throughput"],
+        default="step",
+        help="what is to be least: the seconds of a step, or, for programs of forwards only, those "
+        "of the longest stage; default: step",
+    )
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
     add("--json", type=Path, metavar="PLAN.json", help="where to write its numbers")
@@ -163,6 +177,8 @@ def _process(options: argparse.Namespace) -> None:
         intra=options.intra,
         inter=options.inter,
         remat=options.remat,
+        mesh_shape=options.mesh_shape,
+        objective=options.objective,
     )
     settings.check()
     with _progress() as clock:

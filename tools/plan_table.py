@@ -258,7 +258,7 @@ def _limits(view: _View) -> list[str]:
         lines.append(f"  {_balance(stages, slowest, total)}")
     lines.append(f"  {_bubble(count, batches)}")
     if report.predicted_step_seconds and total:
-        word = "compute" if count == 1 else "slowest stage"
+        word = "forward and backward" if count == 1 else "slowest stage"
         parts = [
             (batches * slowest.seconds, f"{word} ({batches} x {seconds_text(slowest.seconds)})"),
             (total - slowest.seconds, "fill and drain"),
@@ -288,8 +288,9 @@ def _inside_meshes(report: PlanReport) -> list[str]:
         return []
     busiest = max(report.solver.meshes, key=lambda solved: solved.objective)
     stage = next(stage for stage in report.stages if stage.mesh == busiest.mesh)
-    compute = report.num_micro_batches * stage.seconds + stage.update_seconds
-    rest = busiest.objective - compute
+    if stage.compute_seconds is None:
+        return []
+    rest = busiest.objective - stage.compute_seconds
     if rest < 0.005 * busiest.objective:
         return []
     return [
@@ -321,11 +322,11 @@ def _balance(stages: Sequence[StageReport], slowest: StageReport, total: float) 
 
 
 def _step_seconds(step: float, parts: Sequence[tuple[float, str]]) -> str:
-    """The predicted step by what it is spent on; what no part explains is no compute."""
+    """The predicted step by what it is spent on; the rest is spent between and after the stages."""
     rest = step - sum(seconds for seconds, _ in parts)
     shares = [
         f"{_percent(seconds / step)} {text}"
-        for seconds, text in [*parts, (rest, "communication and update")]
+        for seconds, text in [*parts, (rest, "transfers and update")]
         if seconds > 1e-4 * step
     ]
     return f"step {seconds_text(step)} = {' + '.join(shares)}"

@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import (
+    COMPUTE_SECONDS,
     SECONDS,
     MeshAssignment,
     Part,
@@ -95,6 +96,8 @@ class StageReport:
     activation_bytes: int
     peak_bytes: int | None
     """None where the plan says nothing of it"""
+    compute_seconds: float | None
+    """of a step, split evenly over the devices, nothing sent; None before shardings are chosen"""
     splits: str
     """what is split over which axis, in words; empty before shardings are chosen"""
 
@@ -125,7 +128,7 @@ class StageReport:
 class TransferReport:
     """A tensor that crosses from mesh to mesh, `per` micro-batch or step.
 
-    `bytes` are those of the whole tensor, the others what crosses links between and inside hosts;
+    `bytes` are those of the whole tensor, the others what crosses links between and inside hosts.
     None before `insert-cross-mesh-reshard`.
     """
 
@@ -134,6 +137,8 @@ class TransferReport:
     target: str
     per: Per
     method: str | None
+    seconds: float | None
+    """each time; a gather that follows is its reader's"""
     slow_bytes: int | None
     fast_bytes: int | None
 
@@ -316,13 +321,18 @@ class _Reader:
         mesh = program.meshes[number].name
         peaks = program.plan.predicted_peak_bytes
         seconds: dict[Part, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0}
+        compute: float | None = None
         layers: dict[str, None] = {}
         remat: list[int] = []
         for step, op in zip(program.steps, self._ops, strict=True):
             if isinstance(step, Transfer) or step.mesh != mesh:
                 continue
-            seconds[step.part] += read_float(op, SECONDS) or 0.0
             remat += read_remat(op)
+            seconds[step.part] += step.seconds
+            alone = read_float(op, COMPUTE_SECONDS)
+            if alone is not None:
+                runs = 1 if step.part == "update" else program.num_micro_batches
+                compute = (compute or 0.0) + runs * alone
             if step.part == "forward":
                 layers.update(dict.fromkeys(origin.name for origin in step.origins))
 
@@ -343,6 +353,7 @@ class _Reader:
             optimizer_bytes=held(states(program) - read),
             activation_bytes=held(activations(program))[0],
             peak_bytes=peaks[number] if number < len(peaks) else None,
+            compute_seconds=compute,
             splits=splits[mesh],
         )
 
@@ -364,6 +375,7 @@ class _Reader:
                     target=program.values[step.target].mesh,
                     per=per,
                     method=reshard.method if reshard else None,
+                    seconds=read_float(op, SECONDS),
                     slow_bytes=reshard.slow_bytes if reshard else None,
                     fast_bytes=reshard.fast_bytes if reshard else None,
                 )

@@ -23,12 +23,14 @@ from functools import cached_property
 from math import prod
 
 from alpa.dialects.attributes import (
+    SECONDS,
     Argument,
     Part,
     Plan,
     Reshard,
     Result,
     read_arguments,
+    read_float,
     read_meshes,
     read_part,
     read_results,
@@ -109,6 +111,8 @@ class Fragment:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     origins: tuple[Origin, ...] = ()
+    seconds: float = 0.0
+    """predicted, of one run"""
     module: str | None = None
     accumulators: tuple[int, ...] = ()
     extra_results: tuple[int, ...] = ()
@@ -122,6 +126,8 @@ class Transfer:
     source: int
     target: int
     method: str | None = None
+    seconds: float = 0.0
+    """predicted, each time"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,6 +380,7 @@ class _Reader:
                 source=self.numbers[op.operands[0]],
                 target=self.number(op.results[0], op),
                 method=reshard.method if reshard else None,
+                seconds=read_float(op, SECONDS) or 0.0,
             )
         if not isinstance(op, mpmd.FragmentOp):
             raise PassError(op, f"a planned @main holds fragments and transfers, not {op.name}")
@@ -396,6 +403,7 @@ class _Reader:
             inputs=tuple(self.numbers[value] for value in op.operands),
             outputs=tuple(self.number(value, op) for value in op.results),
             origins=origins,
+            seconds=read_float(op, SECONDS) or 0.0,
             module=module,
             accumulators=_numbers(op, ACCUMULATORS),
             extra_results=_numbers(op, EXTRA_RESULTS),

@@ -47,6 +47,11 @@ class Tensors:
     """values that only the update part makes"""
 
 
+def axes_differ(intra: Intra) -> bool:
+    """Whether the axes of a mesh mean different things, so that their order is a choice."""
+    return intra == "megatron"
+
+
 def restrict(graph: ShardGraph, intra: Intra, batch: BatchDims, tensors: Tensors) -> None:
     """Forbids what a baseline does not do, by infinite costs of strategies."""
     if intra == "heuristic":

@@ -7,7 +7,7 @@ major factor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from alpa.dialects import body, func, ir, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.attributes import read_arguments
@@ -17,14 +17,21 @@ from alpa.passes.sharding.shard_graph import RuleOf
 
 
 class BatchDims:
-    """The batch's dimension of each value of a planned `@main`, inside fragments too."""
+    """The batch's dimension of each value of a planned `@main`, inside fragments too.
 
-    def __init__(self, function: func.FuncOp, rule_of: RuleOf) -> None:
+    `known` says it of arguments that are no batch themselves and of which it is known.
+    """
+
+    def __init__(
+        self, function: func.FuncOp, rule_of: RuleOf, known: Mapping[int, int] | None = None
+    ) -> None:
         self.of: dict[ir.Value, int] = {}
         self.sizes: set[int] = set()
         """of the batch dimensions of arguments"""
         self._rule_of = rule_of
         block = body(function)
+        for number, dim in (known or {}).items():
+            self.of[block.arguments[number]] = dim
         for value, argument in zip(block.arguments, read_arguments(function), strict=True):
             shape = MeshTensor.from_type(value.type).type.shape
             if argument.role == "batch" and shape:

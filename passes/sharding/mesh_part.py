@@ -12,9 +12,12 @@ import numpy as np
 
 from alpa.dialects import body, func, ir, mpmd, sdy, terminator, walk
 from alpa.dialects.attributes import (
+    COMPUTE_SECONDS,
+    SECONDS,
     Argument,
     MeshAssignment,
     Plan,
+    f64,
     read_arguments,
     read_meshes,
     read_part,
@@ -34,10 +37,14 @@ from alpa.passes.sharding.liveness import Held, Residence, held, op_at
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.spaces import Layouts
+from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
 from alpa.passes.solve.schedule import in_flight
 from alpa.passes.solve.shard_problem import OutOfMemoryError
+
+Step = tuple[mpmd.FragmentOp | mpmd.TransferOp | None, Snapshot]
+"""An op that was added, None for the arguments, and all costs then."""
 
 STORAGE_WEIGHT = 1e-3
 """What an argument's shard costs, as a part of the time to read it once: enough to break ties,
@@ -80,13 +87,12 @@ class MeshPart:
         kept = in_flight(plan.schedule, plan.num_micro_batches, to_last)
         return cls(function, assignment.name, plan, graph, bandwidth, kept)
 
-    def build(self) -> None:
-        """Adds arguments, then transfers and fragments in program order."""
-        for _ in self.build_in_steps():
-            pass
+    def build(self) -> list[Step]:
+        """Adds arguments, then transfers and fragments in program order; what each costs."""
+        return [(op, Snapshot.of(self.graph)) for op in self.build_in_steps()]
 
-    def build_in_steps(self) -> Iterator[mpmd.FragmentOp | None]:
-        """As `build`, with a stop when the arguments are there and after each fragment."""
+    def build_in_steps(self) -> Iterator[mpmd.FragmentOp | mpmd.TransferOp | None]:
+        """As `build`, with a stop when the arguments are there and after each op."""
         block = body(self.function)
         states = self._state_results
         arguments: dict[int, Placed] = {}
@@ -102,9 +108,23 @@ class MeshPart:
         for op in block.operations:
             if isinstance(op, mpmd.TransferOp):
                 self._add_transfer(op, states, arguments)
+                yield op
             elif isinstance(op, mpmd.FragmentOp) and self._is_mine(op):
                 self._add_fragment(op, states, arguments)
                 yield op
+
+    def write_seconds(self, steps: Sequence[Step], choice: Sequence[int]) -> None:
+        """Writes what one run of each fragment takes, collectives and resharding included.
+
+        What was there, its compute split evenly over the devices, becomes `alpa.compute_seconds`.
+        """
+        costs = step_costs([snapshot for _, snapshot in steps], choice)
+        for (op, _), cost in zip(steps, costs, strict=True):
+            if isinstance(op, mpmd.FragmentOp):
+                compute = op.attributes.get(SECONDS)
+                if compute is not None:
+                    op.attributes[COMPUTE_SECONDS] = compute
+                op.attributes[SECONDS] = f64(cost / self._weight(op))
 
     def fragments(self) -> list[mpmd.FragmentOp]:
         ops = body(self.function).operations
@@ -243,7 +263,7 @@ class MeshPart:
         states: dict[ir.Value, list[int]],
         arguments: dict[int, Placed],
     ) -> None:
-        weight = 1 if read_part(op) == "update" else self.plan.num_micro_batches
+        weight = self._weight(op)
         block = body(op)
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             self.graph.placed[argument] = self.graph.placed[operand]
@@ -264,6 +284,10 @@ class MeshPart:
             self.graph.placed[outer] = placed.closed
             self.graph.operand_needs.append((end, i, need))
             self.graph.need(inner, need, weight)
+
+    def _weight(self, op: mpmd.FragmentOp) -> int:
+        """How often a fragment runs in a step."""
+        return 1 if read_part(op) == "update" else self.plan.num_micro_batches
 
     def _gradients(self, op: mpmd.FragmentOp) -> list[int]:
         """The results that only updates on this mesh use: sums over the micro-batches."""

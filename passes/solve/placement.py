@@ -1,9 +1,12 @@
 """Gives each stage its devices: covers hosts x devices with submeshes (paper, section 5.2, app. A).
 
-Submeshes are (1, 2^p) inside a host or (n, M) of whole hosts. Placed from large to small, each
-behind the one before, they leave no gap: whole hosts come first, and after powers of two that do
-not grow, the next free device is always a multiple of the next power. Equal shapes keep their
-order, so that neighbouring stages lie side by side.
+Submeshes are (1, 2^p) inside a host, where 2^p divides the M devices of a host, or (n, M) of whole
+hosts. Placed from large to small, each behind the one before, they leave no gap (the theorem of
+appendix A, where M itself is a power of two): whole hosts come first, and since each size inside a
+host divides those before it, the next free device is always a multiple of the next size. So no
+submesh crosses a host's end, and any that have N M devices together cover the cluster. Equal shapes
+keep their order, and all keep theirs where each then begins at a multiple of its size (of a host's,
+if it is larger), so that neighbouring stages lie side by side.
 """
 
 from __future__ import annotations
@@ -17,18 +20,16 @@ Device = tuple[int, int]
 def submeshes(hosts: int, devices_per_host: int) -> tuple[tuple[int, int], ...]:
     """(1, 1), (1, 2), (1, 4) ... (1, M), (2, M) ... (N, M), as in the paper.
 
-    Raises ``ValueError`` when M is not a power of two: such hosts cannot always be covered.
+    Hosts of M = 6 devices are used by 1, 2 or 6: with submeshes of 4, some could not be covered.
     """
     if hosts < 1 or devices_per_host < 1:
         raise ValueError(f"a cluster of {hosts}x{devices_per_host} has no devices")
-    if devices_per_host & (devices_per_host - 1):
-        raise ValueError(
-            f"{devices_per_host} devices per host is not a power of two: submeshes of 1, 2, 4 … "
-            "devices do not always cover such a host; describe the cluster with "
-            f"{1 << (devices_per_host.bit_length() - 1)} devices per host"
-        )
-    inside = [(1, 1 << p) for p in range(devices_per_host.bit_length())]
-    return (*inside, *((n, devices_per_host) for n in range(2, hosts + 1)))
+    powers = (1 << p for p in range(devices_per_host.bit_length()))
+    inside = {*(power for power in powers if devices_per_host % power == 0), devices_per_host}
+    return (
+        *((1, size) for size in sorted(inside)),
+        *((n, devices_per_host) for n in range(2, hosts + 1)),
+    )
 
 
 def place(
@@ -54,7 +55,11 @@ def place(
         )
     placed: dict[int, tuple[Device, ...]] = {}
     free = 0
-    for stage in sorted(range(len(sizes)), key=lambda k: -sizes[k]):
+    order = range(len(sizes))
+    before = [sum(sizes[:stage]) for stage in order]
+    if any(before[k] % min(sizes[k], devices_per_host) for k in order):
+        order = sorted(order, key=lambda k: -sizes[k])
+    for stage in order:
         numbers = range(free, free + sizes[stage])
         placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)
         free += sizes[stage]

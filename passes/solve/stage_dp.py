@@ -1,7 +1,8 @@
 """Cuts layers into pipeline stages on submeshes: the paper's inter-operator DP (eq. 2 to 5).
 
 With ``a_i = t_i + c_i`` (seconds of one micro-batch's forward and backward, and of the transfers
-into the stage both ways) and ``u_i`` (seconds of the update), it minimises
+into the stage both ways, which depend on whether it begins a host) and ``u_i`` (seconds of the
+update), it minimises
 
     T = sum_i a_i + (B - 1) max_i a_i + max_i u_i                            (eq. 2, extended)
 
@@ -17,6 +18,10 @@ nobody it is left out.
 The bounds are not enumerated one by one (eq. 4) but by branch and bound over boxes of (t_max,
 u_max): F of a box's upper corner plus the costs of its lower corner bounds every solution in the
 box. Exact.
+
+Where only forwards are run, over and over (AlpaServe), ``minimise="throughput"`` takes the cut of
+least max_i a_i instead, the time between two results, and among those one of least sum: F for the
+smallest bound that admits a cut, found by bisection. Exact as well.
 """
 
 from __future__ import annotations
@@ -24,11 +29,13 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from alpa.passes.solve.schedule import in_flight
+
+Objective = Literal["step", "throughput"]
 
 _ROUNDING = 1e-12
 """A box that can improve the best objective by less than this part is closed."""
@@ -65,25 +72,36 @@ class Problem:
     max_in_flight: np.ndarray
     """micro-batches in flight that memory admits, 0 = does not fit at all, [K, K, M]"""
     c: np.ndarray
-    """transfers both ways into a stage that begins with layer i, [K]; c[0] = 0"""
+    """transfers both ways into a stage that begins with layer i on submesh m, [K, M, 2]: where the
+    stage before is on the same host, and where it is not (see `is_far`); c[0] = 0"""
     num_micro_batches: int
     schedule: Literal["gpipe", "1f1b"]
     num_stages: int | None = None
     """as many stages exactly; None = any number"""
+    minimise: Objective = "step"
+    """T, or the longest stage"""
+
+    @property
+    def num_layers(self) -> int:
+        return self.c.shape[0]
 
     def check(self) -> None:
         """Raises ``ValueError`` for what is no problem."""
-        shape = (self.c.size, self.c.size, len(self.submeshes))
+        shape = (self.num_layers, self.num_layers, len(self.submeshes))
         for name in ("t", "u", "max_in_flight"):
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, not {getattr(self, name).shape}")
-        if self.c.ndim != 1 or self.c.size == 0 or self.c[0] != 0:
-            raise ValueError("c needs one entry per layer, and 0 for the first")
+        if self.c.shape[1:] != (shape[2], 2) or self.c.size == 0 or self.c[0].any():
+            raise ValueError(
+                "c needs two entries per layer and submesh, which are 0 for the first layer"
+            )
         if self.num_micro_batches < 1:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
+        if self.minimise not in get_args(Objective):
+            raise ValueError(f"minimise must be step or throughput, not {self.minimise!r}")
         if self.schedule not in ("gpipe", "1f1b"):
             raise ValueError(f"schedule must be gpipe or 1f1b, not {self.schedule!r}")
-        upper = np.triu_indices(self.c.size)
+        upper = np.triu_indices(self.num_layers)
         for name, values in (("t", self.t[upper]), ("u", self.u[upper]), ("c", self.c)):
             if np.isnan(values).any() or (values < 0).any():
                 raise ValueError(f"{name} must not be negative or NaN")
@@ -93,8 +111,33 @@ class Problem:
         return in_flight(self.schedule, self.num_micro_batches, stages_to_last)
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
+        """What is minimised, of a cut, in seconds."""
+        return self.step_seconds(stages) if self.minimise == "step" else max(self.a(stages))
+
+    def is_far(self, devices_before: int, submesh: int) -> bool:
+        """Whether the stage before lies on another host, by the devices of all stages before.
+
+        So it is where a stage begins a host, and may be where it cannot be placed behind the others
+        (`placement`), which is taken for sure: in cuts that have such stages this is an estimate.
+        """
+        hosts, devices = self.submeshes[submesh]
+        begins_host = devices_before % self.devices_per_host == 0
+        return begins_host or hosts > 1 or devices_before % devices > 0
+
+    def a(self, stages: tuple[Stage, ...]) -> list[float]:
+        """t + c of each stage, in seconds."""
+        found: list[float] = []
+        before = 0
+        for s in stages:
+            c = self.c[s.first, s.submesh, int(self.is_far(before, s.submesh))]
+            found.append(float(self.t[s.first, s.last, s.submesh] + c))
+            hosts, devices = self.submeshes[s.submesh]
+            before += hosts * devices
+        return found
+
+    def step_seconds(self, stages: tuple[Stage, ...]) -> float:
         """T of a cut, in seconds."""
-        a = [float(self.t[s.first, s.last, s.submesh] + self.c[s.first]) for s in stages]
+        a = self.a(stages)
         u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
         return sum(a) + (self.num_micro_batches - 1) * max(a) + max(u)
 
@@ -105,15 +148,45 @@ class Solution:
 
     stages: tuple[Stage, ...]
     objective: float
-    """seconds per step, T"""
+    """what is minimised, in seconds"""
     status: Literal["optimal"] = "optimal"
     evaluations: int
 
 
 def solve(problem: Problem) -> Solution:
-    """The cut of least T. Raises ``ValueError`` (not a problem) and ``InfeasibleError``."""
+    """The best cut. Raises ``ValueError`` (not a problem) and ``InfeasibleError``."""
     problem.check()
     table = _Table(problem)
+    if problem.minimise == "step":
+        stages, evaluations = _shortest_step(problem, table)
+    else:
+        stages, evaluations = _highest_throughput(table)
+    if stages is None:
+        raise _infeasible(problem)
+    objective = problem.objective(stages)
+    solution = Solution(objective=objective, stages=stages, evaluations=evaluations)
+    verify(problem, solution)
+    return solution
+
+
+def _highest_throughput(table: _Table) -> tuple[tuple[Stage, ...] | None, int]:
+    """The cut of least max a, then of least sum; how many DPs that took."""
+    values = _values(table.a)
+    best, evaluations = table.cut(inf, inf), 1
+    low, high = 0, values.size - 1  # The best cut's max a is one of values[low : high + 1].
+    while best is not None and low < high:
+        middle = (low + high) // 2
+        stages = table.cut(float(values[middle]), inf)
+        evaluations += 1
+        if stages is None:
+            low = middle + 1
+        else:
+            best, high = stages, middle
+    return best, evaluations
+
+
+def _shortest_step(problem: Problem, table: _Table) -> tuple[tuple[Stage, ...] | None, int]:
+    """The cut of least T, and how many DPs that took."""
     a_values = _values(table.a)
     u_values = _values(table.u)
     best: tuple[float, tuple[Stage, ...]] = (inf, ())
@@ -140,11 +213,7 @@ def solve(problem: Problem) -> Solution:
             if a_from < a_to and u_from < u_to:
                 least = total + factor * float(a_values[a_from]) + float(u_values[u_from])
                 heapq.heappush(boxes, (least, a_from, a_to, u_from, u_to, total))
-    if best[0] == inf:
-        raise _infeasible(problem)
-    solution = Solution(objective=best[0], stages=best[1], evaluations=evaluations)
-    verify(problem, solution)
-    return solution
+    return best[1] or None, evaluations
 
 
 def _values(costs: np.ndarray) -> np.ndarray:
@@ -157,14 +226,22 @@ class _Table:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        layers, devices = problem.c.size, problem.hosts * problem.devices_per_host
+        layers, devices = problem.num_layers, problem.hosts * problem.devices_per_host
         self._sizes = [n * m for n, m in problem.submeshes]
         self._devices = devices
         possible = (problem.max_in_flight > 0) & (problem.t < inf) & (problem.u < inf)
         if problem.schedule == "gpipe":
             possible &= problem.max_in_flight >= problem.num_micro_batches
         possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
-        self.a = np.where(possible, problem.t + problem.c[:, None, None], inf)
+        self.a = np.where(possible[..., None], problem.t[..., None] + problem.c[:, None, :, :], inf)
+        # [m, d]: whether a stage on m is far from the one before, d being its devices and those
+        # behind it.
+        self._far = np.array(
+            [
+                [problem.is_far(devices - d, m) for d in range(devices + 1)]
+                for m in range(len(self._sizes))
+            ]
+        )
         self.u = np.where(possible, problem.u, inf)
         most = min(layers, devices, problem.num_stages or layers)
         # admitted[s, i, j, m]: memory admits it as the s-th stage from the end.
@@ -184,8 +261,8 @@ class _Table:
 
     def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
         """The cut of least sum of a under the bounds; None if there is none."""
-        layers = self._problem.c.size
-        costs = np.where((self.a <= a_max) & (self.u <= u_max), self.a, inf)
+        layers = self._problem.num_layers
+        costs = np.where((self.a <= a_max) & (self.u <= u_max)[..., None], self.a, inf)
         # least[s, k, d]; without stage counts there is one layer of the table that feeds itself.
         least = np.full((self._stages + 1, layers + 1, self._devices + 1), inf)
         least[0, layers, 0] = 0.0
@@ -196,10 +273,13 @@ class _Table:
                 row = costs[k, k:, m]
                 if size > self._devices or not (row < inf).any():
                     continue
-                end = self._devices + 1 - size
-                stage = self._admitted(k, m, row)
-                values = (stage[:, :, None] + source[:, k + 1 :, :end]).min(axis=1)
-                np.minimum(target[:, k, size:], values, out=target[:, k, size:])
+                for far in (0, 1):
+                    (at,) = np.nonzero(self._far[m, size:] == far)
+                    if at.size == 0:
+                        continue
+                    stage = self._admitted(k, m, row[:, far])
+                    values = (stage[:, :, None] + source[:, k + 1 :, at]).min(axis=1)
+                    target[:, k, at + size] = np.minimum(target[:, k, at + size], values)
         return self._trace(costs, least)
 
     def _trace(self, costs: np.ndarray, least: np.ndarray) -> tuple[Stage, ...] | None:
@@ -212,12 +292,13 @@ class _Table:
             return None
         k, d = 0, self._devices
         stages: list[Stage] = []
-        while k < self._problem.c.size:
+        while k < self._problem.num_layers:
             s -= self._by_stage
             options: list[tuple[float, int, int]] = []
             for m, size in enumerate(self._sizes):
                 if size <= d:
-                    stage = self._admitted(k, m, costs[k, k:, m])[s if self._by_stage else 0]
+                    row = costs[k, k:, m, int(self._far[m, d])]
+                    stage = self._admitted(k, m, row)[s if self._by_stage else 0]
                     sums = stage + least[s, k + 1 :, d - size]
                     at = int(sums.argmin())
                     options.append((float(sums[at]), k + at, m))
@@ -228,14 +309,14 @@ class _Table:
 
     def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:
         """(largest a, largest u, sum of a) of a cut."""
-        a = [float(self.a[s.first, s.last, s.submesh]) for s in stages]
+        a = self._problem.a(stages)
         u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
         return max(a), max(u), sum(a)
 
 
 def _infeasible(problem: Problem) -> InfeasibleError:
     """Drops one constraint after the other to find the one that binds."""
-    layers, devices = problem.c.size, problem.hosts * problem.devices_per_host
+    layers, devices = problem.num_layers, problem.hosts * problem.devices_per_host
     shapes = ", ".join(f"{n}x{m}" for n, m in problem.submeshes)
     stages = "" if problem.num_stages is None else f" in {problem.num_stages} stages"
     unlimited = np.full_like(problem.max_in_flight, problem.num_micro_batches)
@@ -269,8 +350,8 @@ def verify(problem: Problem, solution: Solution) -> None:
     stages = solution.stages
     bounds = [(s.first, s.last) for s in stages]
     firsts = [0, *(last + 1 for _, last in bounds)]
-    if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.c.size:
-        raise ValueError(f"stages {bounds} are no cut of {problem.c.size} layers")
+    if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.num_layers:
+        raise ValueError(f"stages {bounds} are no cut of {problem.num_layers} layers")
     sizes = [n * m for n, m in (problem.submeshes[s.submesh] for s in stages)]
     if sum(sizes) != problem.hosts * problem.devices_per_host:
         raise ValueError(f"stages use {sum(sizes)} devices, not all of the cluster")

@@ -7,13 +7,17 @@ layer's seconds and bytes, and each link's seconds; a stage is a sum of these. W
 save at its ends, where nothing needs to match a neighbour, is left out: the sum is what some choice
 really costs.
 
+Where a baseline restricts what is done inside a mesh, it restricts these problems as well
+(`sharding/baselines.py`). For `heuristic`, which begins at the arguments of the program, what a
+layer reads from others is taken for an argument: there the costs are an estimate.
+
 A price per byte that stays (states, gradient accumulators, activations in flight) makes the same
 program find choices that hold less: higher prices give slower, smaller stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -23,13 +27,17 @@ from alpa.dialects import body, ir, mpmd, sdy
 from alpa.dialects.attributes import Plan, read_arguments, read_part
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.sharding.baselines import Intra, restrict
+from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.copies import LocalBytes
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.liveness import Residence, held
 from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Known, Placed, RuleOf, ShardGraph
+from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
+from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
 
 GAP = 1e-2
@@ -70,8 +78,9 @@ class _Part:
     """The sharding problem of one class on one mesh, as far as it is built after each fragment."""
 
     graph: ShardGraph
-    steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]]
-    """(part, costs of nodes, edges) after the arguments, which are of no part, and each fragment"""
+    steps: list[tuple[str, Snapshot]]
+    """(part, costs) after the arguments, which are of no part, each fragment, and what a baseline
+    forbids"""
     resident: list[_Resident]
     passing: tuple[Usage, ...]
     arguments: list[Placed]
@@ -86,6 +95,9 @@ class ClassSolver:
     cluster: Cluster
     plan: Plan
     rules: tuple[RuleOf, ...]
+    intra: Intra
+    batches: tuple[BatchDims, ...] | None
+    """of the classes' programs; None where the whole space is searched"""
 
     def solve(
         self, hosts: int, devices: int, shape: tuple[int, ...], prices: Sequence[float]
@@ -99,20 +111,38 @@ class ClassSolver:
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
         known = Known()
         parts = [
-            _part(layer, mesh, self.cluster, self.plan, rule_of, known)
-            for layer, rule_of in zip(self.classes.classes, self.rules, strict=True)
+            _part(layer, mesh, self.cluster, self.plan, rule_of, known, self._restriction(number))
+            for number, (layer, rule_of) in enumerate(
+                zip(self.classes.classes, self.rules, strict=True)
+            )
         ]
         whole = _Whole.of(self.classes, parts, self.plan)
         choices = whole.choices(prices, float(self.cluster.device.memory))
         return [whole.costs(choice) for choice in choices]
 
+    def _restriction(self, number: int) -> Callable[[MeshPart], None] | None:
+        """What takes strategies away from the problem of a class, if anything does."""
+        if self.batches is None:
+            return None
+        batch = self.batches[number]
+        return lambda part: restrict(part.graph, self.intra, batch, part.tensors())
+
 
 @contextmanager
-def class_solver(classes: LayerClasses, cluster: Cluster, plan: Plan) -> Generator[ClassSolver]:
+def class_solver(
+    classes: LayerClasses, cluster: Cluster, plan: Plan, intra: Intra = "auto"
+) -> Generator[ClassSolver]:
     """The classes' programs with their sharding rules, which are gone at the end."""
     with ExitStack() as stack:
         rules = tuple(stack.enter_context(populated(layer.module)) for layer in classes.classes)
-        yield ClassSolver(classes=classes, cluster=cluster, plan=plan, rules=rules)
+        yield ClassSolver(
+            classes=classes,
+            cluster=cluster,
+            plan=plan,
+            rules=rules,
+            intra=intra,
+            batches=None if intra == "auto" else class_batches(classes, rules),
+        )
 
 
 def _part(
@@ -122,14 +152,18 @@ def _part(
     plan: Plan,
     rule_of: RuleOf,
     known: Known,
+    restriction: Callable[[MeshPart], None] | None,
 ) -> _Part:
     graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None, known)
     built = MeshPart(layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1)
     given = {c.result for c in _constraints(layer)}
-    steps: list[tuple[str, list[np.ndarray], dict[tuple[int, int], np.ndarray]]] = []
+    steps: list[tuple[str, Snapshot]] = []
     for fragment in built.build_in_steps():
         part = "" if fragment is None else read_part(fragment) or ""
-        steps.append((part, [c.copy() for c in graph.costs], dict(graph.edges)))
+        steps.append((part, Snapshot.of(graph)))
+    if restriction is not None:
+        restriction(built)
+        steps.append(("", Snapshot.of(graph)))
     block = body(layer.function)
     arguments = [graph.placed[argument] for argument in block.arguments]
     results = [graph.placed[value] for value in returned(layer)]
@@ -247,12 +281,12 @@ class _Whole:
         edges: dict[tuple[int, int], np.ndarray] = {}
         for number, part in enumerate(self.parts):
             count = len(self.classes.classes[number].layers)
-            _, nodes, inner = part.steps[-1]
-            costs += [count * node for node in nodes]
+            _, whole = part.steps[-1]
+            costs += [count * node for node in whole.nodes]
             for one in part.resident:
                 at = self.offset[number] + one.node
                 held[at] = held.get(at, 0.0) + count * one.bytes
-            for (a, b), matrix in inner.items():
+            for (a, b), matrix in whole.edges.items():
                 edges[self.offset[number] + a, self.offset[number] + b] = count * matrix
         for link, (source, target, matrix) in self.links.items():
             weight = len(self.classes.links[link]) * self._weight(link)
@@ -298,12 +332,9 @@ class _Whole:
 
     def _class_costs(self, part: _Part, choice: Sequence[int]) -> list[float]:
         seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
-        before = 0.0
-        for name, nodes, edges in part.steps:
-            cost = sum(float(node[i]) for node, i in zip(nodes, choice, strict=False))
-            cost += sum(float(matrix[choice[a], choice[b]]) for (a, b), matrix in edges.items())
-            seconds[name] += cost - before
-            before = cost
+        costs = step_costs([snapshot for _, snapshot in part.steps], choice)
+        for (name, _), cost in zip(part.steps, costs, strict=True):
+            seconds[name] += cost
         kept = {"state": 0.0, "activation": 0.0}
         for one in part.resident:
             kept[one.kind] += float(one.bytes[choice[one.node]])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd
-from alpa.dialects.attributes import Part
+from alpa.dialects.attributes import Part, Result
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.device import Link
 
 
 def layer_of(origin: Origin) -> int | None:
@@ -25,22 +29,90 @@ def part_of(origin: Origin) -> Part:
     return "backward" if origin.transpose_count else "forward"
 
 
-def boundary_bytes(graph: Graph, num_layers: int) -> np.ndarray:
-    """Bytes that cross into layer i, and back, when a stage begins there, [K]."""
-    boundary = np.zeros(num_layers)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Boundary:
+    """What crosses into layer i, and back, when a stage begins there, per micro-batch; and what
+    the updates of layers i to j read of other layers, once per step."""
+
+    bytes: np.ndarray
+    """[K]"""
+    values: np.ndarray
+    """how many tensors, [K]"""
+    once_bytes: np.ndarray
+    """[K, K]"""
+    once_values: np.ndarray
+    """how many tensors, [K, K]"""
+
+    def seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
+        """Of a micro-batch's transfers for a stage on `hosts` x `devices`, [K, 2]: from a stage on
+        the same host, and from one on another. An estimate.
+
+        A tensor is a message of its own; its parts enter all devices of the mesh side by side, or,
+        from other hosts, all its hosts. The gathering of replicas is not counted.
+        """
+        near = _seconds(self.bytes, self.values, cluster.intra_host, hosts * devices)
+        if cluster.hosts == 1:
+            return np.stack([near, near], axis=1)
+        return np.stack(
+            [near, _seconds(self.bytes, self.values, cluster.inter_host, hosts)], axis=1
+        )
+
+    def once_seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
+        """Of a step's transfers, [K, K], estimated likewise: from other hosts, if there are any."""
+        if cluster.hosts == 1:
+            return _seconds(self.once_bytes, self.once_values, cluster.intra_host, devices)
+        return _seconds(self.once_bytes, self.once_values, cluster.inter_host, hosts)
+
+
+def _seconds(sizes: np.ndarray, values: np.ndarray, link: Link, ways: int) -> np.ndarray:
+    return sizes / (ways * link.bandwidth) + values * link.latency
+
+
+def boundary_of(graph: Graph, results: Sequence[Result], num_layers: int) -> Boundary:
+    """What crosses where a program cut into layers is cut into stages.
+
+    A state that several layers read is computed in one of them, and once per step comes back to
+    the others.
+    """
+    sizes, values = np.zeros(num_layers), np.zeros(num_layers)
+    once: set[tuple[int, int, int]] = set()  # (value, layer that makes it, layer that wants it)
     origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
-    for o, results in enumerate(graph.results):
+    states: dict[int, list[int]] = {}
+    for v, result in zip(graph.returned, results, strict=True):
+        if result.role is not None and result.role.kind == "state":
+            states.setdefault(v, []).append(result.role.index or 0)
+    for o, made in enumerate(graph.results):
         here = layer_of(origins[o])
         if here is None:
             continue
-        for v in results:
+        for v in made:
             crossed: set[int] = set()
+            wanted = {layer_of(origins[u]) for a in states.get(v, ()) for u in graph.users[a]}
+            wanted |= {
+                layer_of(origins[u]) for u in graph.users[v] if part_of(origins[u]) == "update"
+            }
+            once |= {(v, here, there) for there in wanted if there not in (None, here)}
             for reader in (origins[u] for u in graph.users[v]):
                 there = layer_of(reader)
                 if there is not None and there != here and part_of(reader) != "update":
                     crossed |= set(range(min(here, there) + 1, max(here, there) + 1))
-            boundary[list(crossed)] += graph.bytes[v]
-    return boundary
+            sizes[list(crossed)] += graph.bytes[v]
+            values[list(crossed)] += 1
+    once_bytes, once_values = np.zeros((2, num_layers, num_layers))
+    for v, here, there in once:
+        once_bytes[here, there] += graph.bytes[v]
+        once_values[here, there] += 1
+    return Boundary(
+        bytes=sizes,
+        values=values,
+        once_bytes=_from_outside(once_bytes),
+        once_values=_from_outside(once_values),
+    )
+
+
+def _from_outside(pairs: np.ndarray) -> np.ndarray:
+    """``[i, j]``: the sum of ``pairs[a, b]`` with b in i..j and a outside."""
+    return intervals(pairs.sum(axis=0)) - pairs_inside(np.triu(pairs) + np.tril(pairs, -1).T)
 
 
 def computation_seconds(op: ir.OpView, cluster: Cluster) -> float:
@@ -63,10 +135,9 @@ def dtype_name(op: ir.OpView) -> str:
     return "f32"
 
 
-def transfer_seconds(boundary: np.ndarray, cluster: Cluster) -> np.ndarray:
-    """Of the transfers into a stage that begins with layer i, both ways, [K]."""
-    link = cluster.inter_host if cluster.hosts > 1 else cluster.intra_host
-    return boundary / link.bandwidth + link.latency * (boundary > 0)
+def pairs_inside(pairs: np.ndarray) -> np.ndarray:
+    """``[i, j]``: the sum of ``pairs[a, b]`` with i <= a <= b <= j."""
+    return np.triu(pairs)[::-1].cumsum(axis=0)[::-1].cumsum(axis=1)
 
 
 def intervals(values: np.ndarray) -> np.ndarray:

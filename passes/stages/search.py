@@ -1,9 +1,9 @@
 """Which layers go on which meshes: the stage DP over costs of sharded stages, found as needed.
 
-A submesh offers the DP `Option`s: its logical views, each at several prices of memory
-(`class_costs.py`). Solving for them takes seconds, so a submesh is at first assumed to split all
-work and memory evenly and to send nothing: no sharding does better. The DP is solved, the submeshes
-that its cut uses are costed, and so on until a cut uses none that is not: then no other is better.
+A submesh offers the DP `Option`s (`options.py`). Solving for them takes seconds, so a submesh is at
+first assumed to split all work and memory evenly and to send nothing: no sharding does better. The
+DP is solved, the submeshes that its cut uses are costed, and so on until a cut uses none that is
+not: then no other is better.
 
 Rematerialisation is found in the same way: a submesh whose costs are known is at first assumed to
 rematerialise for nothing, and to keep nothing for the backward part (or an even split, once that is
@@ -13,271 +13,232 @@ a second time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import prod
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
+from alpa.dialects import func
+from alpa.dialects.attributes import MeshAssignment, Plan
 from alpa.passes.base import PassError
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.device import size_text
+from alpa.passes.sharding.baselines import axes_differ
+from alpa.passes.solve.schedule import in_flight
 from alpa.passes.solve.shard_problem import InfeasibleError
-from alpa.passes.stages.class_costs import ClassCosts, ClassSolver
-from alpa.passes.stages.cost import intervals
-from alpa.passes.stages.layer_classes import LayerClasses
+from alpa.passes.stages.class_costs import ClassSolver
+from alpa.passes.stages.cost import Boundary
+from alpa.passes.stages.merge import Stages
+from alpa.passes.stages.options import (
+    Option,
+    bounded,
+    costed,
+    remat_bounds,
+    stage_problem,
+    views,
+    with_shares,
+)
 
-PRICES = (0.0, 1.0, 100.0)
-"""Of memory: the fastest sharding, and ones that hold less and less (see `ClassSolver.solve`)."""
-SHARES = (0.25, 0.5, 0.75)
-"""Of a stage's layers that are rematerialised, where not all or none are."""
-_NO_LIMIT = 1 << 30
-"""More micro-batches in flight than any schedule has: memory is no limit."""
+if TYPE_CHECKING:
+    from alpa.passes.solve import stage_dp
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Option:
-    """A submesh, how it is seen, and what each interval of layers costs there: arrays [K, K]."""
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The stage DP, with the costs of those submeshes that it uses."""
 
-    hosts: int
-    devices: int
-    shape: tuple[int, ...] | None
-    """None while its costs are not known, only bounded from below"""
-    seconds: np.ndarray
-    update: np.ndarray
-    state_bytes: np.ndarray
-    """per device, all the time"""
-    transient_bytes: np.ndarray
-    """per device, the most that is needed besides at any time"""
-    activation_bytes: np.ndarray
-    """per device and micro-batch in flight"""
-    remat: float = 0.0
-    """the share of a stage's layers, from its first on, that are rematerialised"""
-    problem: str = ""
-    """why there is no plan on it, where there is none: it takes for ever"""
+    function: func.FuncOp
+    cluster: Cluster
+    plan: Plan
+    num_stages: int | None
+    boundary: Boundary
+    mesh_rank: int
+    forced_shape: tuple[int, ...] | None
+    equal_layers: bool
+    objective: Literal["step", "throughput"]
+    solver: ClassSolver
+    remat_solver: Callable[[], ClassSolver] | None
+    """of the same layers rematerialised; None where that is not to be chosen"""
 
-    @property
-    def size(self) -> int:
-        """How many devices there are."""
-        return self.hosts * self.devices
+    def run(self) -> Stages:
+        """The best stages and their meshes."""
+        from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
 
-    @property
-    def fixed_bytes(self) -> np.ndarray:
-        """Per device, whatever is in flight."""
-        return self.state_bytes + self.transient_bytes
-
-    def max_in_flight(self, memory: float) -> np.ndarray:
-        """How many micro-batches fit, 0 where not even the states do."""
-        free = memory - self.fixed_bytes
-        with np.errstate(divide="ignore", invalid="ignore"):
-            fits = np.where(
-                self.activation_bytes > 0, free // self.activation_bytes, float(_NO_LIMIT)
+        cluster = self.cluster
+        submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
+        if self.forced_shape is not None:
+            submeshes = self._submeshes_of_forced_shape(submeshes)
+        one = self._one_device(self.solver)
+        options = {shape: self._with_remat([bounded(one, *shape)], one) for shape in submeshes}
+        if (1, 1) in options:
+            alone = replace(one, shape=self.forced_shape or (1,))
+            options[1, 1] = self._with_remat([alone], one)
+        again: Option | None = None
+        whole = (cluster.hosts, cluster.devices_per_host)
+        unsplit = one.max_in_flight(cluster.device.memory)[0, -1]
+        if (
+            whole in options
+            and (self.num_stages == 1 or len(one.seconds) == 1)
+            and (self.remat_solver is None or unsplit >= self.plan.num_micro_batches)
+        ):
+            shapes = self._views(*whole)
+            if len(shapes) == 1:
+                # One stage, on one view of all devices: there is nothing to choose.
+                options[whole] = [replace(options[whole][0], shape=shapes[0])]
+        while True:
+            flat = [option for mine in options.values() for option in mine]
+            problem = stage_problem(
+                flat,
+                self.boundary,
+                cluster,
+                self.plan,
+                num_stages=self.num_stages,
+                minimise=self.objective,
             )
-        return np.where(free > 0, np.clip(fits, 0, _NO_LIMIT), 0).astype(np.int64)
-
-    def rematerialised(self, first: int, last: int) -> range:
-        """The layers of a stage that are."""
-        return range(first, first + ceil(self.remat * (last + 1 - first)))
-
-
-def views(hosts: int, devices: int, rank: int) -> list[tuple[int, ...]]:
-    """The logical shapes of a submesh: of one axis, or all factorings in two that differ.
-
-    Inside a host all links are equal, so that only the sizes count; over hosts the last axis has
-    neighbours.
-    """
-    count = hosts * devices
-    if hosts == 1:
-        if rank == 1 or count < 4:
-            return [(count,)]
-        return [(a, count // a) for a in range(2, count) if count % a == 0 and a * a <= count] or [
-            (count,)
+            solution = self._solve(problem, flat)
+            chosen = [flat[stage.submesh] for stage in solution.stages]
+            unknown = {((o.hosts, o.devices), o.remat) for o in chosen if o.shape is None}
+            if not unknown:
+                break
+            if again is None and self.remat_solver is not None and any(r for _, r in unknown):
+                # Nearer bounds, now that they matter.
+                again = self._one_device(self.remat_solver(), remat=1.0)
+                options = {
+                    submesh: self._with_remat([o for o in mine if not o.remat], one, again)
+                    for submesh, mine in options.items()
+                }
+                continue
+            for submesh, remat in unknown:
+                self._cost(options, one, again, submesh, remat)
+        places = placement.place(
+            cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
+        )
+        meshes: list[MeshAssignment] = []
+        peaks: list[int] = []
+        for s, (stage, found) in enumerate(zip(solution.stages, chosen, strict=True)):
+            meshes.append(
+                MeshAssignment(
+                    name=f"mesh_{s}",
+                    hosts=tuple(dict.fromkeys(host for host, _ in places[s])),
+                    devices=tuple(h * cluster.devices_per_host + d for h, d in places[s]),
+                    logical_shape=found.shape or (),
+                )
+            )
+            plan = self.plan
+            batches = in_flight(plan.schedule, plan.num_micro_batches, len(chosen) - s)
+            kept = batches * found.activation_bytes[stage.first, stage.last]
+            peaks.append(int(found.fixed_bytes[stage.first, stage.last] + kept))
+        layer_stage = {
+            layer: s
+            for s, stage in enumerate(solution.stages)
+            for layer in range(stage.first, stage.last + 1)
+        }
+        repeated = [
+            layer
+            for stage, found in zip(solution.stages, chosen, strict=True)
+            for layer in found.rematerialised(stage.first, stage.last)
         ]
-    return [(hosts * devices // a, a) for a in range(devices, 1, -1) if devices % a == 0] or [
-        (hosts, devices)
-    ]
-
-
-def bounded(one_device: Option, hosts: int, devices: int) -> Option:
-    """What no sharding undercuts: one device's work and memory split evenly, and nothing sent."""
-    count = hosts * devices
-    return Option(
-        hosts=hosts,
-        devices=devices,
-        shape=None,
-        seconds=one_device.seconds / count,
-        update=one_device.update / count,
-        state_bytes=one_device.state_bytes / count,
-        transient_bytes=one_device.transient_bytes / count,
-        activation_bytes=one_device.activation_bytes / count,
-    )
-
-
-def remat_bounds(
-    options: Sequence[Option], one_device: Option, again: Option | None = None
-) -> list[Option]:
-    """What rematerialised layers do not undercut on a submesh, for each of its views.
-
-    They take the time of the fastest option, since they compute and send all that it does; only a
-    sharding that a stage had no memory for is faster. And they hold an even split of what one
-    device holds: `again` where all its layers are rematerialised, if that is known, else its state
-    at least.
-    """
-    fastest: dict[tuple[int, ...] | None, Option] = {}
-    for option in options:
-        if not option.remat:
-            fastest.setdefault(option.shape, option)
-    nothing = np.zeros_like(one_device.seconds)
-    return [
-        replace(
-            option,
-            shape=None,
-            state_bytes=one_device.state_bytes / option.size,
-            transient_bytes=nothing if again is None else again.transient_bytes / option.size,
-            activation_bytes=nothing if again is None else again.activation_bytes / option.size,
-            remat=1.0,
+        return Stages(
+            layer_stage,
+            meshes,
+            problem.step_seconds(solution.stages),
+            tuple(peaks),
+            rematerialised=frozenset(repeated),
         )
-        for option in fastest.values()
-    ]
 
-
-def with_shares(options: Sequence[Option], remat: Sequence[Option]) -> list[Option]:
-    """Options that rematerialise every layer, and for each those that do so with the first ones.
-
-    `options` are the same views and prices without. The first layers, because their backward parts
-    run last: what they compute again has the place of what the others kept.
-    """
-    pairs = [
-        (without, whole)
-        for shape in dict.fromkeys(whole.shape for whole in remat)
-        for without, whole in zip(
-            (o for o in options if o.shape == shape and not o.problem),
-            (o for o in remat if o.shape == shape and not o.problem),
-            strict=False,
-        )
-    ]
-    mixed = [_mixed(*pair, share) for pair in pairs for share in SHARES]
-    return [*mixed, *remat]
-
-
-def _mixed(without: Option, whole: Option, share: float) -> Option:
-    """The first layers of each interval as in `whole`, the others as in `without`.
-
-    What crosses between the two takes as long as in the option where it takes longer.
-    """
-    count = len(whole.seconds)
-    first, last = np.triu_indices(count)
-    seam = first + np.ceil(share * (last + 1 - first)).astype(int)
-    inside = seam <= last
-    i, k, j = first[inside], seam[inside], last[inside]
-
-    def put(array: np.ndarray, mixed: np.ndarray) -> np.ndarray:
-        array = array.copy()
-        array[i, j] = mixed
-        return array
-
-    def sum_of(name: str) -> np.ndarray:
-        a, b = getattr(whole, name), getattr(without, name)
-        crossing = [x[i, j] - x[i, k - 1] - x[k, j] for x in (a, b)]
-        return put(a, a[i, k - 1] + b[k, j] + np.maximum(*crossing))
-
-    a, b = whole.transient_bytes, without.transient_bytes
-    return replace(
-        whole,
-        seconds=sum_of("seconds"),
-        update=sum_of("update"),
-        state_bytes=sum_of("state_bytes"),
-        transient_bytes=put(a, np.maximum(a[i, k - 1], b[k, j])),
-        activation_bytes=sum_of("activation_bytes"),
-        remat=share,
-    )
-
-
-def costed(
-    solver: ClassSolver,
-    hosts: int,
-    devices: int,
-    shapes: Sequence[tuple[int, ...]],
-    remat: float = 0.0,
-) -> list[Option]:
-    """The options of a submesh, the fastest sharding of each view before others.
-
-    A view that cannot be planned takes for ever. `remat` is the share of layers that the solver's
-    programs rematerialise.
-
-    Raises:
-        PassError, InfeasibleError, TimeoutError, SolverFailedError: one device cannot be planned.
-    """
-    from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
-
-    prices = PRICES if hosts * devices > 1 else PRICES[:1]
-    options: list[Option] = []
-    for shape in shapes:
-        try:
-            found = solver.solve(hosts, devices, shape, prices)
-        except (PassError, InfeasibleError, TimeoutError, SolverFailedError) as error:
-            if hosts * devices == 1:
-                raise  # no submesh does better
-            problem = _impossible(solver.classes, hosts, devices, shape, str(error))
-            options.append(replace(problem, remat=remat))
+    def _cost(
+        self,
+        options: dict[tuple[int, int], list[Option]],
+        one: Option,
+        again: Option | None,
+        submesh: tuple[int, int],
+        remat: float,
+    ) -> None:
+        """Puts a submesh's costs where bounds were; rematerialised, if they are known without."""
+        shapes = self._views(*submesh)
+        known = [o for o in options[submesh] if o.shape is not None and not o.remat]
+        if remat and known and self.remat_solver is not None:
+            found = costed(self.remat_solver(), *submesh, shapes, remat)
+            options[submesh] = known + with_shares(known, found)
         else:
-            mine = (_option(solver.classes, one, hosts, devices, shape) for one in found)
-            options += [replace(option, remat=remat) for option in mine]
-    return options
+            options[submesh] = self._with_remat(costed(self.solver, *submesh, shapes), one, again)
 
+    def _with_remat(
+        self, options: list[Option], one: Option, again: Option | None = None
+    ) -> list[Option]:
+        if self.remat_solver is None:
+            return options
+        return options + remat_bounds(options, one, again)
 
-def _impossible(
-    classes: LayerClasses, hosts: int, devices: int, shape: tuple[int, ...], problem: str
-) -> Option:
-    count = len(classes.class_of)
-    never, nothing = np.full((count, count), np.inf), np.zeros((count, count))
-    return Option(
-        hosts=hosts,
-        devices=devices,
-        shape=shape,
-        seconds=never,
-        update=never,
-        state_bytes=nothing,
-        transient_bytes=nothing,
-        activation_bytes=nothing,
-        problem=problem,
-    )
+    def _one_device(self, solver: ClassSolver, remat: float = 0.0) -> Option:
+        """What the layers cost without sharding. Raises PassError."""
+        from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
 
+        try:
+            (one,) = costed(solver, 1, 1, [(1,)], remat)
+        except (InfeasibleError, TimeoutError, SolverFailedError) as error:
+            message = f"the layers cannot be planned on one device: {error}"
+            raise PassError(self.function, message) from error
+        return one
 
-def _option(
-    classes: LayerClasses, costs: ClassCosts, hosts: int, devices: int, shape: tuple[int, ...]
-) -> Option:
-    at = np.array(classes.class_of)
-    count = len(at)
-    valid = np.triu(np.ones((count, count), dtype=bool))
-    between = {"forward": np.zeros((count, count)), "update": np.zeros((count, count))}
-    for link, pairs in classes.links.items():
-        kind = "update" if link.part == "update" else "forward"
-        for producer, reader in pairs:
-            low, high = min(producer, reader), max(producer, reader)
-            between[kind][low, high] += costs.links[link]
-    seconds = intervals((costs.forward + costs.backward)[at]) + _inside(between["forward"])
-    update = intervals(costs.update[at]) + _inside(between["update"])
-    return Option(
-        hosts=hosts,
-        devices=devices,
-        shape=shape,
-        seconds=np.where(valid, seconds, np.inf),
-        update=np.where(valid, update, np.inf),
-        state_bytes=intervals(costs.state[at]),
-        transient_bytes=_largest(costs.transient[at]),
-        activation_bytes=intervals(costs.activation[at]),
-    )
+    def _views(self, hosts: int, devices: int) -> list[tuple[int, ...]]:
+        """The logical shapes of a submesh that may be chosen."""
+        if self.forced_shape is not None:
+            return [self.forced_shape]
+        return views(hosts, devices, self.mesh_rank, ordered=axes_differ(self.solver.intra))
 
+    def _submeshes_of_forced_shape(
+        self, submeshes: Sequence[tuple[int, int]]
+    ) -> tuple[tuple[int, int], ...]:
+        """The submesh with as many devices as the shape. Raises PassError where there is none."""
+        assert self.forced_shape is not None
+        size = prod(self.forced_shape)
+        found = tuple((n, m) for n, m in submeshes if n * m == size)
+        if not found:
+            raise PassError(
+                self.function,
+                f"mesh-shape {'x'.join(map(str, self.forced_shape))} has {size} devices; the "
+                f"submeshes of {self.cluster.hosts}x{self.cluster.devices_per_host} have "
+                f"{', '.join(str(n * m) for n, m in submeshes)}",
+            )
+        return found
 
-def _inside(pairs: np.ndarray) -> np.ndarray:
-    """``[i, j]``: the sum of ``pairs[a, b]`` with i <= a and b <= j."""
-    return pairs[::-1].cumsum(axis=0)[::-1].cumsum(axis=1)
+    def _solve(self, problem: stage_dp.Problem, options: Sequence[Option]) -> stage_dp.Solution:
+        from alpa.passes.solve import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
 
+        solve = equal_layers.solve if self.equal_layers else stage_dp.solve
+        try:
+            return solve(problem)
+        except stage_dp.OutOfMemoryError as error:
+            raise PassError(self.function, f"{error}. {self._needs(options)}") from error
+        except (stage_dp.InfeasibleError, ValueError) as error:
+            problems = {o.problem: f"{o.hosts}x{o.devices}: {o.problem}" for o in options}
+            problems.pop("", None)
+            reasons = "".join(f"; {problem}" for problem in problems.values())
+            raise PassError(self.function, f"{error}{reasons}") from error
 
-def _largest(values: np.ndarray) -> np.ndarray:
-    """``[i, j]``: the largest of values i to j."""
-    return np.array(
-        [
-            np.concatenate([np.zeros(i), np.maximum.accumulate(values[i:])])
-            for i in range(len(values))
-        ]
-    )
+    def _needs(self, options: Sequence[Option]) -> str:
+        """What does not fit: a layer, else all of them; bounds from below, as far as is known."""
+        device, count = self.cluster.device, self.cluster.num_devices
+        possible = [option for option in options if not option.problem]
+        layers = range(len(possible[0].seconds))
+        need, layer, option = max(
+            min(
+                ((o.fixed_bytes + o.activation_bytes)[k, k], k, o.hosts * o.devices)
+                for o in possible
+            )
+            for k in layers
+        )
+        if need >= device.memory:
+            return (
+                f"At best layer_{layer} alone holds {size_text(need)} on each of {option} "
+                f"device(s), {device.name} has {size_text(device.memory)}"
+            )
+        fixed, kept = (
+            min(o.hosts * o.devices * values(o)[0, -1] for o in possible)
+            for values in (lambda o: o.fixed_bytes, lambda o: o.activation_bytes)
+        )
+        return (
+            f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
+            f"{size_text(kept)}; {count} {device.name} have {size_text(count * device.memory)}"
+        )

@@ -12,7 +12,7 @@ module {
       alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
                      {name = "mesh_1", hosts = array<i64: 1>, devices = array<i64: 2, 3>, logical_shape = array<i64: 2>}],
       alpa.plan = {cluster = "cpu:2x2", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "send_recv", slow_bytes = 1024 : i64}} %arg0
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "send_recv", slow_bytes = 1024 : i64}, alpa.seconds = {{[^ ]+}} : f64} %arg0
     // CHECK-SAME: -> !mpmd.mesh_tensor<"mesh_1", tensor<8x32xf32>, sharding=<@mesh_1, [{}, {"axis0"}]>>
     // CHECK-NOT: sdy.sharding_constraint
     // CHECK: return
@@ -35,7 +35,7 @@ module {
       alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
                      {name = "mesh_1", hosts = array<i64: 1>, devices = array<i64: 2, 3>, logical_shape = array<i64: 2>}],
       alpa.plan = {cluster = "cpu:2x2", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
-    // CHECK: %[[T:.*]] = mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_all_gather", slow_bytes = 1024 : i64}} %arg0
+    // CHECK: %[[T:.*]] = mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_all_gather", slow_bytes = 1024 : i64}, alpa.seconds = {{[^ ]+}} : f64} %arg0
     // CHECK-SAME: -> !mpmd.mesh_tensor<"mesh_1", tensor<8x32xf32>, sharding=<@mesh_1, [{"axis0"}, {}]>>
     %0 = mpmd.transfer %x : (!x0) -> !x1
     // CHECK: mpmd.fragment<mesh="mesh_1", origin=["layer_1"]> (%[[T]], %[[T]])
@@ -103,12 +103,12 @@ module {
       alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
                      {name = "mesh_1", hosts = array<i64: 1>, devices = array<i64: 2, 3>, logical_shape = array<i64: 2>}],
       alpa.plan = {cluster = "cpu:2x2", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 12 : i64, method = "broadcast", slow_bytes = 12 : i64}} %arg0
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 12 : i64, method = "broadcast", slow_bytes = 12 : i64}, alpa.seconds = {{[^ ]+}} : f64} %arg0
     // CHECK-SAME: -> !mpmd.mesh_tensor<"mesh_1", tensor<3xf32>, sharding=<@mesh_1, [{}]>>
     %0 = mpmd.transfer %x : (!x0) -> !x1
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 4 : i64, method = "broadcast", slow_bytes = 4 : i64}} %arg1
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 4 : i64, method = "broadcast", slow_bytes = 4 : i64}, alpa.seconds = {{[^ ]+}} : f64} %arg1
     %1 = mpmd.transfer %s : (!s0) -> !s1
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 32 : i64, method = "broadcast", slow_bytes = 32 : i64}} %arg2
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 32 : i64, method = "broadcast", slow_bytes = 32 : i64}, alpa.seconds = {{[^ ]+}} : f64} %arg2
     // CHECK-SAME: -> !mpmd.mesh_tensor<"mesh_1", tensor<8xf32>, sharding=<@mesh_1, [{}]>>
     %2 = mpmd.transfer %y : (!y0) -> !y1
     // CHECK: mpmd.fragment
@@ -136,7 +136,7 @@ module {
       alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
                      {name = "mesh_1", hosts = array<i64: 0>, devices = array<i64: 2, 3>, logical_shape = array<i64: 2>}],
       alpa.plan = {cluster = "cpu:1x4", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 128 : i64, method = "send_recv", slow_bytes = 0 : i64}}
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 128 : i64, method = "send_recv", slow_bytes = 0 : i64}, alpa.seconds = {{[^ ]+}} : f64}
     %0 = mpmd.transfer %x : (!x0) -> !x1
     return %0 : !x1
   }
@@ -156,7 +156,7 @@ module {
       alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
                      {name = "mesh_1", hosts = array<i64: 1>, devices = array<i64: 4, 5, 6, 7>, logical_shape = array<i64: 2, 2>}],
       alpa.plan = {cluster = "cpu:2x4", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 96 : i64, method = "broadcast", slow_bytes = 96 : i64}}
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 96 : i64, method = "broadcast", slow_bytes = 96 : i64}, alpa.seconds = {{[^ ]+}} : f64}
     // CHECK-SAME: -> !mpmd.mesh_tensor<"mesh_1", tensor<3x8xf32>, sharding=<@mesh_1, [{}, {"axis1"}]>>
     %0 = mpmd.transfer %x : (!x0) -> !x1
     %1 = mpmd.fragment<mesh="mesh_1", origin=["layer_1"(0)]> (%0) {alpa.part = "forward"} (%a: tensor<3x8xf32>) {
@@ -184,7 +184,7 @@ module {
       alpa.meshes = [{name = "left", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
                      {name = "right", hosts = array<i64: 1, 2>, devices = array<i64: 2, 3, 4, 5>, logical_shape = array<i64: 2, 2>}],
       alpa.plan = {cluster = "cpu:3x2", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_all_gather", slow_bytes = 1024 : i64}}
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_all_gather", slow_bytes = 1024 : i64}, alpa.seconds = {{[^ ]+}} : f64}
     // CHECK-SAME: -> !mpmd.mesh_tensor<"right", tensor<8x32xf32>, sharding=<@right, [{"data"}, {"model"}]>>
     %0 = mpmd.transfer %x : (!x0) -> !x1
     %1 = mpmd.fragment<mesh="right", origin=["layer_1"(0)]> (%0) {alpa.part = "forward"} (%a: tensor<8x32xf32>) {
@@ -210,7 +210,7 @@ module {
       alpa.meshes = [{name = "left", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
                      {name = "right", hosts = array<i64: 1, 2>, devices = array<i64: 2, 3, 4, 5>, logical_shape = array<i64: 2, 2>}],
       alpa.plan = {cluster = "cpu:3x2", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_all_gather", slow_bytes = 2048 : i64}}
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_all_gather", slow_bytes = 2048 : i64}, alpa.seconds = {{[^ ]+}} : f64}
     // CHECK-SAME: -> !mpmd.mesh_tensor<"right", tensor<8x32xf32>, sharding=<@right, [{"model"}, {}]>>
     %0 = mpmd.transfer %x : (!x0) -> !x1
     %1 = mpmd.fragment<mesh="right", origin=["layer_1"(0)]> (%0) {alpa.part = "forward"} (%a: tensor<8x32xf32>) {
@@ -236,7 +236,7 @@ module {
       alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>},
                      {name = "mesh_1", hosts = array<i64: 1>, devices = array<i64: 4, 5, 6>, logical_shape = array<i64: 3>}],
       alpa.plan = {cluster = "cpu:2x4", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
-    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "send_recv", slow_bytes = 24 : i64}}
+    // CHECK: mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "send_recv", slow_bytes = 24 : i64}, alpa.seconds = {{[^ ]+}} : f64}
     %0 = mpmd.transfer %x : (!x0) -> !x1
     return %0 : !x1
   }

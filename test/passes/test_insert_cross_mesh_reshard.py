@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import alpa.passes
 import alpa.runtime
 from alpa.dialects import body, ir, main_function, mpmd, sdy, stablehlo
-from alpa.dialects.attributes import Reshard
+from alpa.dialects.attributes import SECONDS, Plan, Reshard, read_float
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding
 from alpa.passes.cost.cluster import Cluster
@@ -60,13 +60,13 @@ def crossing(shape: tuple[int, ...], source: Layout, target: Layout, *, returned
           alpa.plan = {{cluster = "cpu:4x2", num_micro_batches = 1 : i64, schedule = "gpipe",
             predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}}}} {{
         %y = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0)], stage=0> (%x)
-            {{alpa.part = "forward"}} (%a: {tensor}) {{
+            {{alpa.part = "forward", alpa.seconds = 1.0 : f64}} (%a: {tensor}) {{
           %0 = stablehlo.tanh %a {{{per_value("mesh_0", source)}}} : {tensor}
           mpmd.return %0 : {tensor}
         }} : ({here}) -> {here}
         %l = mpmd.transfer %y : ({here}) -> {there}
         %z = mpmd.fragment<mesh="mesh_1", origin=["layer_1"(0)], stage=1> (%l)
-            {{alpa.part = "forward"}} (%a: {tensor}) {{
+            {{alpa.part = "forward", alpa.seconds = 1.0 : f64}} (%a: {tensor}) {{
           %0 = stablehlo.add %a, %a {{{per_value("mesh_1", target)}}} : {tensor}
           mpmd.return %0 : {tensor}
         }} : ({there}) -> {there}
@@ -92,7 +92,7 @@ def test_methods_landings_and_bytes(shape, data, returned):
 
     layouts = [*filter(divides, enumerate_layouts(2, len(shape), any_order=True))]
     source, target = (data.draw(st.sampled_from(layouts)) for _ in range(2))
-    _module, transfer, reader = reshard(crossing(shape, source, target, returned=returned))
+    module, transfer, reader = reshard(crossing(shape, source, target, returned=returned))
     best = solve(
         Problem(
             shape=shape,
@@ -108,6 +108,11 @@ def test_methods_landings_and_bytes(shape, data, returned):
     assert Reshard.read(transfer) == Reshard(
         method=best.method, slow_bytes=moved.slow_bytes, fast_bytes=moved.fast_bytes
     )
+    assert read_float(transfer, SECONDS) == moved.seconds
+    assert read_float(reader, SECONDS) == 1 + best.gathers.seconds
+    plan = Plan.read(main_function(module))
+    assert plan is not None
+    assert plan.predicted_step_seconds == pytest.approx(2 + best.total.seconds)
     # The destination's two hosts hold nothing yet, and need everything that they want.
     size = 4 * prod(shape)
     assert best.total.slow_bytes == (size if split_by_hosts(target) else 2 * size)

@@ -18,6 +18,7 @@ from alpa.dialects.attributes import (
     Plan,
     read_arguments,
     read_meshes,
+    read_part,
     read_remat,
     read_results,
 )
@@ -224,3 +225,82 @@ def test_more_micro_batches_in_flight_need_more_memory() -> None:
     assert (eight > eight_1f1b).all()
     assert eight_1f1b[0] == two[0]  # the first of two stages keeps two micro-batches
     assert one[1] < eight_1f1b[1] < two[1]  # the last keeps one, and accumulates gradients
+
+
+def test_throughput_makes_more_stages_than_one_run_wants() -> None:
+    """Nothing can be split here: a mesh of two is as slow as one device, and needs no transfer."""
+
+    def forward(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return x
+
+    text = jax.jit(forward).lower([jnp.ones((509, 509))] * 4, jnp.ones((7, 509))).as_text()
+    stages = {}
+    for objective in ("step", "throughput"):
+        options = f"cluster=cpu:1x2 objective={objective}"
+        four_layers = CLUSTERED.replace("=3", "=4")
+        planned = alpa.passes.run(text, f"{four_layers},stage-mesh-partition{{{options}}}")
+        stages[objective] = len(read_meshes(main_function(planned)))
+    assert stages == {"step": 1, "throughput": 2}
+
+
+def test_throughput_is_for_forwards_only() -> None:
+    message = "objective=throughput is for programs of forwards only, and this is the backward part"
+    with pytest.raises(ir.MLIRError, match=message):
+        meshes("cluster=cpu:1x2 objective=throughput")
+
+
+def meshes(options: str, *, layers: int = 3) -> list[tuple[tuple[int, ...], int]]:
+    """The logical shape and the number of layers of each stage."""
+    clustered = CLUSTERED.replace("=3", f"={layers}")
+    planned = alpa.passes.run(
+        step_text(optax.sgd(0.1)), f"{clustered},stage-mesh-partition{{{options}}}"
+    )
+    main = main_function(planned)
+    counts = [
+        len(ir.ArrayAttr(op.attributes["origin"]))
+        for op in body(main).operations
+        if isinstance(op, mpmd.FragmentOp) and read_part(op) == "forward"
+    ]
+    return list(zip([mesh.logical_shape for mesh in read_meshes(main)], counts, strict=True))
+
+
+def test_equal_layers_share_the_devices_equally() -> None:
+    found = meshes("cluster=cpu:2x2 equal-layers=true num-stages=2")
+    assert sorted(layers for _, layers in found) == [1, 2]
+    assert [shape for shape, _ in found] == [(2,), (2,)]
+
+
+def test_a_mesh_shape_decides_the_number_of_stages() -> None:
+    assert [shape for shape, _ in meshes("cluster=cpu:2x4 mesh-shape=2x2")] == [(2, 2), (2, 2)]
+    assert [shape for shape, _ in meshes("cluster=cpu:2x2 mesh-shape=4x1")] == [(4, 1)]
+    found = meshes("cluster=cpu:1x2 mesh-shape=1 equal-layers=true", layers=2)
+    assert found == [((1,), 1), ((1,), 1)]
+
+
+def test_hosts_of_six_devices() -> None:
+    found = meshes("cluster=cpu:1x6 num-stages=3")
+    assert [shape for shape, _ in found] == [(2,)] * 3
+    assert [shape for shape, _ in meshes("cluster=cpu:2x6 mesh-shape=3x2")] == [(3, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("mesh-shape=2x3", "mesh-shape 2x3 has 6 devices; the submeshes of 2x4 have 1, 2, 4, 8"),
+        ("mesh-shape=2x", "option 'mesh-shape' is '2x'; expected auto or the sizes of one to four"),
+        (
+            "mesh-shape=4 num-stages=3",
+            "3 layers cannot be cut in 3 stages so that submeshes of 1x4 use all 8 devices",
+        ),
+        (
+            "equal-layers=true num-stages=3",
+            "no 3 stages of equally many layers: no number of stages up to 3, the layers, cuts 2x4 "
+            "devices into equal submeshes of 1x1, 1x2, 1x4, 2x4",
+        ),
+    ],
+)
+def test_shapes_that_do_not_do(options: str, message: str) -> None:
+    with pytest.raises(ir.MLIRError, match=re.escape(message)):
+        meshes(f"cluster=cpu:2x4 {options}")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,9 +124,17 @@ def test_baselines_between_meshes(
     capsys.readouterr()
 
 
-@pytest.mark.xfail(strict=False, reason="stage-mesh-partition has no option equal-layers yet")
-def test_equal_layers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["zoo:gpt-mini", "--cluster", "cpu:1x2", "--inter", "equal-layers"]) == 0
+def test_a_manual_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(zoo.CONFIGS, "gpt-two", replace(MINI, num_layers=2))
+    path = tmp_path / "plan.json"
+    command = ["zoo:gpt-two", "--cluster", "cpu:1x4", "--num-micro-batches", "2"]
+    command += ["--inter", "equal-layers", "--intra", "megatron", "--mesh-shape", "1x2"]
+    assert main([*command, "--json", str(path)]) == 0
+    plan = json.loads(path.read_text())
+    assert [mesh["logical_shape"] for mesh in plan["meshes"]] == [[1, 2], [1, 2]]
+    capsys.readouterr()
 
 
 def test_a_file_has_one_micro_batch(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,6 +243,11 @@ def test_clusters_that_cannot_be_planned_for(
         (
             "zoo:gpt-mini --cluster cpu:1x1 --roles {roles}",
             "alpa-plan: error: --roles is for files",
+        ),
+        (
+            "zoo:gpt-mini --cluster cpu:1x1 --num-micro-batches 1 --objective throughput",
+            "zoo:gpt-mini: error: no number of micro-batches can be planned (tried 1); with 1, the "
+            "smallest ones: objective=throughput is for programs of forwards only",
         ),
         ("{file} --cluster cpu:1x1 -o /none/p.mlir", "alpa-plan: error: cannot write /none/p.mlir"),
         (

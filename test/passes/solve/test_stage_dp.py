@@ -16,7 +16,7 @@ from alpa.passes.solve.stage_dp import InfeasibleError, Problem, Solution, Stage
 
 
 def allowed_cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    layers = problem.c.size
+    layers = problem.num_layers
     sizes = [n * m for n, m in problem.submeshes]
     for count in range(1, layers + 1):
         if problem.num_stages not in (None, count):
@@ -60,10 +60,11 @@ def problems(draw: st.DrawFn) -> Problem:
         t=times,
         u=rng.random(size) * draw(st.sampled_from([0.0, 1.0, 30.0])),
         max_in_flight=rng.choice(limits, size),
-        c=np.append(0.0, rng.random(layers - 1)),
+        c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
         num_micro_batches=draw(st.sampled_from([1, 2, 5, 64])),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         num_stages=draw(st.sampled_from([None, None, 1, 2, 3])),
+        minimise=draw(st.sampled_from(["step", "step", "throughput"])),
     )
 
 
@@ -93,7 +94,7 @@ def uniform(layers: int = 4, hosts: int = 1, devices: int = 4) -> Problem:
         t=times,
         u=np.zeros_like(times),
         max_in_flight=np.full(times.shape, 10**6),
-        c=np.zeros(layers),
+        c=np.zeros((layers, len(shapes), 2)),
         num_micro_batches=8,
         schedule="1f1b",
     )
@@ -111,9 +112,43 @@ def test_num_stages_is_kept():
 
 
 def test_transfers_move_the_cut():
-    transfers = np.array([0.0, 9.0, 9.0, 0.5])
+    transfers = np.broadcast_to(np.array([0.0, 9.0, 9.0, 0.5])[:, None, None], (4, 3, 2))
     solution = solve(replace(uniform(), num_stages=2, c=transfers))
     assert solution.stages[1].first == 3
+
+
+def test_a_cut_between_hosts_moves_what_is_cheap_to_send():
+    """Two hosts of two devices, four equal stages: the middle cut is the one between hosts."""
+    problem = replace(uniform(4, 2, 2), num_stages=4)
+    transfers = np.zeros((4, 3, 2))
+    transfers[2, :, 1] = 5.0
+    assert solve(replace(problem, c=transfers)).objective == 4.0 + 5.0 + 7 * 6.0
+    transfers = np.zeros((4, 3, 2))
+    transfers[[1, 3], :, 1] = 5.0
+    assert solve(replace(problem, c=transfers)).objective == 4.0 + 7 * 1.0
+
+
+def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
+    """A stage on all devices gains less than four on one each; twice as slow stages cost T only."""
+    problem = uniform()
+    slow = problem.t * np.array([1.0, 1.1, 1.2])
+    fast = solve(replace(problem, t=slow, minimise="throughput"))
+    assert [s.submesh for s in fast.stages] == [0, 0, 0, 0]
+    assert fast.objective == 1.0
+    # All cuts are equal but for their sums: one stage has the least.
+    even = replace(problem, minimise="throughput")
+    assert solve(even).stages == (Stage(first=0, last=3, submesh=2),)
+
+
+def test_a_mesh_with_faster_links_is_worth_slower_layers():
+    problem = replace(uniform(2, 1, 4), num_stages=2)
+    assert [s.submesh for s in solve(problem).stages] == [1, 1]
+    transfers = np.zeros((2, 3, 2))
+    transfers[1] = [[9.0], [9.0], [0.0]]
+    views = (*problem.submeshes[:2], (1, 2))
+    slower = problem.t[:, :, [0, 1, 1]] * np.array([1.0, 1.0, 1.5])
+    wide = replace(problem, submeshes=views, t=slower, u=np.zeros_like(slower), c=transfers)
+    assert [s.submesh for s in solve(wide).stages] == [1, 2]
 
 
 def test_first_stage_keeps_more_in_flight():
@@ -135,7 +170,7 @@ def test_48_layers_on_64_devices():
         t=problem.t * (1 + 0.1 * rng.random(problem.t.shape)),
         u=np.where(problem.t < inf, rng.random(problem.t.shape), inf),
         max_in_flight=rng.integers(2, 200, problem.t.shape),
-        c=np.append(0.0, rng.random(47) * 0.05),
+        c=np.concatenate([np.zeros((1, 11, 2)), rng.random((47, 11, 2)) * 0.05]),
         num_micro_batches=64,
     )
     start = time.monotonic()
@@ -171,9 +206,11 @@ def test_infeasible_says_what_binds(changes, message):
     ("changes", "message"),
     [
         ({"u": np.zeros((4, 4, 2))}, r"u must have shape \(4, 4, 3\), not \(4, 4, 2\)"),
-        ({"c": np.ones(4)}, "0 for the first"),
+        ({"c": np.ones((4, 3, 2))}, "0 for the first layer"),
+        ({"c": np.zeros((4, 3))}, "two entries per layer and submesh"),
         ({"num_micro_batches": 0}, "at least 1"),
         ({"schedule": "zigzag"}, "gpipe or 1f1b, not 'zigzag'"),
+        ({"minimise": "latency"}, "step or throughput, not 'latency'"),
         ({"t": np.full((4, 4, 3), -1.0)}, "t must not be negative"),
     ],
 )

@@ -24,10 +24,10 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.solve import placement, stage_dp
 from alpa.passes.stages.class_costs import class_solver
-from alpa.passes.stages.cost import boundary_bytes, intervals, transfer_seconds
+from alpa.passes.stages.cost import Boundary, boundary_of, intervals
 from alpa.passes.stages.layer_classes import layer_classes
+from alpa.passes.stages.options import SHARES, Option, costed, stage_problem, views, with_shares
 from alpa.passes.stages.remat import rematerialised
-from alpa.passes.stages.search import SHARES, Option, costed, views, with_shares
 
 NUM_LAYERS, BATCHES = 4, 4
 CLUSTER = """
@@ -85,7 +85,7 @@ def planned(text: str, cluster: str, remat: str, options: str = "") -> tuple[Pla
     return plan, sorted(layer for op in body(main).operations for layer in read_remat(op))
 
 
-def all_options(text: str, cluster: Cluster, plan: Plan) -> tuple[list[Option], np.ndarray]:
+def all_options(text: str, cluster: Cluster, plan: Plan) -> tuple[list[Option], Boundary]:
     """Every submesh costed without rematerialisation, with, and mixed; transfers."""
     module = alpa.passes.run(text, "simplify-trivial-ops")
     function = main_function(module)
@@ -108,7 +108,7 @@ def all_options(text: str, cluster: Cluster, plan: Plan) -> tuple[list[Option], 
                     costed(all_, *submesh, shapes, 1.0),
                 )
                 found += without + with_shares(without, whole)
-    return found, transfer_seconds(boundary_bytes(graph, NUM_LAYERS), cluster)
+    return found, boundary_of(graph, results, NUM_LAYERS)
 
 
 @pytest.mark.parametrize("memory", ["64MiB", "1200KiB", "640KiB"])
@@ -118,22 +118,8 @@ def test_costing_where_memory_binds_finds_what_costing_all_does(
     name = cluster_of(tmp_path, memory)
     cluster = Cluster.parse(name)
     given = Plan(num_micro_batches=BATCHES, schedule="1f1b", cluster=name)
-    options, transfers = all_options(clustered, cluster, given)
-    best = stage_dp.solve(
-        stage_dp.Problem(
-            hosts=cluster.hosts,
-            devices_per_host=cluster.devices_per_host,
-            submeshes=tuple((o.hosts, o.devices) for o in options),
-            t=np.stack([o.seconds for o in options], axis=2),
-            u=np.stack([o.update for o in options], axis=2),
-            max_in_flight=np.stack(
-                [o.max_in_flight(cluster.device.memory) for o in options], axis=2
-            ),
-            c=transfers,
-            num_micro_batches=BATCHES,
-            schedule="1f1b",
-        )
-    )
+    options, boundary = all_options(clustered, cluster, given)
+    best = stage_dp.solve(stage_problem(options, boundary, cluster, given))
     plan, _ = planned(clustered, name, "auto")
     assert plan.predicted_step_seconds == pytest.approx(best.objective, rel=1e-9)
 
@@ -184,7 +170,7 @@ def test_a_share_of_the_layers_costs_what_they_do() -> None:
     assert [one.remat for one in options] == [*SHARES, 1.0]
     for one in options:
         for i, j in zip(*np.triu_indices(9), strict=True):
-            mine = one.rematerialised(i, j)
+            mine = one.rematerialised(int(i), int(j))
             assert len(mine) == ceil(one.remat * (j + 1 - i))
             seconds, held, transient = np.array(
                 [

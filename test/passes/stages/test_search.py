@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,12 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.sharding.baselines import Intra
 from alpa.passes.solve import placement, stage_dp
 from alpa.passes.stages.class_costs import ClassCosts, ClassSolver, class_solver
-from alpa.passes.stages.cost import boundary_bytes, layer_of, transfer_seconds
+from alpa.passes.stages.cost import boundary_of, layer_of
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
-from alpa.passes.stages.search import Option, bounded, costed, views
+from alpa.passes.stages.options import Option, bounded, costed, stage_problem, views
 from alpa.tools import zoo
 
 NUM_LAYERS = 4
@@ -51,9 +53,25 @@ def skipping_loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
     return jnp.mean(((h + first) @ params[0].T - x) ** 2)
 
 
+def straight_loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Equal layers that read of their neighbours only."""
+    h = x
+    for w in params:
+        h = jnp.tanh(h @ w)
+    return jnp.mean(h**2)
+
+
+def straight_step() -> str:
+    return lowered(straight_loss)
+
+
 def skipping_step() -> str:
+    return lowered(skipping_loss)
+
+
+def lowered(loss_of: Callable[[list[jax.Array], jax.Array], jax.Array]) -> str:
     def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-        loss, grads = jax.value_and_grad(skipping_loss)(params, x)
+        loss, grads = jax.value_and_grad(loss_of)(params, x)
         return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], loss
 
     params = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 5
@@ -72,7 +90,12 @@ def gpt_step() -> str:
     scope="module", params=[pytest.param(gpt_step, marks=pytest.mark.slow), skipping_step]
 )
 def clustered(request: pytest.FixtureRequest) -> Iterator[Clustered]:
-    text = request.param()
+    with costs_of(request.param()) as found:
+        yield found
+
+
+@contextmanager
+def costs_of(text: str, intra: Intra = "auto") -> Generator[Clustered]:
     pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
     module = alpa.passes.run(text, pipeline)
     function = main_function(module)
@@ -80,7 +103,7 @@ def clustered(request: pytest.FixtureRequest) -> Iterator[Clustered]:
     arguments, results = read_arguments(function), read_results(function)
     with module.context:
         classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
-        with class_solver(classes, cluster, PLAN) as solver:
+        with class_solver(classes, cluster, PLAN, intra) as solver:
             yield Clustered(module, graph, classes, solver)
 
 
@@ -139,27 +162,14 @@ def test_a_price_on_memory_gives_less_memory(clustered: Clustered) -> None:
 
 def test_costing_what_is_used_finds_what_costing_all_does(clustered: Clustered) -> None:
     cluster = Cluster.parse(CLUSTER)
-    transfers = transfer_seconds(boundary_bytes(clustered.graph, NUM_LAYERS), cluster)
+    results = read_results(main_function(clustered.module))
+    boundary = boundary_of(clustered.graph, results, NUM_LAYERS)
     options: list[Option] = [
         option
         for hosts, devices in placement.submeshes(cluster.hosts, cluster.devices_per_host)
         for option in costed(clustered.solver, hosts, devices, views(hosts, devices, 2))
     ]
-    whole = stage_dp.solve(
-        stage_dp.Problem(
-            hosts=cluster.hosts,
-            devices_per_host=cluster.devices_per_host,
-            submeshes=tuple((o.hosts, o.devices) for o in options),
-            t=np.stack([o.seconds for o in options], axis=2),
-            u=np.stack([o.update for o in options], axis=2),
-            max_in_flight=np.stack(
-                [o.max_in_flight(cluster.device.memory) for o in options], axis=2
-            ),
-            c=transfers,
-            num_micro_batches=PLAN.num_micro_batches,
-            schedule=PLAN.schedule,
-        )
-    )
+    whole = stage_dp.solve(stage_problem(options, boundary, cluster, PLAN))
     pipeline = f"stage-mesh-partition{{cluster={CLUSTER} num-micro-batches=4 schedule=1f1b}}"
     planned = alpa.passes.run(str(clustered.module), pipeline)
     plan = Plan.read(main_function(planned))
@@ -227,6 +237,49 @@ def test_layers_that_have_no_plan_on_one_device(failing: None) -> None:
         planned_meshes("auto")
 
 
+@pytest.mark.parametrize("intra", ["data-parallel", "zero2", "zero3", "megatron", "none"])
+def test_a_baseline_costs_what_its_own_program_does(intra: Intra) -> None:
+    shape = "4x1" if intra == "megatron" else "2x2"
+    options = f"cluster={CLUSTER} num-micro-batches=4 mesh-shape={shape} schedule=1f1b"
+    with costs_of(straight_step(), intra) as found:
+        free, *_ = costed(found.solver, 2, 2, [tuple(map(int, shape.split("x")))])
+        planned = alpa.passes.run(
+            str(found.module),
+            f"stage-mesh-partition{{{options}}},ilp-shard-annotate{{intra={intra}}}",
+        )
+    (report,) = read_solver_reports(main_function(planned))
+    last = (0, NUM_LAYERS - 1)
+    composed = PLAN.num_micro_batches * free.seconds[last] + free.update[last]
+    assert composed == pytest.approx(report.objective, rel=0.03)
+
+
+def test_the_cut_of_a_baseline_is_by_its_costs() -> None:
+    """Devices that all do the same gain nothing: as many stages as there can be."""
+    clustered = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
+    stages: dict[str, int] = {}
+    for intra in ("none", "data-parallel"):
+        options = f"cluster=cpu:1x4 num-micro-batches=4 schedule=1f1b intra={intra}"
+        module = alpa.passes.run(straight_step(), f"{clustered},stage-mesh-partition{{{options}}}")
+        stages[intra] = len(read_meshes(main_function(module)))
+    assert stages == {"none": 4, "data-parallel": 2}
+
+
+def test_what_crosses_between_stages() -> None:
+    """Of the tied step, per micro-batch: h, the first layer's result too, and their gradients. Once
+    per step: the gradient of the tied matrix to the first layer, and its new value back."""
+    with costs_of(skipping_step()) as found:
+        results = read_results(main_function(found.module))
+        boundary = boundary_of(found.graph, results, NUM_LAYERS)
+    activation, matrix = 64 * 128 * 4, 128 * 128 * 4
+    assert (boundary.bytes[1:] % activation == 0).all()
+    assert boundary.values[0] == 0
+    assert (boundary.values[1:] >= 2).all()
+    assert boundary.once_values[0, NUM_LAYERS - 1] == 0
+    for cut in range(1, NUM_LAYERS):
+        assert boundary.once_values[0, cut - 1] == boundary.once_values[cut, NUM_LAYERS - 1] == 1
+        assert boundary.once_bytes[0, cut - 1] == boundary.once_bytes[cut, NUM_LAYERS - 1] == matrix
+
+
 def test_views_of_a_submesh() -> None:
     assert views(1, 1, 2) == [(1,)]
     assert views(1, 2, 2) == [(2,)]
@@ -235,3 +288,5 @@ def test_views_of_a_submesh() -> None:
     assert views(1, 16, 2) == [(2, 8), (4, 4)]
     assert views(2, 8, 2) == [(2, 8), (4, 4), (8, 2)]
     assert views(3, 1, 2) == [(3, 1)]
+    assert views(1, 4, 2, ordered=True) == [(1, 4), (2, 2), (4, 1)]
+    assert views(2, 2, 2, ordered=True) == [(2, 2), (4, 1)]

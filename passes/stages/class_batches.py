@@ -1,0 +1,39 @@
+"""Which dimension is the batch, in the programs of classes of layers.
+
+A class's program knows its batch arguments. What it reads from other layers is the batch's where
+their programs say so: dimensions are followed along the links until nothing new comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alpa.passes.sharding.batch_dims import BatchDims
+from alpa.passes.sharding.shard_graph import RuleOf
+from alpa.passes.stages.layer_classes import LayerClasses, returned
+
+
+def class_batches(classes: LayerClasses, rules: Sequence[RuleOf]) -> tuple[BatchDims, ...]:
+    """The batch's dimensions in each class's program."""
+    layers = classes.classes
+    known: list[dict[int, int]] = [{} for _ in layers]
+    found = [BatchDims(layer.function, rule) for layer, rule in zip(layers, rules, strict=True)]
+    results = [returned(layer) for layer in layers]
+    fresh = set(range(len(layers)))
+    while fresh:
+        changed: set[int] = set()
+        for link in classes.links:
+            dim = found[link.producer].of.get(results[link.producer][link.result])
+            if link.producer not in fresh or dim is None:
+                continue
+            if known[link.reader].setdefault(link.argument, dim) == dim:
+                value = layers[link.reader].function.entry_block.arguments[link.argument]
+                if value not in found[link.reader].of:
+                    changed.add(link.reader)
+        for reader in changed:
+            found[reader] = BatchDims(layers[reader].function, rules[reader], known[reader])
+        fresh = changed
+    sizes = set[int]().union(*(one.sizes for one in found))
+    for one in found:
+        one.sizes.update(sizes)
+    return tuple(found)
