@@ -15,6 +15,8 @@ from alpa.dialects.attributes import (
     Argument,
     MeshAssignment,
     Plan,
+    State,
+    argument_state,
     read_arguments,
     read_meshes,
     read_part,
@@ -89,7 +91,7 @@ class MeshPart:
         """As `build`, with a stop when the arguments are there and after each fragment."""
         block = body(self.function)
         states = self._state_results
-        arguments: dict[int, Placed] = {}
+        arguments: dict[State, Placed] = {}
         for number, (argument, attributes) in enumerate(
             zip(block.arguments, self._arguments, strict=True)
         ):
@@ -97,7 +99,7 @@ class MeshPart:
             if tensor.mesh == self.name:
                 placed = self.graph.add_tensor(argument, tensor.type, given=tensor.sharding)
                 self.graph.add_costs(placed, self._storage_costs(placed, tensor.type))
-                arguments[number if attributes.input is None else attributes.input] = placed
+                arguments[argument_state(number, attributes)] = placed
         yield None
         for op in block.operations:
             if isinstance(op, mpmd.TransferOp):
@@ -115,7 +117,7 @@ class MeshPart:
         block = body(self.function)
         arguments = self._arguments
         donated = {
-            number if attributes.input is None else attributes.input
+            argument_state(number, attributes)
             for number, attributes in enumerate(arguments)
             if attributes.donor or attributes.aliasing_output is not None
         }
@@ -199,17 +201,17 @@ class MeshPart:
         return read_arguments(self.function)
 
     @cached_property
-    def _state_results(self) -> dict[ir.Value, list[int]]:
-        """Which arguments of the given program a returned value is the new state of."""
-        states: dict[ir.Value, list[int]] = {}
+    def _state_results(self) -> dict[ir.Value, list[State]]:
+        """The states that a returned value is the new value of."""
+        states: dict[ir.Value, list[State]] = {}
         returned = terminator(body(self.function)).operands
         for value, result in zip(returned, read_results(self.function), strict=True):
-            if result.role is not None and result.role.kind == "state":
-                states.setdefault(value, []).append(result.role.index or 0)
+            if result.state is not None:
+                states.setdefault(value, []).append(result.state)
         return states
 
     def _state_argument(
-        self, value: ir.Value, states: dict[ir.Value, list[int]], arguments: dict[int, Placed]
+        self, value: ir.Value, states: dict[ir.Value, list[State]], arguments: dict[State, Placed]
     ) -> Placed | None:
         """The argument on this mesh whose layout a returned state has to take."""
         mine = [arguments[a] for a in states.get(value, ()) if a in arguments]
@@ -220,8 +222,8 @@ class MeshPart:
     def _add_transfer(
         self,
         op: mpmd.TransferOp,
-        states: dict[ir.Value, list[int]],
-        arguments: dict[int, Placed],
+        states: dict[ir.Value, list[State]],
+        arguments: dict[State, Placed],
     ) -> None:
         tensor = MeshTensor.from_type(op.results[0].type)
         if tensor.mesh != self.name:
@@ -239,8 +241,8 @@ class MeshPart:
     def _add_fragment(
         self,
         op: mpmd.FragmentOp,
-        states: dict[ir.Value, list[int]],
-        arguments: dict[int, Placed],
+        states: dict[ir.Value, list[State]],
+        arguments: dict[State, Placed],
     ) -> None:
         weight = 1 if read_part(op) == "update" else self.plan.num_micro_batches
         block = body(op)
