@@ -32,7 +32,7 @@ from alpa.passes.sharding.baselines import Intra
 
 Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
 
-_SHARED = pipeline.PIPELINES["alpa"][:2]
+_SHARED = pipeline.PIPELINES["alpa"][:3]
 """The passes that know neither cluster nor schedule."""
 
 
