@@ -28,6 +28,7 @@ BATCH_DIM = "alpa.batch_dim"
 INPUT = "alpa.input"
 RESULT = "alpa.result"
 OUTPUT = "alpa.output"
+SLICE = "alpa.slice"
 ALIASING_OUTPUT = "tf.aliasing_output"
 BUFFER_DONOR = "jax.buffer_donor"
 
@@ -69,35 +70,102 @@ class ResultRole:
         return self.kind if self.index is None else f"{self.kind}:{self.index}"
 
 
+@dataclass(frozen=True)
+class Slice:
+    """`alpa.slice`: rows `start` to `stop` of dimension `dim` of what the given program has."""
+
+    dim: int
+    start: int
+    stop: int
+
+    def to_attr(self) -> ir.Attribute:
+        return ir.DenseI64ArrayAttr.get([self.dim, self.start, self.stop])
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> Self:
+        """Raises ValueError for anything but `array<i64: dim, start, stop>`."""
+        if not isinstance(attr, ir.DenseI64ArrayAttr) or len(attr) != 3:
+            raise ValueError(f"{SLICE} is {attr}; expected array<i64: dimension, start, stop>")
+        return cls(*attr)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Argument:
-    """One argument of @main. `input` is its number in the program that was given."""
+    """One argument of @main. `input` is its number in the program that was given, `slice` the rows
+    of that argument that it holds, where it is not all of it."""
 
     role: Role | None = None
     batch_dim: int | None = None
     input: int | None = None
+    slice: Slice | None = None
     aliasing_output: int | None = None
     donor: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One result of @main. `output` is its number in the program that was given."""
+    """One result of @main. `output` is its number in the program that was given, `slice` the rows
+    of that result that it holds, where it is not all of it.
+
+    A role `state:<n>` counts arguments as `alpa.input` does; among the parts of a state the one
+    with this slice is meant.
+    """
 
     role: ResultRole | None = None
     output: int | None = None
+    slice: Slice | None = None
+
+    @property
+    def state(self) -> State | None:
+        """The state that this is the new value of."""
+        if self.role is None or self.role.kind != "state" or self.role.index is None:
+            return None
+        return (self.role.index, self.slice)
+
+
+State = tuple[int, Slice | None]
+"""A state, or the part of one that a slice takes: its number in the given program, and that."""
+
+
+def input_number(position: int, argument: Argument) -> int:
+    """An argument's number in the program that was given."""
+    return position if argument.input is None else argument.input
+
+
+def output_number(position: int, result: Result) -> int:
+    """A result's number in the program that was given."""
+    return position if result.output is None else result.output
+
+
+def argument_state(position: int, argument: Argument) -> State:
+    """The state that an argument holds, if it holds one."""
+    return (input_number(position, argument), argument.slice)
+
+
+def state_pairs(arguments: Sequence[Argument], results: Sequence[Result]) -> dict[int, int]:
+    """Position of each new state -> position of the argument that holds the old one, its first
+    copy."""
+    positions: dict[State, int] = {}
+    for position, argument in enumerate(arguments):
+        positions.setdefault(argument_state(position, argument), position)
+    return {
+        r: positions[result.state]
+        for r, result in enumerate(results)
+        if result.state is not None and result.state in positions
+    }
 
 
 def read_arguments(function: func.FuncOp) -> list[Argument]:
     """The arguments' attributes. Raises ValueError for an unknown role."""
     arguments: list[Argument] = []
-    for attrs in _dictionaries(function, "arg_attrs", len(function.type.inputs)):
+    for attrs in signature_attrs(function, "arg_attrs", len(function.type.inputs)):
         role = _string(attrs, ROLE)
         arguments.append(
             Argument(
                 role=None if role is None else _one_of(ROLE, role, get_args(Role)),
                 batch_dim=_int(attrs, BATCH_DIM),
                 input=_int(attrs, INPUT),
+                slice=_slice(attrs),
                 aliasing_output=_int(attrs, ALIASING_OUTPUT),
                 donor=BUFFER_DONOR in attrs,
             )
@@ -108,10 +176,10 @@ def read_arguments(function: func.FuncOp) -> list[Argument]:
 def read_results(function: func.FuncOp) -> list[Result]:
     """The results' attributes. Raises ValueError for an unknown role."""
     results: list[Result] = []
-    for attrs in _dictionaries(function, "res_attrs", len(function.type.results)):
+    for attrs in signature_attrs(function, "res_attrs", len(function.type.results)):
         text = _string(attrs, RESULT)
         role = None if text is None else ResultRole.parse(text)
-        results.append(Result(role=role, output=_int(attrs, OUTPUT)))
+        results.append(Result(role=role, output=_int(attrs, OUTPUT), slice=_slice(attrs)))
     return results
 
 
@@ -127,6 +195,8 @@ def argument_attrs(
         attrs[BATCH_DIM] = i64(argument.batch_dim)
     if argument.input is not None:
         attrs[INPUT] = i64(argument.input)
+    if argument.slice is not None:
+        attrs[SLICE] = argument.slice.to_attr()
     if argument.aliasing_output is not None:
         attrs[ALIASING_OUTPUT] = ir.IntegerAttr.get(i32, argument.aliasing_output)
     if argument.donor:
@@ -141,6 +211,8 @@ def result_attrs(result: Result, others: dict[str, ir.Attribute] | None = None) 
         attrs[RESULT] = ir.StringAttr.get(str(result.role))
     if result.output is not None:
         attrs[OUTPUT] = i64(result.output)
+    if result.slice is not None:
+        attrs[SLICE] = result.slice.to_attr()
     return ir.DictAttr.get(attrs)
 
 
@@ -148,15 +220,15 @@ def write_interface(
     function: func.FuncOp, arguments: Sequence[Argument], results: Sequence[Result]
 ) -> None:
     """Writes roles and numbers of arguments and results; other attributes stay."""
-    known = {ROLE, BATCH_DIM, INPUT, ALIASING_OUTPUT, BUFFER_DONOR}
-    old = _dictionaries(function, "arg_attrs", len(arguments))
+    known = {ROLE, BATCH_DIM, INPUT, SLICE, ALIASING_OUTPUT, BUFFER_DONOR}
+    old = signature_attrs(function, "arg_attrs", len(arguments))
     function.attributes["arg_attrs"] = ir.ArrayAttr.get(
         [argument_attrs(new, _without(o, known)) for new, o in zip(arguments, old, strict=True)]
     )
-    old = _dictionaries(function, "res_attrs", len(results))
+    old = signature_attrs(function, "res_attrs", len(results))
     function.attributes["res_attrs"] = ir.ArrayAttr.get(
         [
-            result_attrs(new, _without(o, {RESULT, OUTPUT}))
+            result_attrs(new, _without(o, {RESULT, OUTPUT, SLICE}))
             for new, o in zip(results, old, strict=True)
         ]
     )
@@ -369,7 +441,7 @@ def take_from_signature(
     """Removes an attribute of arguments or results; gives what it was, by number."""
     found: dict[int, ir.Attribute] = {}
     if name in function.attributes:
-        kept = _dictionaries(function, name, 0)
+        kept = signature_attrs(function, name, 0)
         for number, attrs in enumerate(kept):
             if key in attrs:
                 found[number] = attrs.pop(key)
@@ -377,7 +449,10 @@ def take_from_signature(
     return found
 
 
-def _dictionaries(function: func.FuncOp, name: str, count: int) -> list[dict[str, ir.Attribute]]:
+def signature_attrs(
+    function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"], count: int
+) -> list[dict[str, ir.Attribute]]:
+    """The attributes of each of `count` arguments or results."""
     attr = function.attributes.get(name)
     if attr is None:
         return [{} for _ in range(count)]
@@ -390,6 +465,10 @@ def _without(attrs: dict[str, ir.Attribute], names: set[str]) -> dict[str, ir.At
 
 def _string(attrs: dict[str, ir.Attribute], name: str) -> str | None:
     return ir.StringAttr(attrs[name]).value if name in attrs else None
+
+
+def _slice(attrs: dict[str, ir.Attribute]) -> Slice | None:
+    return Slice.from_attr(attrs[SLICE]) if SLICE in attrs else None
 
 
 def _int(attrs: dict[str, ir.Attribute], name: str) -> int | None:

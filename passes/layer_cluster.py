@@ -36,8 +36,16 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from alpa.dialects import body, func, ir, terminator
-from alpa.dialects.attributes import FLOPS, GRADIENT, LAYER_BOUNDARY, i64, write_interface
+from alpa.dialects import body, func, ir, stablehlo, terminator, walk
+from alpa.dialects.attributes import (
+    FLOPS,
+    GRADIENT,
+    LAYER_BOUNDARY,
+    i64,
+    input_number,
+    output_number,
+    write_interface,
+)
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, replace_operands
@@ -56,7 +64,7 @@ from alpa.passes.analysis.step_parts import is_marker, split_step
 from alpa.passes.base import Pass, PassError, Remark, option
 
 _HEAVY_OPS_PER_LAYER = 4
-_MOST_LAYERS = 16
+MOST_LAYERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +106,8 @@ class LayerCluster(Pass):
         if self.num_layers != "auto":
             count = self.num_layers
         else:
-            count = max(1, min(_MOST_LAYERS, len(heavy) // _HEAVY_OPS_PER_LAYER))
+            contractions = sum(_contractions(graph.ops[o]) for o in forward)
+            count = max(1, min(MOST_LAYERS, len(forward), contractions // _HEAVY_OPS_PER_LAYER))
         if not forward and count == 1:
             return []
         if not 1 <= count <= len(forward):
@@ -144,9 +153,15 @@ class LayerCluster(Pass):
         return list(np.searchsorted(starts, np.arange(num_ops), side="right") - 1)
 
 
-_HEAVY = frozenset(
-    {"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution", "stablehlo.while"}
-)
+_HEAVY = op_cost.CONTRACTIONS | {"stablehlo.while"}
+
+
+def _contractions(op: ir.OpView) -> int:
+    """How many contractions are written in an op; a loop stands for one at least."""
+    if not isinstance(op, stablehlo.WhileOp):
+        return int(op.name in op_cost.CONTRACTIONS)
+    inner = walk(body(op, 1))
+    return max(1, sum(other.operation.name in op_cost.CONTRACTIONS for other in inner))
 
 
 def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> list[int]:
@@ -169,12 +184,11 @@ def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> list[int
 
 def _write_roles(function: func.FuncOp, roles: Roles) -> None:
     arguments = [
-        replace(argument, input=a if argument.input is None else argument.input)
+        replace(argument, input=input_number(a, argument))
         for a, argument in enumerate(roles.arguments)
     ]
     results = [
-        replace(result, output=r if result.output is None else result.output)
-        for r, result in enumerate(roles.results)
+        replace(result, output=output_number(r, result)) for r, result in enumerate(roles.results)
     ]
     write_interface(function, arguments, results)
 

@@ -10,6 +10,7 @@
 
       reshape(x) : type(x) -> x
       reshape(reshape(x)) -> reshape(x)
+      reshape(broadcast_in_dim(x)) -> reshape(x), where dimensions of size 1 are all it adds
       transpose(x, [0, 1, ...]) -> x
       transpose(transpose(x, p), q) -> transpose(x, p[q])
       convert(x) : type(x) -> x
@@ -99,7 +100,11 @@ REWRITES: Mapping[str, tuple[Rewrite, ...]] = {
     "stablehlo.batch_norm_training": (batch_norm.batch_norm_training,),
     "stablehlo.batch_norm_inference": (batch_norm.batch_norm_inference,),
     "stablehlo.batch_norm_grad": (batch_norm.batch_norm_grad,),
-    "stablehlo.reshape": (identities.reshape_to_same_type, identities.reshape_of_reshape),
+    "stablehlo.reshape": (
+        identities.reshape_to_same_type,
+        identities.reshape_of_reshape,
+        identities.reshape_of_unit_dims,
+    ),
     "stablehlo.transpose": (identities.transpose_by_identity, identities.transpose_of_transpose),
     "stablehlo.convert": (identities.convert_to_same_type, identities.convert_of_exact_convert),
     "stablehlo.bitcast_convert": (identities.bitcast_to_same_type,),

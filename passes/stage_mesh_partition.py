@@ -55,8 +55,11 @@ from alpa.dialects.attributes import (
     Plan,
     Result,
     Schedule,
+    input_number,
+    output_number,
     read_arguments,
     read_results,
+    state_pairs,
 )
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
@@ -120,7 +123,9 @@ class StageMeshPartition(Pass):
             arguments, results = read_arguments(function), read_results(function)
         except ValueError as error:
             raise PassError(function, str(error)) from error
-        given = take_user_shardings(module, function, results, cluster, remark)
+        given = take_user_shardings(
+            module, function, state_pairs(arguments, results), cluster, remark
+        )
         if self.num_micro_batches > 1:
             _require_roles(function, arguments, results)
         if self.remat == "layer":
@@ -252,15 +257,17 @@ def _require_roles(
         if argument.role is None or (argument.role == "batch" and argument.batch_dim is None):
             raise PassError(
                 function,
-                f"cannot tell whether argument {a} is batch, state, key or constant, which "
-                "several micro-batches need; set alpa.role (and alpa.batch_dim) on it",
+                f"cannot tell whether argument {input_number(a, argument)} is batch, state, key or "
+                "constant, which several micro-batches need; set alpa.role (and alpa.batch_dim) on "
+                "it",
             )
     for r, result in enumerate(results):
         if result.role is None:
             raise PassError(
                 function,
-                f"cannot tell how result {r} is made from those of the micro-batches; set "
-                'alpa.result = "concat:<dim>", "mean", "sum", "last" or "state:<argument>" on it',
+                f"cannot tell how result {output_number(r, result)} is made from those of the "
+                'micro-batches; set alpa.result = "concat:<dim>", "mean", "sum", "last" or '
+                '"state:<argument>" on it',
             )
 
 

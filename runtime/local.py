@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from alpa.dialects.attributes import Plan
+from alpa.dialects.attributes import Plan, Slice
 from alpa.passes.analysis.planned import Program, ProgramArgument
+from alpa.runtime.cut_array import CutArray, part_of
 from alpa.runtime.instructions import Instruction, Key, Move, Output, Run, write_script
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement, move, numpy_dtype
@@ -37,6 +38,12 @@ class Executable:
         # threads that they share can all end up waiting.
         self._blocks = placement.devices[0].platform == "cpu"
         program = placement.program
+        # How many rows there are in all of what arguments take slices of, by their numbers.
+        self._rows: dict[int, int] = {}
+        for argument in program.arguments:
+            if (part := argument.attributes.slice) is not None:
+                rows = self._rows.get(argument.number, 0)
+                self._rows[argument.number] = max(rows, part.stop)
         self._donated = frozenset(f.inputs[i] for f in program.fragments for i in f.donated)
 
     @property
@@ -54,8 +61,8 @@ class Executable:
         """The compiled fragments by the names of their modules."""
         return self._stages
 
-    def __call__(self, *arguments: Any) -> tuple[jax.Array, ...]:
-        """Runs one step.
+    def __call__(self, *arguments: Any) -> tuple[jax.Array | CutArray, ...]:
+        """Runs one step. What the plan cuts between meshes comes back as a `CutArray`.
 
         Raises:
             TypeError, ValueError: number, shape or dtype of the arguments are not the program's.
@@ -77,6 +84,9 @@ class Executable:
         """Puts an argument, or its micro-batches, on its mesh."""
         program, value = self.program, self.program.values[argument.value]
         batches, shape = program.num_micro_batches, list(value.shape)
+        part = argument.attributes.slice
+        if part is not None:
+            shape[part.dim] = self._rows[argument.number]
         dim = argument.attributes.batch_dim if argument.attributes.role == "batch" else None
         if dim is not None:
             shape[dim] *= batches
@@ -93,6 +103,8 @@ class Executable:
                 f"argument {argument.number} is {array.dtype}{list(array.shape)}; "
                 f"expected {dtype}{shape}{whole}"
             )
+        if part is not None:
+            array = part_of(array, part)
         sharding = self._placement.shardings[argument.value]
         marked = argument.attributes.donor or argument.attributes.aliasing_output is not None
         # numpy arrays may change under our hands, and only the caller may give an array away
@@ -109,8 +121,8 @@ class Executable:
         else:
             for m in range(batches):
                 if (argument.value, m) in self._script.given:
-                    part = array if batches == 1 else _slice(array, dim, m, value.shape[dim])
-                    store[argument.value, m] = move(part, sharding, copy=protect)
+                    batch = array if batches == 1 else _slice(array, dim, m, value.shape[dim])
+                    store[argument.value, m] = move(batch, sharding, copy=protect)
 
     def _execute(self, store: dict[Key, jax.Array], instruction: Instruction) -> None:
         if isinstance(instruction, Run):
@@ -143,20 +155,28 @@ class Executable:
         sharding = self._placement.shardings[number]
         return jnp.zeros(value.shape, numpy_dtype(value.dtype), device=sharding)
 
-    def _collect(self, store: Mapping[Key, jax.Array]) -> tuple[jax.Array, ...]:
+    def _collect(self, store: Mapping[Key, jax.Array]) -> tuple[jax.Array | CutArray, ...]:
         """One array for each result of the original program; further copies are remembered."""
-        copies: dict[int, list[jax.Array]] = {}
+        copies: dict[tuple[int, Slice | None], list[jax.Array]] = {}
         taken: set[int] = set()
         for result, output in zip(self.program.results, self._script.outputs, strict=True):
             array = self._output(output, [store[key] for key in output.keys])
             if id(array) in taken:  # two results, which the caller may donate one by one
                 array = move(array, self._placement.shardings[output.keys[0][0]], copy=True)
             taken.add(id(array))
-            copies.setdefault(result.number, []).append(array)
+            copies.setdefault((result.number, result.attributes.slice), []).append(array)
         for first, *others in copies.values():
             if others:
                 self._copies.remember(first, others)
-        return tuple(copies[number][0] for number in sorted(copies))
+        results: dict[int, jax.Array | CutArray] = {}
+        parts: dict[int, dict[Slice, jax.Array]] = {}
+        for (number, part), (array, *_) in copies.items():
+            if part is None:
+                results[number] = array
+            else:
+                parts.setdefault(number, {})[part] = array
+        results |= {number: CutArray(cut) for number, cut in parts.items()}
+        return tuple(results[number] for number in sorted(results))
 
     def _output(self, output: Output, arrays: Sequence[jax.Array]) -> jax.Array:
         number = output.keys[0][0]

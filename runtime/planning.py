@@ -33,7 +33,7 @@ from alpa.passes.stages.remat import Remat
 
 Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
 
-_SHARED = pipeline.PIPELINES["alpa"][:2]
+_SHARED = pipeline.PIPELINES["alpa"][:3]
 """The passes that know neither cluster nor schedule."""
 
 

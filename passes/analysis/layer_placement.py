@@ -152,7 +152,7 @@ def place(
     for o, layer in layer_of.items():
         flow.slot[o] = Slot("forward", layer)
     users = _layers_using(flow, floating)
-    _place_backward(flow, users)
+    _place_backward(flow, users, set(roles.state_pairs().values()))
     _place_updates(flow, roles, users)
     return Placement(flow.slot, floating)
 
@@ -201,13 +201,14 @@ def _layers_using(flow: _Flow, floating: Floating) -> list[set[int]]:
     return users
 
 
-def _place_backward(flow: _Flow, users: list[set[int]]) -> None:
+def _place_backward(flow: _Flow, users: list[set[int]], states: set[int]) -> None:
     """Layers of backward ops.
 
     A *cotangent* depends on the loss: it starts in the last layer and only descends, each op to
     the layer that makes or uses most of the forward values it reads. Other backward ops are
     residuals, made of forward values alone (`cos(x)`): they fit every layer that their operands
-    do, and go where they are read.
+    do, and go where they are read. What is made of the batch alone, such as a mask that is
+    computed once more, draws no reader to a layer.
     """
     graph, slot = flow.graph, flow.slot
     last = _loss_layer(flow)
@@ -238,6 +239,12 @@ def _place_backward(flow: _Flow, users: list[set[int]]) -> None:
             slot[o] = Slot("backward", _vote(choices, sizes, min(above)))
         elif low == last:
             slot[o] = Slot("backward", last)
+        elif all(
+            fitting.get(graph.producer[v]) == set() if graph.producer[v] >= 0 else v not in states
+            for v in flow.sources[o]
+        ):
+            lowest[o] = low
+            fitting[o] = set()
         else:
             lowest[o] = low
             fitting[o] = {low}.union(*({c for c in cs if c >= low} for cs in choices))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
@@ -11,6 +12,8 @@ from alpa.passes.analysis.graph import type_bytes
 # Executed instead of an unknown trip count: a loop whose bound is data is rare, and it must
 # weigh more than its body alone.
 UNKNOWN_TRIP_COUNT = 8
+
+CONTRACTIONS = frozenset(f"stablehlo.{name}" for name in ("convolution", "dot", "dot_general"))
 
 # Ops that move data or make it and compute nothing.
 _FREE = frozenset(
@@ -122,8 +125,22 @@ def trip_count_or_default(loop: stablehlo.WhileOp) -> int:
     return UNKNOWN_TRIP_COUNT if count is None else count
 
 
+@dataclass(frozen=True)
+class Counter:
+    """What counts the trips of a loop: its number among the loop's variables, and its values."""
+
+    index: int
+    values: range
+
+
 def trip_count(loop: stablehlo.WhileOp) -> int | None:
-    """How often a counted loop `for i = a; i < b; i += c` runs; None for any other loop.
+    """How often a counted loop runs; None for any other loop."""
+    counter = loop_counter(loop)
+    return None if counter is None else len(counter.values)
+
+
+def loop_counter(loop: stablehlo.WhileOp) -> Counter | None:
+    """The counter of a loop `for i = a; i < b; i += c`; None for any other loop.
 
     The bound and the start must be constants, defined inside or outside the loop.
     """
@@ -135,20 +152,22 @@ def trip_count(loop: stablehlo.WhileOp) -> int | None:
     if not isinstance(counter.owner, ir.Block) or "LT" not in direction:
         return None
     index = ir.BlockArgument(counter).arg_number
-    limit = _constant(condition.rhs, loop)
-    start = _constant(loop.operands[index], loop)
+    limit = loop_constant(condition.rhs, loop)
+    start = loop_constant(loop.operands[index], loop)
     step_op = terminator(body(loop, 1)).operands[index].owner
     if limit is None or start is None or not isinstance(step_op, stablehlo.AddOp):
         return None
-    step = _constant(step_op.rhs, loop)
+    if body(loop, 1).arguments[index] not in list(step_op.operands):
+        return None
+    step = loop_constant(step_op.rhs, loop)
     if step is None:
-        step = _constant(step_op.lhs, loop)
+        step = loop_constant(step_op.lhs, loop)
     if step is None or step <= 0:
         return None
-    return max(0, -((start - limit) // step))
+    return Counter(index, range(start, limit, step))
 
 
-def _constant(value: ir.Value, loop: stablehlo.WhileOp) -> int | None:
+def loop_constant(value: ir.Value, loop: stablehlo.WhileOp) -> int | None:
     """An integer scalar constant, followed through a loop variable that never changes."""
     owner = value.owner
     if isinstance(owner, ir.Block):
@@ -158,7 +177,7 @@ def _constant(value: ir.Value, loop: stablehlo.WhileOp) -> int | None:
         carried = terminator(body(loop, 1)).operands[index]
         if carried != body(loop, 1).arguments[index]:
             return None
-        return _constant(loop.operands[index], loop)
+        return loop_constant(loop.operands[index], loop)
     if not isinstance(owner, stablehlo.ConstantOp) or ir.RankedTensorType(value.type).rank > 0:
         return None
     attr = owner.value

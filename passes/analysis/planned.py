@@ -29,6 +29,9 @@ from alpa.dialects.attributes import (
     Plan,
     Reshard,
     Result,
+    State,
+    input_number,
+    output_number,
     read_arguments,
     read_float,
     read_meshes,
@@ -206,17 +209,17 @@ class Program:
 
         Results say so by their role; those without one, by the argument's `tf.aliasing_output`.
         """
-        by_role: dict[int | None, list[int]] = {}
+        by_role: dict[State, list[int]] = {}
         by_number: dict[int | None, list[int]] = {}
         for result in self.results:
             role = result.attributes.role
             if role is None:
                 by_number.setdefault(result.number, []).append(result.value)
-            elif role.kind == "state":
-                by_role.setdefault(role.index, []).append(result.value)
+            elif result.attributes.state is not None:
+                by_role.setdefault(result.attributes.state, []).append(result.value)
         return {
             argument.value: (
-                *by_role.get(argument.number, ()),
+                *by_role.get((argument.number, argument.attributes.slice), ()),
                 *by_number.get(argument.attributes.aliasing_output, ()),
             )
             for argument in self.arguments
@@ -322,13 +325,13 @@ def read(module: ir.Module) -> Program:
     program = Program(
         values=tuple(reader.values),
         arguments=tuple(
-            ProgramArgument(value=i, number=i if a.input is None else a.input, attributes=a)
+            ProgramArgument(value=i, number=input_number(i, a), attributes=a)
             for i, a in enumerate(arguments)
         ),
         results=tuple(
             ProgramResult(
                 value=reader.numbers[value],
-                number=i if r.output is None else r.output,
+                number=output_number(i, r),
                 attributes=r,
             )
             for i, (value, r) in enumerate(zip(ops[-1].operands, results, strict=True))

@@ -11,8 +11,10 @@ from alpa.dialects.attributes import (
     Argument,
     Result,
     ResultRole,
+    input_number,
     read_arguments,
     read_results,
+    state_pairs,
 )
 from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
 from alpa.passes.analysis.graph import Graph
@@ -37,6 +39,7 @@ _NOT_ELEMENTWISE = frozenset(
         "if",
         "fft",
         "select_and_scatter",
+        "while",
         "constant",
         "iota",
     )
@@ -56,14 +59,8 @@ class Roles:
     ambiguous: tuple[str, ...] = ()
 
     def state_pairs(self) -> dict[int, int]:
-        """Result number of each new state -> number of the argument that holds the old."""
-        return {
-            r: result.role.index
-            for r, result in enumerate(self.results)
-            if result.role is not None
-            and result.role.kind == "state"
-            and result.role.index is not None
-        }
+        """Position of each new state -> position of the argument that holds the old."""
+        return state_pairs(self.arguments, self.results)
 
 
 def infer_roles(function: func.FuncOp, graph: Graph) -> Roles:
@@ -81,7 +78,8 @@ def infer_roles(function: func.FuncOp, graph: Graph) -> Roles:
     ambiguous = _add_pairs_by_flow(flow, arguments, results, pairs)
     state = set(pairs.values())
     for r, a in pairs.items():
-        results[r] = replace(results[r], role=ResultRole("state", a))
+        role = ResultRole("state", input_number(a, arguments[a]))
+        results[r] = replace(results[r], role=role)
     for a, argument in enumerate(arguments):
         if argument.role is None and a in state:
             arguments[a] = replace(argument, role="state")
@@ -127,18 +125,15 @@ class _Flow:
 def _given_pairs(
     function: func.FuncOp, flow: _Flow, arguments: list[Argument], results: list[Result]
 ) -> dict[int, int]:
-    pairs: dict[int, int] = {}
+    pairs = state_pairs(arguments, results)
     donated: dict[int, int] = {}
     for r, result in enumerate(results):
-        if result.role is not None and result.role.kind == "state":
-            index = result.role.index
-            if index is None or index >= len(arguments):
-                raise PassError(
-                    function,
-                    f"result {r} is the new value of argument {index}, but @main has "
-                    f"{len(arguments)} arguments",
-                )
-            pairs[r] = index
+        if result.state is not None and r not in pairs:
+            raise PassError(
+                function,
+                f"result {r} is the new value of argument {result.state[0]}, but @main has "
+                f"{len(arguments)} arguments",
+            )
     for a, argument in enumerate(arguments):
         r = argument.aliasing_output
         if r is None:

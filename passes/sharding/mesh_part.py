@@ -17,6 +17,8 @@ from alpa.dialects.attributes import (
     Argument,
     MeshAssignment,
     Plan,
+    State,
+    argument_state,
     f64,
     read_arguments,
     read_meshes,
@@ -95,7 +97,7 @@ class MeshPart:
         """As `build`, with a stop when the arguments are there and after each op."""
         block = body(self.function)
         states = self._state_results
-        arguments: dict[int, Placed] = {}
+        arguments: dict[State, Placed] = {}
         for number, (argument, attributes) in enumerate(
             zip(block.arguments, self._arguments, strict=True)
         ):
@@ -103,7 +105,7 @@ class MeshPart:
             if tensor.mesh == self.name:
                 placed = self.graph.add_tensor(argument, tensor.type, given=tensor.sharding)
                 self.graph.add_costs(placed, self._storage_costs(placed, tensor.type))
-                arguments[number if attributes.input is None else attributes.input] = placed
+                arguments[argument_state(number, attributes)] = placed
         yield None
         for op in block.operations:
             if isinstance(op, mpmd.TransferOp):
@@ -135,7 +137,7 @@ class MeshPart:
         block = body(self.function)
         arguments = self._arguments
         donated = {
-            number if attributes.input is None else attributes.input
+            argument_state(number, attributes)
             for number, attributes in enumerate(arguments)
             if attributes.donor or attributes.aliasing_output is not None
         }
@@ -219,17 +221,17 @@ class MeshPart:
         return read_arguments(self.function)
 
     @cached_property
-    def _state_results(self) -> dict[ir.Value, list[int]]:
-        """Which arguments of the given program a returned value is the new state of."""
-        states: dict[ir.Value, list[int]] = {}
+    def _state_results(self) -> dict[ir.Value, list[State]]:
+        """The states that a returned value is the new value of."""
+        states: dict[ir.Value, list[State]] = {}
         returned = terminator(body(self.function)).operands
         for value, result in zip(returned, read_results(self.function), strict=True):
-            if result.role is not None and result.role.kind == "state":
-                states.setdefault(value, []).append(result.role.index or 0)
+            if result.state is not None:
+                states.setdefault(value, []).append(result.state)
         return states
 
     def _state_argument(
-        self, value: ir.Value, states: dict[ir.Value, list[int]], arguments: dict[int, Placed]
+        self, value: ir.Value, states: dict[ir.Value, list[State]], arguments: dict[State, Placed]
     ) -> Placed | None:
         """The argument on this mesh whose layout a returned state has to take."""
         mine = [arguments[a] for a in states.get(value, ()) if a in arguments]
@@ -240,8 +242,8 @@ class MeshPart:
     def _add_transfer(
         self,
         op: mpmd.TransferOp,
-        states: dict[ir.Value, list[int]],
-        arguments: dict[int, Placed],
+        states: dict[ir.Value, list[State]],
+        arguments: dict[State, Placed],
     ) -> None:
         tensor = MeshTensor.from_type(op.results[0].type)
         if tensor.mesh != self.name:
@@ -260,8 +262,8 @@ class MeshPart:
     def _add_fragment(
         self,
         op: mpmd.FragmentOp,
-        states: dict[ir.Value, list[int]],
-        arguments: dict[int, Placed],
+        states: dict[ir.Value, list[State]],
+        arguments: dict[State, Placed],
     ) -> None:
         weight = self._weight(op)
         block = body(op)

@@ -11,13 +11,13 @@ that heeds all shardings at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
 from alpa.dialects import body, func, ir, sdy, terminator, walk, walk_outside_manual
-from alpa.dialects.attributes import Result, take_from_signature
+from alpa.dialects.attributes import take_from_signature
 from alpa.dialects.sharding import Mesh, Sharding, narrower
 from alpa.passes.base import PassError, Remark, location_of
 from alpa.passes.cost.cluster import Cluster
@@ -42,7 +42,7 @@ class UserShardings:
 def take_user_shardings(
     module: ir.Module,
     function: func.FuncOp,
-    results: Sequence[Result],
+    pairs: Mapping[int, int],
     cluster: Cluster,
     remark: Remark,
 ) -> UserShardings | None:
@@ -68,7 +68,7 @@ def take_user_shardings(
         for where, sharding, type_ in interface.asked(function):
             _check_sharding(where, sharding, type_, mesh)
         _rename(function, interface, set(meshes) - {name}, name)
-        arguments = interface.settle(function, results, mesh)
+        arguments = interface.settle(function, pairs, mesh)
         given = UserShardings(name=name, mesh=mesh, arguments=arguments)
     for op in meshes.values():
         op.operation.erase()
@@ -118,15 +118,18 @@ class _Interface:
             yield function, sharding, function.type.results[number]
 
     def settle(
-        self, function: func.FuncOp, results: Sequence[Result], mesh: Mesh
+        self, function: func.FuncOp, pairs: Mapping[int, int], mesh: Mesh
     ) -> dict[int, Sharding]:
-        """The shardings of the arguments; those of results become theirs or constraints."""
+        """The shardings of the arguments; those of results become theirs or constraints.
+
+        `pairs` are the positions of new states and of the arguments that hold the old ones.
+        """
         block = body(function)
         numbers = {value: number for number, value in enumerate(block.arguments)}
         arguments, returned = dict(self.arguments), dict[ir.Value, Sharding]()
         computed: set[ir.Value] = set()
         for number, sharding in self.results.items():
-            value, role = terminator(block).operands[number], results[number].role
+            value = terminator(block).operands[number]
             old = returned.setdefault(value, sharding)
             both = narrower(old, sharding, mesh)
             if both is None:
@@ -137,8 +140,8 @@ class _Interface:
                 )
             returned[value] = both
             targets = {numbers[value]} if value in numbers else set[int]()
-            if role is not None and role.kind == "state" and role.index is not None:
-                targets.add(role.index)
+            if number in pairs:
+                targets.add(pairs[number])
             if not targets:
                 computed.add(value)
             for target in sorted(targets):

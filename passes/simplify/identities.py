@@ -39,6 +39,18 @@ def reshape_of_reshape(op: ir.OpView, rewriter: Rewriter) -> Values:
     return [rewriter.new(stablehlo.ReshapeOp, op.results[0].type, inner.operands[0])]
 
 
+# Pattern: reshape(broadcast_in_dim(x)) -> reshape(x), where dimensions of size 1 are all it adds
+def reshape_of_unit_dims(op: ir.OpView, rewriter: Rewriter) -> Values:
+    inner = producer(op.operands[0], stablehlo.BroadcastInDimOp)
+    if inner is None:
+        return None
+    dims = _ints(inner, "broadcast_dimensions")
+    x = inner.operands[0]
+    if dims != sorted(dims) or math.prod(shape(x)) != math.prod(shape(op.results[0])):
+        return None
+    return [rewriter.new(stablehlo.ReshapeOp, op.results[0].type, x)]
+
+
 # Pattern: transpose(x, [0, 1, ...]) -> x
 def transpose_by_identity(op: ir.OpView, _: Rewriter) -> Values:
     permutation = _ints(op, "permutation")

@@ -18,8 +18,10 @@ from alpa.dialects.attributes import (
     Part,
     Plan,
     Result,
+    ResultRole,
     argument_attrs,
     result_attrs,
+    state_pairs,
 )
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph, recipe
@@ -120,7 +122,7 @@ def _signature(
         read: list[Hashable] = []
         for v in graph.operands[o]:
             if v < graph.num_arguments:
-                kind = replace(arguments[v], input=None, aliasing_output=None)
+                kind = replace(arguments[v], input=None, slice=None, aliasing_output=None)
                 donated = arguments[v].aliasing_output is not None
                 read.append(("argument", kind, donated, first.setdefault(v, len(first))))
             else:
@@ -189,9 +191,8 @@ class _Program:
         graph = self.graph
         number = {v: i for i, v in enumerate(self.inputs)}
         states = {
-            v: result.role
-            for v, result in zip(graph.returned, self.results, strict=True)
-            if result.role is not None and result.role.kind == "state"
+            graph.returned[r]: ResultRole("state", a)
+            for r, a in state_pairs(self.arguments, self.results).items()
         }
         context = graph.ops[0].context
         with context, graph.ops[self.members[0]].location:
@@ -206,7 +207,13 @@ class _Program:
                     visibility="public",
                 )
             arguments = [
-                replace(self.arguments[v], input=v, aliasing_output=None, donor=self._donated(v))
+                replace(
+                    self.arguments[v],
+                    input=v,
+                    slice=None,
+                    aliasing_output=None,
+                    donor=self._donated(v),
+                )
                 if v < graph.num_arguments
                 else Argument(input=v)
                 for v in self.inputs

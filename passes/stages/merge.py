@@ -7,7 +7,7 @@ mesh reads crosses by one transfer; the dialect's verifier demands it here alrea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from alpa.dialects import body, func, ir, mpmd, sdy, terminator
 from alpa.dialects.attributes import (
@@ -23,8 +23,11 @@ from alpa.dialects.attributes import (
     Result,
     argument_attrs,
     f64,
+    input_number,
+    output_number,
     read_int,
     result_attrs,
+    state_pairs,
 )
 from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topology_attr
 from alpa.dialects.sharding import Mesh, Sharding
@@ -155,14 +158,12 @@ class FragmentBuilder:
     ) -> list[tuple[int, int, int]]:
         """(value, mesh, number in the given program) of each result; a state returns to all
         its meshes, to the one that computed it first."""
+        pairs = state_pairs(self.arguments, self.results)
         outputs: list[tuple[int, int, int]] = []
         for r, v in enumerate(self.graph.returned):
-            role = self.results[r].role
             source = v if v < self.graph.num_arguments else None
-            if role is not None and role.kind == "state":
-                source = role.index
-            meshes = [mesh for a, mesh in copies if a == source] or [home.get(v, 0)]
-            if role is None or role.kind != "state":
+            meshes = [mesh for a, mesh in copies if a == pairs.get(r, source)] or [home.get(v, 0)]
+            if r not in pairs:
                 meshes = meshes[:1]
             first = home.get(v, meshes[0])
             meshes.sort(key=lambda mesh, first=first: (mesh != first, mesh))
@@ -175,11 +176,8 @@ class FragmentBuilder:
         copies: list[tuple[int, int]],
         outputs: list[tuple[int, int, int]],
     ) -> None:
-        position = {
-            (role.index, mesh): i
-            for i, (_, mesh, r) in enumerate(outputs)
-            if (role := self.results[r].role) is not None and role.kind == "state"
-        }
+        pairs = state_pairs(self.arguments, self.results)
+        position = {(pairs[r], mesh): i for i, (_, mesh, r) in enumerate(outputs) if r in pairs}
         attrs: list[ir.DictAttr] = []
         for a, mesh in copies:
             old = self.arguments[a]
@@ -187,10 +185,9 @@ class FragmentBuilder:
             target = position.get((a, mesh)) if donated else None
             attrs.append(
                 argument_attrs(
-                    Argument(
-                        role=old.role,
-                        batch_dim=old.batch_dim,
-                        input=a if old.input is None else old.input,
+                    replace(
+                        old,
+                        input=input_number(a, old),
                         aliasing_output=target,
                         donor=donated and target is None,
                     )
@@ -200,9 +197,9 @@ class FragmentBuilder:
         new.attributes["res_attrs"] = ir.ArrayAttr.get(
             [
                 result_attrs(
-                    Result(
-                        role=self.results[r].role,
-                        output=r if self.results[r].output is None else self.results[r].output,
+                    replace(
+                        self.results[r],
+                        output=output_number(r, self.results[r]),
                     )
                 )
                 for _, _, r in outputs

@@ -22,6 +22,29 @@ func.func @reshape_of_reshape(%x: tensor<4x8xf32>) -> tensor<32xf32> {
 
 // -----
 
+// CHECK-LABEL: @reshape_of_unit_dims
+// CHECK-NEXT: return %arg0
+func.func @reshape_of_unit_dims(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {
+  %0 = stablehlo.broadcast_in_dim %x, dims = [1, 3] : (tensor<4x8xf32>) -> tensor<1x4x1x8xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x4x1x8xf32>) -> tensor<4x8xf32>
+  return %1 : tensor<4x8xf32>
+}
+
+// -----
+
+// What swaps dimensions, or repeats elements, is no reshape.
+// CHECK-LABEL: @reshape_of_other_broadcasts
+// CHECK-COUNT-2: stablehlo.reshape
+func.func @reshape_of_other_broadcasts(%x: tensor<4x8xf32>) -> (tensor<32xf32>, tensor<64xf32>) {
+  %0 = stablehlo.broadcast_in_dim %x, dims = [2, 1] : (tensor<4x8xf32>) -> tensor<1x8x4xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x8x4xf32>) -> tensor<32xf32>
+  %2 = stablehlo.broadcast_in_dim %x, dims = [1, 2] : (tensor<4x8xf32>) -> tensor<2x4x8xf32>
+  %3 = stablehlo.reshape %2 : (tensor<2x4x8xf32>) -> tensor<64xf32>
+  return %1, %3 : tensor<32xf32>, tensor<64xf32>
+}
+
+// -----
+
 // CHECK-LABEL: @transpose_by_identity
 // CHECK-NEXT: return %arg0
 func.func @transpose_by_identity(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
 import alpa.passes
-from alpa.dialects import body, func, ir, main_function, mpmd, terminator
+from alpa.dialects import body, func, ir, main_function, mpmd, terminator, walk
 from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph, replace_operands
@@ -643,3 +643,41 @@ def test_random_steps(
     program = Program(step, (params, transform.init(params)), regression)
     clustered = clustered_step(program, 4, pipeline.replace("=3", "=2"))
     check_numbers(program, clustered, 4)
+
+
+def test_a_mask_that_is_computed_once_more_draws_no_gradient_to_the_first_layer() -> None:
+    """The forward pass makes the mask once, in layer 0; each layer's backward makes its own."""
+
+    @jax.custom_vjp
+    def layer(w: jax.Array, x: jax.Array, mask: jax.Array, kept: jax.Array) -> jax.Array:
+        return jnp.where(mask, jnp.tanh(x @ w), 0.0)
+
+    def backward(saved: Any, gradient: jax.Array) -> Any:
+        w, x, kept = saved
+        hidden = jnp.tanh(x @ w)
+        gradient = jnp.where(kept > 0, gradient, 0.0) * (1 - hidden * hidden)
+        return x.T @ gradient, gradient @ w.T, None, None
+
+    layer.defvjp(lambda w, x, mask, kept: (layer(w, x, mask, kept), (w, x, kept)), backward)
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, kept = batch
+        mask = kept > 0
+        for w in params:
+            x = layer(w, x, mask, kept)
+        return (x**2).mean()
+
+    program = trained(loss, [random(i, 8, 8) for i in range(3)], lambda n: (random(5, n, 8),) * 2)
+    jitted = jax.jit(program.step, donate_argnums=0)
+    lowered = jitted.lower(program.state, program.batch(8)).as_text()
+    module = alpa.passes.run(lowered, "simplify-trivial-ops,layer-cluster{num-layers=3}")
+    dots = {
+        str(op.attributes["origin"]): sum(
+            inner.operation.name == "stablehlo.dot_general" for inner in walk(body(op))
+        )
+        for op in body(main_function(module)).operations
+        if "origin" in op.attributes
+    }
+    backwards = [dots[f'#mpmd.user_origin<"layer_{k}"(1)>'] for k in range(3)]
+    assert min(backwards) > 0
+    assert max(backwards) <= 3

@@ -1,0 +1,1 @@
+"""Loops over layers: which there are, and how they are cut between trips (`split-loops`)."""

@@ -1,0 +1,204 @@
+"""Recognises loops over layers: counted loops that take one row of stacked tensors per trip.
+
+`jax.lax.scan` over stacked parameters makes two of them. The forward loop reads row i of the
+parameters and writes row i of the residuals; the backward loop runs through the rows from the last
+one, reads both and writes the rows of the gradients:
+
+    %r:3 = stablehlo.while(%i = 0, %h = %x, %w = %weights, %s = %zeros) ... i < 8 ... {
+      %0 = dynamic_slice %w, %i, ... sizes = [1, ...]       // reads the stack %w
+      %1 = dynamic_update_slice %s, %update, %i, ...        // writes the stack %s
+      return %i + 1, %next, %w, %1 }
+
+Which row a trip takes is found by evaluating the index for every trip, so it does not matter how
+it is written (`i`, `n - 1 - i`, `select(i < 0, i + n, i)`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from alpa.dialects import body, ir, stablehlo, terminator
+from alpa.passes.analysis.op_cost import Counter, loop_constant, loop_counter
+
+
+@dataclass(frozen=True)
+class LayerLoop:
+    """A counted loop with stacks. Variables are numbered as the loop's operands.
+
+    `counts` are the variables that grow by a constant per trip, the counter among them: what they
+    are at each trip, and after the last.
+    `stacks` gives the dimension of each variable that is a stack: trip t takes row t of it, or the
+    t-th from the end where the loop runs `backwards`. `written` are the stacks of which each trip
+    writes its row; the others never change. `accesses` are the results of the ops in the body
+    that read and write rows.
+    """
+
+    op: stablehlo.WhileOp
+    counter: Counter
+    counts: dict[int, range]
+    stacks: dict[int, int]
+    written: frozenset[int]
+    accesses: frozenset[ir.Value]
+    backwards: bool
+
+    @property
+    def trips(self) -> int:
+        return len(self.counter.values)
+
+    def first_trip(self, start: int, stop: int) -> int:
+        """The first of the trips that take the rows from `start` to `stop`."""
+        return self.trips - stop if self.backwards else start
+
+
+def layer_loop(op: stablehlo.WhileOp) -> LayerLoop | str:
+    """The loop as one over layers, or why it is none."""
+    counter = loop_counter(op)
+    if counter is None:
+        return "its trip count is not a constant that can be read off"
+    if counter.values.start != 0 or counter.values.step != 1:
+        return f"it counts from {counter.values.start} in steps of {counter.values.step}"
+    if len(counter.values) < 2:
+        return f"its trip count is {len(counter.values)}"
+    counts = _counts(op, len(counter.values))
+    found = list(_stacks(op, counts, len(counter.values)))
+    if not found:
+        return "no tensor is read or written one row per trip"
+    backwards = found[0].backwards
+    stacks = [stack for stack in found if stack.backwards == backwards]
+    return LayerLoop(
+        op=op,
+        counter=counter,
+        counts=counts,
+        stacks={stack.variable: stack.dim for stack in stacks},
+        written=frozenset(stack.variable for stack in stacks if stack.written),
+        accesses=frozenset(value for stack in stacks for value in stack.accesses),
+        backwards=backwards,
+    )
+
+
+@dataclass(frozen=True)
+class _Stack:
+    variable: int
+    dim: int
+    backwards: bool
+    written: bool
+    accesses: tuple[ir.Value, ...]
+
+
+def _counts(op: stablehlo.WhileOp, trips: int) -> dict[int, range]:
+    """What variables that grow by a constant per trip are at each trip, and after the last."""
+    counts: dict[int, range] = {}
+    for variable, returned in enumerate(terminator(body(op, 1)).operands):
+        argument, sum_ = body(op, 1).arguments[variable], returned.owner
+        if not isinstance(sum_, stablehlo.AddOp) or argument not in (sum_.lhs, sum_.rhs):
+            continue
+        start = loop_constant(op.operands[variable], op)
+        step = loop_constant(sum_.rhs if sum_.lhs == argument else sum_.lhs, op)
+        if start is not None and step:
+            counts[variable] = range(start, start + (trips + 1) * step, step)
+    return counts
+
+
+def _stacks(op: stablehlo.WhileOp, counts: dict[int, range], trips: int) -> Iterator[_Stack]:
+    block = body(op, 1)
+    for variable, returned in enumerate(terminator(block).operands):
+        argument = block.arguments[variable]
+        updated = returned.owner
+        readers = [use.owner for use in argument.uses if use.owner != terminator(block)]
+        written = isinstance(updated, stablehlo.DynamicUpdateSliceOp)
+        if written:
+            if updated.operand != argument or len(list(returned.uses)) != 1:
+                continue
+        elif returned != argument:
+            continue
+        accesses = {access.results[0]: access for access in readers}
+        if written:
+            accesses[returned] = updated
+        rows = {_rows(access, argument, op, counts, trips) for access in accesses.values()}
+        if len(rows) == 1 and (row := rows.pop()) is not None:
+            yield _Stack(variable, row[0], row[1], written, tuple(accesses))
+
+
+def _rows(
+    access: ir.OpView,
+    stack: ir.Value,
+    loop: stablehlo.WhileOp,
+    counts: dict[int, range],
+    trips: int,
+) -> tuple[int, bool] | None:
+    """The dimension of which an op takes one row per trip, and whether from the last one on."""
+    if access.operation.block != body(loop, 1) or access.operands[0] != stack:
+        return None
+    if isinstance(access, stablehlo.DynamicSliceOp):
+        part, starts = access.results[0], list(access.operands)[1:]
+    elif isinstance(access, stablehlo.DynamicUpdateSliceOp) and access.operands[1] != stack:
+        part, starts = access.operands[1], list(access.operands)[2:]
+    else:
+        return None
+    sizes = ir.RankedTensorType(stack.type).shape
+    taken = ir.RankedTensorType(part.type).shape
+    partial = [d for d, (size, take) in enumerate(zip(sizes, taken, strict=True)) if size != take]
+    if len(partial) != 1 or taken[partial[0]] != 1 or sizes[partial[0]] != trips:
+        return None
+    rows: list[int] = []
+    for trip in range(trips):
+        now = {variable: values[trip] for variable, values in counts.items()}
+        row = _evaluate(starts[partial[0]], loop, now)
+        if row is None:
+            return None
+        rows.append(min(max(row, 0), trips - 1))
+    if rows == list(range(trips)):
+        return partial[0], False
+    return (partial[0], True) if rows[::-1] == list(range(trips)) else None
+
+
+_COMPUTED: dict[str, Callable[..., int]] = {
+    "stablehlo.add": operator.add,
+    "stablehlo.clamp": lambda low, value, high: min(max(value, low), high),
+    "stablehlo.convert": lambda value: value,
+    "stablehlo.maximum": max,
+    "stablehlo.minimum": min,
+    "stablehlo.multiply": operator.mul,
+    "stablehlo.negate": lambda value: -value,
+    "stablehlo.select": lambda chosen, yes, no: yes if chosen else no,
+    "stablehlo.subtract": operator.sub,
+}
+_COMPARED: dict[str, Callable[[int, int], bool]] = {
+    "EQ": operator.eq,
+    "GE": operator.ge,
+    "GT": operator.gt,
+    "LE": operator.le,
+    "LT": operator.lt,
+    "NE": operator.ne,
+}
+
+
+def _evaluate(value: ir.Value, loop: stablehlo.WhileOp, now: dict[int, int]) -> int | None:
+    """A scalar integer of the loop's body, `now` being what counting variables are; None where
+    these are not all that it depends on, or it does not fit its type."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) and owner == body(loop, 1):
+        variable = ir.BlockArgument(value).arg_number
+        return now.get(variable, loop_constant(value, loop))
+    if isinstance(owner, ir.Block | stablehlo.ConstantOp):
+        return loop_constant(value, loop)
+    element = ir.RankedTensorType(value.type).element_type
+    name = owner.name
+    if not isinstance(element, ir.IntegerType) or not (
+        name in _COMPUTED or name == "stablehlo.compare"
+    ):
+        return None
+    operands: list[int] = []
+    for operand in owner.operands:
+        number = _evaluate(operand, loop, now)
+        if number is None:
+            return None
+        operands.append(number)
+    if isinstance(owner, stablehlo.CompareOp):
+        direction = stablehlo.ComparisonDirectionAttr(owner.comparison_direction).value
+        return int(_COMPARED[direction](*operands))
+    result = _COMPUTED[name](*operands)
+    lowest = 0 if element.is_unsigned or element.width == 1 else -(1 << (element.width - 1))
+    return result if lowest <= result < lowest + (1 << element.width) else None

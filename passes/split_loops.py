@@ -1,0 +1,285 @@
+"""Cuts loops over layers between their trips, and what they stack with them.
+
+`jax.lax.scan` over stacked parameters keeps the layers of a model in one `stablehlo.while`, which
+no pipeline could be cut through. A loop of known trip count that takes a row of its parameters per
+trip is cut into parts of consecutive trips; a part of one trip is straight code. Forward and
+backward loops over the same rows are cut at the same rows. All that stacks these rows is cut too:
+parameters, residuals, gradients, the optimizer's state and its update. So each part can have
+a stage of its own that holds its own state only. A partial reduction of each part comes before one
+over all (a global norm).
+
+Before, with two trips:
+    func.func public @main(%w: tensor<2x8x8xf32>, %x: tensor<4x8xf32>) -> ... {
+      %0:3 = stablehlo.while(%i = 0, %h = %x, %p = %w) ... { ... dynamic_slice %p, %i ... }
+
+After:
+    func.func public @main(%w0: tensor<1x8x8xf32> {alpa.input = 0, alpa.slice = [0, 0, 1]},
+                           %w1: tensor<1x8x8xf32> {alpa.input = 0, alpa.slice = [0, 1, 2]},
+                           %x: tensor<4x8xf32> {alpa.input = 1}) -> ... {
+      %0 = reshape %w0 ...
+
+An argument that is a stack becomes one per part: `alpa.slice` says which rows of argument
+`alpa.input` of the given program it takes, along which dimension. Results likewise. Roles are
+inferred before, and written.
+
+A loop stays whole, in one layer, where its trip count is not known, no state is stacked in it, or
+the program shards the stacked dimension; a remark says so.
+
+Options:
+    num-layers: how many layers there will be; the trips of all loops are dealt out to as many
+        parts, equally. `auto`: 16, the most that `layer-cluster` makes.
+
+Fails when:
+    a role is malformed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+from alpa.dialects import body, func, ir, stablehlo, terminator, walk
+from alpa.dialects.attributes import (
+    Argument,
+    Result,
+    Slice,
+    input_number,
+    output_number,
+    signature_attrs,
+    write_interface,
+)
+from alpa.dialects.sharding import Sharding, signature_shardings
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.op_cost import CONTRACTIONS
+from alpa.passes.analysis.roles import Roles, infer_roles
+from alpa.passes.base import Pass, Remark, option
+from alpa.passes.layer_cluster import MOST_LAYERS
+from alpa.passes.loops.cut import Cut, Cutter, Rows
+from alpa.passes.loops.layer_loops import LayerLoop, layer_loop
+from alpa.passes.loops.stacks import Stack, find_stacks
+from alpa.passes.simplify.follow import mark_follow
+from alpa.passes.simplify.rewriter import simplify
+from alpa.passes.simplify_trivial_ops import REWRITES
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitLoops(Pass):
+    """Cuts loops over layers between their trips, with the parameters that they stack."""
+
+    name: ClassVar[str] = "split-loops"
+    num_layers: int | Literal["auto"] = option("auto", "parts to cut the trips of all loops into")
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        function = check_input(module)
+        loops = _layer_loops(function, remark)
+        if not loops:
+            return
+        interface = _Interface.of(function)
+        stacks: list[Stack] = []
+        for stack in find_stacks(loops):
+            reason = interface.against_cutting(stack)
+            if reason is None:
+                stacks.append(stack)
+            else:
+                for loop in stack.loops:
+                    _stays_whole(loop.op, reason, remark)
+        rows = [self._rows(stack, sum(other.rows for other in stacks)) for stack in stacks]
+        chosen = [(stack, cut) for stack, cut in zip(stacks, rows, strict=True) if len(cut) > 1]
+        if chosen:
+            for sentence in interface.roles.ambiguous:
+                remark(function.location, f"{sentence}; it matters with several micro-batches only")
+            _rewrite(function, interface, chosen)
+
+    def _rows(self, stack: Stack, total: int) -> Rows:
+        """Where to cut a stack when there are `total` rows in all."""
+        if self.num_layers == "auto":
+            count = -(-total // -(-total // MOST_LAYERS))  # parts of equal size where that can be
+        else:
+            count = self.num_layers
+        parts = max(1, min(stack.rows, round(stack.rows * count / total)))
+        bounds = [k * stack.rows // parts for k in range(parts + 1)]
+        return tuple(pairwise(bounds))
+
+
+def _layer_loops(function: func.FuncOp, remark: Remark) -> list[LayerLoop]:
+    loops: list[LayerLoop] = []
+    for op in body(function).operations:
+        if isinstance(op, stablehlo.WhileOp):
+            loop = layer_loop(op)
+            if isinstance(loop, LayerLoop):
+                loops.append(loop)
+            else:
+                _stays_whole(op, loop, remark)
+    return loops
+
+
+def _stays_whole(op: ir.OpView, reason: str, remark: Remark) -> None:
+    """Says so of a loop that computes something."""
+    if any(inner.operation.name in CONTRACTIONS for inner in walk(body(op, 1))):
+        remark(op.location, f"this loop stays whole, in one layer: {reason}")
+
+
+@dataclass(frozen=True)
+class _Interface:
+    """The arguments and results of @main, and what is known of them."""
+
+    function: func.FuncOp
+    roles: Roles
+    pairs: dict[int, int]
+    arguments: list[ir.Value]
+    returned: list[ir.Value]
+
+    @classmethod
+    def of(cls, function: func.FuncOp) -> _Interface:
+        block = body(function)
+        roles = infer_roles(function, Graph.of(block))
+        returned = list(terminator(block).operands)
+        return cls(function, roles, roles.state_pairs(), list(block.arguments), returned)
+
+    def against_cutting(self, stack: Stack) -> str | None:
+        """Why a stack should stay whole; None where it should be cut."""
+        if not any(self.is_cut(a, stack) for a in range(len(self.arguments))):
+            return "no state is stacked in it; what its trips share would be on every stage"
+        given = [
+            *_by_value(self.arguments, signature_shardings(self.function, "arg_attrs")),
+            *_by_value(self.returned, signature_shardings(self.function, "res_attrs")),
+        ]
+        for value, sharding in given:
+            dim = stack.dims.get(value)
+            if dim is not None and sharding.dims[dim]:
+                return f"the program shards its trips, dimension {dim} of {sharding.to_attr()}"
+        return None
+
+    def is_cut(self, argument: int, stack: Stack) -> bool:
+        """Whether an argument is one of a stack's tensors and no batch, before and after."""
+        attributes = self.roles.arguments[argument]
+        given = attributes.role in ("state", "constant") or (
+            attributes.role is None and not self.pairs
+        )
+        dim = stack.dims.get(self.arguments[argument])
+        new = [self.returned[r] for r, a in self.pairs.items() if a == argument]
+        return (
+            given
+            and dim is not None
+            and attributes.slice is None
+            and all(stack.dims.get(value) == dim for value in new)
+        )
+
+    def is_cut_result(self, result: int, stack: Stack) -> bool:
+        """Whether a result is one of a stack's tensors, and the state that it replaces is cut."""
+        dim, role = stack.dims.get(self.returned[result]), self.roles.results[result].role
+        if dim is None or (role is not None and role.kind == "concat" and role.index == dim):
+            return False
+        return result not in self.pairs or self.is_cut(self.pairs[result], stack)
+
+
+def _rewrite(
+    function: func.FuncOp, interface: _Interface, chosen: Sequence[tuple[Stack, Rows]]
+) -> None:
+    """Builds the new @main before the old one, then erases that."""
+    cuts = {v: Cut(dim, rows) for stack, rows in chosen for v, dim in stack.dims.items()}
+    arguments = [
+        cuts[value] if any(interface.is_cut(a, stack) for stack, _ in chosen) else None
+        for a, value in enumerate(interface.arguments)
+    ]
+    results = [
+        cuts[value] if any(interface.is_cut_result(r, stack) for stack, _ in chosen) else None
+        for r, value in enumerate(interface.returned)
+    ]
+    with ir.InsertionPoint(function), function.location:
+        inputs = [
+            type_
+            for value, cut in zip(interface.arguments, arguments, strict=True)
+            for type_ in (cut.types(value) if cut else [value.type])
+        ]
+        outputs = [
+            type_
+            for value, cut in zip(interface.returned, results, strict=True)
+            for type_ in (cut.types(value) if cut else [value.type])
+        ]
+        new = func.FuncOp(
+            function.sym_name.value, ir.FunctionType.get(inputs, outputs), visibility="public"
+        )
+    loops = {loop.op.results[0]: (loop, rows) for stack, rows in chosen for loop in stack.loops}
+    cutter = Cutter(new.add_entry_block(), cuts, loops)
+    given = iter(cutter.block.arguments)
+    for value, cut in zip(interface.arguments, arguments, strict=True):
+        if cut is None:
+            cutter.whole[value] = next(given)
+        else:
+            cutter.parts[value] = {cut: [next(given) for _ in cut.rows]}
+    *ops, end = body(function).operations
+    for op in ops:
+        cutter.copy(op)
+    with ir.InsertionPoint(cutter.block), end.location:
+        returned: list[ir.Value] = []
+        for value, cut in zip(interface.returned, results, strict=True):
+            returned += cutter.get_parts(value, cut) if cut else [cutter.get(value)]
+        func.ReturnOp(returned)
+    _write_signature(new, interface, arguments, results)
+    function.erase()
+    simplify(cutter.block, REWRITES)
+    mark_follow(cutter.block)
+
+
+def _write_signature(
+    new: func.FuncOp,
+    interface: _Interface,
+    arguments: Sequence[Cut | None],
+    results: Sequence[Cut | None],
+) -> None:
+    """Attributes of the parts: those of the whole, with the slice that each is."""
+    old = interface.function
+    for name in old.attributes:
+        if name not in new.attributes:
+            new.attributes[name] = old.attributes[name]
+    position: dict[tuple[int, Slice | None], int] = {}
+    new_results: list[Result] = []
+    for r, cut in enumerate(results):
+        result = interface.roles.results[r]
+        for part in _slices(cut):
+            position[r, part] = len(new_results)
+            number, rows = output_number(r, result), part or result.slice
+            new_results.append(replace(result, output=number, slice=rows))
+    new_arguments: list[Argument] = []
+    for a, cut in enumerate(arguments):
+        argument = interface.roles.arguments[a]
+        alias = argument.aliasing_output
+        for part in _slices(cut):
+            target = None if alias is None else position.get((alias, part))
+            new_arguments.append(
+                replace(
+                    argument,
+                    input=input_number(a, argument),
+                    slice=part or argument.slice,
+                    aliasing_output=target,
+                    donor=argument.donor or (alias is not None and target is None),
+                )
+            )
+    new.attributes["arg_attrs"] = _repeated(
+        signature_attrs(old, "arg_attrs", len(arguments)), arguments
+    )
+    new.attributes["res_attrs"] = _repeated(
+        signature_attrs(old, "res_attrs", len(results)), results
+    )
+    write_interface(new, new_arguments, new_results)
+
+
+def _repeated(attrs: Sequence[dict[str, ir.Attribute]], cuts: Sequence[Cut | None]) -> ir.ArrayAttr:
+    """The attributes of each argument or result, once for each of its parts."""
+    pairs = zip(attrs, cuts, strict=True)
+    return ir.ArrayAttr.get([ir.DictAttr.get(own) for own, cut in pairs for _ in _slices(cut)])
+
+
+def _by_value(
+    values: Sequence[ir.Value], shardings: Mapping[int, Sharding]
+) -> Iterator[tuple[ir.Value, Sharding]]:
+    return ((values[number], sharding) for number, sharding in shardings.items())
+
+
+def _slices(cut: Cut | None) -> list[Slice | None]:
+    """The slice that each part is; one that is no slice where nothing is cut."""
+    return [Slice(cut.dim, start, stop) for start, stop in cut.rows] if cut else [None]
