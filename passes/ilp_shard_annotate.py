@@ -25,6 +25,8 @@ Options:
         cost at most this part more than the optimum is good enough; elsewhere the optimum is found.
     time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
         that states its gap.
+    processes: how many solve large problems of several meshes side by side; `auto`: one for each
+        core.
 
 Shardings of the program's own are kept: those in the types of arguments and those of
 `sdy.sharding_constraint`s; `sdy.manual_computation` is one node whose shardings are fixed.
@@ -36,8 +38,10 @@ Fails when:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from alpa.dialects import body, func, ir, terminator
 from alpa.dialects.attributes import (
@@ -53,9 +57,31 @@ from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
-from alpa.passes.sharding.mesh_part import MeshPart
+from alpa.passes.sharding.liveness import Held
+from alpa.passes.sharding.mesh_part import MeshPart, Step
 from alpa.passes.sharding.rules import populated
-from alpa.passes.solve.shard_problem import with_edges_of_usages
+from alpa.passes.solve.shard_problem import (
+    Edge,
+    InfeasibleError,
+    OutOfMemoryError,
+    Problem,
+    Solution,
+    with_edges_of_usages,
+)
+from alpa.passes.solve.workers import LARGE, Workers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Posed:
+    """The problem of a mesh, whose folded form is being solved."""
+
+    part: MeshPart
+    steps: list[Step]
+    usages: list[Held]
+    problem: Problem
+    node_class: list[int]
+    solution: Future[Solution]
+    """of the folded problem"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,54 +93,86 @@ class IlpShardAnnotate(Pass):
     fold: bool = option(True, "tie the variables of equal layers")
     time_limit: float = option(300.0, "seconds for each mesh")
     gap: float = option(2e-2, "stop this close to the optimum where it is hard to prove")
+    processes: int | Literal["auto"] = option("auto", "that solve large problems beside this one")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
         plan, cluster = plan_and_cluster(function)
         shardings: dict[ir.Value, Sharding] = {}
         reports: list[SolverReport] = []
-        with populated(module) as rule_of:
+        meshes = read_meshes(function)
+        processes = self.processes if len(meshes) > 1 else 0
+        with populated(module) as rule_of, Workers(processes) as workers:
             batch = None if self.intra == "auto" else BatchDims(function, rule_of)
-            for assignment in read_meshes(function):
+            posed: list[_Posed] = []
+            for assignment in meshes:
                 part = MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
                 steps = part.build()
                 if batch is not None:
                     restrict(part.graph, self.intra, batch, part.tensors())
-                choice, report = self._solve(part, remark)
+                # Each mesh is posed while those before it are being solved.
+                posed.append(self._pose(part, steps, workers))
+            for one in posed:
+                choice, report = self._solved(one, workers, remark)
                 reports.append(report)
-                part.write_seconds(steps, choice)
-                part.annotate(choice, shardings)
+                one.part.write_seconds(one.steps, choice)
+                one.part.annotate(choice, shardings)
         _write_types(function, shardings)
         write_solver_reports(function, reports)
         peaks = tuple(report.peak_bytes for report in reports)
         replace(plan, predicted_peak_bytes=peaks).write(function)
 
-    def _solve(self, part: MeshPart, remark: Remark) -> tuple[list[int], SolverReport]:
-        from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
-
+    def _pose(self, part: MeshPart, steps: list[Step], workers: Workers) -> _Posed:
         graph, usages = part.graph, part.usages()
         problem = with_edges_of_usages(
-            shard_ilp.Problem(
+            Problem(
                 node_costs=tuple(graph.costs),
-                edges=tuple(shard_ilp.Edge(a, b, m) for (a, b), m in graph.edges.items()),
+                edges=tuple(Edge(a, b, m) for (a, b), m in graph.edges.items()),
                 usages=tuple(one.usage for one in usages),
                 memory_limit=float(graph.cluster.device.memory),
             )
         )
         small, node_class = fold(problem)
+        return _Posed(
+            part=part,
+            steps=steps,
+            usages=usages,
+            problem=problem,
+            node_class=node_class,
+            solution=self._submit(workers, small),
+        )
+
+    def _submit(
+        self, workers: Workers, problem: Problem, known: Sequence[int] | None = None
+    ) -> Future[Solution]:
+        from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
+
+        away = workers if problem.num_variables >= LARGE else Workers(0)
+        return away.submit(
+            shard_ilp.solve,
+            problem,
+            time_limit=self.time_limit,
+            branch_gap=self.gap,
+            known=known,
+        )
+
+    def _solved(
+        self, posed: _Posed, workers: Workers, remark: Remark
+    ) -> tuple[list[int], SolverReport]:
+        from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
+
+        part = posed.part
         folded: float | None = None
         try:
-            solution = shard_ilp.solve(small, time_limit=self.time_limit, branch_gap=self.gap)
-            choice = unfold(solution.choice, node_class)
+            solution = posed.solution.result()
+            choice = unfold(solution.choice, posed.node_class)
             if not self.fold:
                 folded = solution.objective
-                solution = shard_ilp.solve(
-                    problem, time_limit=self.time_limit, branch_gap=self.gap, known=choice
-                )
+                solution = self._submit(workers, posed.problem, choice).result()
                 choice = list(solution.choice)
-        except shard_ilp.OutOfMemoryError as error:
-            raise part.out_of_memory(error, usages) from error
-        except (shard_ilp.InfeasibleError, shard_ilp.SolverFailedError, TimeoutError) as error:
+        except OutOfMemoryError as error:
+            raise part.out_of_memory(error, posed.usages) from error
+        except (InfeasibleError, SolverFailedError, TimeoutError) as error:
             raise PassError(part.function, f"no sharding for {part.name}: {error}") from error
         if solution.status != "optimal":
             remark(

@@ -31,6 +31,7 @@ Options:
     objective: `step`, the seconds of a step; or `throughput`, for forward-only programs that run
         over and over: the seconds of the longest stage, as in AlpaServe.
     intra: what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by its costs.
+    processes: how many solve large problems beside this one; `auto`: one for each core.
 
 Fails when:
     there is no such cluster, or not the mesh that the program's own shardings name
@@ -69,6 +70,7 @@ from alpa.passes.base import OptionError, Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
+from alpa.passes.solve.workers import Workers
 from alpa.passes.stages.class_costs import ClassSolver, class_solver
 from alpa.passes.stages.cost import (
     boundary_of,
@@ -100,6 +102,7 @@ class StageMeshPartition(Pass):
     equal_layers: bool = option(False, "stages of equally many layers on equal submeshes")
     objective: Literal["step", "throughput"] = option("step", "what is to be least")
     intra: Intra = option("auto", "inside a mesh: the whole space, or what a baseline does")
+    processes: int | Literal["auto"] = option("auto", "that solve large problems beside this one")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -182,7 +185,8 @@ class StageMeshPartition(Pass):
         arguments, results = read_arguments(function), read_results(function)
         classes = layer_classes(graph, arguments, results, num_layers, cluster, plan)
         with ExitStack() as stack:
-            solver = stack.enter_context(class_solver(classes, cluster, plan, self.intra))
+            workers = stack.enter_context(Workers(self.processes))
+            solver = stack.enter_context(class_solver(classes, cluster, plan, self.intra, workers))
 
             @cache
             def remat_solver() -> ClassSolver:
@@ -190,14 +194,14 @@ class StageMeshPartition(Pass):
                 again = layer_classes(
                     Graph.of(body(copy)), arguments, results, num_layers, cluster, plan
                 )
-                return stack.enter_context(class_solver(again, cluster, plan, self.intra))
+                return stack.enter_context(class_solver(again, cluster, plan, self.intra, workers))
 
             search = Search(
                 function=function,
                 cluster=cluster,
                 plan=plan,
                 num_stages=num_stages,
-                boundary=boundary_of(graph, read_results(function), num_layers),
+                boundary=boundary_of(graph, arguments, results, num_layers),
                 mesh_rank=int(self.mesh_rank),
                 forced_shape=self._forced_shape,
                 equal_layers=self.equal_layers,

@@ -24,7 +24,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from alpa.dialects import body, func, ir, mpmd, stablehlo, terminator
-from alpa.dialects.attributes import GRADIENT, LAYER_BOUNDARY, Part, read_results
+from alpa.dialects.attributes import (
+    GRADIENT,
+    LAYER_BOUNDARY,
+    Part,
+    read_arguments,
+    read_results,
+    state_pairs,
+)
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis import planned
@@ -84,14 +91,9 @@ def check_layers(function: func.FuncOp) -> None:
     _check_flow(units, "layer")
     _check_sums(units)
     try:
-        results = read_results(function)
+        states = state_pairs(read_arguments(function), read_results(function))
     except ValueError as error:
         raise PassError(function, str(error)) from error
-    states = {
-        r: result.role.index
-        for r, result in enumerate(results)
-        if result.role is not None and result.role.kind == "state" and result.role.index is not None
-    }
     _Updates.of(graph, operands, units, states).check()
 
 

@@ -53,7 +53,7 @@ def _counts(problem: Problem) -> list[int]:
 
 
 def _no_count(problem: Problem) -> str:
-    shapes = ", ".join(f"{n}x{m}" for n, m in problem.submeshes)
+    shapes = ", ".join(dict.fromkeys(f"{n}x{m}" for n, m in problem.submeshes))
     return (
         f"no number of stages up to {problem.num_layers}, the layers, cuts {problem.hosts}x"
         f"{problem.devices_per_host} devices into equal submeshes of {shapes}"

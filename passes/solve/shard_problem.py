@@ -26,6 +26,9 @@ class InfeasibleError(ValueError):
         )
         self.nodes = nodes
 
+    def __reduce__(self) -> tuple[type[InfeasibleError], tuple[object, ...]]:
+        return type(self), (self.nodes,)
+
 
 class OutOfMemoryError(InfeasibleError):
     """Every choice needs more memory than there is.
@@ -38,6 +41,9 @@ class OutOfMemoryError(InfeasibleError):
         super().__init__(nodes)
         self.args = (f"at least {needed:.6g} bytes are needed at time {time}, {limit:.6g} allowed",)
         self.needed, self.limit, self.time = needed, limit, time
+
+    def __reduce__(self) -> tuple[type[InfeasibleError], tuple[object, ...]]:
+        return type(self), (self.needed, self.limit, self.time, self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

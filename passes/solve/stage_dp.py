@@ -317,7 +317,7 @@ class _Table:
 def _infeasible(problem: Problem) -> InfeasibleError:
     """Drops one constraint after the other to find the one that binds."""
     layers, devices = problem.num_layers, problem.hosts * problem.devices_per_host
-    shapes = ", ".join(f"{n}x{m}" for n, m in problem.submeshes)
+    shapes = ", ".join(dict.fromkeys(f"{n}x{m}" for n, m in problem.submeshes))
     stages = "" if problem.num_stages is None else f" in {problem.num_stages} stages"
     unlimited = np.full_like(problem.max_in_flight, problem.num_micro_batches)
     free = replace(problem, max_in_flight=unlimited)

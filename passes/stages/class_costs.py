@@ -20,11 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd, sdy
 from alpa.dialects.attributes import Plan, read_arguments, read_part
+from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.baselines import Intra, restrict
@@ -37,6 +40,7 @@ from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Known, Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
+from alpa.passes.solve.workers import LARGE, Workers
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
 
@@ -98,27 +102,32 @@ class ClassSolver:
     intra: Intra
     batches: tuple[BatchDims, ...] | None
     """of the classes' programs; None where the whole space is searched"""
+    workers: Workers
 
-    def solve(
+    def begin(
         self, hosts: int, devices: int, shape: tuple[int, ...], prices: Sequence[float]
-    ) -> list[ClassCosts]:
-        """One entry per price: what a device's memory costs, in steps of the fastest choice.
+    ) -> Callable[[], list[ClassCosts]]:
+        """Poses the problem of a mesh; what is returned waits for its solution.
 
-        Raises:
-            PassError: an op cannot be on this mesh.
-            InfeasibleError, TimeoutError, SolverFailedError: no choice was found.
+        That has one entry per price: what a device's memory costs, in steps of the fastest choice.
+        It raises PassError where an op cannot be on this mesh, and InfeasibleError, TimeoutError or
+        SolverFailedError where no choice was found.
         """
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
         known = Known()
-        parts = [
-            _part(layer, mesh, self.cluster, self.plan, rule_of, known, self._restriction(number))
-            for number, (layer, rule_of) in enumerate(
-                zip(self.classes.classes, self.rules, strict=True)
-            )
-        ]
+        try:
+            parts = [
+                _part(
+                    layer, mesh, self.cluster, self.plan, rule_of, known, self._restriction(number)
+                )
+                for number, (layer, rule_of) in enumerate(
+                    zip(self.classes.classes, self.rules, strict=True)
+                )
+            ]
+        except PassError as error:
+            return partial(_fail, error)
         whole = _Whole.of(self.classes, parts, self.plan)
-        choices = whole.choices(prices, float(self.cluster.device.memory))
-        return [whole.costs(choice) for choice in choices]
+        return whole.begin(prices, float(self.cluster.device.memory), self.workers)
 
     def _restriction(self, number: int) -> Callable[[MeshPart], None] | None:
         """What takes strategies away from the problem of a class, if anything does."""
@@ -128,9 +137,17 @@ class ClassSolver:
         return lambda part: restrict(part.graph, self.intra, batch, part.tensors())
 
 
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
 @contextmanager
 def class_solver(
-    classes: LayerClasses, cluster: Cluster, plan: Plan, intra: Intra = "auto"
+    classes: LayerClasses,
+    cluster: Cluster,
+    plan: Plan,
+    intra: Intra = "auto",
+    workers: Workers | None = None,
 ) -> Generator[ClassSolver]:
     """The classes' programs with their sharding rules, which are gone at the end."""
     with ExitStack() as stack:
@@ -142,6 +159,7 @@ def class_solver(
             rules=rules,
             intra=intra,
             batches=None if intra == "auto" else class_batches(classes, rules),
+            workers=workers or Workers(0),
         )
 
 
@@ -267,13 +285,18 @@ class _Whole:
             micro_batches=plan.num_micro_batches,
         )
 
-    def choices(self, prices: Sequence[float], memory: float) -> list[list[int]]:
-        """The best choice for each price of a device's memory, which is of so many bytes."""
+    def begin(
+        self, prices: Sequence[float], memory: float, workers: Workers
+    ) -> Callable[[], list[ClassCosts]]:
+        """The costs of the best choice for each price of a device's memory, of so many bytes."""
         from alpa.passes.solve import shard_pareto  # noqa: PLC0415 - costs start-up time
 
         small, node_class = fold(self._problem(memory))
-        found = shard_pareto.solve_at_prices(small, prices, gap=GAP, time_limit=TIME_LIMIT)
-        return [unfold(choice, node_class) for choice in found]
+        away = workers if small.num_variables >= LARGE else Workers(0)
+        found = away.submit(
+            shard_pareto.solve_at_prices, small, prices, gap=GAP, time_limit=TIME_LIMIT
+        )
+        return lambda: [self.costs(unfold(choice, node_class)) for choice in found.result()]
 
     def _problem(self, memory: float) -> Problem:
         costs: list[np.ndarray] = []

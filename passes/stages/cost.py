@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd
-from alpa.dialects.attributes import Part, Result
+from alpa.dialects.attributes import Argument, Part, Result, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph
@@ -68,7 +68,9 @@ def _seconds(sizes: np.ndarray, values: np.ndarray, link: Link, ways: int) -> np
     return sizes / (ways * link.bandwidth) + values * link.latency
 
 
-def boundary_of(graph: Graph, results: Sequence[Result], num_layers: int) -> Boundary:
+def boundary_of(
+    graph: Graph, arguments: Sequence[Argument], results: Sequence[Result], num_layers: int
+) -> Boundary:
     """What crosses where a program cut into layers is cut into stages.
 
     A state that several layers read is computed in one of them, and once per step comes back to
@@ -78,9 +80,8 @@ def boundary_of(graph: Graph, results: Sequence[Result], num_layers: int) -> Bou
     once: set[tuple[int, int, int]] = set()  # (value, layer that makes it, layer that wants it)
     origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
     states: dict[int, list[int]] = {}
-    for v, result in zip(graph.returned, results, strict=True):
-        if result.role is not None and result.role.kind == "state":
-            states.setdefault(v, []).append(result.role.index or 0)
+    for r, a in state_pairs(arguments, results).items():
+        states.setdefault(graph.returned[r], []).append(a)
     for o, made in enumerate(graph.results):
         here = layer_of(origins[o])
         if here is None:

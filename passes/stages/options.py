@@ -211,19 +211,19 @@ def costed(
     from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
 
     prices = PRICES if hosts * devices > 1 else PRICES[:1]
+    # Each view is posed while those before it are being solved.
+    posed = [solver.begin(hosts, devices, shape, prices) for shape in shapes]
     options: list[Option] = []
-    for shape in shapes:
+    for shape, solution in zip(shapes, posed, strict=True):
         try:
-            found = solver.solve(hosts, devices, shape, prices)
+            found = solution()
         except (PassError, InfeasibleError, TimeoutError, SolverFailedError) as error:
             if hosts * devices == 1:
                 raise  # no submesh does better
-            problem = _impossible(solver.classes, hosts, devices, shape, str(error))
-            options.append(replace(problem, remat=remat))
+            options.append(_impossible(solver.classes, hosts, devices, shape, str(error)))
         else:
-            mine = (_option(solver.classes, one, hosts, devices, shape) for one in found)
-            options += [replace(option, remat=remat) for option in mine]
-    return options
+            options += [_option(solver.classes, one, hosts, devices, shape) for one in found]
+    return [replace(option, remat=remat) for option in options]
 
 
 def stage_problem(

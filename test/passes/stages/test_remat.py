@@ -108,7 +108,7 @@ def all_options(text: str, cluster: Cluster, plan: Plan) -> tuple[list[Option], 
                     costed(all_, *submesh, shapes, 1.0),
                 )
                 found += without + with_shares(without, whole)
-    return found, boundary_of(graph, results, NUM_LAYERS)
+    return found, boundary_of(graph, arguments, results, NUM_LAYERS)
 
 
 @pytest.mark.parametrize("memory", ["64MiB", "1200KiB", "640KiB"])

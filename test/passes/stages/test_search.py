@@ -27,7 +27,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.solve import placement, stage_dp
 from alpa.passes.stages.class_costs import ClassCosts, ClassSolver, class_solver
-from alpa.passes.stages.cost import boundary_of, layer_of
+from alpa.passes.stages.cost import Boundary, boundary_of, layer_of
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.options import Option, bounded, costed, stage_problem, views
 from alpa.tools import zoo
@@ -43,6 +43,12 @@ class Clustered:
     graph: Graph
     classes: LayerClasses
     solver: ClassSolver
+
+    @property
+    def boundary(self) -> Boundary:
+        function = main_function(self.module)
+        arguments, results = read_arguments(function), read_results(function)
+        return boundary_of(self.graph, arguments, results, NUM_LAYERS)
 
 
 def skipping_loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -162,8 +168,7 @@ def test_a_price_on_memory_gives_less_memory(clustered: Clustered) -> None:
 
 def test_costing_what_is_used_finds_what_costing_all_does(clustered: Clustered) -> None:
     cluster = Cluster.parse(CLUSTER)
-    results = read_results(main_function(clustered.module))
-    boundary = boundary_of(clustered.graph, results, NUM_LAYERS)
+    boundary = clustered.boundary
     options: list[Option] = [
         option
         for hosts, devices in placement.submeshes(cluster.hosts, cluster.devices_per_host)
@@ -268,8 +273,7 @@ def test_what_crosses_between_stages() -> None:
     """Of the tied step, per micro-batch: h, the first layer's result too, and their gradients. Once
     per step: the gradient of the tied matrix to the first layer, and its new value back."""
     with costs_of(skipping_step()) as found:
-        results = read_results(main_function(found.module))
-        boundary = boundary_of(found.graph, results, NUM_LAYERS)
+        boundary = found.boundary
     activation, matrix = 64 * 128 * 4, 128 * 128 * 4
     assert (boundary.bytes[1:] % activation == 0).all()
     assert boundary.values[0] == 0

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from alpa.passes.solve.shard_ilp import solve
+from alpa.passes.solve.shard_lp import SolverFailedError
+from alpa.passes.solve.shard_problem import InfeasibleError, OutOfMemoryError, Problem, Usage
+from alpa.passes.solve.workers import Workers
+
+TOO_LARGE = Problem(
+    node_costs=(np.array([1.0, 2.0]),),
+    edges=(),
+    usages=(Usage(nodes=(0,), bytes=np.array([8.0, 4.0]), start=0, stop=1),),
+    memory_limit=2.0,
+)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_solutions_come_in_the_order_asked_for(random_problem, count):
+    problems = [random_problem(seed) for seed in range(5)]
+    with Workers(count) as workers:
+        pending = [workers.submit(solve, problem) for problem in problems]
+        found = [one.result().choice for one in pending]
+    assert found == [solve(problem).choice for problem in problems]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_errors_arrive_whole(count):
+    with Workers(count) as workers:
+        pending = workers.submit(solve, TOO_LARGE)
+        with pytest.raises(OutOfMemoryError) as caught:
+            pending.result()
+        assert (caught.value.needed, caught.value.limit, caught.value.nodes) == (4.0, 2.0, (0,))
+        never = Problem(node_costs=(np.array([np.inf]),), edges=())
+        with pytest.raises(InfeasibleError, match="node 0 has no strategy of finite cost"):
+            workers.submit(solve, never).result()
+
+
+def test_a_process_that_ends_is_an_error_of_the_solver():
+    with (
+        Workers(1) as workers,
+        pytest.raises(SolverFailedError, match="a solver's process ended with status 3"),
+    ):
+        workers.submit(os._exit, 3).result()
+
+
+def test_work_that_is_not_waited_for_does_not_keep_the_rest():
+    with Workers(1) as workers:
+        workers.submit(time.sleep, 60)
