@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -201,16 +201,18 @@ def test_one_stage_costs_what_its_own_program_does(clustered: Clustered) -> None
 @pytest.fixture
 def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No class has a plan on submeshes of these shapes."""
-    solve = ClassSolver.solve
+    begin = ClassSolver.begin
+
+    def fail() -> NoReturn:
+        raise TimeoutError("no choice was found")
 
     def fail_on(
         self: ClassSolver, hosts: int, devices: int, shape: tuple[int, ...], prices: Any
-    ) -> list[ClassCosts]:
-        if (hosts, devices) in request.param:
-            raise TimeoutError("no choice was found")
-        return solve(self, hosts, devices, shape, prices)
+    ) -> Callable[[], list[ClassCosts]]:
+        fails = (hosts, devices) in request.param
+        return fail if fails else begin(self, hosts, devices, shape, prices)
 
-    monkeypatch.setattr(ClassSolver, "solve", fail_on)
+    monkeypatch.setattr(ClassSolver, "begin", fail_on)
 
 
 def planned_meshes(num_stages: str) -> list[int]:
