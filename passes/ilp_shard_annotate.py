@@ -91,7 +91,7 @@ class IlpShardAnnotate(Pass):
     name: ClassVar[str] = "ilp-shard-annotate"
     intra: Intra = option("auto", "the whole space, or what one of the paper's baselines does")
     fold: bool = option(True, "tie the variables of equal layers")
-    time_limit: float = option(300.0, "seconds for each mesh")
+    time_limit: float = option(20.0, "seconds for each mesh")
     gap: float = option(2e-2, "stop this close to the optimum where it is hard to prove")
     processes: int | Literal["auto"] = option("auto", "that solve large problems beside this one")
 

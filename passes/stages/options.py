@@ -6,8 +6,9 @@ that cost nothing (`search.py` says what for).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
@@ -208,11 +209,33 @@ def costed(
     Raises:
         PassError, InfeasibleError, TimeoutError, SolverFailedError: one device cannot be planned.
     """
-    from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
+    return begin_costing(solver, hosts, devices, shapes, remat)()
 
+
+def begin_costing(
+    solver: ClassSolver,
+    hosts: int,
+    devices: int,
+    shapes: Sequence[tuple[int, ...]],
+    remat: float = 0.0,
+) -> Callable[[], list[Option]]:
+    """As `costed`; the problems are posed, and what is returned waits for their solutions."""
     prices = PRICES if hosts * devices > 1 else PRICES[:1]
     # Each view is posed while those before it are being solved.
     posed = [solver.begin(hosts, devices, shape, prices) for shape in shapes]
+    return partial(_finish_costing, solver.classes, hosts, devices, shapes, remat, posed)
+
+
+def _finish_costing(
+    classes: LayerClasses,
+    hosts: int,
+    devices: int,
+    shapes: Sequence[tuple[int, ...]],
+    remat: float,
+    posed: Sequence[Callable[[], list[ClassCosts]]],
+) -> list[Option]:
+    from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
+
     options: list[Option] = []
     for shape, solution in zip(shapes, posed, strict=True):
         try:
@@ -220,9 +243,9 @@ def costed(
         except (PassError, InfeasibleError, TimeoutError, SolverFailedError) as error:
             if hosts * devices == 1:
                 raise  # no submesh does better
-            options.append(_impossible(solver.classes, hosts, devices, shape, str(error)))
+            options.append(_impossible(classes, hosts, devices, shape, str(error)))
         else:
-            options += [_option(solver.classes, one, hosts, devices, shape) for one in found]
+            options += [_option(classes, one, hosts, devices, shape) for one in found]
     return [replace(option, remat=remat) for option in options]
 
 

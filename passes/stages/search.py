@@ -31,6 +31,7 @@ from alpa.passes.stages.cost import Boundary
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.options import (
     Option,
+    begin_costing,
     bounded,
     costed,
     remat_bounds,
@@ -62,7 +63,7 @@ class Search:
 
     def run(self) -> Stages:
         """The best stages and their meshes."""
-        from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve import placement, stage_dp  # noqa: PLC0415 - costs start-up time
 
         cluster = self.cluster
         submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
@@ -75,16 +76,17 @@ class Search:
             options[1, 1] = self._with_remat([alone], one)
         again: Option | None = None
         whole = (cluster.hosts, cluster.devices_per_host)
-        unsplit = one.max_in_flight(cluster.device.memory)[0, -1]
-        if (
-            whole in options
-            and (self.num_stages == 1 or len(one.seconds) == 1)
-            and (self.remat_solver is None or unsplit >= self.plan.num_micro_batches)
-        ):
+        undecided: Option | None = None
+        if whole in options and (self.num_stages == 1 or len(one.seconds) == 1):
             shapes = self._views(*whole)
             if len(shapes) == 1:
-                # One stage, on one view of all devices: there is nothing to choose.
-                options[whole] = [replace(options[whole][0], shape=shapes[0])]
+                # One stage, on one view of all devices: at most remat is to be chosen.
+                undecided = replace(options[whole][0], shape=shapes[0])
+        if undecided is not None and (
+            self.remat_solver is None
+            or one.max_in_flight(cluster.device.memory)[0, -1] >= self.plan.num_micro_batches
+        ):
+            options[whole] = [undecided]
         while True:
             flat = [option for mine in options.values() for option in mine]
             problem = stage_problem(
@@ -95,7 +97,14 @@ class Search:
                 num_stages=self.num_stages,
                 minimise=self.objective,
             )
-            solution = self._solve(problem, flat)
+            try:
+                solution = self._solve(problem, flat)
+            except stage_dp.OutOfMemoryError as error:
+                if undecided is None:
+                    raise PassError(self.function, f"{error}. {self._needs(flat)}") from error
+                # Costs of classes hold a little more than is needed: the sharding program decides.
+                options, undecided = {whole: [undecided]}, None
+                continue
             chosen = [flat[stage.submesh] for stage in solution.stages]
             unknown = {((o.hosts, o.devices), o.remat) for o in chosen if o.shape is None}
             if not unknown:
@@ -108,8 +117,12 @@ class Search:
                     for submesh, mine in options.items()
                 }
                 continue
-            for submesh, remat in unknown:
-                self._cost(options, one, again, submesh, remat)
+            # One submesh is posed while those before it are being solved.
+            posed = {
+                submesh: self._begin(options[submesh], submesh, one, again)
+                for submesh in sorted({submesh for submesh, _ in unknown})
+            }
+            options |= {submesh: finish() for submesh, finish in posed.items()}
         places = placement.place(
             cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
         )
@@ -146,22 +159,24 @@ class Search:
             rematerialised=frozenset(repeated),
         )
 
-    def _cost(
+    def _begin(
         self,
-        options: dict[tuple[int, int], list[Option]],
+        options: Sequence[Option],
+        submesh: tuple[int, int],
         one: Option,
         again: Option | None,
-        submesh: tuple[int, int],
-        remat: float,
-    ) -> None:
-        """Puts a submesh's costs where bounds were; rematerialised, if they are known without."""
+    ) -> Callable[[], list[Option]]:
+        """Poses the problems of a submesh: rematerialised, if its costs without are known.
+
+        What is returned waits for their solutions, and gives the submesh's new options.
+        """
         shapes = self._views(*submesh)
-        known = [o for o in options[submesh] if o.shape is not None and not o.remat]
-        if remat and known and self.remat_solver is not None:
-            found = costed(self.remat_solver(), *submesh, shapes, remat)
-            options[submesh] = known + with_shares(known, found)
-        else:
-            options[submesh] = self._with_remat(costed(self.solver, *submesh, shapes), one, again)
+        known = [o for o in options if o.shape is not None and not o.remat]
+        if known and self.remat_solver is not None:
+            found = begin_costing(self.remat_solver(), *submesh, shapes, remat=1.0)
+            return lambda: known + with_shares(known, found())
+        found = begin_costing(self.solver, *submesh, shapes)
+        return lambda: self._with_remat(found(), one, again)
 
     def _with_remat(
         self, options: list[Option], one: Option, again: Option | None = None
@@ -209,8 +224,8 @@ class Search:
         solve = equal_layers.solve if self.equal_layers else stage_dp.solve
         try:
             return solve(problem)
-        except stage_dp.OutOfMemoryError as error:
-            raise PassError(self.function, f"{error}. {self._needs(options)}") from error
+        except stage_dp.OutOfMemoryError:
+            raise
         except (stage_dp.InfeasibleError, ValueError) as error:
             problems = {o.problem: f"{o.hosts}x{o.devices}: {o.problem}" for o in options}
             problems.pop("", None)
