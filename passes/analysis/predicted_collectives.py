@@ -111,6 +111,10 @@ class _Walk:
     found: Counter[Collective] = field(default_factory=Counter)
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
     _brought: set[tuple[ir.Value, Layout, int]] = field(default_factory=set)
+    _factors: dict[
+        tuple[ShardingRule, tuple[Layout, ...], tuple[Layout, ...]], dict[int, tuple[int, ...]]
+    ] = field(default_factory=dict)
+    """what `_distributed` found; most ops are like another one"""
 
     def visit(self, block: ir.Block, times: int) -> None:
         """All ops of a block that runs `times` times, but not its terminator."""
@@ -177,13 +181,23 @@ class _Walk:
 
     def _axes_of_factors(self, op: ir.OpView, rule: ShardingRule) -> dict[int, tuple[int, ...]]:
         """The axes on each factor: by the results, those of sums by the operands."""
+        layout = self.annotated.layout
+        results, operands = (tuple(map(layout, values)) for values in (op.results, op.operands))
+        key = (rule, results, operands)
+        if key not in self._factors:
+            self._factors[key] = self._distributed(*key)
+        return self._factors[key]
+
+    def _distributed(
+        self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
+    ) -> dict[int, tuple[int, ...]]:
         axes: dict[int, tuple[int, ...]] = {}
-        for value, dims in zip(op.results, rule.results, strict=True):
-            for factor, on in self._distribute(rule, dims, self.annotated.layout(value)):
+        for layout, dims in zip(results, rule.results, strict=True):
+            for factor, on in self._distribute(rule, dims, layout):
                 axes.setdefault(factor, on)
         used = {a for on in axes.values() for a in on}
-        for value, dims in zip(op.operands, rule.operands, strict=True):
-            for factor, on in self._distribute(rule, dims, self.annotated.layout(value)):
+        for layout, dims in zip(operands, rule.operands, strict=True):
+            for factor, on in self._distribute(rule, dims, layout):
                 if factor in rule.reduction and factor not in axes and not used & {*on}:
                     axes[factor] = on
                     used.update(on)
