@@ -93,7 +93,7 @@ def with_schedule(schedule: str, num_stages: int = 2) -> str:
         ("moe", "gpipe"),
         ("wresnet", "1f1b"),
         ("t5", "gpipe"),
-        ("unet", "1f1b"),
+        pytest.param("unet", "1f1b", marks=pytest.mark.slow),
     ],
 )
 def test_four_micro_batches_equal_plain_jax(family: str, schedule: str) -> None:

@@ -186,7 +186,7 @@ def test_huge_costs_that_mean_never_do_not_spoil_the_answer(all_costs):
 
 
 @pytest.mark.parametrize("limit", [90.0, 120.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_time_still_gives_a_choice_within_memory(seed, limit):
     problem = replace(large(seed), memory_limit=limit)
     solution = solve(problem, time_limit=0.0)
