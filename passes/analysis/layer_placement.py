@@ -22,7 +22,7 @@ from alpa.passes.simplify.op_kinds import SOURCES, TRIVIAL
 
 GLOBAL = -1
 
-CHEAP = TRIVIAL | SOURCES
+CHEAP = TRIVIAL | SOURCES | {"stablehlo.reverse"}
 """Ops that may be copied to where they are used; every other op has one place."""
 
 

@@ -681,3 +681,14 @@ def test_a_mask_that_is_computed_once_more_draws_no_gradient_to_the_first_layer(
     backwards = [dots[f'#mpmd.user_origin<"layer_{k}"(1)>'] for k in range(3)]
     assert min(backwards) > 0
     assert max(backwards) <= 3
+
+
+def test_the_backward_part_reverses_kernels_itself() -> None:
+    """A convolution's gradient reads its kernel reversed, which no other layer should send it."""
+    step = clustered_step(convolutions(), 4)
+    reversing = {
+        part_of(origin)
+        for op, origin in zip(step.graph.ops, step.origins, strict=True)
+        if any(inner.name == "stablehlo.reverse" for inner in body(op).operations)
+    }
+    assert reversing == {"backward"}
