@@ -80,6 +80,12 @@ class Settings:
             **inter[self.inter],
         }
 
+    def clustering(self) -> dict[str, str]:
+        """Those of the options that `clustered` depends on."""
+        kinds = [pipeline.load_pass(name) for name in _SHARED]
+        known = {name for kind in kinds for name in kind.option_fields()}
+        return {name: value for name, value in self.options("1f1b").items() if name in known}
+
     def check(self) -> None:
         """Raises PlanningError where an option is asked for that no pass has."""
         kinds = [pipeline.load_pass(name) for name in pipeline.PIPELINES["alpa"]]

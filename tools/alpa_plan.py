@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 from alpa import passes
-from alpa.dialects import ir, make_context, parse, parse_file
+from alpa.dialects import ir
 from alpa.dialects.attributes import Schedule
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening
+from alpa.passes.pipelines.diagnostics import Diagnostic, listening
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
@@ -39,9 +39,8 @@ from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.plan_table import plan_table, seconds_text
-from alpa.tools.zoo import TrainingProgram
+from alpa.tools.programs import ZOO, lowered, placed, read
 
-_ZOO = "zoo:"
 _TICK = 0.2  # seconds between two lines of progress
 _CLEAR = "\r\x1b[K"
 _EXAMPLES = """\
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
     except PlanningError as error:
         for diagnostic in error.diagnostics:
-            _say(str(_placed(diagnostic, options.program)))
+            _say(str(placed(diagnostic, options.program)))
     except KeyboardInterrupt:
         _say("alpa-plan: error: interrupted")
     else:
@@ -182,7 +181,7 @@ def _process(options: argparse.Namespace) -> None:
     )
     settings.check()
     with _progress() as clock:
-        if options.program.startswith(_ZOO):
+        if options.program.startswith(ZOO):
             result = _plan_zoo(options, settings, roles, clock)
         else:
             result = _plan_file(options, settings, roles, clock)
@@ -190,7 +189,7 @@ def _process(options: argparse.Namespace) -> None:
         table = plan_table(result.planned.module, report)
         _write_outputs(options, result.planned, report.to_json(), clock)
     for remark in result.planned.remarks:
-        _say(str(_placed(remark, options.program)))
+        _say(str(placed(remark, options.program)))
     with until_the_reader_goes():
         print(table)
         if len(result.attempts) > 1:
@@ -212,7 +211,7 @@ def _plan_file(
             "--num-micro-batches says how many there are"
         )
     with clock.phase("parse"):
-        module = _read(options.program)
+        module = read(options.program)
     if roles is not None:
         roles.apply(module)
     number = options.num_micro_batches or 1
@@ -222,7 +221,7 @@ def _plan_file(
 def _plan_zoo(
     options: argparse.Namespace, settings: Settings, roles: RolesFile | None, clock: Clock
 ) -> _Result:
-    name = options.program.removeprefix(_ZOO)
+    name = options.program.removeprefix(ZOO)
     if roles is not None:
         raise _CommandError(f"--roles is for files; {options.program} has its roles")
     try:
@@ -240,41 +239,8 @@ def _plan_zoo(
                 f"{' and '.join(map(str, sorted(near)))} divide it"
             )
         numbers = [number]
-    found = best_number(numbers, lambda n: _lowered(program, batch // n), settings, clock)
+    found = best_number(numbers, lambda n: lowered(program, batch // n), settings, clock)
     return _Result(planned=found.planned, attempts=found.attempts)
-
-
-def _lowered(program: TrainingProgram, micro_batch_size: int) -> ir.Module:
-    try:
-        return parse(program.lower(micro_batch_size))
-    except ValueError as error:
-        # Some models want their batch to divide evenly inside.
-        raise PlanningError((Diagnostic("error", Place("-"), str(error)),)) from error
-
-
-def _read(file: str) -> ir.Module:
-    """Parses a file. Raises PlanningError."""
-    try:
-        with open(file, "rb"):
-            pass  # MLIR's own message for a file that cannot be read names no reason.
-    except OSError as error:
-        problem = Diagnostic("error", Place(file), error.strerror or str(error))
-        raise PlanningError((problem,)) from error
-    context = make_context()
-    said: list[Diagnostic] = []
-    with listening(context, said.append):
-        try:
-            return parse_file(file, context)
-        except ir.MLIRError as error:
-            problem = Diagnostic("error", Place(file), error.message)
-            raise PlanningError(tuple(said) or (problem,)) from error
-
-
-def _placed(diagnostic: Diagnostic, program: str) -> Diagnostic:
-    """In the text of a zoo program, which nobody has seen, no place says anything."""
-    if diagnostic.place.file not in ("-", "unknown"):
-        return diagnostic
-    return replace(diagnostic, place=Place(program))
 
 
 def _write_outputs(

@@ -18,6 +18,15 @@ def count_or_auto(text: str) -> int | str:
     return text if text == "auto" else count(text)
 
 
+def share(text: str) -> float:
+    """A part of a whole, such as 0.02, or more than it."""
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{number} is no share: at least 0")
+    return number
+
+
 # What argparse calls the type in its messages.
 count.__name__ = "whole number"
 count_or_auto.__name__ = "whole number or auto"
+share.__name__ = "share"

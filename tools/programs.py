@@ -1,0 +1,49 @@
+"""Programs as command lines name them: the path of a file, or `zoo:NAME`.
+
+A program that cannot be had is a PlanningError, as if a pass had refused it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alpa.dialects import ir, make_context, parse, parse_file
+from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening
+from alpa.runtime.planning import PlanningError
+from alpa.tools.zoo import TrainingProgram
+
+ZOO = "zoo:"
+
+
+def read(file: str) -> ir.Module:
+    """Parses a file, text or bytecode. Raises PlanningError."""
+    try:
+        with open(file, "rb"):
+            pass  # MLIR's own message for a file that cannot be read names no reason.
+    except OSError as error:
+        problem = Diagnostic("error", Place(file), error.strerror or str(error))
+        raise PlanningError((problem,)) from error
+    context = make_context()
+    said: list[Diagnostic] = []
+    with listening(context, said.append):
+        try:
+            return parse_file(file, context)
+        except ir.MLIRError as error:
+            problem = Diagnostic("error", Place(file), error.message)
+            raise PlanningError(tuple(said) or (problem,)) from error
+
+
+def lowered(program: TrainingProgram, micro_batch_size: int) -> ir.Module:
+    """A zoo program at the size of a micro-batch. Raises PlanningError."""
+    try:
+        return parse(program.lower(micro_batch_size))
+    except ValueError as error:
+        # Some models want their batch to divide evenly inside.
+        raise PlanningError((Diagnostic("error", Place("-"), str(error)),)) from error
+
+
+def placed(diagnostic: Diagnostic, program: str) -> Diagnostic:
+    """In the text of a zoo program, which nobody has seen, no place says anything."""
+    if diagnostic.place.file not in ("-", "unknown"):
+        return diagnostic
+    return replace(diagnostic, place=Place(program))
