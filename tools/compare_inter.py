@@ -34,7 +34,7 @@ from alpa.passes.solve.placement import submeshes
 from alpa.runtime.planning import Clock, PlanningError, Settings, clustered, plan_clustered
 from alpa.tools import zoo
 from alpa.tools.arguments import count, share
-from alpa.tools.output import until_the_reader_goes
+from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.plan_table import seconds_text
 from alpa.tools.programs import ZOO, lowered, placed, read
 
@@ -315,20 +315,16 @@ def _module(program: str, options: argparse.Namespace) -> ir.Module:
 def _table(program: str, module: ir.Module, chosen: Sequence[Row], memory: int) -> list[Outcome]:
     """Prints the rows as they come, and below why some have no plan."""
     header = ["plan", "step", "stages", "meshes", "peak memory", "search"]
-    print(f"{program}\n\n{_line(header)}\n{_line(['---'] * len(header))}", flush=True)
+    print(f"{program}\n\n{markdown_header(header)}", flush=True)
     found: list[Outcome] = []
     for outcome in compare(module, chosen):
-        print(_line(outcome.cells(memory)), flush=True)
+        print(markdown_row(outcome.cells(memory)), flush=True)
         found.append(outcome)
     print()
     reasons = [f"* {o.name}: {o.problem}" for o in found if o.problem is not None]
     if reasons:
         print("\n".join(reasons), end="\n\n")
     return found
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,21 @@
-"""What the command line tools share about where they write to."""
+"""What the command line tools share about what they write, and where."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown_header(columns: Sequence[str]) -> str:
+    """The first two lines of a Markdown table."""
+    return f"{markdown_row(columns)}\n{markdown_row(['---'] * len(columns))}"
 
 
 @contextmanager
