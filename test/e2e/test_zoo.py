@@ -240,6 +240,7 @@ def float64_text(text: str) -> str:
     return re.sub(r"\bf32\b|(?<=x)f32\b", "f64", wide)
 
 
+@pytest.mark.slow  # the demo's plan under Adam is in the default tier
 def test_adam_is_as_close_to_float64_as_plain_jax() -> None:
     program = zoo.get("gpt-tiny", optimizer="adamw-clip")
     text = program.lower(MICRO_BATCH)

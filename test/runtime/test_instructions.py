@@ -281,8 +281,10 @@ def timeline_of(program: Program) -> Timeline:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("family", ["gpt", "unet"])
-@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize(
+    ("family", "num_stages"),
+    [("gpt", 2), ("gpt", 4), pytest.param("unet", 2, marks=pytest.mark.slow), ("unet", 4)],
+)
 def test_planned_steps_take_what_the_planner_says(
     family: str, num_stages: int, schedule: schedules.Schedule
 ) -> None:
