@@ -66,9 +66,10 @@ from alpa.passes.solve.shard_problem import (
     OutOfMemoryError,
     Problem,
     Solution,
+    SolverFailedError,
     with_edges_of_usages,
 )
-from alpa.passes.solve.workers import LARGE, Workers
+from alpa.passes.solve.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -147,8 +148,7 @@ class IlpShardAnnotate(Pass):
     ) -> Future[Solution]:
         from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
 
-        away = workers if problem.num_variables >= LARGE else Workers(0)
-        return away.submit(
+        return workers.worth(problem).submit(
             shard_ilp.solve,
             problem,
             time_limit=self.time_limit,
@@ -159,8 +159,6 @@ class IlpShardAnnotate(Pass):
     def _solved(
         self, posed: _Posed, workers: Workers, remark: Remark
     ) -> tuple[list[int], SolverReport]:
-        from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
-
         part = posed.part
         folded: float | None = None
         try:

@@ -29,7 +29,7 @@ import numpy as np
 
 from alpa.passes.solve.shard_bound import approach, ascend, dual_bound, improve, prune
 from alpa.passes.solve.shard_buckets import eliminate
-from alpa.passes.solve.shard_lp import SolverFailedError, branch, relax
+from alpa.passes.solve.shard_lp import branch, relax
 from alpa.passes.solve.shard_presolve import Reduction
 from alpa.passes.solve.shard_problem import (
     Edge,
@@ -38,6 +38,7 @@ from alpa.passes.solve.shard_problem import (
     OutOfMemoryError,
     Problem,
     Solution,
+    SolverFailedError,
     Usage,
     verify,
 )

@@ -21,17 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem, Row
+from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem, Row, SolverFailedError
 
 if TYPE_CHECKING:
     import cvxpy as cp
 
 _LARGEST_COST = 1e4
 """Costs are scaled to this: HiGHS' dual tolerance of 1e-7 is then 1e-11 of the largest cost."""
-
-
-class SolverFailedError(RuntimeError):
-    """HiGHS gave neither a solution nor a proof that there is none."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,10 @@ class InfeasibleError(ValueError):
         return type(self), (self.nodes,)
 
 
+class SolverFailedError(RuntimeError):
+    """HiGHS gave neither a solution nor a proof that there is none."""
+
+
 class OutOfMemoryError(InfeasibleError):
     """Every choice needs more memory than there is.
 

@@ -25,7 +25,7 @@ from alpa.passes.solve.shard_bound import Messages, approach, ascend, dual_bound
 from alpa.passes.solve.shard_combine import combine, rows_at
 from alpa.passes.solve.shard_fit import without_oversized
 from alpa.passes.solve.shard_fixing import priced, variables_left, without_dear
-from alpa.passes.solve.shard_lp import SolverFailedError, branch
+from alpa.passes.solve.shard_lp import branch
 from alpa.passes.solve.shard_presolve import Reduction
 from alpa.passes.solve.shard_prices import Plane, next_prices
 from alpa.passes.solve.shard_problem import (
@@ -35,6 +35,7 @@ from alpa.passes.solve.shard_problem import (
     OutOfMemoryError,
     Problem,
     Solution,
+    SolverFailedError,
 )
 from alpa.passes.solve.shard_repair import improve_within, repair
 

@@ -20,12 +20,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import IO, Any, Literal, ParamSpec, TypeVar
 
-from alpa.passes.solve.shard_lp import SolverFailedError
+from alpa.passes.solve.shard_problem import Problem, SolverFailedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LARGE = 50_000
+_LARGE = 50_000
 """Variables of a sharding problem that is worth a process: about 0.3 s."""
 _ANSWERS = (ValueError, ArithmeticError, RuntimeError, TimeoutError, MemoryError)
 """Errors that a call may end with; any other is a bug, and ends the process with its traceback."""
@@ -62,6 +62,10 @@ class Workers:
         for process in processes:
             process.kill()
             process.wait()
+
+    def worth(self, problem: Problem) -> Workers:
+        """Where to submit a problem: calls with a small one run here."""
+        return self if problem.num_variables >= _LARGE else Workers(0)
 
     def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Calls a function of a module, by name, with arguments that can be pickled.

@@ -40,7 +40,7 @@ from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Known, Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
-from alpa.passes.solve.workers import LARGE, Workers
+from alpa.passes.solve.workers import Workers
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
 
@@ -292,8 +292,7 @@ class _Whole:
         from alpa.passes.solve import shard_pareto  # noqa: PLC0415 - costs start-up time
 
         small, node_class = fold(self._problem(memory))
-        away = workers if small.num_variables >= LARGE else Workers(0)
-        found = away.submit(
+        found = workers.worth(small).submit(
             shard_pareto.solve_at_prices, small, prices, gap=GAP, time_limit=TIME_LIMIT
         )
         return lambda: [self.costs(unfold(choice, node_class)) for choice in found.result()]

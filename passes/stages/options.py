@@ -17,7 +17,7 @@ import numpy as np
 from alpa.dialects.attributes import Plan
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.solve.shard_problem import InfeasibleError
+from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
 from alpa.passes.stages.class_costs import ClassCosts, ClassSolver
 from alpa.passes.stages.cost import Boundary, intervals, pairs_inside
 from alpa.passes.stages.layer_classes import LayerClasses
@@ -234,8 +234,6 @@ def _finish_costing(
     remat: float,
     posed: Sequence[Callable[[], list[ClassCosts]]],
 ) -> list[Option]:
-    from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
-
     options: list[Option] = []
     for shape, solution in zip(shapes, posed, strict=True):
         try:

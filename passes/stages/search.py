@@ -25,7 +25,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.solve.schedule import in_flight
-from alpa.passes.solve.shard_problem import InfeasibleError
+from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
 from alpa.passes.stages.class_costs import ClassSolver
 from alpa.passes.stages.cost import Boundary
 from alpa.passes.stages.merge import Stages
@@ -187,8 +187,6 @@ class Search:
 
     def _one_device(self, solver: ClassSolver, remat: float = 0.0) -> Option:
         """What the layers cost without sharding. Raises PassError."""
-        from alpa.passes.solve.shard_lp import SolverFailedError  # noqa: PLC0415 - start-up time
-
         try:
             (one,) = costed(solver, 1, 1, [(1,)], remat)
         except (InfeasibleError, TimeoutError, SolverFailedError) as error:

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 from alpa.passes.solve.shard_ilp import solve
-from alpa.passes.solve.shard_lp import SolverFailedError
-from alpa.passes.solve.shard_problem import InfeasibleError, OutOfMemoryError, Problem, Usage
+from alpa.passes.solve.shard_problem import (
+    InfeasibleError,
+    OutOfMemoryError,
+    Problem,
+    SolverFailedError,
+    Usage,
+)
 from alpa.passes.solve.workers import Workers
 
 TOO_LARGE = Problem(
