@@ -207,8 +207,13 @@ def _shortest_step(problem: Problem, table: _Table) -> tuple[tuple[Stage, ...] |
         a_at = int(np.searchsorted(a_values, a_max))
         u_at = int(np.searchsorted(u_values, u_max))
         # Nothing in the box has a smaller sum, so something better has a smaller maximum.
-        middle = (a0 + a_at) // 2
-        parts = ((a0, middle, u0, u1), (middle, a_at, u0, u1), (max(a0, a_at), a1, u0, u_at))
+        a_middle, u_middle, a_same = (a0 + a_at) // 2, (u0 + u_at) // 2, max(a0, a_at)
+        parts = (
+            (a0, a_middle, u0, u1),
+            (a_middle, a_at, u0, u1),
+            (a_same, a1, u0, u_middle),
+            (a_same, a1, u_middle, u_at),
+        )
         for a_from, a_to, u_from, u_to in parts:
             if a_from < a_to and u_from < u_to:
                 least = total + factor * float(a_values[a_from]) + float(u_values[u_from])
@@ -222,65 +227,79 @@ def _values(costs: np.ndarray) -> np.ndarray:
 
 
 class _Table:
-    """The DP of eq. 3, for any bounds on a stage's time and update."""
+    """The DP of eq. 3, for any bounds on a stage's time and update.
+
+    Submeshes that look alike from outside (as many hosts and devices) differ in times and memory
+    only: of those whose memory admits a stage the fastest stands for all.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         layers, devices = problem.num_layers, problem.hosts * problem.devices_per_host
-        self._sizes = [n * m for n, m in problem.submeshes]
         self._devices = devices
         possible = (problem.max_in_flight > 0) & (problem.t < inf) & (problem.u < inf)
         if problem.schedule == "gpipe":
             possible &= problem.max_in_flight >= problem.num_micro_batches
         possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
         self.a = np.where(possible[..., None], problem.t[..., None] + problem.c[:, None, :, :], inf)
-        # [m, d]: whether a stage on m is far from the one before, d being its devices and those
-        # behind it.
+        self.u = np.where(possible, problem.u, inf)
+        shapes = list(dict.fromkeys(problem.submeshes))
+        self._sizes = [n * m for n, m in shapes]
+        self._shape = np.array([shapes.index(submesh) for submesh in problem.submeshes])
+        # [g, d]: whether a stage on shape g is far from the one before, d being its devices and
+        # those behind it.
         self._far = np.array(
             [
-                [problem.is_far(devices - d, m) for d in range(devices + 1)]
-                for m in range(len(self._sizes))
-            ]
+                [
+                    problem.is_far(devices - d, problem.submeshes.index(shape))
+                    for d in range(devices + 1)
+                ]
+                for shape in shapes
+            ],
+            dtype=int,
         )
-        self.u = np.where(possible, problem.u, inf)
         most = min(layers, devices, problem.num_stages or layers)
-        # admitted[s, i, j, m]: memory admits it as the s-th stage from the end.
         self._by_stage = problem.num_stages is not None or (
             problem.schedule == "1f1b"
             and bool((problem.max_in_flight[possible] < problem.in_flight(most)).any())
         )
         self._stages = most if self._by_stage else 1
-
-    def _admitted(self, k: int, m: int, costs: np.ndarray) -> np.ndarray:
-        """Costs [s, j] of a stage that begins at layer k, inf where memory forbids it."""
-        if not self._by_stage:
-            return costs[None]
-        needed = [self._problem.in_flight(s) for s in range(1, self._stages + 1)]
-        fits = self._problem.max_in_flight[k, k:, m] >= np.array(needed)[:, None]
-        return np.where(fits, costs, inf)
+        # [i, j, m]: as the how-manieth stage from the end memory admits it at most.
+        needed = [problem.in_flight(s) if self._by_stage else 0 for s in range(1, self._stages + 1)]
+        self._admitted = np.searchsorted(needed, problem.max_in_flight, side="right")
 
     def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
         """The cut of least sum of a under the bounds; None if there is none."""
         layers = self._problem.num_layers
         costs = np.where((self.a <= a_max) & (self.u <= u_max)[..., None], self.a, inf)
+        fastest = self._fastest(costs)
         # least[s, k, d]; without stage counts there is one layer of the table that feeds itself.
         least = np.full((self._stages + 1, layers + 1, self._devices + 1), inf)
         least[0, layers, 0] = 0.0
         source = least[:-1] if self._by_stage else least[:1]
         target = least[1:] if self._by_stage else least[:1]
         for k in range(layers - 1, -1, -1):
-            for m, size in enumerate(self._sizes):
-                row = costs[k, k:, m]
-                if size > self._devices or not (row < inf).any():
+            for g, size in enumerate(self._sizes):
+                rows = fastest[:, k, k:, g]
+                (last,) = np.nonzero((rows < inf).any(axis=(0, 2)))
+                if size > self._devices or last.size == 0:
                     continue
-                for far in (0, 1):
-                    (at,) = np.nonzero(self._far[m, size:] == far)
-                    if at.size == 0:
-                        continue
-                    stage = self._admitted(k, m, row[:, far])
-                    values = (stage[:, :, None] + source[:, k + 1 :, at]).min(axis=1)
-                    target[:, k, at + size] = np.minimum(target[:, k, at + size], values)
+                count = int(last[-1]) + 1
+                stage = rows[:, :count, self._far[g, size:]]
+                before = source[:, k + 1 : k + 1 + count, : self._devices + 1 - size]
+                found = target[:, k, size:]
+                np.minimum(found, (stage + before).min(axis=1), out=found)
         return self._trace(costs, least)
+
+    def _fastest(self, costs: np.ndarray) -> np.ndarray:
+        """[s, i, j, g, far]: of the submeshes of shape g that memory admits at stage s."""
+        layers = self._problem.num_layers
+        found = np.full((self._stages + 1, layers, layers, len(self._sizes), 2), inf)
+        i, j, m, far = np.nonzero(costs < inf)
+        at = (self._admitted[i, j, m], i, j, self._shape[m], far)
+        np.minimum.at(found, at, costs[i, j, m, far])
+        # Who may be further from the end may be nearer to it, too.
+        return np.minimum.accumulate(found[:0:-1])[::-1]
 
     def _trace(self, costs: np.ndarray, least: np.ndarray) -> tuple[Stage, ...] | None:
         counts = [self._problem.num_stages] if self._problem.num_stages else range(least.shape[0])
@@ -291,20 +310,17 @@ class _Table:
         if least[s, 0, self._devices] == inf:
             return None
         k, d = 0, self._devices
+        sizes = np.array(self._sizes)[self._shape]
         stages: list[Stage] = []
         while k < self._problem.num_layers:
             s -= self._by_stage
-            options: list[tuple[float, int, int]] = []
-            for m, size in enumerate(self._sizes):
-                if size <= d:
-                    row = costs[k, k:, m, int(self._far[m, d])]
-                    stage = self._admitted(k, m, row)[s if self._by_stage else 0]
-                    sums = stage + least[s, k + 1 :, d - size]
-                    at = int(sums.argmin())
-                    options.append((float(sums[at]), k + at, m))
-            _, last, m = min(options)
-            stages.append(Stage(first=k, last=last, submesh=m))
-            k, d = last + 1, d - self._sizes[m]
+            (mine,) = np.nonzero(sizes <= d)
+            stage = costs[k, k:, mine, self._far[self._shape[mine], d]]
+            admitted = self._admitted[k, k:, mine] > (s if self._by_stage else 0)
+            sums = np.where(admitted, stage, inf) + least[s, k + 1 :, d - sizes[mine]]
+            at, last = np.unravel_index(sums.argmin(), sums.shape)
+            stages.append(Stage(first=k, last=k + int(last), submesh=int(mine[at])))
+            k, d = k + int(last) + 1, d - int(sizes[mine[at]])
         return tuple(stages)
 
     def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:

@@ -151,7 +151,7 @@ def test_both_schedules_equal_plain_jax(family: str, num_stages: int, schedule: 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rematerialised_layers_equal_plain_jax(family: str, schedule: str) -> None:
-    check_sgd(family, 4, with_schedule(schedule).replace("}}", " remat=layer}}"))
+    check_sgd(family, 4, with_schedule(schedule).replace("{{", "{{remat=layer ", 1))
 
 
 def kept_activations(planned: Program) -> list[set[int]]:
