@@ -71,14 +71,15 @@ from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.workers import Workers
-from alpa.passes.stages.class_costs import ClassSolver, class_solver
+from alpa.passes.stages.class_problem import class_solver
 from alpa.passes.stages.cost import (
     boundary_of,
     computation_seconds,
     layer_of,
     part_of,
 )
-from alpa.passes.stages.layer_classes import layer_classes
+from alpa.passes.stages.costing import Costing
+from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.merge import FragmentBuilder, Stages
 from alpa.passes.stages.remat import Remat, rematerialise, rematerialised
 from alpa.passes.stages.search import Search
@@ -186,15 +187,16 @@ class StageMeshPartition(Pass):
         classes = layer_classes(graph, arguments, results, num_layers, cluster, plan)
         with ExitStack() as stack:
             workers = stack.enter_context(Workers(self.processes))
-            solver = stack.enter_context(class_solver(classes, cluster, plan, self.intra, workers))
+
+            def costing(classes: LayerClasses) -> Costing:
+                solver = stack.enter_context(class_solver(classes, cluster, plan, self.intra))
+                return Costing(solver=solver, workers=workers)
 
             @cache
-            def remat_solver() -> ClassSolver:
+            def remat_costing() -> Costing:
                 copy = stack.enter_context(rematerialised(function))
-                again = layer_classes(
-                    Graph.of(body(copy)), arguments, results, num_layers, cluster, plan
-                )
-                return stack.enter_context(class_solver(again, cluster, plan, self.intra, workers))
+                again = Graph.of(body(copy))
+                return costing(layer_classes(again, arguments, results, num_layers, cluster, plan))
 
             search = Search(
                 function=function,
@@ -206,8 +208,9 @@ class StageMeshPartition(Pass):
                 forced_shape=self._forced_shape,
                 equal_layers=self.equal_layers,
                 objective=self.objective,
-                solver=solver,
-                remat_solver=remat_solver if self.remat == "auto" else None,
+                costing=costing(classes),
+                remat_costing=remat_costing,
+                may_rematerialise=self.remat == "auto",
             )
             return search.run()
 

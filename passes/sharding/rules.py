@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from alpa.dialects import chlo, ir, passmanager, walk
+from alpa.dialects import chlo, ir, passmanager, stablehlo, walk
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.base import PassError
 from alpa.passes.simplify.op_kinds import ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO, SOURCES
@@ -80,7 +80,8 @@ def register_sharding_rule(target: str, rule: CustomRule) -> None:
 
 @contextmanager
 def populated(module: ir.Module) -> Generator[Callable[[ir.OpView], ShardingRule | None]]:
-    """Runs Shardy's rule pass and gives `rule_of`; the attributes it wrote are removed at the end.
+    """Writes all ops' rules that Shardy or the user knows, and gives `rule_of`; the attributes it
+    wrote are removed at the end.
 
     with populated(module) as rule_of:
         rule = rule_of(op)
@@ -97,6 +98,12 @@ def populated(module: ir.Module) -> Generator[Callable[[ir.OpView], ShardingRule
     finally:
         handler.detach()
     try:
+        # The text of the module then has all rules, for a process that has no registry.
+        for op in walk(module.body):
+            if isinstance(op, stablehlo.CustomCallOp) and _ATTRIBUTE not in op.attributes:
+                rule = CUSTOM_CALL_RULES.rule_of(op)
+                if rule is not None:
+                    op.attributes[_ATTRIBUTE] = rule.to_attr()
         yield rule_of
     finally:
         for op in walk(module.body):

@@ -124,6 +124,8 @@ class ShardGraph:
     """nodes that are tensors: arguments, what transfers bring, variables of loops"""
     ops: list[OpNode] = field(default_factory=list)
     """nodes that are ops"""
+    ruled: list[tuple[Op, ShardingRule, float]] = field(default_factory=list)
+    """ops that are sharded by a rule, and how often they run in a step"""
     ops_of: dict[ir.Block, list[Op]] = field(default_factory=dict)
     """the ops of each block that was added, but its terminator"""
     constraints: list[Op] = field(default_factory=list)
@@ -348,6 +350,7 @@ class ShardGraph:
         if rule is None:
             self._add_replicated(op, weight)
             return
+        self.ruled.append((op, rule, weight))
         leader = self._leader(op)
         result: int | None = None
         if leader is None:

@@ -58,6 +58,17 @@ def enumerate_strategies(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[St
     return _enumerate(rule, sizes)
 
 
+def splittable(rule: ShardingRule) -> tuple[int, ...]:
+    """The different sizes of factors that may be sharded, ascending."""
+    fixed = rule.need_replication | rule.permutation
+    return tuple(sorted({size for f, size in enumerate(rule.factor_sizes) if f not in fixed}))
+
+
+def most_ways(factors: Sequence[int], sizes: Sequence[int]) -> int:
+    """How many ways no op is split more: by all axes that divide some of its factors' sizes."""
+    return prod(n for n in sizes if any(_divides(size, n) for size in factors))
+
+
 @lru_cache(maxsize=4096)
 def _enumerate(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[Strategy, ...]:
     fixed = rule.need_replication | rule.permutation

@@ -129,7 +129,7 @@ def approach(
             state.sweep(forward=True)
             state.sweep(forward=False)
         last, bound = bound, state.bound()[0] + reduction.constant
-        if bound - last <= near or bound >= enough or time.monotonic() > deadline:
+        if not bound - last > near or bound >= enough or time.monotonic() > deadline:
             break
     read = [state.improve(state.round(forward=True))]
     state.sweep(forward=True)

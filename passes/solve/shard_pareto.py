@@ -1,15 +1,18 @@
-"""Choices that trade cost for memory: the best ones at several prices of a byte.
+"""Choices that trade cost for memory: the fastest one, and the best ones at prices of a byte.
 
-One presolve serves all prices: it knows memory, so it keeps what is best at any of them. Dual
-ascent then goes on from one price to the next (`shard_bound.approach`).
+Dual ascent (`shard_bound.approach`) goes on from one price to the next, on the problem as it is: a
+presolve would take as long. Only strategies that are forbidden go first, which leaves little where
+a baseline forbids most. Where a choice is not near enough to its bound, the solver decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
-from alpa.passes.solve import shard_ilp
+import numpy as np
+
 from alpa.passes.solve.shard_bound import Messages, approach, dual_bound
 from alpa.passes.solve.shard_fixing import priced
 from alpa.passes.solve.shard_presolve import Reduction
@@ -19,43 +22,76 @@ _NEAR = 0.1
 """Sweeps end when they gain less than this part of the gap."""
 
 
-def solve_at_prices(
-    problem: Problem, prices: Sequence[float], *, gap: float, time_limit: float
+def solve(
+    problem: Problem,
+    prices: Sequence[float],
+    *,
+    gap: float,
+    time_limit: float,
+    enough: float = inf,
 ) -> list[tuple[int, ...]]:
-    """For each price the choice of least cost + price * bytes / ``memory_limit`` * C.
+    """The choice of least cost, and for each price that of least
+    cost + price * bytes / ``memory_limit`` * C.
 
     C is the least cost, so that a price has no unit: it says how many times the cost of the
     fastest choice a full memory is worth. Bytes are those at the first time of the usages. Each
     choice is proven to be within ``gap`` of the best, or as near as ``time_limit`` seconds admit.
+    Where all choices cost more than ``enough``, one of them is returned alone, whichever is near.
     Raises ``InfeasibleError``, ``TimeoutError`` and ``SolverFailedError`` as ``shard_ilp.solve``.
     """
+    if all(np.isfinite(costs).all() for costs in problem.node_costs):
+        return _solve(problem, prices, gap, time_limit, enough)
     reduction = Reduction(problem).run()
     rest = reduction.rest()
     if not rest.nodes:
-        return [reduction.lift()] * len(prices)
-    small, memory = rest.problem, Memory(rest.problem)
+        return [reduction.lift()] * (1 + len(prices))
+    found = _solve(rest.problem, prices, gap, time_limit, enough)
+    return [reduction.lift(rest.numbered(choice)) for choice in found]
+
+
+def _solve(
+    problem: Problem, prices: Sequence[float], gap: float, time_limit: float, enough: float
+) -> list[tuple[int, ...]]:
+    memory = Memory(problem)
     times = memory.times[:1].tolist()
-    messages: Messages | None = None
-    choices: list[tuple[int, ...]] = []
-
-    def choose(price: float) -> tuple[int, ...]:
-        nonlocal messages
-        relaxed = priced(small, memory, dict.fromkeys(times, price))
-        near = _NEAR * gap * max(dual_bound(relaxed), 0.0)
-        found = approach(
-            relaxed, near=near, enough=inf, deadline=inf, known=choices[-1:], messages=messages
-        )
-        messages = found.messages
-        cost = relaxed.cost(found.choice)
-        if cost - found.bound <= gap * cost:
-            return found.choice
-        known = found.choice if cost < inf else None
-        return shard_ilp.solve(
-            relaxed, time_limit=time_limit, relative_gap=gap, branch_gap=gap, known=known
-        ).choice
-
-    free = choose(0.0)
-    unit = small.cost(free) / problem.memory_limit
+    fastest, messages = _near(replace(problem, usages=()), gap, time_limit, enough)
+    if messages is None:
+        return [fastest]
+    unit = problem.cost(fastest) / problem.memory_limit
+    choices = [fastest]
     for price in prices:
-        choices.append(choose(price * unit) if price > 0 else free)
-    return [reduction.lift(rest.numbered(choice)) for choice in choices]
+        dear = priced(problem, memory, dict.fromkeys(times, price * unit))
+        choice, messages = _near(dear, gap, time_limit, inf, choices[-1:], messages)
+        choices.append(choice)
+    return choices
+
+
+def _near(
+    problem: Problem,
+    gap: float,
+    time_limit: float,
+    enough: float,
+    known: Sequence[tuple[int, ...]] = (),
+    messages: Messages | None = None,
+) -> tuple[tuple[int, ...], Messages | None]:
+    """A choice within the gap of the best, without memory, and where dual ascent arrived; None
+    where the bound is enough."""
+    near = _NEAR * gap * max(dual_bound(problem), 0.0)
+    found = approach(
+        problem, near=near, enough=enough, deadline=inf, known=known, messages=messages
+    )
+    cost = problem.cost(found.choice)
+    if enough <= found.bound and cost < inf:
+        return found.choice, None
+    if cost - found.bound <= gap * cost:
+        return found.choice, found.messages
+    from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time, seldom needed
+
+    solution = shard_ilp.solve(
+        problem,
+        time_limit=time_limit,
+        relative_gap=gap,
+        branch_gap=gap,
+        known=found.choice if cost < inf else None,
+    )
+    return solution.choice, found.messages

@@ -4,8 +4,8 @@
         pending = [workers.submit(solve, problem) for problem in problems]
         solutions = [one.result() for one in pending]
 
-The processes are fresh interpreters that know the solvers only. `multiprocessing` would import the
-main module once more in each, which runs a user's script again unless it is written for that.
+The processes are fresh interpreters that import what they are sent. `multiprocessing` would import
+the main module once more in each, which runs a user's script again unless it is written for that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Workers:
         if count == "auto":
             count = os.cpu_count() or 1
             count = count if count > 1 else 0
-        self._threads = ThreadPoolExecutor(count) if count > 0 and sys.executable else None
+        self.count = count if sys.executable else 0
+        self._threads = ThreadPoolExecutor(self.count) if self.count else None
         self._here = threading.local()
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] | None = []
@@ -93,6 +94,7 @@ class Workers:
             process.stdin.flush()
             result, error = pickle.load(process.stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError) as gone:
+            del self._here.process  # The next call has a new one.
             raise SolverFailedError(
                 f"a solver's process ended with status {process.wait()}; perhaps there was no "
                 "memory left for it"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from alpa.dialects import body, func, ir, terminator
+from alpa.dialects import body, func, ir, main_function, parse, terminator
 from alpa.dialects.attributes import (
     Argument,
     MeshAssignment,
@@ -70,6 +70,51 @@ class LayerClasses:
     classes: tuple[LayerClass, ...]
     class_of: tuple[int, ...]
     links: dict[Link, tuple[tuple[int, int], ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassesText:
+    """Layer classes that can be sent to another process, and are equal where their texts are."""
+
+    programs: tuple[str, ...]
+    layers: tuple[tuple[int, ...], ...]
+    boundary: tuple[frozenset[int], ...]
+    kept: tuple[frozenset[int], ...]
+    class_of: tuple[int, ...]
+    links: tuple[tuple[Link, tuple[tuple[int, int], ...]], ...]
+
+    @classmethod
+    def of(cls, classes: LayerClasses) -> ClassesText:
+        """With what attributes the programs have now."""
+        return cls(
+            programs=tuple(str(one.module) for one in classes.classes),
+            layers=tuple(one.layers for one in classes.classes),
+            boundary=tuple(one.boundary for one in classes.classes),
+            kept=tuple(one.kept for one in classes.classes),
+            class_of=classes.class_of,
+            links=tuple(classes.links.items()),
+        )
+
+    def parse(self) -> LayerClasses:
+        """In a fresh context."""
+        first = parse(self.programs[0])
+        modules = [first, *(parse(text, first.context) for text in self.programs[1:])]
+        return LayerClasses(
+            classes=tuple(
+                LayerClass(
+                    layers=layers,
+                    function=main_function(module),
+                    module=module,
+                    boundary=boundary,
+                    kept=kept,
+                )
+                for module, layers, boundary, kept in zip(
+                    modules, self.layers, self.boundary, self.kept, strict=True
+                )
+            ),
+            class_of=self.class_of,
+            links=dict(self.links),
+        )
 
 
 def layer_classes(

@@ -1,32 +1,29 @@
-"""What a submesh offers the stage DP: its logical views, each at several prices of memory.
+"""What a submesh, seen in one logical shape, offers the stage DP.
 
 Costs of sharded layers take seconds to find (`class_costs.py`), so there are also bounds of them
-that cost nothing (`search.py` says what for).
+that cost nothing (`views.py` says what for).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from alpa.dialects.attributes import Plan
-from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
-from alpa.passes.stages.class_costs import ClassCosts, ClassSolver
+from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.cost import Boundary, intervals, pairs_inside
 from alpa.passes.stages.layer_classes import LayerClasses
 
 if TYPE_CHECKING:
     from alpa.passes.solve import stage_dp
 
-PRICES = (0.0, 1.0, 100.0)
-"""Of memory: the fastest sharding, and ones that hold less and less (see `ClassSolver.solve`)."""
+PRICES = (1.0, 10.0)
+"""Of memory: beside the fastest sharding those that hold less (see `shard_pareto.solve`)."""
 SHARES = (0.25, 0.5, 0.75)
 """Of a stage's layers that are rematerialised, where not all or none are."""
 _NO_LIMIT = 1 << 30
@@ -39,8 +36,7 @@ class Option:
 
     hosts: int
     devices: int
-    shape: tuple[int, ...] | None
-    """None while its costs are not known, only bounded from below"""
+    shape: tuple[int, ...]
     seconds: np.ndarray
     update: np.ndarray
     state_bytes: np.ndarray
@@ -51,6 +47,8 @@ class Option:
     """per device and micro-batch in flight"""
     remat: float = 0.0
     """the share of a stage's layers, from its first on, that are rematerialised"""
+    is_bound: bool = False
+    """its costs are not known, only bounded from below"""
     problem: str = ""
     """why there is no plan on it, where there is none: it takes for ever"""
 
@@ -78,87 +76,87 @@ class Option:
         return range(first, first + ceil(self.remat * (last + 1 - first)))
 
 
-def views(hosts: int, devices: int, rank: int, *, ordered: bool = False) -> list[tuple[int, ...]]:
-    """The logical shapes of a submesh: of one axis, or all factorings in two that differ.
-
-    Inside a host all links are equal, so that only the sizes count; over hosts the last axis has
-    neighbours. `ordered`: the axes mean different things, so that (a, b) and (b, a) differ and an
-    axis of size 1 is a choice, too.
-    """
-    count = hosts * devices
-    if ordered:
-        return [(count // a, a) for a in range(devices, 0, -1) if devices % a == 0]
-    if hosts == 1:
-        if rank == 1 or count < 4:
-            return [(count,)]
-        return [(a, count // a) for a in range(2, count) if count % a == 0 and a * a <= count] or [
-            (count,)
-        ]
-    return [(hosts * devices // a, a) for a in range(devices, 1, -1) if devices % a == 0] or [
-        (hosts, devices)
-    ]
-
-
-def bounded(one_device: Option, hosts: int, devices: int) -> Option:
-    """What no sharding undercuts: one device's work and memory split evenly, and nothing sent."""
-    count = hosts * devices
+def option_of(
+    classes: LayerClasses, costs: ClassCosts, hosts: int, devices: int, shape: tuple[int, ...]
+) -> Option:
+    """What intervals of layers cost by what their classes do."""
+    at = np.array(classes.class_of)
+    count = len(at)
+    valid = np.triu(np.ones((count, count), dtype=bool))
+    between = {"forward": np.zeros((count, count)), "update": np.zeros((count, count))}
+    for link, pairs in classes.links.items():
+        kind = "update" if link.part == "update" else "forward"
+        for producer, reader in pairs:
+            low, high = min(producer, reader), max(producer, reader)
+            between[kind][low, high] += costs.links[link]
+    seconds = intervals((costs.forward + costs.backward)[at]) + pairs_inside(between["forward"])
+    update = intervals(costs.update[at]) + pairs_inside(between["update"])
     return Option(
         hosts=hosts,
         devices=devices,
-        shape=None,
-        seconds=one_device.seconds / count,
-        update=one_device.update / count,
-        state_bytes=one_device.state_bytes / count,
-        transient_bytes=one_device.transient_bytes / count,
-        activation_bytes=one_device.activation_bytes / count,
+        shape=shape,
+        seconds=np.where(valid, seconds, np.inf),
+        update=np.where(valid, update, np.inf),
+        state_bytes=intervals(costs.state[at]),
+        transient_bytes=_largest(costs.transient[at]),
+        activation_bytes=intervals(costs.activation[at]),
     )
 
 
-def remat_bounds(
-    options: Sequence[Option], one_device: Option, again: Option | None = None
-) -> list[Option]:
-    """What rematerialised layers do not undercut on a submesh, for each of its views.
+def impossible(
+    num_layers: int, hosts: int, devices: int, shape: tuple[int, ...], problem: str
+) -> Option:
+    """A submesh on which there is no plan: it takes for ever."""
+    never, nothing = np.full((num_layers, num_layers), np.inf), np.zeros((num_layers, num_layers))
+    return Option(
+        hosts=hosts,
+        devices=devices,
+        shape=shape,
+        seconds=never,
+        update=never,
+        state_bytes=nothing,
+        transient_bytes=nothing,
+        activation_bytes=nothing,
+        problem=problem,
+    )
 
-    They take the time of the fastest option, since they compute and send all that it does; only a
-    sharding that a stage had no memory for is faster. And they hold an even split of what one
-    device holds: `again` where all its layers are rematerialised, if that is known, else its state
-    at least.
+
+def remat_bounds(fastest: Option, one_device: Option, again: Option | None = None) -> list[Option]:
+    """What rematerialised layers do not undercut, all of a stage's or some.
+
+    They compute and send all that the fastest option does, and an even split of what one device
+    computes again; and they hold an even split of what one device holds. Both are those of
+    `again`, where all its layers are rematerialised, if that is known; else its state at least.
     """
-    fastest: dict[tuple[int, ...] | None, Option] = {}
-    for option in options:
-        if not option.remat:
-            fastest.setdefault(option.shape, option)
-    nothing = np.zeros_like(one_device.seconds)
-    return [
-        replace(
-            option,
-            shape=None,
-            state_bytes=one_device.state_bytes / option.size,
-            transient_bytes=nothing if again is None else again.transient_bytes / option.size,
-            activation_bytes=nothing if again is None else again.activation_bytes / option.size,
-            remat=1.0,
-        )
-        for option in fastest.values()
-    ]
+    if again is None:
+        nothing = np.zeros_like(one_device.seconds)
+        bound = _even_bytes(fastest, one_device)
+        return [replace(bound, transient_bytes=nothing, activation_bytes=nothing, remat=1.0)]
+    with np.errstate(invalid="ignore"):  # inf - inf below the diagonal
+        more = np.nan_to_num((again.seconds - one_device.seconds).clip(min=0.0)) / fastest.size
+    whole = replace(_even_bytes(fastest, again), seconds=fastest.seconds + more, remat=1.0)
+    return with_shares([_even_bytes(fastest, one_device)], [whole])
+
+
+def _even_bytes(option: Option, one_device: Option) -> Option:
+    """The times of an option, and the bytes of one device split evenly."""
+    return replace(
+        option,
+        state_bytes=one_device.state_bytes / option.size,
+        transient_bytes=one_device.transient_bytes / option.size,
+        activation_bytes=one_device.activation_bytes / option.size,
+        is_bound=True,
+    )
 
 
 def with_shares(options: Sequence[Option], remat: Sequence[Option]) -> list[Option]:
     """Options that rematerialise every layer, and for each those that do so with the first ones.
 
-    `options` are the same views and prices without. The first layers, because their backward parts
-    run last: what they compute again has the place of what the others kept.
+    `options` are the same view at the same prices without. The first layers, because their backward
+    parts run last: what they compute again has the place of what the others kept.
     """
-    pairs = [
-        (without, whole)
-        for shape in dict.fromkeys(whole.shape for whole in remat)
-        for without, whole in zip(
-            (o for o in options if o.shape == shape and not o.problem),
-            (o for o in remat if o.shape == shape and not o.problem),
-            strict=False,
-        )
-    ]
-    mixed = [_mixed(*pair, share) for pair in pairs for share in SHARES]
-    return [*mixed, *remat]
+    pairs = [pair for pair in zip(options, remat, strict=False) if not any(o.problem for o in pair)]
+    return [*(_mixed(*pair, share) for pair in pairs for share in SHARES), *remat]
 
 
 def _mixed(without: Option, whole: Option, share: float) -> Option:
@@ -194,59 +192,6 @@ def _mixed(without: Option, whole: Option, share: float) -> Option:
     )
 
 
-def costed(
-    solver: ClassSolver,
-    hosts: int,
-    devices: int,
-    shapes: Sequence[tuple[int, ...]],
-    remat: float = 0.0,
-) -> list[Option]:
-    """The options of a submesh, the fastest sharding of each view before others.
-
-    A view that cannot be planned takes for ever. `remat` is the share of layers that the solver's
-    programs rematerialise.
-
-    Raises:
-        PassError, InfeasibleError, TimeoutError, SolverFailedError: one device cannot be planned.
-    """
-    return begin_costing(solver, hosts, devices, shapes, remat)()
-
-
-def begin_costing(
-    solver: ClassSolver,
-    hosts: int,
-    devices: int,
-    shapes: Sequence[tuple[int, ...]],
-    remat: float = 0.0,
-) -> Callable[[], list[Option]]:
-    """As `costed`; the problems are posed, and what is returned waits for their solutions."""
-    prices = PRICES if hosts * devices > 1 else PRICES[:1]
-    # Each view is posed while those before it are being solved.
-    posed = [solver.begin(hosts, devices, shape, prices) for shape in shapes]
-    return partial(_finish_costing, solver.classes, hosts, devices, shapes, remat, posed)
-
-
-def _finish_costing(
-    classes: LayerClasses,
-    hosts: int,
-    devices: int,
-    shapes: Sequence[tuple[int, ...]],
-    remat: float,
-    posed: Sequence[Callable[[], list[ClassCosts]]],
-) -> list[Option]:
-    options: list[Option] = []
-    for shape, solution in zip(shapes, posed, strict=True):
-        try:
-            found = solution()
-        except (PassError, InfeasibleError, TimeoutError, SolverFailedError) as error:
-            if hosts * devices == 1:
-                raise  # no submesh does better
-            options.append(_impossible(classes, hosts, devices, shape, str(error)))
-        else:
-            options += [_option(classes, one, hosts, devices, shape) for one in found]
-    return [replace(option, remat=remat) for option in options]
-
-
 def stage_problem(
     options: Sequence[Option],
     boundary: Boundary,
@@ -274,50 +219,6 @@ def stage_problem(
         schedule=plan.schedule,
         num_stages=num_stages,
         minimise=minimise,
-    )
-
-
-def _impossible(
-    classes: LayerClasses, hosts: int, devices: int, shape: tuple[int, ...], problem: str
-) -> Option:
-    count = len(classes.class_of)
-    never, nothing = np.full((count, count), np.inf), np.zeros((count, count))
-    return Option(
-        hosts=hosts,
-        devices=devices,
-        shape=shape,
-        seconds=never,
-        update=never,
-        state_bytes=nothing,
-        transient_bytes=nothing,
-        activation_bytes=nothing,
-        problem=problem,
-    )
-
-
-def _option(
-    classes: LayerClasses, costs: ClassCosts, hosts: int, devices: int, shape: tuple[int, ...]
-) -> Option:
-    at = np.array(classes.class_of)
-    count = len(at)
-    valid = np.triu(np.ones((count, count), dtype=bool))
-    between = {"forward": np.zeros((count, count)), "update": np.zeros((count, count))}
-    for link, pairs in classes.links.items():
-        kind = "update" if link.part == "update" else "forward"
-        for producer, reader in pairs:
-            low, high = min(producer, reader), max(producer, reader)
-            between[kind][low, high] += costs.links[link]
-    seconds = intervals((costs.forward + costs.backward)[at]) + pairs_inside(between["forward"])
-    update = intervals(costs.update[at]) + pairs_inside(between["update"])
-    return Option(
-        hosts=hosts,
-        devices=devices,
-        shape=shape,
-        seconds=np.where(valid, seconds, np.inf),
-        update=np.where(valid, update, np.inf),
-        state_bytes=intervals(costs.state[at]),
-        transient_bytes=_largest(costs.transient[at]),
-        activation_bytes=intervals(costs.activation[at]),
     )
 
 

@@ -1,14 +1,8 @@
 """Which layers go on which meshes: the stage DP over costs of sharded stages, found as needed.
 
-A submesh offers the DP `Option`s (`options.py`). Solving for them takes seconds, so a submesh is at
-first assumed to split all work and memory evenly and to send nothing: no sharding does better. The
-DP is solved, the submeshes that its cut uses are costed, and so on until a cut uses none that is
-not: then no other is better.
-
-Rematerialisation is found in the same way: a submesh whose costs are known is at first assumed to
-rematerialise for nothing, and to keep nothing for the backward part (or an even split, once that is
-known). Where all that is fast fits into memory, no cut uses this assumption, and nothing is costed
-a second time.
+Each submesh, seen in each logical shape, offers the DP `Option`s: costs as far as they are known,
+and else bounds of them (`views.py`). The DP is solved, the costs behind the bounds that its cut
+uses are found, and so on until a cut uses none: then no other is better.
 """
 
 from __future__ import annotations
@@ -16,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from alpa.dialects import func
 from alpa.dialects.attributes import MeshAssignment, Plan
@@ -26,22 +20,16 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.solve.schedule import in_flight
 from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
-from alpa.passes.stages.class_costs import ClassSolver
 from alpa.passes.stages.cost import Boundary
+from alpa.passes.stages.costing import Costing
 from alpa.passes.stages.merge import Stages
-from alpa.passes.stages.options import (
-    Option,
-    begin_costing,
-    bounded,
-    costed,
-    remat_bounds,
-    stage_problem,
-    views,
-    with_shares,
-)
+from alpa.passes.stages.options import Option, stage_problem
+from alpa.passes.stages.views import OneDevice, View, logical_shapes
 
 if TYPE_CHECKING:
     from alpa.passes.solve import stage_dp
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +45,10 @@ class Search:
     forced_shape: tuple[int, ...] | None
     equal_layers: bool
     objective: Literal["step", "throughput"]
-    solver: ClassSolver
-    remat_solver: Callable[[], ClassSolver] | None
-    """of the same layers rematerialised; None where that is not to be chosen"""
+    costing: Costing
+    remat_costing: Callable[[], Costing]
+    """of the same layers rematerialised"""
+    may_rematerialise: bool
 
     def run(self) -> Stages:
         """The best stages and their meshes."""
@@ -69,26 +58,22 @@ class Search:
         submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
         if self.forced_shape is not None:
             submeshes = self._submeshes_of_forced_shape(submeshes)
-        one = self._one_device(self.solver)
-        options = {shape: self._with_remat([bounded(one, *shape)], one) for shape in submeshes}
-        if (1, 1) in options:
-            alone = replace(one, shape=self.forced_shape or (1,))
-            options[1, 1] = self._with_remat([alone], one)
-        again: Option | None = None
-        whole = (cluster.hosts, cluster.devices_per_host)
-        undecided: Option | None = None
-        if whole in options and (self.num_stages == 1 or len(one.seconds) == 1):
-            shapes = self._views(*whole)
-            if len(shapes) == 1:
-                # One stage, on one view of all devices: at most remat is to be chosen.
-                undecided = replace(options[whole][0], shape=shapes[0])
-        if undecided is not None and (
-            self.remat_solver is None
-            or one.max_in_flight(cluster.device.memory)[0, -1] >= self.plan.num_micro_batches
-        ):
-            options[whole] = [undecided]
+        one = self._planned_on_one_device(
+            lambda: OneDevice.of(
+                self.costing, self.remat_costing, may_rematerialise=self.may_rematerialise
+            )
+        )
+        views = [
+            View.of(one, *submesh, shape)
+            for submesh in submeshes
+            for shape in self._shapes(*submesh)
+        ]
+        only = self._only(one, views)
+        if only is not None and not self._may_not_fit(one):
+            views, only = [only], None
         while True:
-            flat = [option for mine in options.values() for option in mine]
+            offers = [(option, view) for view in views for option in view.options()]
+            flat = [option for option, _ in offers]
             problem = stage_problem(
                 flat,
                 self.boundary,
@@ -100,29 +85,28 @@ class Search:
             try:
                 solution = self._solve(problem, flat)
             except stage_dp.OutOfMemoryError as error:
-                if undecided is None:
+                if only is None:
                     raise PassError(self.function, f"{error}. {self._needs(flat)}") from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
-                options, undecided = {whole: [undecided]}, None
+                views, only = [only], None
                 continue
             chosen = [flat[stage.submesh] for stage in solution.stages]
-            unknown = {((o.hosts, o.devices), o.remat) for o in chosen if o.shape is None}
+            used = [offers[stage.submesh] for stage in solution.stages]
+            unknown = dict.fromkeys(view for option, view in used if option.is_bound)
             if not unknown:
                 break
-            if again is None and self.remat_solver is not None and any(r for _, r in unknown):
+            if one.again is None and any(option.is_bound and option.remat for option, _ in used):
                 # Nearer bounds, now that they matter.
-                again = self._one_device(self.remat_solver(), remat=1.0)
-                options = {
-                    submesh: self._with_remat([o for o in mine if not o.remat], one, again)
-                    for submesh, mine in options.items()
-                }
+                self._planned_on_one_device(one.rematerialise)
                 continue
-            # One submesh is posed while those before it are being solved.
-            posed = {
-                submesh: self._begin(options[submesh], submesh, one, again)
-                for submesh in sorted({submesh for submesh, _ in unknown})
-            }
-            options |= {submesh: finish() for submesh, finish in posed.items()}
+            # Side by side, with what is about to be asked for.
+            alike = (v for v in views if any(v.is_like(other) for other in unknown))
+            begun = [view.begin() for view in dict.fromkeys([*unknown, *alike])]
+            if one.again is None and self._memory_may_bind(one):
+                # It will be asked for, and there is time now.
+                self._planned_on_one_device(one.rematerialise)
+            for finish in begun:
+                finish()
         places = placement.place(
             cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
         )
@@ -134,7 +118,7 @@ class Search:
                     name=f"mesh_{s}",
                     hosts=tuple(dict.fromkeys(host for host, _ in places[s])),
                     devices=tuple(h * cluster.devices_per_host + d for h, d in places[s]),
-                    logical_shape=found.shape or (),
+                    logical_shape=found.shape,
                 )
             )
             plan = self.plan
@@ -159,46 +143,40 @@ class Search:
             rematerialised=frozenset(repeated),
         )
 
-    def _begin(
-        self,
-        options: Sequence[Option],
-        submesh: tuple[int, int],
-        one: Option,
-        again: Option | None,
-    ) -> Callable[[], list[Option]]:
-        """Poses the problems of a submesh: rematerialised, if its costs without are known.
-
-        What is returned waits for their solutions, and gives the submesh's new options.
-        """
-        shapes = self._views(*submesh)
-        known = [o for o in options if o.shape is not None and not o.remat]
-        if known and self.remat_solver is not None:
-            found = begin_costing(self.remat_solver(), *submesh, shapes, remat=1.0)
-            return lambda: known + with_shares(known, found())
-        found = begin_costing(self.solver, *submesh, shapes)
-        return lambda: self._with_remat(found(), one, again)
-
-    def _with_remat(
-        self, options: list[Option], one: Option, again: Option | None = None
-    ) -> list[Option]:
-        if self.remat_solver is None:
-            return options
-        return options + remat_bounds(options, one, again)
-
-    def _one_device(self, solver: ClassSolver, remat: float = 0.0) -> Option:
-        """What the layers cost without sharding. Raises PassError."""
+    def _planned_on_one_device(self, known: Callable[[], T]) -> T:
+        """Raises PassError where the layers cannot be."""
         try:
-            (one,) = costed(solver, 1, 1, [(1,)], remat)
+            return known()
         except (InfeasibleError, TimeoutError, SolverFailedError) as error:
             message = f"the layers cannot be planned on one device: {error}"
             raise PassError(self.function, message) from error
-        return one
 
-    def _views(self, hosts: int, devices: int) -> list[tuple[int, ...]]:
+    def _only(self, one: OneDevice, views: Sequence[View]) -> View | None:
+        """The view of all devices, where a single stage can take no other, whatever it costs."""
+        cluster = self.cluster
+        single = self.num_stages == 1 or len(one.option.seconds) == 1
+        whole = [
+            v for v in views if (v.hosts, v.devices) == (cluster.hosts, cluster.devices_per_host)
+        ]
+        return replace(whole[0], is_only=True) if single and len(whole) == 1 else None
+
+    def _may_not_fit(self, one: OneDevice) -> bool:
+        """Whether rematerialising some layers of a single stage could be needed."""
+        fits = one.option.max_in_flight(self.cluster.device.memory)[0, -1]
+        return self.may_rematerialise and fits < self.plan.num_micro_batches
+
+    def _memory_may_bind(self, one: OneDevice) -> bool:
+        """Whether all layers fill half of all devices with one micro-batch in flight."""
+        held = one.option.fixed_bytes[0, -1] + one.option.activation_bytes[0, -1]
+        whole = self.cluster.num_devices * self.cluster.device.memory
+        return self.may_rematerialise and bool(held >= whole / 2)
+
+    def _shapes(self, hosts: int, devices: int) -> list[tuple[int, ...]]:
         """The logical shapes of a submesh that may be chosen."""
         if self.forced_shape is not None:
             return [self.forced_shape]
-        return views(hosts, devices, self.mesh_rank, ordered=axes_differ(self.solver.intra))
+        ordered = axes_differ(self.costing.solver.intra)
+        return logical_shapes(hosts, devices, self.mesh_rank, ordered=ordered)
 
     def _submeshes_of_forced_shape(
         self, submeshes: Sequence[tuple[int, int]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -23,11 +24,12 @@ from alpa.dialects.attributes import (
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.solve import placement, stage_dp
-from alpa.passes.stages.class_costs import class_solver
+from alpa.passes.stages.class_problem import class_solver
 from alpa.passes.stages.cost import Boundary, boundary_of, intervals
 from alpa.passes.stages.layer_classes import layer_classes
-from alpa.passes.stages.options import SHARES, Option, costed, stage_problem, views, with_shares
+from alpa.passes.stages.options import SHARES, Option, stage_problem, with_shares
 from alpa.passes.stages.remat import rematerialised
+from alpa.passes.stages.views import logical_shapes
 
 NUM_LAYERS, BATCHES = 4, 4
 CLUSTER = """
@@ -85,7 +87,9 @@ def planned(text: str, cluster: str, remat: str, options: str = "") -> tuple[Pla
     return plan, sorted(layer for op in body(main).operations for layer in read_remat(op))
 
 
-def all_options(text: str, cluster: Cluster, plan: Plan) -> tuple[list[Option], Boundary]:
+def all_options(
+    text: str, cluster: Cluster, plan: Plan, costed: Callable[..., list[Option]]
+) -> tuple[list[Option], Boundary]:
     """Every submesh costed without rematerialisation, with, and mixed; transfers."""
     module = alpa.passes.run(text, "simplify-trivial-ops")
     function = main_function(module)
@@ -102,23 +106,21 @@ def all_options(text: str, cluster: Cluster, plan: Plan) -> tuple[list[Option], 
             class_solver(of[1], cluster, plan) as all_,
         ):
             for submesh in placement.submeshes(cluster.hosts, cluster.devices_per_host):
-                shapes = views(*submesh, 2)
-                without, whole = (
-                    costed(plain, *submesh, shapes),
-                    costed(all_, *submesh, shapes, 1.0),
-                )
-                found += without + with_shares(without, whole)
+                for shape in logical_shapes(*submesh, 2):
+                    without = costed(plain, *submesh, [shape])
+                    whole = costed(all_, *submesh, [shape], 1.0)
+                    found += without + with_shares(without, whole)
     return found, boundary_of(graph, arguments, results, NUM_LAYERS)
 
 
 @pytest.mark.parametrize("memory", ["64MiB", "1200KiB", "640KiB"])
 def test_costing_where_memory_binds_finds_what_costing_all_does(
-    clustered: str, tmp_path: Path, memory: str
+    clustered: str, tmp_path: Path, memory: str, costed: Callable[..., list[Option]]
 ) -> None:
     name = cluster_of(tmp_path, memory)
     cluster = Cluster.parse(name)
     given = Plan(num_micro_batches=BATCHES, schedule="1f1b", cluster=name)
-    options, boundary = all_options(clustered, cluster, given)
+    options, boundary = all_options(clustered, cluster, given, costed)
     best = stage_dp.solve(stage_problem(options, boundary, cluster, given))
     plan, _ = planned(clustered, name, "auto")
     assert plan.predicted_step_seconds == pytest.approx(best.objective, rel=1e-9)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +25,12 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.solve import placement, stage_dp
-from alpa.passes.stages.class_costs import ClassCosts, ClassSolver, class_solver
+from alpa.passes.stages.class_costs import ClassCosts
+from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, class_solver
 from alpa.passes.stages.cost import Boundary, boundary_of, layer_of
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
-from alpa.passes.stages.options import Option, bounded, costed, stage_problem, views
+from alpa.passes.stages.options import Option, option_of, stage_problem
+from alpa.passes.stages.views import logical_shapes
 from alpa.tools import zoo
 
 NUM_LAYERS = 4
@@ -145,19 +146,43 @@ def test_equal_layers_are_one_class(clustered: Clustered) -> None:
     assert sizes in ([1, 1, 1, 1], [1, 1, 2])
 
 
-def test_nothing_undercuts_an_even_split_of_one_device(clustered: Clustered) -> None:
-    (one,) = costed(clustered.solver, 1, 1, [(1,)])
+def test_nothing_undercuts_the_work_of_one_device(
+    clustered: Clustered, costed: Callable[..., list[Option]]
+) -> None:
+    problem = clustered.solver.pose(1, 1, (1,))
+    (costs,) = problem.solve(())
+    work = problem.work(costs)
     valid = np.triu_indices(NUM_LAYERS)
     for hosts, devices in ((1, 2), (2, 2)):
-        least = bounded(one, hosts, devices)
-        for option in costed(clustered.solver, hosts, devices, views(hosts, devices, 2)):
+        for option in costed(clustered.solver, hosts, devices, logical_shapes(hosts, devices, 2)):
+            where = (hosts, devices, option.shape)
+            least = option_of(clustered.classes, work.split(option.shape), *where)
             for name in ("seconds", "update", "fixed_bytes", "activation_bytes"):
                 real, bound = getattr(option, name)[valid], getattr(least, name)[valid]
                 assert (real >= bound * (1 - 1e-6)).all(), name
 
 
-def test_a_price_on_memory_gives_less_memory(clustered: Clustered) -> None:
-    (shape,) = views(1, 2, 2)
+def test_what_no_axis_divides_is_not_split(clustered: Clustered) -> None:
+    problem = clustered.solver.pose(1, 1, (1,))
+    (costs,) = problem.solve(())
+    work = problem.work(costs)
+    whole, halved, odd = (
+        option_of(clustered.classes, work.split((n,)), 1, n, (n,)).seconds[0, -1] for n in (1, 2, 7)
+    )
+    assert whole == pytest.approx(costs_sum(clustered, costs))
+    assert halved == pytest.approx(whole / 2, rel=0.02)
+    # No dimension of these programs is a multiple of seven.
+    assert odd >= 0.9 * whole
+
+
+def costs_sum(clustered: Clustered, costs: ClassCosts) -> float:
+    return float((costs.forward + costs.backward)[list(clustered.classes.class_of)].sum())
+
+
+def test_a_price_on_memory_gives_less_memory(
+    clustered: Clustered, costed: Callable[..., list[Option]]
+) -> None:
+    (shape,) = logical_shapes(1, 2, 2)
     free, *_, dear = costed(clustered.solver, 1, 2, [shape])
     all_layers = (0, NUM_LAYERS - 1)
     kept = PLAN.num_micro_batches
@@ -166,13 +191,15 @@ def test_a_price_on_memory_gives_less_memory(clustered: Clustered) -> None:
     assert dear.seconds[all_layers] >= free.seconds[all_layers] * (1 - 1e-2)
 
 
-def test_costing_what_is_used_finds_what_costing_all_does(clustered: Clustered) -> None:
+def test_costing_what_is_used_finds_what_costing_all_does(
+    clustered: Clustered, costed: Callable[..., list[Option]]
+) -> None:
     cluster = Cluster.parse(CLUSTER)
     boundary = clustered.boundary
     options: list[Option] = [
         option
         for hosts, devices in placement.submeshes(cluster.hosts, cluster.devices_per_host)
-        for option in costed(clustered.solver, hosts, devices, views(hosts, devices, 2))
+        for option in costed(clustered.solver, hosts, devices, logical_shapes(hosts, devices, 2))
     ]
     whole = stage_dp.solve(stage_problem(options, boundary, cluster, PLAN))
     pipeline = f"stage-mesh-partition{{cluster={CLUSTER} num-micro-batches=4 schedule=1f1b}}"
@@ -183,7 +210,9 @@ def test_costing_what_is_used_finds_what_costing_all_does(clustered: Clustered) 
     assert len(read_meshes(main_function(planned))) == len(whole.stages)
 
 
-def test_one_stage_costs_what_its_own_program_does(clustered: Clustered) -> None:
+def test_one_stage_costs_what_its_own_program_does(
+    clustered: Clustered, costed: Callable[..., list[Option]]
+) -> None:
     options = f"cluster={CLUSTER} num-micro-batches=4 num-stages=1 schedule=1f1b"
     planned = alpa.passes.run(
         str(clustered.module), f"stage-mesh-partition{{{options}}},ilp-shard-annotate"
@@ -201,18 +230,16 @@ def test_one_stage_costs_what_its_own_program_does(clustered: Clustered) -> None
 @pytest.fixture
 def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No class has a plan on submeshes of these shapes."""
-    begin = ClassSolver.begin
-
-    def fail() -> NoReturn:
-        raise TimeoutError("no choice was found")
+    pose = ClassSolver.pose
 
     def fail_on(
-        self: ClassSolver, hosts: int, devices: int, shape: tuple[int, ...], prices: Any
-    ) -> Callable[[], list[ClassCosts]]:
-        fails = (hosts, devices) in request.param
-        return fail if fails else begin(self, hosts, devices, shape, prices)
+        self: ClassSolver, hosts: int, devices: int, shape: tuple[int, ...]
+    ) -> ClassProblem:
+        if (hosts, devices) in request.param:
+            raise TimeoutError("no choice was found")
+        return pose(self, hosts, devices, shape)
 
-    monkeypatch.setattr(ClassSolver, "begin", fail_on)
+    monkeypatch.setattr(ClassSolver, "pose", fail_on)
 
 
 def planned_meshes(num_stages: str) -> list[int]:
@@ -245,7 +272,9 @@ def test_layers_that_have_no_plan_on_one_device(failing: None) -> None:
 
 
 @pytest.mark.parametrize("intra", ["data-parallel", "zero2", "zero3", "megatron", "none"])
-def test_a_baseline_costs_what_its_own_program_does(intra: Intra) -> None:
+def test_a_baseline_costs_what_its_own_program_does(
+    intra: Intra, costed: Callable[..., list[Option]]
+) -> None:
     shape = "4x1" if intra == "megatron" else "2x2"
     options = f"cluster={CLUSTER} num-micro-batches=4 mesh-shape={shape} schedule=1f1b"
     with costs_of(straight_step(), intra) as found:
@@ -287,12 +316,12 @@ def test_what_crosses_between_stages() -> None:
 
 
 def test_views_of_a_submesh() -> None:
-    assert views(1, 1, 2) == [(1,)]
-    assert views(1, 2, 2) == [(2,)]
-    assert views(1, 8, 2) == [(2, 4)]
-    assert views(1, 8, 1) == [(8,)]
-    assert views(1, 16, 2) == [(2, 8), (4, 4)]
-    assert views(2, 8, 2) == [(2, 8), (4, 4), (8, 2)]
-    assert views(3, 1, 2) == [(3, 1)]
-    assert views(1, 4, 2, ordered=True) == [(1, 4), (2, 2), (4, 1)]
-    assert views(2, 2, 2, ordered=True) == [(2, 2), (4, 1)]
+    assert logical_shapes(1, 1, 2) == [(1,)]
+    assert logical_shapes(1, 2, 2) == [(2,)]
+    assert logical_shapes(1, 8, 2) == [(2, 4)]
+    assert logical_shapes(1, 8, 1) == [(8,)]
+    assert logical_shapes(1, 16, 2) == [(2, 8), (4, 4)]
+    assert logical_shapes(2, 8, 2) == [(2, 8), (4, 4), (8, 2)]
+    assert logical_shapes(3, 1, 2) == [(3, 1)]
+    assert logical_shapes(1, 4, 2, ordered=True) == [(1, 4), (2, 2), (4, 1)]
+    assert logical_shapes(2, 2, 2, ordered=True) == [(2, 2), (4, 1)]

@@ -1,0 +1,113 @@
+"""Costs of layer classes that are found in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import alpa.passes
+from alpa.dialects import body, ir, main_function
+from alpa.dialects.attributes import Plan, read_arguments, read_results
+from alpa.dialects.sharding import ShardingRule
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
+from alpa.passes.solve.workers import Workers
+from alpa.passes.stages.class_problem import ClassSolver, class_solver
+from alpa.passes.stages.costing import Costing, NoPlanError
+from alpa.passes.stages.layer_classes import ClassesText, layer_classes
+from alpa.passes.stages.options import PRICES
+
+NUM_LAYERS = 3
+PLAN = Plan(num_micro_batches=1, schedule="1f1b")
+ROWS = ShardingRule(
+    factor_sizes=(64, 128),
+    operands=(((0,), (1,)),),
+    results=(((0,), (1,)),),
+    reduction=frozenset(),
+    need_replication=frozenset({1}),
+    permutation=frozenset(),
+)
+
+
+def program() -> str:
+    """Three products, each with a kernel behind it that is somebody's own."""
+
+    def forward(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return x
+
+    params = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * NUM_LAYERS
+    batch = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    text = jax.jit(forward).lower(params, batch).as_text()
+    kernel = "stablehlo.custom_call @kernel("
+    return "\n".join(
+        line.replace("stablehlo.tanh ", kernel).replace(
+            " : tensor<64x128xf32>", ") : (tensor<64x128xf32>) -> tensor<64x128xf32>"
+        )
+        if "stablehlo.tanh" in line
+        else line
+        for line in text.splitlines()
+    )
+
+
+@pytest.fixture(scope="module")
+def solver() -> Iterator[ClassSolver]:
+    register_sharding_rule("kernel", ROWS)
+    try:
+        pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
+        module = alpa.passes.run(program(), pipeline)
+        function, cluster = main_function(module), Cluster.parse("cpu:1x4")
+        arguments, results = read_arguments(function), read_results(function)
+        with module.context:
+            graph = Graph.of(body(function))
+            classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
+            with class_solver(classes, cluster, PLAN) as found:
+                yield found
+    finally:
+        CUSTOM_CALL_RULES.unregister("kernel")
+
+
+def test_a_process_finds_what_is_found_here(solver: ClassSolver) -> None:
+    """The rule of the kernel is registered here only."""
+    with Workers(1) as workers:
+        there = Costing(solver=solver, workers=workers, worth=0).begin(1, 4, (2, 2), PRICES, inf)()
+    here = Costing(solver=solver, workers=Workers(0)).begin(1, 4, (2, 2), PRICES, inf)()
+    assert len(here) == len(there) == 1 + len(PRICES)
+    for mine, other in zip(here, there, strict=True):
+        for name in ("forward", "backward", "update", "state", "activation", "transient"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(other, name), err_msg=name)
+        assert mine.links == other.links
+
+
+def test_an_op_that_cannot_be_on_a_mesh_is_an_answer(
+    solver: ClassSolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise alpa.passes.PassError(
+            ir.Location.unknown(solver.classes.classes[0].module.context), "no"
+        )
+
+    monkeypatch.setattr(ClassSolver, "pose", fail)
+    begun = Costing(solver=solver, workers=Workers(0)).begin(1, 4, (2, 2), PRICES, inf)
+    with pytest.raises(NoPlanError, match="no"):
+        begun()
+
+
+def test_classes_are_their_text(solver: ClassSolver) -> None:
+    text = ClassesText.of(solver.classes)
+    again = ClassesText.of(text.parse())
+    assert again == text
+    assert hash(again) == hash(text)
+    assert "sdy.sharding_rule" in text.programs[0]
+
+
+def test_a_mesh_on_which_all_take_too_long_is_not_searched(solver: ClassSolver) -> None:
+    problem = solver.pose(1, 4, (2, 2))
+    assert len(problem.solve(PRICES, 1e-12)) == 1
