@@ -124,15 +124,20 @@ def _check_fragment(op: mpmd.FragmentOp, meshes: dict[str, Mesh]) -> None:
         raise CheckError(op.location, str(error)) from error
     if part is None:
         raise CheckError(op.location, "the fragment has no alpa.part: forward, backward or update")
+    fitting: set[tuple[Sharding, ir.Type]] = set()  # of thousands of values, most are alike
     for inner in walk(body(op)):
-        shardings = op_shardings(inner) or ()
+        shardings = op_shardings(inner)
+        if shardings is None:
+            continue
         for number, (value, sharding) in enumerate(zip(inner.results, shardings, strict=False)):
-            if not isinstance(value.type, ir.RankedTensorType):
+            type_ = value.type
+            if (sharding, type_) in fitting or not isinstance(type_, ir.RankedTensorType):
                 continue
             # Ops may shard dimensions unevenly: XLA pads inside an executable.
-            problem = sharding_problem(sharding, name, meshes[name], value.type, uneven=True)
+            problem = sharding_problem(sharding, name, meshes[name], type_, uneven=True)
             if problem:
                 raise CheckError(inner.location, f"result {number} of {inner.name} {problem}")
+            fitting.add((sharding, type_))
 
 
 def sharding_problem(

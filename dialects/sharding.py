@@ -179,8 +179,12 @@ def signature_shardings(
 def op_shardings(op: ir.OpView | ir.Operation) -> tuple[Sharding, ...] | None:
     """The `sdy.sharding` of an op's results, or None."""
     attr = op.attributes.get("sdy.sharding")
-    if attr is None:
-        return None
+    return None if attr is None else _read_per_value(attr)
+
+
+# As for rules, see `_read_rule`.
+@lru_cache(maxsize=4096)
+def _read_per_value(attr: ir.Attribute) -> tuple[Sharding, ...]:
     per_value = sdy.TensorShardingPerValueAttr(attr)
     return tuple(Sharding.from_attr(sharding) for sharding in per_value.shardings)
 

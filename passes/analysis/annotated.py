@@ -31,6 +31,7 @@ class Annotated:
     fragment: mpmd.FragmentOp
     mesh: LogicalMesh
     _layouts: dict[ir.Value, Layout] = field(default_factory=dict, repr=False)
+    _numbered: dict[Sharding, Layout] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, fragment: mpmd.FragmentOp, mesh: LogicalMesh) -> Annotated:
@@ -56,7 +57,8 @@ class Annotated:
 
     def layout(self, value: ir.Value) -> Layout:
         """The layout of a value inside the fragment."""
-        return self._layouts.get(value, ((),) * rank(value))
+        layout = self._layouts.get(value)
+        return ((),) * rank(value) if layout is None else layout
 
     def local_bytes(self, value: ir.Value, layout: Layout | None = None) -> int:
         """Bytes on one device, in a layout or in the value's own; 0 for tokens and the like.
@@ -81,15 +83,20 @@ class Annotated:
             sharding = Sharding.from_attr(op.attributes["sharding"])
             self._layouts[op.results[0]] = self._layout(op, sharding)
             return
-        for result, sharding in zip(op.results, op_shardings(op) or (), strict=False):
-            self._layouts[result] = self._layout(op, sharding)
+        shardings = op_shardings(op)
+        if shardings is not None:
+            for result, sharding in zip(op.results, shardings, strict=False):
+                self._layouts[result] = self._layout(op, sharding)
         if op.operation.name == "stablehlo.while":
             for region in range(2):
                 for argument, result in zip(body(op, region).arguments, op.results, strict=True):
                     self._layouts[argument] = self.layout(result)
 
     def _layout(self, op: ir.OpView, sharding: Sharding) -> Layout:
-        return layout_of(op, sharding, self.mesh)
+        layout = self._numbered.get(sharding)
+        if layout is None:
+            layout = self._numbered[sharding] = layout_of(op, sharding, self.mesh)
+        return layout
 
 
 def layout_of(op: ir.OpView, sharding: Sharding, mesh: LogicalMesh) -> Layout:

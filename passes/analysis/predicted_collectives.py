@@ -103,6 +103,16 @@ def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
     return tuple(sorted(found, key=lambda c: (c.kind, -c.bytes, c.axes)))
 
 
+@dataclass(frozen=True)
+class _Needs:
+    """What an op takes, by numbers: operands that lie otherwise, results that are summed up."""
+
+    moved: tuple[tuple[int, Layout], ...]
+    """the layout that the op wants an operand in"""
+    summed: tuple[tuple[int, tuple[int, ...]], ...]
+    """the axes over which the parts of a result are summed up"""
+
+
 @dataclass
 class _Walk:
     """Visits the ops of a fragment; `found` counts collectives, whose own count is 1."""
@@ -111,17 +121,15 @@ class _Walk:
     found: Counter[Collective] = field(default_factory=Counter)
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
     _brought: set[tuple[ir.Value, Layout, int]] = field(default_factory=set)
-    _factors: dict[
-        tuple[ShardingRule, tuple[Layout, ...], tuple[Layout, ...]], dict[int, tuple[int, ...]]
-    ] = field(default_factory=dict)
-    """what `_distributed` found; most ops are like another one"""
+    # Most ops are like another one, so both are found once for all that are alike.
+    _needs: dict[tuple[ShardingRule, tuple[Layout, ...], tuple[Layout, ...]], _Needs] = field(
+        default_factory=dict
+    )
+    _exchanged: dict[tuple[ir.Type, Layout, Layout], list[Exchange]] = field(default_factory=dict)
 
     def visit(self, block: ir.Block, times: int) -> None:
         """All ops of a block that runs `times` times, but not its terminator."""
-        end = terminator(block)
-        for op in block.operations:
-            if op == end:
-                continue
+        for op in list(block.operations)[:-1]:
             if isinstance(op, sdy.ShardingConstraintOp):
                 self.bring(op.operands[0], self.annotated.layout(op.results[0]), times)
             elif isinstance(op, stablehlo.WhileOp):
@@ -158,39 +166,48 @@ class _Walk:
             self._add(one.kind, one.axes, one.bytes, times * one.times)
 
     def _visit_op(self, op: ir.OpView, rule: ShardingRule, times: int) -> None:
-        axes = self._axes_of_factors(op, rule)
-        kept = [unreduced_axes(self.annotated.layout(v), rank(v)) for v in op.results]
-        for value, dims in zip(op.operands, rule.operands, strict=True):
-            here = self.annotated.layout(value)
-            wanted = tuple(tuple(a for f in dim for a in axes.get(f, ())) for dim in dims)
-            unreduced = unreduced_axes(here, rank(value))
-            if unreduced and unreduced in kept:
-                wanted = (*wanted, unreduced)
-            self.bring(value, wanted, times)
-        split = {a for f in rule.reduction for a in axes.get(f, ())}
-        for result, unreduced in zip(op.results, kept, strict=True):
-            sums = tuple(sorted(split - {*unreduced}))
-            if not sums:
-                continue
+        results, operands = list(op.results), list(op.operands)
+        layout = self.annotated.layout
+        key = (rule, tuple(map(layout, results)), tuple(map(layout, operands)))
+        needs = self._needs.get(key)
+        if needs is None:
+            needs = self._needs[key] = self._needs_of(*key)
+        for number, wanted in needs.moved:
+            self.bring(operands[number], wanted, times)
+        for number, sums in needs.summed:
+            result = results[number]
             size = self.annotated.local_bytes(result)
-            if len(op.results) > 1:
+            if len(results) > 1:
                 self._add("all-gather", sums, size * self.annotated.ways(sums), times)
                 continue
             scattered = self._scattered_at_once(result, sums)
             self._sum(sums, scattered, size, times)
 
-    def _axes_of_factors(self, op: ir.OpView, rule: ShardingRule) -> dict[int, tuple[int, ...]]:
-        """The axes on each factor: by the results, those of sums by the operands."""
-        layout = self.annotated.layout
-        results, operands = (tuple(map(layout, values)) for values in (op.results, op.operands))
-        key = (rule, results, operands)
-        if key not in self._factors:
-            self._factors[key] = self._distributed(*key)
-        return self._factors[key]
+    def _needs_of(
+        self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
+    ) -> _Needs:
+        """What an op of a rule takes whose results and operands have these layouts."""
+        axes = self._axes_of_factors(rule, results, operands)
+        kept = [
+            unreduced_axes(layout, len(dims))
+            for layout, dims in zip(results, rule.results, strict=True)
+        ]
+        moved: list[tuple[int, Layout]] = []
+        for number, (here, dims) in enumerate(zip(operands, rule.operands, strict=True)):
+            wanted = tuple(tuple(a for f in dim for a in axes.get(f, ())) for dim in dims)
+            unreduced = unreduced_axes(here, len(dims))
+            if unreduced and unreduced in kept:
+                wanted = (*wanted, unreduced)
+            if here != wanted:
+                moved.append((number, wanted))
+        split = {a for f in rule.reduction for a in axes.get(f, ())}
+        sums = [tuple(sorted(split - {*unreduced})) for unreduced in kept]
+        return _Needs(tuple(moved), tuple((r, over) for r, over in enumerate(sums) if over))
 
-    def _distributed(
+    def _axes_of_factors(
         self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
     ) -> dict[int, tuple[int, ...]]:
+        """The axes on each factor: by the results, those of sums by the operands."""
         axes: dict[int, tuple[int, ...]] = {}
         for layout, dims in zip(results, rule.results, strict=True):
             for factor, on in self._distribute(rule, dims, layout):
@@ -223,10 +240,11 @@ class _Walk:
 
     def bring(self, value: ir.Value, layout: Layout, times: int) -> None:
         """Adds what it takes to bring a value into a layout, once for each layout."""
-        source, dims = self.annotated.layout(value), rank(value)
+        source = self.annotated.layout(value)
         if source == layout or (value, layout, times) in self._brought:
             return
         self._brought.add((value, layout, times))
+        dims = rank(value)
         axes = unreduced_axes(source, dims)
         source, layout = source[:dims], layout[:dims]
         if axes:
@@ -236,14 +254,16 @@ class _Walk:
             self._add(step.kind, step.axes, step.bytes, times)
 
     def _exchanges(self, value: ir.Value, source: Layout, target: Layout) -> list[Exchange]:
-        dims = rank(value)
-        if source == target or dims == 0:
+        if source == target or not source:
             return []
-        if dims not in self._tables:
-            self._tables[dims] = ReshardTable(self.annotated.mesh, dims)
         type_ = ir.RankedTensorType(value.type)
-        itemsize = element_bytes(type_.element_type)
-        return exchanges(self._tables[dims], source, target, tuple(type_.shape), itemsize)
+        key = (type_, source, target)
+        if key not in self._exchanged:
+            if type_.rank not in self._tables:
+                self._tables[type_.rank] = ReshardTable(self.annotated.mesh, type_.rank)
+            table, itemsize = self._tables[type_.rank], element_bytes(type_.element_type)
+            self._exchanged[key] = exchanges(table, source, target, tuple(type_.shape), itemsize)
+        return self._exchanged[key]
 
     # Sums
 
