@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Self, get_args
 
 from alpa.dialects.bindings import func, ir
@@ -157,8 +158,18 @@ def state_pairs(arguments: Sequence[Argument], results: Sequence[Result]) -> dic
 
 def read_arguments(function: func.FuncOp) -> list[Argument]:
     """The arguments' attributes. Raises ValueError for an unknown role."""
+    attr = function.attributes.get("arg_attrs")
+    if attr is None:
+        return [Argument() for _ in function.type.inputs]
+    return list(_read_arguments(attr))
+
+
+# A pipeline asks again and again, and a large model has thousands of arguments. The key holds the
+# context, so that no attribute outlives it.
+@lru_cache(maxsize=8)
+def _read_arguments(signature: ir.Attribute) -> tuple[Argument, ...]:
     arguments: list[Argument] = []
-    for attrs in signature_attrs(function, "arg_attrs", len(function.type.inputs)):
+    for attrs in _dictionaries(signature):
         role = _string(attrs, ROLE)
         arguments.append(
             Argument(
@@ -170,17 +181,26 @@ def read_arguments(function: func.FuncOp) -> list[Argument]:
                 donor=BUFFER_DONOR in attrs,
             )
         )
-    return arguments
+    return tuple(arguments)
 
 
 def read_results(function: func.FuncOp) -> list[Result]:
     """The results' attributes. Raises ValueError for an unknown role."""
+    attr = function.attributes.get("res_attrs")
+    if attr is None:
+        return [Result() for _ in function.type.results]
+    return list(_read_results(attr))
+
+
+# As for arguments.
+@lru_cache(maxsize=8)
+def _read_results(signature: ir.Attribute) -> tuple[Result, ...]:
     results: list[Result] = []
-    for attrs in signature_attrs(function, "res_attrs", len(function.type.results)):
+    for attrs in _dictionaries(signature):
         text = _string(attrs, RESULT)
         role = None if text is None else ResultRole.parse(text)
         results.append(Result(role=role, output=_int(attrs, OUTPUT), slice=_slice(attrs)))
-    return results
+    return tuple(results)
 
 
 def argument_attrs(
@@ -439,13 +459,14 @@ def take_from_signature(
     function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"], key: str
 ) -> dict[int, ir.Attribute]:
     """Removes an attribute of arguments or results; gives what it was, by number."""
-    found: dict[int, ir.Attribute] = {}
-    if name in function.attributes:
-        kept = signature_attrs(function, name, 0)
-        for number, attrs in enumerate(kept):
-            if key in attrs:
-                found[number] = attrs.pop(key)
-        function.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(attrs) for attrs in kept])
+    signature = function.attributes.get(name)
+    if signature is None:
+        return {}
+    given = [ir.DictAttr(attrs) for attrs in ir.ArrayAttr(signature)]
+    found = {number: attrs[key] for number, attrs in enumerate(given) if key in attrs}
+    if found:
+        kept = [ir.DictAttr.get(_without(attrs, {key})) for attrs in _dictionaries(signature)]
+        function.attributes[name] = ir.ArrayAttr.get(kept)
     return found
 
 
@@ -456,7 +477,11 @@ def signature_attrs(
     attr = function.attributes.get(name)
     if attr is None:
         return [{} for _ in range(count)]
-    return [{item.name: item.attr for item in ir.DictAttr(d)} for d in ir.ArrayAttr(attr)]
+    return _dictionaries(attr)
+
+
+def _dictionaries(signature: ir.Attribute) -> list[dict[str, ir.Attribute]]:
+    return [{item.name: item.attr for item in ir.DictAttr(d)} for d in ir.ArrayAttr(signature)]
 
 
 def _without(attrs: dict[str, ir.Attribute], names: set[str]) -> dict[str, ir.Attribute]:

@@ -31,6 +31,8 @@ Fails when:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -56,8 +58,8 @@ from alpa.passes.analysis.layer_placement import (
     Floating,
     Placement,
     Slot,
-    forward_ops,
     place,
+    resolve_parts,
 )
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.analysis.step_parts import is_marker, split_step
@@ -86,9 +88,10 @@ class LayerCluster(Pass):
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
         parts = split_step(graph, roles)
         floating = Floating.find(graph, parts)
-        forward = forward_ops(graph, parts, floating)
+        part = resolve_parts(graph, parts, floating)
+        forward = [o for o in range(len(graph.ops)) if part[o] == "forward"]
         layers = self._cluster(function, graph, forward)
-        placement = place(graph, roles, parts, floating, dict(zip(forward, layers, strict=True)))
+        placement = place(graph, roles, part, floating, dict(zip(forward, layers, strict=True)))
         _write_roles(function, roles)
         ops = placed_ops(graph.ops)
         _outline(function, graph, placement)
@@ -137,7 +140,7 @@ class LayerCluster(Pass):
                 f"the @alpa.layer_boundary markers make {len(starts)} layer(s), not "
                 f"{self.num_layers}; leave num-layers out with clustering=manual",
             )
-        return list(np.searchsorted(starts, np.arange(len(forward)), side="right") - 1)
+        return _layers(starts, len(forward))
 
     def _of_equal_ops(
         self, function: func.FuncOp, num_ops: int, heavy: list[int], count: int
@@ -150,7 +153,7 @@ class LayerCluster(Pass):
                 f"for 1 to {max(1, len(heavy))} with num-layers",
             )
         starts = [0, *(heavy[k * len(heavy) // count] for k in range(1, count))]
-        return list(np.searchsorted(starts, np.arange(num_ops), side="right") - 1)
+        return _layers(starts, num_ops)
 
 
 _HEAVY = op_cost.CONTRACTIONS | {"stablehlo.while"}
@@ -179,7 +182,12 @@ def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> list[int
     received = layer_dp.received_bytes(len(forward), crossing)
     problem = layer_dp.Problem(flops=flops, received=received, num_layers=count, delta=delta)
     starts = layer_dp.solve(problem).starts
-    return list(np.searchsorted(starts, np.arange(len(forward)), side="right") - 1)
+    return _layers(starts, len(forward))
+
+
+def _layers(starts: Sequence[int], count: int) -> list[int]:
+    """The layer of each of `count` ops, where layers begin at `starts`."""
+    return (np.searchsorted(starts, np.arange(count), side="right") - 1).tolist()
 
 
 def _write_roles(function: func.FuncOp, roles: Roles) -> None:
@@ -211,15 +219,22 @@ def _outline(function: func.FuncOp, graph: Graph, placement: Placement) -> None:
             own.setdefault(slot, []).append(o)
     slots = sorted(own, key=_execution_order)
     groups = [_with_copies(graph, placement.floating, slot, own[slot]) for slot in slots]
+    places = Counter(o for group in groups for o in group.ops)
+    moved = {o for o, count in places.items() if count == 1 and not _is_marker(graph.ops[o])}
     crossing = set(graph.returned).union(*(group.inputs for group in groups))
     end = terminator(body(function))
     outside: dict[int, ir.Value] = {v: graph.values[v] for v in range(graph.num_arguments)}
     for group in groups:
-        _outline_group(end, graph, group, crossing, outside)
+        _outline_group(end, graph, group, moved, crossing, outside)
     for i, v in enumerate(graph.returned):
         end.operands[i] = outside[v]
-    for op in reversed(graph.ops):
-        op.erase()
+    for o in reversed(range(len(graph.ops))):
+        if o not in moved:
+            graph.ops[o].erase()
+
+
+def _is_marker(op: ir.OpView) -> bool:
+    return is_marker(op, LAYER_BOUNDARY) or is_marker(op, GRADIENT)
 
 
 def _execution_order(slot: Slot) -> tuple[int, int, int]:
@@ -255,10 +270,14 @@ def _outline_group(
     end: ir.OpView,
     graph: Graph,
     group: _Members,
+    moved: set[int],
     crossing: set[int],
     outside: dict[int, ir.Value],
 ) -> None:
-    """Builds one computation before `end`; `outside` maps values to what stands for them."""
+    """Builds one computation before `end`; `outside` maps values to what stands for them.
+
+    The ops that are `moved` have this place alone; of the others it gets copies.
+    """
     outputs = [v for o in group.own for v in graph.results[o] if v in crossing]
     with ir.InsertionPoint(end):
         computation, block = named_computation(
@@ -267,19 +286,28 @@ def _outline_group(
             [graph.values[v].type for v in outputs],
             loc=graph.ops[group.own[0]].location,
         )
+    # What stands for values inside; the results of moved ops stand for themselves.
     inside: dict[ir.Value, ir.Value] = {
         graph.values[v]: argument for v, argument in zip(group.inputs, block.arguments, strict=True)
     }
+    replaced = {v for o in group.ops if o not in moved for v in graph.results[o]}
+    replaced.update(group.inputs)
     flops = 0.0
-    for op in (graph.ops[o] for o in group.ops):
-        if is_marker(op, LAYER_BOUNDARY) or is_marker(op, GRADIENT):
-            inside.update(zip(op.results, [inside[v] for v in op.operands], strict=True))
+    for o in group.ops:
+        op = graph.ops[o]
+        if _is_marker(op):
+            inside.update(zip(op.results, [inside.get(v, v) for v in op.operands], strict=True))
             continue
         flops += op_cost.flops(op)
-        clone = op.operation.clone(ip=ir.InsertionPoint(block)).opview
-        replace_operands(clone, inside)
-        inside.update(zip(op.results, clone.results, strict=True))
+        if o in moved:
+            block.append(op.operation)
+        else:
+            original, op = op, op.operation.clone(ip=ir.InsertionPoint(block)).opview
+            inside.update(zip(original.results, op.results, strict=True))
+        if not replaced.isdisjoint(graph.operands[o]):
+            replace_operands(op, inside)
     with ir.InsertionPoint(block), computation.location:
-        return_([inside[graph.values[v]] for v in outputs])
+        values = [graph.values[v] for v in outputs]
+        return_([inside.get(value, value) for value in values])
     computation.attributes[FLOPS] = i64(int(flops))
     outside.update(zip(outputs, computation.results, strict=True))

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import cast
 
-from alpa.dialects import ir, stablehlo, terminator, walk
+from alpa.dialects import ir, mpmd, stablehlo, terminator, walk
 
 
 @dataclass(frozen=True)
@@ -91,25 +92,43 @@ class Graph:
         """
         first = list(range(len(self.values)))
         number = {value: i for i, value in enumerate(self.values)}
-        seen: dict[Hashable, list[int]] = {}
-        for op, results in zip(self.ops, self.results, strict=True):
-            if op.name == "stablehlo.optimization_barrier":
+
+        @cache
+        def recipe_of(o: int) -> Hashable:
+            return recipe(self.ops[o], lambda v: first[number[v]], {})
+
+        # Recipes take time: they are compared only where ops of one name read the same.
+        alike: dict[Hashable, int] = {}
+        seen: dict[Hashable, int] = {}
+        for o, (op, operands) in enumerate(zip(self.ops, self.operands, strict=True)):
+            name = op.name
+            if name == "stablehlo.optimization_barrier":
                 same = [first[number[operand]] for operand in op.operands]
             else:
-                same = seen.setdefault(recipe(op, lambda v: first[number[v]], {}), results)
-            for result, equal in zip(results, same, strict=True):
+                earliest = alike.setdefault((name, frozenset(first[v] for v in operands)), o)
+                if earliest == o:
+                    continue
+                seen.setdefault(recipe_of(earliest), earliest)
+                same = self.results[seen.setdefault(recipe_of(o), o)]
+            for result, equal in zip(self.results[o], same, strict=True):
                 first[result] = equal
         return first
 
 
 def _numbers(number: dict[ir.Value, int], values: Iterable[ir.Value]) -> list[int]:
-    found = (number.get(value) for value in values)
-    return list(dict.fromkeys(n for n in found if n is not None))
+    found = dict.fromkeys(map(number.get, values))
+    found.pop(None, None)
+    return cast("list[int]", list(found))
 
 
 def used_values(op: ir.OpView) -> list[ir.Value]:
-    """An op's operands and the values that its regions use from outside or inside."""
+    """An op's operands and the values that its regions use from outside or inside.
+
+    Nothing goes into a computation or a fragment but by its operands.
+    """
     values = list(op.operands)
+    if isinstance(op, mpmd.NamedComputationOp | mpmd.FragmentOp):
+        return values
     for region in op.regions:
         for block in region.blocks:
             for inner in walk(block):
@@ -123,8 +142,8 @@ def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value
     `inner` numbers the values of the regions around it, downwards from -1.
     """
     operands = tuple(inner[v] if v in inner else outer(v) for v in op.operands)
-    names = (name for name in op.attributes if not name.startswith("alpa."))
-    attributes = frozenset((name, op.attributes[name]) for name in names)
+    given = op.attributes.items()
+    attributes = frozenset((name, attr) for name, attr in given if not name.startswith("alpa."))
     regions: list[Hashable] = []
     for region in op.regions:
         for block in region.blocks:

@@ -36,7 +36,7 @@ from alpa.dialects.checks import CheckError, check_planned
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.layer_placement import CHEAP
+from alpa.passes.analysis.layer_placement import CHEAP, union
 from alpa.passes.analysis.planned import Fragment, Program
 from alpa.passes.analysis.step_parts import SAME_ELEMENTS, is_marker
 from alpa.passes.base import PassError
@@ -277,7 +277,10 @@ def _summands(value: ir.Value) -> list[ir.Value]:
 
 @dataclass(frozen=True)
 class _Updates:
-    """The updates of a clustered `@main`, with the data flow inside."""
+    """The updates of a clustered `@main`, with the data flow inside.
+
+    Each of thousands of values has a set of layers: a number, whose bit l says that layer l is in.
+    """
 
     graph: Graph
     operands: list[list[int]]
@@ -287,8 +290,8 @@ class _Updates:
     """by number of the update"""
     owner: dict[int, int]
     """argument -> the first layer whose forward reads it"""
-    leads_to: dict[int, list[set[int]]]
-    """by number of the update, for each value inside the layers of the states made of it"""
+    leads_to: dict[int, list[int]]
+    """by number of the update, for each value inside the set of layers of the states made of it"""
 
     @classmethod
     def of(
@@ -307,18 +310,18 @@ class _Updates:
             layers = [units[o].place for o in graph.users[a] if units[o].part == "forward"]
             if layers:
                 owner[a] = min(layers)
-        outside: list[set[int]] = [set() for _ in graph.values]
+        outside = [0] * len(graph.values)
         for r, a in states.items():
             if a in owner:
-                outside[graph.returned[r]].add(owner[a])
-        leads_to: dict[int, list[set[int]]] = {}
+                outside[graph.returned[r]] |= 1 << owner[a]
+        leads_to: dict[int, list[int]] = {}
         for o in reversed(inner):
             here = inner[o]
-            reached = leads_to[o] = [set[int]() for _ in here.values]
+            reached = leads_to[o] = [0] * len(here.values)
             for v, result in zip(here.returned, graph.results[o], strict=True):
                 reached[v] |= outside[result]
             for i in reversed(range(len(here.ops))):
-                below = set[int]().union(*(reached[v] for v in here.results[i]))
+                below = union(reached, here.results[i])
                 for v in here.operands[i]:
                     reached[v] |= below
             for number, v in enumerate(operands[o]):
@@ -327,38 +330,38 @@ class _Updates:
 
     def check(self) -> None:
         graph = self.graph
-        made_of: list[set[int]] = [set() for _ in graph.values]
+        made_of = [0] * len(graph.values)
         for a, layer in self.owner.items():
-            made_of[a].add(layer)
+            made_of[a] |= 1 << layer
         for o, unit in enumerate(self.units):
             if unit.part == "backward":
                 for v in graph.results[o]:
-                    made_of[v].add(unit.place)
+                    made_of[v] |= 1 << unit.place
             if unit.part != "update":
                 continue
             here = self.inner[o]
-            inside: list[set[int]] = [set() for _ in here.values]
+            inside = [0] * len(here.values)
             for number, v in enumerate(self.operands[o]):
                 inside[number] |= made_of[v]
             for i, used in enumerate(here.operands):
-                above = set[int]().union(*(inside[v] for v in used))
+                above = union(inside, used)
                 for v in here.results[i]:
                     inside[v] |= above
             for number, (v, result) in enumerate(zip(here.returned, graph.results[o], strict=True)):
                 made_of[result] |= inside[v]
                 self._check_result(unit, number, inside[v], self.leads_to[o][v])
 
-    def _check_result(self, unit: _Unit, number: int, made_of: set[int], to: set[int]) -> None:
-        if unit.place < 0 or to == {unit.place} or made_of <= {unit.place}:
+    def _check_result(self, unit: _Unit, number: int, made_of: int, to: int) -> None:
+        if unit.place < 0 or to == 1 << unit.place or made_of in (0, 1 << unit.place):
             return
-        if len(to) == 1:
-            (layer,) = to
+        if to.bit_count() == 1:
+            layer = to.bit_length() - 1
             raise PassError(
                 unit.op,
                 f"result {number} of {unit.name} is made for the state of layer {layer} alone: it "
                 f"belongs to update_{layer}",
             )
-        layers = ", ".join(map(str, sorted(made_of)))
+        layers = ", ".join(str(n) for n in range(made_of.bit_length()) if made_of >> n & 1)
         raise PassError(
             unit.op,
             f"result {number} of {unit.name} is made of gradients or parameters of layers "

@@ -100,12 +100,6 @@ class Placement:
     floating: Floating
 
 
-def forward_ops(graph: Graph, parts: StepParts, floating: Floating) -> list[int]:
-    """The ops that clustering cuts into layers, in program order."""
-    part = resolve_parts(graph, parts, floating)
-    return [o for o in range(len(graph.ops)) if part[o] == "forward"]
-
-
 def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Part | None]:
     """Each op's part where it is computed, None where it is only copied.
 
@@ -142,12 +136,11 @@ def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Pa
 def place(
     graph: Graph,
     roles: Roles,
-    parts: StepParts,
+    part: list[Part | None],
     floating: Floating,
     layer_of: dict[int, int],
 ) -> Placement:
-    """Slots for all ops, given the layers of the forward ops."""
-    part = resolve_parts(graph, parts, floating)
+    """Slots for all ops, given what `resolve_parts` says and the layers of the forward ops."""
     flow = _Flow(graph, part, [None] * len(graph.ops), _sources(graph, part))
     for o, layer in layer_of.items():
         flow.slot[o] = Slot("forward", layer)
@@ -290,33 +283,45 @@ def _readers(flow: _Flow, value: int) -> list[int]:
 
 
 def _place_updates(flow: _Flow, roles: Roles, users: list[set[int]]) -> None:
+    """Layers of updates. A set of layers is a number here, whose bit l says that layer l is in."""
     graph, part, slot = flow.graph, flow.part, flow.slot
     owner = {a: min(users[a]) for a in range(graph.num_arguments) if users[a]}
-    leads_to: list[set[int]] = [set() for _ in graph.values]
+    leads_to = [0] * len(graph.values)
     for r, a in roles.state_pairs().items():
         if a in owner:
-            leads_to[graph.returned[r]].add(owner[a])
+            leads_to[graph.returned[r]] |= 1 << owner[a]
     for o in reversed(range(len(graph.ops))):
         if part[o] in ("update", None):
-            reached = set[int]().union(*(leads_to[v] for v in graph.results[o]))
+            reached = union(leads_to, graph.results[o])
             for v in graph.operands[o]:
                 leads_to[v] |= reached
-    reads: list[set[int]] = [set() for _ in graph.values]
+    reads = [0] * len(graph.values)
     for a, layer in owner.items():
-        reads[a].add(layer)
+        reads[a] |= 1 << layer
     for o in range(len(graph.ops)):
         where = slot[o]
         if where is not None and where.part == "backward":
             for v in graph.results[o]:
-                reads[v].add(where.layer)
+                reads[v] |= 1 << where.layer
         if part[o] != "update":
             continue
-        inputs = set[int]().union(*(reads[v] for v in flow.sources[o]))
+        inputs = union(reads, flow.sources[o])
         for v in graph.results[o]:
             reads[v] |= inputs
-        outputs = set[int]().union(*(leads_to[v] for v in graph.results[o]))
-        chosen = outputs if len(outputs) == 1 or (outputs and len(inputs) != 1) else inputs
-        layer = next(iter(chosen)) if len(chosen) == 1 else GLOBAL
+        outputs = union(leads_to, graph.results[o])
+        if outputs.bit_count() == 1 or (outputs and inputs.bit_count() != 1):
+            chosen = outputs
+        else:
+            chosen = inputs
+        layer = chosen.bit_length() - 1 if chosen.bit_count() == 1 else GLOBAL
         before = [s for v in flow.sources[o] if (s := flow.slot_of(v)) is not None]
         level = max((s.level + (s.layer != layer) for s in before if s.part == "update"), default=0)
         slot[o] = Slot("update", layer, level)
+
+
+def union(sets: list[int], values: list[int]) -> int:
+    """The union of the sets of layers, as bits of numbers, that some values have."""
+    found = 0
+    for v in values:
+        found |= sets[v]
+    return found

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.simplify.op_kinds import ELEMENTWISE_STABLEHLO
 
 # Executed instead of an unknown trip count: a loop whose bound is data is rare, and it must
 # weigh more than its body alone.
@@ -30,6 +31,9 @@ _FREE = frozenset(
         "tuple",
     )
 )
+
+# Ops of whose operands none has more elements than the result.
+_AS_ITS_RESULT = ELEMENTWISE_STABLEHLO - {"stablehlo.bitcast_convert"}
 
 
 def flops(op: ir.OpView) -> float:
@@ -64,14 +68,17 @@ def memory_bytes(op: ir.OpView) -> float:
 
 
 def _flops(op: ir.OpView) -> float:
-    if op.name in _FREE:
+    name = op.name
+    if name in _FREE:
         return 0.0
+    if name in _AS_ITS_RESULT:
+        return float(_elements(op.results[0]))
     if isinstance(op, stablehlo.DotGeneralOp):
         lhs = ir.RankedTensorType(op.lhs.type).shape
         dims = stablehlo.DotDimensionNumbers(op.dot_dimension_numbers)
         contracted = math.prod(lhs[d] for d in dims.lhs_contracting_dimensions)
         return 2.0 * _elements(op.results[0]) * contracted
-    if op.name == "stablehlo.dot":
+    if name == "stablehlo.dot":
         lhs = ir.RankedTensorType(op.operands[0].type).shape
         return 2.0 * _elements(op.results[0]) * lhs[-1]
     if isinstance(op, stablehlo.ConvolutionOp):
@@ -86,9 +93,9 @@ def _flops(op: ir.OpView) -> float:
         return max(sum(_flops(o) for o in body(op, i).operations) for i in range(len(op.regions)))
     if isinstance(op, sdy.ManualComputationOp):
         return manual_ways(op) * sum(_flops(o) for o in body(op).operations)
-    if op.name in ("stablehlo.gather", "stablehlo.dynamic_slice"):
+    if name in ("stablehlo.gather", "stablehlo.dynamic_slice"):
         return float(_elements(op.results[0]))
-    if op.name in ("stablehlo.scatter", "stablehlo.dynamic_update_slice"):
+    if name in ("stablehlo.scatter", "stablehlo.dynamic_update_slice"):
         return float(sum(_elements(value) for value in _updates(op)))
     values = [*op.operands, *op.results]
     return float(max((_elements(value) for value in values), default=0))
