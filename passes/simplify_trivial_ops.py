@@ -82,7 +82,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects import body, ir
+from alpa.dialects import body, ir, walk
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, Remark
 from alpa.passes.simplify import batch_norm, identities
@@ -92,6 +92,7 @@ from alpa.passes.simplify.host_calls import refuse_host_calls
 from alpa.passes.simplify.inline import inline_calls
 from alpa.passes.simplify.lone_device import run_on_one_device
 from alpa.passes.simplify.memory_kinds import drop_memory_kinds
+from alpa.passes.simplify.op_kinds import ARITHMETIC
 from alpa.passes.simplify.returned import separate_results
 from alpa.passes.simplify.rewriter import Rewrite, simplify
 from alpa.passes.simplify.symbols import drop_unused_meshes
@@ -141,9 +142,10 @@ class SimplifyTrivialOps(Pass):
             main = check_input(module)
             drop_gspmd(module, remark)
             referenced = inline_calls(module, main)
-            refuse_host_calls(main)
-            drop_memory_kinds(main, remark)
-            run_on_one_device(module, main)
+            others = [op for op in walk(body(main)) if op.operation.name not in ARITHMETIC]
+            refuse_host_calls(main, others)
+            drop_memory_kinds(main, others, remark)
+            run_on_one_device(module, others)
             drop_unused_meshes(module, referenced)
             simplify(body(main), REWRITES)
             separate_results(module, main)  # last: rewrites make results of arguments

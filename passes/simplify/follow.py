@@ -30,20 +30,17 @@ _LIGHT = DATA_MOVEMENT | {
 }
 
 
+class _Size(NamedTuple):
+    rank: int
+    bytes: int
+
+
 class _Value(NamedTuple):
+    type: ir.Type
     depth: int = 0
     length: int = 0
     free: bool = False
     expanded: bool = False
-
-
-_ARGUMENT = _Value()
-_FREE = _Value(free=True)
-
-
-class _Size(NamedTuple):
-    rank: int
-    bytes: int
 
 
 class _Marker:
@@ -54,7 +51,7 @@ class _Marker:
 
     def mark(self, block: ir.Block) -> None:
         for argument in block.arguments:
-            self.values[argument] = _ARGUMENT
+            self.values[argument] = _Value(argument.type)
         for op in block.operations:
             self._visit(op)
             for inner in programs(op):
@@ -68,34 +65,35 @@ class _Marker:
         if not results:
             return
         if name in SOURCES:
-            self.values.update(dict.fromkeys(results, _FREE))
+            self.values.update((result, _Value(result.type, free=True)) for result in results)
             return
-        operands = list(op.operands)
-        inputs = [self.values[operand] for operand in operands]
+        inputs = [self.values[operand] for operand in op.operands]
         if name in TRIVIAL:
-            value = self._follow(op, operands, inputs)
+            value = self._follow(op, results[0].type, inputs)
         elif _is_per_operand(op):
             for result, one in zip(results, inputs, strict=True):
-                self.values[result] = _Value(one.depth, one.length + 1, one.free, one.expanded)
+                self.values[result] = one._replace(length=one.length + 1)
             return
         else:
             light = name in _LIGHT
             value = _Value(
+                results[0].type,
                 max([v.depth for v in inputs], default=0) + (not light),
                 max([v.length for v in inputs], default=0) + 1,
                 free=light and all(v.free for v in inputs),
             )
-        self.values.update(dict.fromkeys(results, value))
+        self.values[results[0]] = value
+        for result in results[1:]:
+            self.values[result] = value._replace(type=result.type)
 
-    def _follow(self, op: ir.OpView, operands: list[ir.Value], inputs: list[_Value]) -> _Value:
-        """Marks a trivial op; what is known of its results."""
+    def _follow(self, op: ir.OpView, type_: ir.Type, inputs: list[_Value]) -> _Value:
+        """Marks a trivial op whose (first) result has this type; what is known of that."""
         if isinstance(op, stablehlo.ReduceOp):
-            half = len(operands) // 2
-            operands, inputs = operands[:half], inputs[:half]
-        rank = self._size(op.results[0]).rank
+            inputs = inputs[: len(inputs) // 2]
+        rank = self._size(type_).rank
         best: tuple[bool, int, int, int, int] | None = None
-        for i, (operand, value) in enumerate(zip(operands, inputs, strict=True)):
-            size = self._size(operand)
+        for i, value in enumerate(inputs):
+            size = self._size(value.type)
             if value.free or (size.rank == 0 and rank > 0):
                 continue
             key = (not value.expanded, value.depth, value.length, size.bytes, -i)
@@ -105,16 +103,15 @@ class _Marker:
         if best is None:
             if FOLLOW in op.attributes:
                 del op.attributes[FOLLOW]
-            return _Value(0, length, free=True)
+            return _Value(type_, 0, length, free=True)
         number = -best[4]
         if number not in self.numbers:
             self.numbers[number] = i64(number)
         op.attributes[FOLLOW] = self.numbers[number]
-        expanded = inputs[number].expanded or _expands(op, operands[number])
-        return _Value(max([v.depth for v in inputs]), length, expanded=expanded)
+        expanded = inputs[number].expanded or _expands(op, number)
+        return _Value(type_, max([v.depth for v in inputs]), length, expanded=expanded)
 
-    def _size(self, value: ir.Value) -> _Size:
-        type_ = value.type
+    def _size(self, type_: ir.Type) -> _Size:
         size = self.sizes.get(type_)
         if size is None:
             rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
@@ -134,11 +131,11 @@ def followed(op: ir.OpView) -> ir.Value | None:
     return op.operands[ir.IntegerAttr(op.attributes[FOLLOW]).value]
 
 
-def _expands(op: ir.OpView, operand: ir.Value) -> bool:
+def _expands(op: ir.OpView, number: int) -> bool:
     """Whether a broadcast makes dimensions that its operand lacks or has with size 1 only."""
     if not isinstance(op, stablehlo.BroadcastInDimOp):
         return op.operation.name == "stablehlo.broadcast"
-    return sorted(shape(operand)) != sorted(shape(op.results[0]))
+    return sorted(shape(op.operands[number])) != sorted(shape(op.results[0]))
 
 
 def _is_per_operand(op: ir.OpView) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from alpa.dialects import body, func, ir, stablehlo, walk
+from alpa.dialects import body, func, ir, stablehlo
 from alpa.passes.base import PassError, location_of
 
 # They hold an address, or a number in a table, of the process that lowered the program.
@@ -14,14 +14,16 @@ _PYTHON = re.compile(r"xla_((ffi_(partitioned_)?)|buffer_)?python_[a-z]+_callbac
 _GLOBAL = "jax.global_constant"
 
 
-def refuse_host_calls(main: func.FuncOp) -> None:
+def refuse_host_calls(main: func.FuncOp, ops: Iterable[ir.OpView]) -> None:
     """Looks for callbacks, ordered effects (those of infeed, outfeed, send and receive, too) and
     for an argument that names the platform.
+
+    `ops` are those of the function that are no arithmetic.
 
     Raises:
         PassError: there is one.
     """
-    for op in walk(body(main)):
+    for op in ops:
         if isinstance(op, stablehlo.CustomCallOp):
             target = ir.StringAttr(op.attributes["call_target_name"]).value
             if _PYTHON.fullmatch(target):

@@ -7,13 +7,16 @@ be wrong.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from alpa.dialects import body, filled, func, ir, stablehlo, walk_outside_manual
+from alpa.dialects import filled, ir, sdy, stablehlo
 from alpa.dialects.sharding import Mesh
 from alpa.passes.base import PassError
 from alpa.passes.simplify.symbols import SYMBOL, named_meshes
 
+_NUMBERS = (stablehlo.PartitionIdOp, stablehlo.ReplicaIdOp)
 _COLLECTIVES = (
     stablehlo.AllGatherOp,
     stablehlo.AllReduceOp,
@@ -24,16 +27,19 @@ _COLLECTIVES = (
 )
 
 
-def run_on_one_device(module: ir.Module, main: func.FuncOp) -> None:
-    """Rewrites device numbers and collectives outside of manual computations.
+def run_on_one_device(module: ir.Module, ops: Iterable[ir.OpView]) -> None:
+    """Rewrites those of the ops that are device numbers and collectives, outside of manual
+    computations.
 
     Raises:
         PassError: a collective is one of several devices.
     """
-    for op in walk_outside_manual(body(main)):
-        if isinstance(op, stablehlo.PartitionIdOp | stablehlo.ReplicaIdOp):
+    for op in ops:
+        if not isinstance(op, (*_NUMBERS, *_COLLECTIVES)) or _is_manual(op):
+            continue
+        if isinstance(op, _NUMBERS):
             _replace(op, [_zeros(op)])
-        elif isinstance(op, _COLLECTIVES):
+        else:
             if not _is_alone(module, op):
                 raise PassError(
                     op,
@@ -42,6 +48,16 @@ def run_on_one_device(module: ir.Module, main: func.FuncOp) -> None:
                 )
             receives = not isinstance(op, stablehlo.CollectivePermuteOp) or _pairs(op)
             _replace(op, list(op.operands) if receives else [_zeros(op)])
+
+
+def _is_manual(op: ir.OpView) -> bool:
+    """Whether an op stands in a manual computation, which is written for several devices."""
+    around = op.operation.parent
+    while around is not None:
+        if isinstance(around.operation.opview, sdy.ManualComputationOp):
+            return True
+        around = around.operation.parent
+    return False
 
 
 def _is_alone(module: ir.Module, op: ir.OpView) -> bool:

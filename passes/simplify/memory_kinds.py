@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from alpa.dialects import body, func, ir, walk
+from collections.abc import Iterable
+
+from alpa.dialects import func, ir, stablehlo
 from alpa.dialects.attributes import take_from_signature
 from alpa.passes.base import Remark
 
@@ -11,16 +13,20 @@ _PLACEMENT = "annotate_device_placement"
 _BUFFER = "_xla_buffer_placement"
 
 
-def drop_memory_kinds(main: func.FuncOp, remark: Remark) -> None:
-    """Removes what a program says of memories; one remark where it asks for other than devices'."""
+def drop_memory_kinds(main: func.FuncOp, ops: Iterable[ir.OpView], remark: Remark) -> None:
+    """Removes what a program says of memories; one remark where it asks for other than devices'.
+
+    `ops` are those of the function that are no arithmetic.
+    """
     asked = [
         ir.StringAttr(kind).value
         for name in ("arg_attrs", "res_attrs")
         for kind in take_from_signature(main, name, _KIND).values()
     ]
-    for op in list(walk(body(main))):
-        target = op.attributes.get("call_target_name")
-        if target is not None and ir.StringAttr(target).value == _PLACEMENT:
+    for op in ops:
+        if not isinstance(op, stablehlo.CustomCallOp):
+            continue
+        if ir.StringAttr(op.attributes["call_target_name"]).value == _PLACEMENT:
             attrs = op.attributes.get("mhlo.frontend_attributes")
             if attrs is not None and _BUFFER in ir.DictAttr(attrs):
                 asked.append(ir.StringAttr(ir.DictAttr(attrs)[_BUFFER]).value)

@@ -69,5 +69,8 @@ PURE = (
     | _names("chlo", "ragged_dot top_k")
 )
 
+# Ops that only compute on tensors, whatever attributes they have: no tokens, devices or targets.
+ARITHMETIC = PURE - _names("stablehlo", "get_tuple_element tuple")
+
 # Ops whose regions are programs of their own, not scalar functions.
 CONTROL_FLOW = _names("stablehlo", "case if while") | _names("chlo", "scan")

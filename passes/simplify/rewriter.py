@@ -39,14 +39,13 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
     """
     pending = list(_program(block))
     pending.reverse()
+    pure: list[ir.OpView] = []
     rewriter = Rewriter()
     while pending:
         op = pending.pop()
-        candidates = rewrites.get(op.operation.name)
-        if candidates is None:
-            continue
+        name = op.operation.name
         rewriter.rewritten = op
-        for rewrite in candidates:
+        for rewrite in rewrites.get(name, ()):
             values = rewrite(op, rewriter)
             if values is None:
                 continue
@@ -57,7 +56,10 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
             pending += reversed(rewriter.created)
             rewriter.created.clear()
             break
-    _erase_dead(block)
+        else:
+            if name in PURE:
+                pure.append(op)
+    _erase_dead(pure)
 
 
 def _program(block: ir.Block) -> Iterator[ir.OpView]:
@@ -87,15 +89,11 @@ def _keep_sharding(op: ir.OpView, values: Sequence[ir.Value]) -> Sequence[ir.Val
     ]
 
 
-def _erase_dead(block: ir.Block) -> None:
-    """Erases pure ops without users, users before producers."""
-    for op in reversed(list(block.operations)):
-        if op.operation.name in PURE:
-            if not any(is_used(result) for result in op.results):
-                op.operation.erase()
-            continue
-        for inner in reversed(programs(op)):
-            _erase_dead(inner)
+def _erase_dead(pure: Sequence[ir.OpView]) -> None:
+    """Erases those of these ops, in program order, that nobody uses, users before producers."""
+    for op in reversed(pure):
+        if not any(is_used(result) for result in op.results):
+            op.operation.erase()
 
 
 def is_used(value: ir.Value) -> bool:
