@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from alpa.dialects import body, func, ir, mpmd, sdy, terminator
+from alpa.dialects import body, func, ir, mpmd, sdy
 from alpa.dialects.attributes import (
     FLOPS,
     MESHES,
@@ -31,7 +31,7 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topology_attr
 from alpa.dialects.sharding import Mesh, Sharding
-from alpa.passes.analysis.graph import Graph, replace_operands
+from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stages.cost import (
     computation_seconds,
@@ -159,10 +159,13 @@ class FragmentBuilder:
         """(value, mesh, number in the given program) of each result; a state returns to all
         its meshes, to the one that computed it first."""
         pairs = state_pairs(self.arguments, self.results)
+        meshes_of: dict[int, list[int]] = {}
+        for a, mesh in copies:
+            meshes_of.setdefault(a, []).append(mesh)
         outputs: list[tuple[int, int, int]] = []
         for r, v in enumerate(self.graph.returned):
-            source = v if v < self.graph.num_arguments else None
-            meshes = [mesh for a, mesh in copies if a == pairs.get(r, source)] or [home.get(v, 0)]
+            # An argument has the number of the value that it is.
+            meshes = list(meshes_of.get(pairs.get(r, v), [home.get(v, 0)]))
             if r not in pairs:
                 meshes = meshes[:1]
             first = home.get(v, meshes[0])
@@ -248,13 +251,13 @@ class FragmentBuilder:
             [self._type(v, group.mesh) for v in outputs],
             loc=computations[0].location,
         )
+        devices = len(self.stages.meshes[group.mesh].devices)
+        seconds = sum(computation_seconds(c, cluster) for c in computations) / devices
         inside: dict[int, ir.Value] = dict(zip(inputs, block.arguments, strict=True))
         for o, computation in zip(group.members, computations, strict=True):
             inside.update(_inline(graph, o, computation, inside, block))
         with ir.InsertionPoint(block), op.location:
             return_([inside[v] for v in outputs])
-        devices = len(self.stages.meshes[group.mesh].devices)
-        seconds = sum(computation_seconds(c, cluster) for c in computations) / devices
         again = [c for c in computations if REMAT in c.attributes]
         layers = sorted(layer_of(Origin.from_attr(c.attributes["origin"])) or 0 for c in again)
         if layers:
@@ -274,24 +277,15 @@ def _inline(
     inside: dict[int, ir.Value],
     block: ir.Block,
 ) -> dict[int, ir.Value]:
-    """Clones a computation's ops into a fragment's block; returns what its results became."""
+    """Moves a computation's ops into a fragment's block; returns what its results became."""
     inner = body(computation)
-    operands = list(computation.operands)
     number = {graph.values[v]: v for v in graph.operands[o]}
-    mapping: dict[ir.Value, ir.Value] = {
-        argument: inside[number[value]]
-        for argument, value in zip(inner.arguments, operands, strict=True)
-    }
-    end = terminator(inner)
-    for op in list(inner.operations):
-        if op == end:
-            continue
-        clone = op.operation.clone(ip=ir.InsertionPoint(block)).opview
-        replace_operands(clone, mapping)
-        mapping.update(zip(op.results, clone.results, strict=True))
-    return {
-        v: mapping[returned] for v, returned in zip(graph.results[o], end.operands, strict=True)
-    }
+    for argument, value in zip(inner.arguments, computation.operands, strict=True):
+        argument.replace_all_uses_with(inside[number[value]])
+    *ops, end = inner.operations
+    for op in ops:
+        block.append(op.operation)
+    return dict(zip(graph.results[o], end.operands, strict=True))
 
 
 def _mesh_of(mesh: MeshAssignment, names: tuple[str, ...] | None) -> Mesh:
