@@ -78,10 +78,12 @@ class Graph:
         marked = [False] * len(self.values)
         for argument in arguments:
             marked[argument] = True
-        for i, used in enumerate(self.operands):
-            if any(marked[v] for v in used):
-                for result in self.results[i]:
-                    marked[result] = True
+        for used, results in zip(self.operands, self.results, strict=True):
+            for v in used:
+                if marked[v]:
+                    for result in results:
+                        marked[result] = True
+                    break
         return marked
 
     def first_equal(self) -> list[int]:
