@@ -1,10 +1,13 @@
-"""How long the search takes, and in what memory, for the models of the paper (tables 6 to 8).
+"""How long the search takes, and in what memory, for the models of the paper and a Llama.
 
     python -m alpa.tools.search_times gpt-2.6b moe-2.4b --runs 3
 
-Each model is planned for the GPUs that the paper gives it: hosts of eight V100s with 16 GiB. It is
-lowered once, to a file, and each run of `alpa-plan` on that file is a process of its own: no run
-finds what another one left in memory or in caches, and none of it is spent on lowering.
+The models of the paper's tables 6 to 8 are planned for the GPUs that it gives them: hosts of eight
+V100s with 16 GiB. llama-8b is not of those tables: 8192 tokens and a vocabulary of 128256, for
+eight hosts of eight H100s.
+
+A model is lowered once, to a file, and each run of `alpa-plan` on that file is a process of its
+own: no run finds what another one left in memory or in caches, and none of it is spent on lowering.
 """
 
 from __future__ import annotations
@@ -76,15 +79,15 @@ class SearchError(Exception):
 
 
 def _cases() -> dict[str, Case]:
-    """The paper's models. The batch is the paper's; docs/figures.md cuts it in the same way."""
+    """The batches are those of the models' papers; docs/figures.md cuts them in the same way."""
     sizes = {
         "gpt": ("350m", "1.3b", "2.6b", "6.7b", "15b", "39b"),
         "moe": ("380m", "1.3b", "2.4b", "10b", "27b", "70b"),
         "wresnet": ("250m", "1b", "2b", "4b", "6.8b", "13b"),
     }
     clusters = [f"v100-16gb:{shape}" for shape in ("1x1", "1x4", "1x8", "2x8", "4x8", "8x8")]
-    return {
-        f"{family}-{size}": Case(
+    cases = [
+        Case(
             program=f"{family}-{size}",
             cluster=cluster,
             micro_batch_size=32 if family == "wresnet" else 8,
@@ -92,7 +95,9 @@ def _cases() -> dict[str, Case]:
         )
         for family, names in sizes.items()
         for size, cluster in zip(names, clusters, strict=True)
-    }
+    ]
+    llama = Case(program="llama-8b", cluster="h100:8x8", micro_batch_size=8, num_micro_batches=64)
+    return {case.program: case for case in [*cases, llama]}
 
 
 CASES = _cases()
@@ -155,9 +160,9 @@ def _peak_bytes(module: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m alpa.tools.search_times",
-        description="Plans the paper's models for the paper's numbers of GPUs, each in a fresh "
-        "process, and prints the seconds of the search by phase, without lowering, and its peak "
-        "resident memory, as Markdown.",
+        description="Plans the paper's models for the paper's numbers of GPUs, and llama-8b for 64 "
+        "H100s, each in a fresh process, and prints the seconds of the search by phase, without "
+        "lowering, and its peak resident memory, as Markdown.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -175,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
         "--num-micro-batches",
         type=count,
         metavar="N",
-        help="forward and backward runs per update; default: 128, of Wide-ResNet 48",
+        help="forward and backward runs per update; default: 128, of Wide-ResNet 48, of Llama 64",
     )
     add(
         "--schedule",

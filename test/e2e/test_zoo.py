@@ -29,7 +29,7 @@ from alpa.tools.zoo.program import TrainingProgram, TrainState
 
 MICRO_BATCH = 4
 PLAN = "alpa{{cluster=cpu:2x4 num-layers=4 num-stages=2 num-micro-batches={}}}"
-FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet"]
+FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet", "llama"]
 SCHEDULES = ["gpipe", "1f1b"]
 
 # Fewer LLVM passes: these programs run once, and compile several times as fast.

@@ -11,6 +11,7 @@ from alpa.dialects import ir, main_function, parse, walk
 from alpa.dialects.attributes import Argument, Result, ResultRole, read_arguments, read_results
 from alpa.tools import zoo
 from alpa.tools.zoo.__main__ import main
+from alpa.tools.zoo.llama import rotate
 from alpa.tools.zoo.moe import top2_gating
 from alpa.tools.zoo.t5 import relative_bucket
 
@@ -22,6 +23,7 @@ RUN = {
     "moe-tiny": {"num_layers": 2},
     "wresnet-tiny": {"stage_sizes": (1, 1)},
     "t5-tiny": {"num_layers": 1},
+    "llama-tiny": {"num_layers": 1},
     "unet-tiny": {"multipliers": (1,)},
 }
 FAST_TO_COMPILE = {"xla_backend_optimization_level": 0}
@@ -76,7 +78,9 @@ def check_contract(program, text, micro_batch_size):
     assert constant_bytes(module) <= 64
 
 
-@pytest.mark.parametrize("name", ["gpt-350m", "moe-380m", "wresnet-250m", "t5-small", "unet-36m"])
+@pytest.mark.parametrize(
+    "name", ["gpt-350m", "moe-380m", "wresnet-250m", "t5-small", "unet-36m", "llama-8b"]
+)
 def test_parameters_agree_with_the_name(name):
     assert zoo.get(name).num_parameters() == pytest.approx(nominal_size(name), rel=0.05)
 
@@ -121,7 +125,7 @@ def test_adam_lowers_the_loss():
     check_training(zoo.get("gpt-tiny", num_layers=1))
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny", "t5-tiny", "unet-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny", "t5-tiny", "unet-tiny", "llama-tiny"])
 def test_loss_is_the_mean_over_micro_batches(name):
     # The smaller U-Net has one level, no skip over a change of size: here it has all of them.
     program = zoo.get(name, **({} if name == "unet-tiny" else RUN[name]))
@@ -161,8 +165,9 @@ def test_dropout_follows_its_key(name):
     assert first != loss(state.params, {}, batch | {"dropout": other})[0]
 
 
-def test_gpt_is_causal():
-    program = zoo.get("gpt-tiny", num_layers=2)
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_decoders_are_causal(name):
+    program = zoo.get(name, num_layers=2)
     params, tokens = program.init_state(0).params, program.random_batch(0, 1)["tokens"]
     logits = compiled(program.config.model().apply)
     before = logits({"params": params}, tokens)
@@ -209,6 +214,32 @@ def test_relative_buckets():
     assert past.tolist() == [31, 31, 17, 8, 7, 0, 0, 0, 0, 0, 0]
 
 
+def test_rotary_positions_turn_complex_numbers():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 16, 3, 8)).astype(np.float32)
+    angle = np.outer(np.arange(16), 100.0 ** (-np.arange(4) / 4))[:, None]
+    turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angle)
+    expected = np.concatenate([turned.real, turned.imag], axis=-1)
+    np.testing.assert_allclose(rotate(jnp.asarray(x), 100.0), expected, atol=1e-5)
+
+
+def test_query_heads_of_a_group_share_keys_and_values():
+    grouped = zoo.get("llama-tiny", num_layers=1)
+    heads, kv_heads = grouped.config.num_heads, grouped.config.num_kv_heads
+    whole = zoo.get("llama-tiny", num_layers=1, num_kv_heads=heads)
+
+    def ungrouped(path, shape, kernel):
+        if path[-2].key in ("key", "value"):
+            return jnp.repeat(kernel, heads // kv_heads, axis=-2)
+        return kernel.reshape(shape.shape)
+
+    params, tokens = grouped.init_state(0).params, grouped.random_batch(0, 2)["tokens"]
+    repeated = jax.tree_util.tree_map_with_path(ungrouped, whole.state_shapes().params, params)
+    mine = compiled(grouped.config.model().apply)({"params": params}, tokens)
+    theirs = compiled(whole.config.model().apply)({"params": repeated}, tokens)
+    np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
 def test_integers_lie_within_range():
     batch = zoo.get("wresnet-tiny").random_batch(0, 512)
     assert set(np.unique(batch["labels"]).tolist()) == set(range(16))
@@ -222,6 +253,7 @@ def test_integers_lie_within_range():
             lambda: zoo.get("gpt-tiny", optimizer="adamw"),
             "no optimizer is called 'adamw'; try adam",
         ),
+        (lambda: zoo.get("llama-tiny", num_kv_heads=3), "num_kv_heads has to divide num_heads"),
         (lambda: zoo.get("gpt-tiny", num_layer=2), "no field of gpt-tiny .* try num_layers"),
         (lambda: zoo.get("gpt-tiny").lower(0), "gpt-tiny: a batch holds at least 1 sample, got 0"),
     ],

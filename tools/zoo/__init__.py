@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from alpa.tools.zoo.gpt import GPTConfig
+from alpa.tools.zoo.llama import LlamaConfig
 from alpa.tools.zoo.moe import MoEConfig
 from alpa.tools.zoo.program import Input, TrainingProgram, TrainState
 from alpa.tools.zoo.t5 import T5Config
@@ -61,6 +62,16 @@ def _t5(
         num_layers=num_layers,
         num_heads=num_heads,
         head_size=head_size,
+    )
+
+
+def _llama(hidden_size: int, mlp_size: int, num_layers: int, num_heads: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=hidden_size,
+        mlp_size=mlp_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=8,
     )
 
 
@@ -111,6 +122,8 @@ CONFIGS = {
     "unet-36m": UNetConfig(image_size=32, channels=128, multipliers=(1, 2, 2, 2)),
     "unet-114m": _unet_256(128),
     "unet-256m": _unet_256(192),
+    "llama-8b": _llama(4096, 14336, 32, 32),
+    "llama-70b": _llama(8192, 28672, 80, 64),
     "gpt-tiny": GPT_TINY,
     "gpt-tiny-dropout": dataclasses.replace(GPT_TINY, dropout=0.1),
     "moe-tiny": MoEConfig(
@@ -143,6 +156,17 @@ CONFIGS = {
         target_length=16,
         num_buckets=8,
         max_distance=16,
+        dtype=jnp.float32,
+        global_batch_size=16,
+    ),
+    "llama-tiny": LlamaConfig(
+        hidden_size=64,
+        mlp_size=192,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        vocab_size=256,
+        sequence_length=32,
         dtype=jnp.float32,
         global_batch_size=16,
     ),
