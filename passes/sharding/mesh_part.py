@@ -306,19 +306,25 @@ class MeshPart:
         ]
 
     def _reduce_gradients(self, block: ir.Block) -> None:
-        """Reduces unreduced gradients where an update begins, once for all that it does."""
+        """Reduces unreduced gradients where an update first reads them, once for all that it does.
+
+        Not all where it begins: what they become would then be held all at once.
+        """
+        waiting: dict[ir.Value, ir.Attribute] = {}
         for argument in block.arguments:
             placed = self.graph.placed[argument]
             rank = ir.RankedTensorType(argument.type).rank
-            if not any(unreduced_axes(layout, rank) for layout in placed.layouts):
-                continue
-            unknown = replace(
-                Sharding.of(self.name, ((),) * rank), open_dims=frozenset(range(rank))
-            ).to_attr()
-            with ir.InsertionPoint.at_block_begin(block), argument.owner.owner.location:
-                constraint = sdy.ShardingConstraintOp(argument, unknown)
-            argument.replace_all_uses_except(constraint.result, constraint.operation)
-            self.graph.add_constraint(Op.of(constraint), weight=1)
+            if any(unreduced_axes(layout, rank) for layout in placed.layouts):
+                unknown = Sharding.of(self.name, ((),) * rank)
+                waiting[argument] = replace(unknown, open_dims=frozenset(range(rank))).to_attr()
+        for op in list(block.operations) if waiting else ():
+            inside = (o for region in op.regions for inner in region.blocks for o in walk(inner))
+            read = {v for one in (op, *inside) for v in one.operands if v in waiting}
+            for argument in sorted(read, key=lambda v: ir.BlockArgument(v).arg_number):
+                with ir.InsertionPoint(op), argument.owner.owner.location:
+                    constraint = sdy.ShardingConstraintOp(argument, waiting.pop(argument))
+                argument.replace_all_uses_except(constraint.result, constraint.operation)
+                self.graph.add_constraint(Op.of(constraint), weight=1)
 
     def annotate(self, choice: Sequence[int], shardings: dict[ir.Value, Sharding]) -> None:
         """Writes shardings on the ops of this mesh; collects those of values of @main."""

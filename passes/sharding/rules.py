@@ -103,7 +103,8 @@ def populated(module: ir.Module) -> Generator[Callable[[ir.OpView], ShardingRule
             if isinstance(op, stablehlo.CustomCallOp) and _ATTRIBUTE not in op.attributes:
                 rule = CUSTOM_CALL_RULES.rule_of(op)
                 if rule is not None:
-                    op.attributes[_ATTRIBUTE] = rule.to_attr()
+                    with module.context:
+                        op.attributes[_ATTRIBUTE] = rule.to_attr()
         yield rule_of
     finally:
         for op in walk(module.body):
