@@ -10,6 +10,7 @@ the main module once more in each, which runs a user's script again unless it is
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -119,6 +120,7 @@ class Workers:
 
 def serve(tasks: IO[bytes], results: IO[bytes]) -> None:
     """Runs calls one after the other until there are no more."""
+    gc.disable()  # Calls make many objects and hardly a cycle.
     while True:
         try:
             function, args, kwargs = pickle.load(tasks)

@@ -11,7 +11,7 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, sdy, stablehlo, terminator
-from alpa.dialects.attributes import read_arguments, read_meshes, read_results
+from alpa.dialects.attributes import read_arguments, read_meshes, read_part, read_results
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, ShardingRule, op_shardings
 from alpa.passes import ilp_shard_annotate
@@ -544,6 +544,25 @@ CALL = """func.func public @main(%x: tensor<64x32xf32>) -> tensor<64x32xf32> {
   %0 = stablehlo.custom_call @my.kernel(%x) : (tensor<64x32xf32>) -> tensor<64x32xf32>
   return %0 : tensor<64x32xf32>
 }"""
+
+
+def test_gradients_are_reduced_where_the_update_first_reads_them():
+    """Not all at its beginning: they would be held all at once."""
+    text = lowered(sgd, (64, 128), (128, 64), (256, 64), (256, 64)).replace(
+        "tensor<f32> {jax.result_info", 'tensor<f32> {alpa.result = "mean", jax.result_info'
+    )
+    options = "cluster=cpu:1x2 num-layers=1 num-stages=1 num-micro-batches=4 schedule=1f1b"
+    module = alpa.passes.run(text, f"alpa{{{options} intra=data-parallel}}")
+    (update,) = (f for f in body(main_function(module)).operations if is_update(f))
+    ops = list(body(update).operations)
+    sums = [k for k, op in enumerate(ops) if isinstance(op, sdy.ShardingConstraintOp)]
+    assert len(sums) == 2
+    for k in sums:
+        assert ops[k].results[0] in list(ops[k + 1].operands)
+
+
+def is_update(op: ir.OpView) -> bool:
+    return isinstance(op, mpmd.FragmentOp) and read_part(op) == "update"
 
 
 def test_an_unknown_custom_call_runs_whole_on_each_device(solved):

@@ -125,7 +125,16 @@ def test_adam_lowers_the_loss():
     check_training(zoo.get("gpt-tiny", num_layers=1))
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny", "t5-tiny", "unet-tiny", "llama-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-tiny",
+        "moe-tiny",
+        "t5-tiny",
+        "unet-tiny",
+        pytest.param("llama-tiny", marks=pytest.mark.slow),
+    ],
+)
 def test_loss_is_the_mean_over_micro_batches(name):
     # The smaller U-Net has one level, no skip over a change of size: here it has all of them.
     program = zoo.get(name, **({} if name == "unet-tiny" else RUN[name]))
