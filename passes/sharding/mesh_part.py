@@ -321,7 +321,7 @@ class MeshPart:
             inside = (o for region in op.regions for inner in region.blocks for o in walk(inner))
             read = {v for one in (op, *inside) for v in one.operands if v in waiting}
             for argument in sorted(read, key=lambda v: ir.BlockArgument(v).arg_number):
-                with ir.InsertionPoint(op), argument.owner.owner.location:
+                with ir.InsertionPoint(op), block.owner.location:
                     constraint = sdy.ShardingConstraintOp(argument, waiting.pop(argument))
                 argument.replace_all_uses_except(constraint.result, constraint.operation)
                 self.graph.add_constraint(Op.of(constraint), weight=1)
