@@ -54,15 +54,16 @@ class Costing:
         raises NoPlanError, InfeasibleError, TimeoutError or SolverFailedError.
         """
         mesh = (hosts, devices, shape)
-        if self._is_small:
+        if self.processes == 0:
             return Workers(0).submit(_solve, self.solver, mesh, prices, enough).result
         given = (self._text, self.solver.cluster, self.solver.plan, self.solver.intra)
         return self.workers.submit(_solve_text, given, mesh, prices, enough).result
 
     @cached_property
-    def _is_small(self) -> bool:
+    def processes(self) -> int:
+        """How many work side by side; with 0 what is begun is found at once."""
         ops = sum(1 for one in self.solver.classes.classes for _ in walk(one.module.body))
-        return self.workers.count == 0 or ops < self.worth
+        return self.workers.count if ops >= self.worth else 0
 
     @cached_property
     def _text(self) -> ClassesText:

@@ -52,7 +52,7 @@ class Search:
 
     def run(self) -> Stages:
         """The best stages and their meshes."""
-        from alpa.passes.solve import placement, stage_dp  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
 
         cluster = self.cluster
         submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
@@ -68,45 +68,71 @@ class Search:
             for submesh in submeshes
             for shape in self._shapes(*submesh)
         ]
+        return self._stages(*self._cut(one, views))
+
+    def _cut(
+        self, one: OneDevice, views: list[View]
+    ) -> tuple[stage_dp.Problem, stage_dp.Solution, list[Option]]:
+        """The best cut, and what each of its stages takes."""
+        from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
+
         only = self._only(one, views)
         if only is not None and not self._may_not_fit(one):
             views, only = [only], None
         while True:
             offers = [(option, view) for view in views for option in view.options()]
-            flat = [option for option, _ in offers]
-            problem = stage_problem(
-                flat,
-                self.boundary,
-                cluster,
-                self.plan,
-                num_stages=self.num_stages,
-                minimise=self.objective,
-            )
             try:
-                solution = self._solve(problem, flat)
+                problem, solution = self._solved(offers)
             except stage_dp.OutOfMemoryError as error:
                 if only is None:
-                    raise PassError(self.function, f"{error}. {self._needs(flat)}") from error
+                    needs = self._needs([option for option, _ in offers])
+                    raise PassError(self.function, f"{error}. {needs}") from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 views, only = [only], None
                 continue
-            chosen = [flat[stage.submesh] for stage in solution.stages]
+            except (stage_dp.InfeasibleError, ValueError) as error:
+                raise PassError(self.function, f"{error}{_problems(offers)}") from error
             used = [offers[stage.submesh] for stage in solution.stages]
             unknown = dict.fromkeys(view for option, view in used if option.is_bound)
             if not unknown:
-                break
+                return problem, solution, [option for option, _ in used]
             if one.again is None and any(option.is_bound and option.remat for option, _ in used):
                 # Nearer bounds, now that they matter.
                 self._planned_on_one_device(one.rematerialise)
                 continue
             # Side by side, with what is about to be asked for.
             alike = (v for v in views if any(v.is_like(other) for other in unknown))
-            begun = [view.begin() for view in dict.fromkeys([*unknown, *alike])]
+            wanted = list(dict.fromkeys([*unknown, *alike]))
+            for view in wanted:
+                view.begin()
             if one.again is None and self._memory_may_bind(one):
                 # It will be asked for, and there is time now.
                 self._planned_on_one_device(one.rematerialise)
-            for finish in begun:
-                finish()
+            self._begin_next([(o, view) for o, view in offers if view not in wanted], len(wanted))
+            for view in wanted:
+                view.finish()
+
+    def _begin_next(self, offers: Sequence[tuple[Option, View]], begun: int) -> None:
+        """Where a process is idle: what would be asked for if what was begun were of no use."""
+        idle = -begun % self.costing.processes if self.costing.processes else 0
+        if not idle or not offers:
+            return
+        try:
+            _, solution = self._solved(offers)
+        except ValueError:
+            return  # There is no cut without what was begun.
+        used = [offers[stage.submesh] for stage in solution.stages]
+        views = dict.fromkeys(v for o, v in used if o.is_bound and v.hosts * v.devices > 1)
+        for view in list(views)[:idle]:
+            view.begin()
+
+    def _stages(
+        self, problem: stage_dp.Problem, solution: stage_dp.Solution, chosen: Sequence[Option]
+    ) -> Stages:
+        """Where the stages of a cut are placed."""
+        from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
+
+        cluster = self.cluster
         places = placement.place(
             cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
         )
@@ -194,19 +220,22 @@ class Search:
             )
         return found
 
-    def _solve(self, problem: stage_dp.Problem, options: Sequence[Option]) -> stage_dp.Solution:
+    def _solved(
+        self, offers: Sequence[tuple[Option, View]]
+    ) -> tuple[stage_dp.Problem, stage_dp.Solution]:
+        """The DP's problem over some options, and its solution. Raises its `InfeasibleError`."""
         from alpa.passes.solve import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
 
+        problem = stage_problem(
+            [option for option, _ in offers],
+            self.boundary,
+            self.cluster,
+            self.plan,
+            num_stages=self.num_stages,
+            minimise=self.objective,
+        )
         solve = equal_layers.solve if self.equal_layers else stage_dp.solve
-        try:
-            return solve(problem)
-        except stage_dp.OutOfMemoryError:
-            raise
-        except (stage_dp.InfeasibleError, ValueError) as error:
-            problems = {o.problem: f"{o.hosts}x{o.devices}: {o.problem}" for o in options}
-            problems.pop("", None)
-            reasons = "".join(f"; {problem}" for problem in problems.values())
-            raise PassError(self.function, f"{error}{reasons}") from error
+        return problem, solve(problem)
 
     def _needs(self, options: Sequence[Option]) -> str:
         """What does not fit: a layer, else all of them; bounds from below, as far as is known."""
@@ -233,3 +262,9 @@ class Search:
             f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
             f"{size_text(kept)}; {count} {device.name} have {size_text(count * device.memory)}"
         )
+
+
+def _problems(offers: Sequence[tuple[Option, View]]) -> str:
+    """Why there is no plan on some submeshes."""
+    problems = {o.problem: f"; {o.hosts}x{o.devices}: {o.problem}" for o, _ in offers if o.problem}
+    return "".join(problems.values())

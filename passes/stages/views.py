@@ -109,6 +109,8 @@ class View:
     """known without rematerialisation, the fastest first"""
     _remat: list[Option] | None = None
     """known with it"""
+    _finish: Callable[[], None] | None = None
+    """waits for what was begun"""
 
     @classmethod
     def of(cls, one: OneDevice, hosts: int, devices: int, shape: tuple[int, ...]) -> View:
@@ -147,8 +149,18 @@ class View:
         near = mine.seconds[0, -1] <= (1 + _NEAR) * others.seconds[0, -1]
         return bool(near and self.is_known == other.is_known)
 
-    def begin(self) -> Callable[[], None]:
-        """Begins to find what is not known yet; what is returned waits for it."""
+    def begin(self) -> None:
+        """Begins to find what is not known yet."""
+        if self._finish is None:
+            self._finish = self._begun()
+
+    def finish(self) -> None:
+        """Waits for what was begun."""
+        assert self._finish is not None, "nothing was begun"
+        self._finish()
+        self._finish = None
+
+    def _begun(self) -> Callable[[], None]:
         if self.hosts * self.devices == 1:
             assert self.one.again is not None, "one device is rematerialised before its view"
             self._remat = [replace(self.one.again, shape=self.shape)]
