@@ -49,7 +49,7 @@ GAP = 3e-2
 """Costs of stages are proven this well: what is chosen is solved again, exactly."""
 RADIUS = 2
 """Of folding: GPT-39B's fastest choices cost 0.1 % more than at the radius that is used there."""
-TIME_LIMIT = 3.0
+TIME_LIMIT = 10.0
 """Seconds for each mesh and price; what is found by then is a choice, too."""
 
 

@@ -90,7 +90,7 @@ def with_schedule(schedule: str, num_stages: int = 2) -> str:
 @pytest.mark.parametrize(
     ("family", "schedule"),
     [
-        ("moe", "gpipe"),
+        pytest.param("moe", "gpipe", marks=pytest.mark.slow),
         ("wresnet", "1f1b"),
         ("t5", "gpipe"),
         pytest.param("unet", "1f1b", marks=pytest.mark.slow),
