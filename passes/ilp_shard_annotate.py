@@ -43,7 +43,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from alpa.dialects import body, func, ir, terminator
+from alpa.dialects import body, func, ir, terminator, walk
 from alpa.dialects.attributes import (
     SolverReport,
     read_meshes,
@@ -102,8 +102,9 @@ class IlpShardAnnotate(Pass):
         shardings: dict[ir.Value, Sharding] = {}
         reports: list[SolverReport] = []
         meshes = read_meshes(function)
-        processes = self.processes if len(meshes) > 1 else 0
-        with populated(module) as rule_of, Workers(processes) as workers:
+        with populated(module) as rule_of, Workers(self.processes) as workers:
+            ops = sum(1 for _ in walk(module.body))
+            workers.prepare("alpa.passes.solve.shard_ilp", ops=ops, calls=len(meshes))
             batch = None if self.intra == "auto" else BatchDims(function, rule_of)
             posed: list[_Posed] = []
             for assignment in meshes:

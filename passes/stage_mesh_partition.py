@@ -49,7 +49,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from alpa.dialects import body, func, ir
+from alpa.dialects import body, func, ir, walk
 from alpa.dialects.attributes import (
     Argument,
     MeshAssignment,
@@ -184,9 +184,11 @@ class StageMeshPartition(Pass):
             return _one_stage(graph, cluster, given, num_layers, self.num_micro_batches)
         plan = self._plan()
         arguments, results = read_arguments(function), read_results(function)
-        classes = layer_classes(graph, arguments, results, num_layers, cluster, plan)
         with ExitStack() as stack:
             workers = stack.enter_context(Workers(self.processes))
+            ops = sum(1 for _ in walk(body(function)))
+            workers.prepare("alpa.passes.stages.costing", ops=ops, calls=workers.count)
+            classes = layer_classes(graph, arguments, results, num_layers, cluster, plan)
 
             def costing(classes: LayerClasses) -> Costing:
                 solver = stack.enter_context(class_solver(classes, cluster, plan, self.intra))

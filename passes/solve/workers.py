@@ -11,6 +11,7 @@ the main module once more in each, which runs a user's script again unless it is
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import pickle
 import subprocess
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 _LARGE = 50_000
 """Variables of a sharding problem that is worth a process: about 0.3 s."""
+_MANY = 5_000
+"""Ops of a program whose problems are surely large."""
 _ANSWERS = (ValueError, ArithmeticError, RuntimeError, TimeoutError, MemoryError)
 """Errors that a call may end with; any other is a bug, and ends the process with its traceback."""
 
@@ -64,6 +67,13 @@ class Workers:
         for process in processes:
             process.kill()
             process.wait()
+
+    def prepare(self, module: str, *, ops: int, calls: int) -> None:
+        """Has a process for each of so many calls import what they need, if a program of so many
+        ops is worth it: that takes as long as to build the first problem."""
+        if ops >= _MANY:
+            for _ in range(min(calls, self.count)):
+                self.submit(imported, module)
 
     def worth(self, problem: Problem) -> Workers:
         """Where to submit a problem: calls with a small one run here."""
@@ -116,6 +126,11 @@ class Workers:
             )
             self._processes.append(process)
             return process
+
+
+def imported(module: str) -> None:
+    """Imports a module."""
+    importlib.import_module(module)
 
 
 def serve(tasks: IO[bytes], results: IO[bytes]) -> None:

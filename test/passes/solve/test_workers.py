@@ -33,6 +33,13 @@ def test_solutions_come_in_the_order_asked_for(random_problem, count):
     assert found == [solve(problem).choice for problem in problems]
 
 
+def test_prepared_processes_take_calls(random_problem):
+    with Workers(1) as workers:
+        workers.prepare("alpa.passes.solve.shard_ilp", ops=10_000, calls=4)
+        found = workers.submit(solve, random_problem(0)).result()
+    assert found.choice == solve(random_problem(0)).choice
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_errors_arrive_whole(count):
     with Workers(count) as workers:
