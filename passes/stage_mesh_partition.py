@@ -47,7 +47,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from alpa.dialects import body, func, ir, walk
 from alpa.dialects.attributes import (
@@ -83,9 +83,6 @@ from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.merge import FragmentBuilder, Stages
 from alpa.passes.stages.remat import Remat, rematerialise, rematerialised
 from alpa.passes.stages.search import Search
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)

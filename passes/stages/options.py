@@ -1,6 +1,6 @@
 """What a submesh, seen in one logical shape, offers the stage DP.
 
-Costs of sharded layers take seconds to find (`class_costs.py`), so there are also bounds of them
+Costs of sharded layers take seconds to find (`class_problem.py`), so there are also bounds of them
 that cost nothing (`views.py` says what for).
 """
 

@@ -90,7 +90,7 @@ class Search:
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 views, only = [only], None
                 continue
-            except (stage_dp.InfeasibleError, ValueError) as error:
+            except ValueError as error:
                 raise PassError(self.function, f"{error}{_problems(offers)}") from error
             used = [offers[stage.submesh] for stage in solution.stages]
             unknown = dict.fromkeys(view for option, view in used if option.is_bound)
