@@ -27,7 +27,7 @@ from math import inf
 
 import numpy as np
 
-from alpa.passes.solve.shard_bound import approach, ascend, dual_bound, improve, prune
+from alpa.passes.solve.shard_bound import ascend, dual_bound, improve, prune
 from alpa.passes.solve.shard_buckets import eliminate
 from alpa.passes.solve.shard_lp import branch, relax
 from alpa.passes.solve.shard_presolve import Reduction
@@ -63,10 +63,6 @@ _HARD_ENTRIES = 5e7
 """And before the LP: about one second, 400 MB at most."""
 _ROUNDING = 1e-9
 """A gap below this part of the cost comes from sums in another order."""
-_COARSE = 0.1
-"""The gap of the first look whether memory binds."""
-_FAR = 2.0
-"""Memory binds, for sure, where a choice near the cheapest needs so many times the limit."""
 _SHRINK = 0.1
 """Start again at presolve when this part of the strategies was forbidden."""
 
@@ -131,64 +127,31 @@ def _known(problem: Problem, choice: Sequence[int], bound: float, start: float) 
         peak_bytes=Memory(problem).peak(choice)[0],
         seconds=time.monotonic() - start,
         variables=problem.num_variables,
-        core_variables=problem.num_variables,
     )
 
 
 def _solve(problem: Problem, search: _Search, start: float) -> Solution:
     """The cheapest choice within memory, as far as the deadline lets."""
-    bare, memory = replace(problem, usages=()), Memory(problem)
-    # If memory binds the free optimum is of no use: that it breaks the limit shows long before.
-    free = _glance(bare, start) if problem.usages else None
-    if free is None or memory.peak(free.choice)[0] <= _FAR * problem.memory_limit:
-        coarse = replace(search, gap=max(search.gap, _COARSE)) if problem.usages else search
-        free = _solve_free(bare, coarse, start)
-        peak, _ = memory.peak(free.choice)
-        if peak <= problem.memory_limit and free.gap > search.gap:
-            free = _solve_free(bare, search, start)
-            peak, _ = memory.peak(free.choice)
-        if peak <= problem.memory_limit:
-            return replace(free, peak_bytes=peak)
+    if not problem.usages:
+        return _solve_free(problem, search, start)
 
     def solve_free(other: Problem, wanted: float, enough: float = inf) -> Solution:
         return _solve_free(other, replace(search, gap=wanted, enough=enough), start)
 
     choice, bound = solve_within(
         problem,
-        free.choice,
         solve_free,
-        bound=free.bound,
         deadline=search.deadline,
+        free_gap=search.gap,
         gap=search.branch_gap,
     )
-    objective = problem.cost(choice)
-    closed = objective - bound <= search.branch_gap * abs(objective)
-    return replace(
-        free,
-        choice=choice,
-        objective=objective,
-        bound=min(bound, objective),
-        status="optimal" if closed else "feasible",
-        peak_bytes=memory.peak(choice)[0],
-        seconds=time.monotonic() - start,
-    )
-
-
-def _glance(problem: Problem, start: float) -> Solution:
-    """A choice that a few sweeps of dual ascent find, and their bound."""
-    # Without a comparison of strategies, which takes longer than the sweeps.
-    reduction = Reduction(problem).run(deadline=-inf)
-    rest = reduction.rest()
-    if not rest.nodes:
-        return _known(problem, reduction.lift(), reduction.constant, start)
-    found = approach(rest.problem, near=inf, enough=inf, deadline=inf)
-    return _known(problem, reduction.lift(rest.numbered(found.choice)), found.bound, start)
+    found = _known(problem, choice, bound, start)
+    return replace(found, status="optimal" if found.gap <= search.branch_gap else "feasible")
 
 
 def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
     """The cheapest choice whatever it uses."""
     reduction = Reduction(problem).run(deadline=search.deadline)
-    core_variables = sum(core.problem.num_variables for core in reduction.cores())
     found = _search_cores(problem, reduction, search)
     # The same cost, summed in another order by the reductions: the difference is rounding.
     gap = found.value - found.bound
@@ -201,7 +164,6 @@ def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
         status="optimal" if gap <= search.branch_gap * abs(found.value) else "feasible",
         seconds=time.monotonic() - start,
         variables=problem.num_variables,
-        core_variables=core_variables,
     )
 
 

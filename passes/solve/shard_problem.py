@@ -286,8 +286,6 @@ class Solution:
     """of the search"""
     variables: int
     """of the ILP as posed"""
-    core_variables: int
-    """of what was left for bounds and branching when presolve was done; 0: presolve solved it"""
 
     @property
     def gap(self) -> float:

@@ -14,7 +14,6 @@ that helps, presolve and prices start again on the rest. HiGHS closes the gap th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
@@ -58,8 +57,14 @@ _ENOUGH = 0.9
 """Combining choices ends when it has closed the gap to this part of the wanted one."""
 _FAR = 1.5
 """A choice that needs so many times the limit is far above it."""
+_SURELY = 1.2
+"""Memory binds where a choice near the cheapest needs so many times the limit."""
+_COARSE = 0.1
+"""The gap of the first look whether memory binds."""
 _FUSED = 3
 """so many of the last choices are fused with those of the next prices"""
+_NEVER = 1e3
+"""Costs so many times that of a choice stand for "never", and spoil the arithmetic."""
 _SHRINK = 0.8
 """Start again at presolve when at most this part of the variables is left."""
 
@@ -99,48 +104,70 @@ class _Search:
 
 def solve_within(
     problem: Problem,
-    free: tuple[int, ...],
     solve_free: SolveFree,
     *,
-    bound: float,
     deadline: float,
+    free_gap: float,
     gap: float,
 ) -> tuple[tuple[int, ...], float]:
     """The cheapest choice within memory, as far as the deadline lets, and a bound.
 
-    ``free`` is a cheap choice that breaks the limit, ``bound`` one of the cost. Raises
-    ``OutOfMemoryError``, and ``TimeoutError`` where no choice within memory was found in time.
+    The gaps, as parts of the cost, are those wanted where memory does not bind and where it does.
+    Raises ``OutOfMemoryError``, and ``TimeoutError`` where no choice within memory was found in
+    time.
     """
     try:
         reduction = Reduction(without_oversized(problem)).run(deadline=deadline)
         rest = reduction.rest()
         if not rest.nodes:
             return _only(problem, reduction.lift())
-        search = _Search(rest.problem, solve_free, deadline, gap, bound=bound)
-        _see(search, _least(search), far=True)
-        if search.best is None:
-            _see(search, rest.near(free), far=True)
-        # Costs that stand for "never" spoil the arithmetic of all that follows.
-        smaller = without_dear(rest.problem, rest.problem, 0.0, search.value)
-        if variables_left(smaller) < variables_left(rest.problem):
-            _descend(search, smaller)
-        else:
-            _run(search)
+        search = _Search(rest.problem, solve_free, deadline, gap)
+        if not _try_free(search, free_gap):
+            if search.best is None:
+                _see(search, _least(search), far=True)
+            if _largest_cost(rest.problem) > _NEVER * search.value:
+                _descend(search, without_dear(rest.problem, rest.problem, 0.0, search.value))
+            else:
+                _run(search)
     except OutOfMemoryError as error:
         # Said of the reduced problem: name the nodes that were given.
-        nodes = _largest(problem, error.time, free)
+        nodes = _largest(problem, error.time)
         raise OutOfMemoryError(error.needed, error.limit, error.time, nodes) from error
     except InfeasibleError as error:
-        # Without the limit there is a choice: the limit leaves none.
-        _, moment = Memory(problem).peak(free)
+        # Without the limit there may be a choice; if so, the limit leaves none.
+        free = solve_free(replace(problem, usages=()), inf)
+        _, moment = Memory(problem).peak(free.choice)
         needed = float(np.nextafter(problem.memory_limit, inf))
-        nodes = _largest(problem, moment, free)
+        nodes = _largest(problem, moment)
         raise OutOfMemoryError(needed, problem.memory_limit, moment, nodes) from error
     if search.best is None:
         raise TimeoutError(
             "the time limit came before any choice within memory was found; raise it"
         )
     return reduction.lift(rest.numbered(search.best)), min(search.bound, search.value)
+
+
+def _try_free(search: _Search, gap: float) -> bool:
+    """Whether the cheapest choice of all is within memory: then it is the best.
+
+    Where memory binds it is of no use, and that it breaks the limit shows long before.
+    """
+    bare, limit = replace(search.problem, usages=()), search.problem.memory_limit
+    glance = approach(bare, near=inf, enough=inf, deadline=inf)
+    search.bound, search.messages = glance.bound, glance.messages
+    peak, _ = search.memory.peak(glance.choice)
+    if peak > _SURELY * limit:
+        _see(search, glance.choice, far=True)
+        return False
+    found = search.solve_free(bare, gap if peak <= limit else max(gap, _COARSE))
+    if found.gap > gap and search.memory.peak(found.choice)[0] <= limit:
+        found = search.solve_free(bare, gap)
+    search.bound = max(search.bound, found.bound)
+    if search.memory.peak(found.choice)[0] > limit:
+        _see(search, found.choice, far=True)
+        return False
+    search.best, search.value = found.choice, found.objective
+    return True
 
 
 def _run(search: _Search) -> None:
@@ -396,11 +423,16 @@ def _only(problem: Problem, choice: tuple[int, ...]) -> tuple[tuple[int, ...], f
     return choice, problem.cost(choice)
 
 
-def _largest(problem: Problem, moment: int, choice: Iterable[int]) -> tuple[int, ...]:
-    """The nodes that hold most at a time."""
-    chosen = list(choice)
+def _largest_cost(problem: Problem) -> float:
+    """Of a strategy or a pair that is not forbidden."""
+    arrays = (*problem.node_costs, *(edge.costs for edge in problem.edges))
+    return max(float(a.max(initial=0.0, where=np.isfinite(a))) for a in arrays)
+
+
+def _largest(problem: Problem, moment: int) -> tuple[int, ...]:
+    """The nodes that hold most at a time, whatever they choose."""
     held: dict[int, float] = {}
     for nodes, size in Memory(problem).row(moment).items():
         for node in nodes:
-            held[node] = held.get(node, 0.0) + float(size[tuple(chosen[v] for v in nodes)])
+            held[node] = held.get(node, 0.0) + float(size.min())
     return tuple(sorted(held, key=lambda v: -held[v])[:8])
