@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd, stablehlo, terminator
-from alpa.dialects.attributes import FOLLOW, Argument, read_part
+from alpa.dialects.attributes import Argument, read_part
 from alpa.passes.analysis.graph import folds_into_dots, type_bytes
 from alpa.passes.sharding.copies import LocalBytes, copies_for_ops
 from alpa.passes.sharding.ops import Op
@@ -245,10 +246,14 @@ class _Clock:
         self.until[result] = self.now + 1
         if op.name in _VIEWS or folds_into_dots(op.view):
             self.base[result] = op.operands[:1]
-        elif is_fused(op):
+        elif is_fused(op, self._readers):
             self.base[result] = op.operands
         elif result not in self._returned:
             self.made[result] = self.now
+
+    @cached_property
+    def _readers(self) -> dict[ir.Value, Op | None]:
+        return readers(self.ops_of)
 
     def _use(self, values: Iterable[ir.Value]) -> None:
         """Extends lives to now; a fused op reads its operands where it is used."""
@@ -274,9 +279,19 @@ def op_at(
     return fragments[-1]
 
 
-def is_fused(op: Op) -> bool:
+def readers(ops_of: Mapping[ir.Block, Sequence[Op]]) -> dict[ir.Value, Op | None]:
+    """Of each value that is read the op that does, None where there are several."""
+    only: dict[ir.Value, Op | None] = {}
+    for block, ops in ops_of.items():
+        for op in (*ops, Op.of(terminator(block))):
+            for value in op.operands:
+                only[value] = None if value in only else op
+    return only
+
+
+def is_fused(op: Op, readers: Mapping[ir.Value, Op | None]) -> bool:
     """Whether an element-wise op is computed inside its only user, also an element-wise one."""
     if op.follow is None or len(op.results) != 1:
         return False
-    uses = list(op.results[0].uses)
-    return len(uses) == 1 and FOLLOW in uses[0].owner.attributes
+    reader = readers.get(op.results[0])
+    return reader is not None and reader.follow is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, cmp_to_key, lru_cache, reduce
 from itertools import chain
 
 import numpy as np
@@ -314,17 +314,16 @@ class MeshPart:
         for argument in block.arguments:
             placed = self.graph.placed[argument]
             rank = ir.RankedTensorType(argument.type).rank
-            if any(unreduced_axes(layout, rank) for layout in placed.layouts):
+            unreduced = any(unreduced_axes(layout, rank) for layout in placed.layouts)
+            if unreduced and list(argument.uses):
                 unknown = Sharding.of(self.name, ((),) * rank)
                 waiting[argument] = replace(unknown, open_dims=frozenset(range(rank))).to_attr()
-        for op in list(block.operations) if waiting else ():
-            inside = (o for region in op.regions for inner in region.blocks for o in walk(inner))
-            read = {v for one in (op, *inside) for v in one.operands if v in waiting}
-            for argument in sorted(read, key=lambda v: ir.BlockArgument(v).arg_number):
-                with ir.InsertionPoint(op), block.owner.location:
-                    constraint = sdy.ShardingConstraintOp(argument, waiting.pop(argument))
-                argument.replace_all_uses_except(constraint.result, constraint.operation)
-                self.graph.add_constraint(Op.of(constraint), weight=1)
+        first = [(_first_reader(argument, block), argument) for argument in waiting]
+        for op, argument in sorted(first, key=cmp_to_key(_in_order)):
+            with ir.InsertionPoint(op), block.owner.location:
+                constraint = sdy.ShardingConstraintOp(argument, waiting[argument])
+            argument.replace_all_uses_except(constraint.result, constraint.operation)
+            self.graph.add_constraint(Op.of(constraint), weight=1)
 
     def annotate(self, choice: Sequence[int], shardings: dict[ir.Value, Sharding]) -> None:
         """Writes shardings on the ops of this mesh; collects those of values of @main."""
@@ -400,6 +399,25 @@ def _sharding_of(mesh: str, names: tuple[str, ...], layout: Layout, rank: int) -
     dims = tuple(tuple(names[a] for a in axes) for axes in layout[:rank])
     unreduced = tuple(AxisRef(names[axis]) for axis in unreduced_axes(layout, rank))
     return replace(Sharding.of(mesh, dims), unreduced=unreduced)
+
+
+def _first_reader(value: ir.Value, block: ir.Block) -> ir.Operation:
+    """The first op of a block that reads a value, or has one inside that does."""
+    readers: list[ir.Operation] = []
+    for use in value.uses:
+        op = use.owner.operation
+        while op.block != block:
+            parent = op.parent
+            assert parent is not None
+            op = parent.operation
+        readers.append(op)
+    return reduce(lambda a, b: b if b.is_before_in_block(a) else a, readers)
+
+
+def _in_order(one: tuple[ir.Operation, ir.Value], other: tuple[ir.Operation, ir.Value]) -> int:
+    if one[0] == other[0]:
+        return 0
+    return -1 if one[0].is_before_in_block(other[0]) else 1
 
 
 def _is_fragment(op: ir.OpView) -> bool:

@@ -15,8 +15,8 @@ from alpa.dialects.attributes import Plan, read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes import ilp_shard_annotate
 from alpa.passes.sharding.fold import fold
-from alpa.passes.sharding.liveness import is_fused
-from alpa.passes.sharding.ops import Op
+from alpa.passes.sharding.liveness import is_fused, readers
+from alpa.passes.sharding.ops import read_ops
 from alpa.passes.solve.shard_problem import Edge, Problem, Usage
 
 WIDTH, ROWS = 512, 64
@@ -179,8 +179,10 @@ func.func @main(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64xf3
 
 def test_an_element_wise_op_is_fused_into_its_only_element_wise_user():
     module = parse(FUSED)
-    ops = list(body(main_function(module)).operations)
-    assert [is_fused(Op.of(op)) for op in ops[:4]] == [False, True, False, False]
+    block = body(main_function(module))
+    ops = read_ops(block)
+    only = readers({block: ops})
+    assert [is_fused(op, only) for op in ops[:4]] == [False, True, False, False]
 
 
 def test_folding_ties_only_what_holds_as_much():
