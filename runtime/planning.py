@@ -121,6 +121,9 @@ class Planned:
 
     module: ir.Module
     plan: Plan
+    objective: float
+    """T of the stages, in seconds, by the costs that they were cut by (`solve/stage_dp.py`); where
+    there was nothing to choose, a bound of it"""
     remarks: tuple[Diagnostic, ...]
 
     def report(self, clock: Clock) -> PlanReport:
@@ -154,8 +157,10 @@ class _Draft:
         """The plan as it is now; after `stage-mesh-partition`."""
         return Plan.read(main_function(self.module)) or Plan()
 
-    def planned(self) -> Planned:
-        return Planned(module=self.module, plan=self.plan, remarks=self.remarks)
+    def planned(self, objective: float) -> Planned:
+        return Planned(
+            module=self.module, plan=self.plan, objective=objective, remarks=self.remarks
+        )
 
 
 def clustered(module: ir.Module, settings: Settings, clock: Clock) -> ir.Module:
@@ -188,16 +193,17 @@ def _scheduled(draft: _Draft) -> Planned:
     settings = draft.settings
     first: Schedule = "1f1b" if settings.schedule == "auto" else settings.schedule
     stages = draft.after((cut,), first)
-    best = stages.after(tuple(rest), first).planned()
+    objective = stages.plan.predicted_step_seconds
+    best = stages.after(tuple(rest), first).planned(objective)
     if settings.schedule != "auto" or settings.num_micro_batches == 1:
         return best
     if len(read_meshes(main_function(best.module))) == 1:
         return best
     try:
         other = draft.after((cut,), "gpipe")
-        if other.plan.predicted_step_seconds >= stages.plan.predicted_step_seconds:
+        if other.plan.predicted_step_seconds >= objective:
             return best
-        planned = other.after(tuple(rest), "gpipe").planned()
+        planned = other.after(tuple(rest), "gpipe").planned(other.plan.predicted_step_seconds)
     except PlanningError:
         return best  # It does not fit into memory.
     faster = planned.plan.predicted_step_seconds < best.plan.predicted_step_seconds

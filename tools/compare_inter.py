@@ -63,6 +63,8 @@ class Outcome:
     name: str
     seconds: float | None = None
     """of a step, predicted"""
+    objective: float | None = None
+    """T of the stages, in seconds (`alpa.runtime.planning.Planned`)"""
     meshes: tuple[str, ...] = ()
     """the logical shape of each stage's mesh"""
     peak_bytes: int | None = None
@@ -77,11 +79,12 @@ class Outcome:
         search = seconds_text(self.search_seconds)
         if self.seconds is None or self.peak_bytes is None:
             reason = "out of memory" if self.out_of_memory else "not possible"
-            return [self.name, reason, "", "", "", search]
+            return [self.name, reason, "", "", "", "", search]
         peak = f"{size_text(self.peak_bytes)} of {size_text(memory)}"
         shapes = " ".join(dict.fromkeys(self.meshes))
         step = f"{self.seconds:.4g} s"
-        return [self.name, step, str(len(self.meshes)), shapes, peak, search]
+        ratio = "" if self.objective is None else f"{self.objective / self.seconds:.3f}"
+        return [self.name, step, ratio, str(len(self.meshes)), shapes, peak, search]
 
 
 def rows(settings: Settings) -> list[Row]:
@@ -153,6 +156,7 @@ def compare(module: ir.Module, chosen: Iterable[Row]) -> Iterator[Outcome]:
         yield Outcome(
             name=row.name,
             seconds=planned.plan.predicted_step_seconds,
+            objective=planned.objective,
             meshes=tuple("x".join(map(str, shape)) or "1" for shape in shapes),
             peak_bytes=max(planned.plan.predicted_peak_bytes),
             search_seconds=sum(clock.seconds.values()),
@@ -314,7 +318,7 @@ def _module(program: str, options: argparse.Namespace) -> ir.Module:
 
 def _table(program: str, module: ir.Module, chosen: Sequence[Row], memory: int) -> list[Outcome]:
     """Prints the rows as they come, and below why some have no plan."""
-    header = ["plan", "step", "stages", "meshes", "peak memory", "search"]
+    header = ["plan", "step", "T / step", "stages", "meshes", "peak memory", "search"]
     print(f"{program}\n\n{markdown_header(header)}", flush=True)
     found: list[Outcome] = []
     for outcome in compare(module, chosen):

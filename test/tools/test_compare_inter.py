@@ -84,19 +84,20 @@ def test_prints_a_row_for_each_way_to_plan(
     found = table(capsys.readouterr().out)
     assert list(found) == names("cpu:1x2")
     assert all(re.fullmatch(r"\S+ s", cells[0]) for cells in found.values())
-    stages = {name: cells[1:3] for name, cells in found.items()}
+    stages = {name: cells[2:4] for name, cells in found.items()}
     assert stages["intra-only"][0] == "1"
     assert stages["inter-only"] == ["2", "1"]
     assert stages["1x1 data-parallel"] == ["2", "1x1"]
     assert stages["2x1 zero2"] == ["1", "2x1"]
     assert stages["1x2 megatron"] == ["1", "1x2"]
-    assert all(cells[3].endswith(" of 16 GiB") for cells in found.values())
+    assert all(cells[4].endswith(" of 16 GiB") for cells in found.values())
 
     numbers = json.loads(path.read_text())
     assert (numbers["cluster"], numbers["num_micro_batches"]) == ("cpu:1x2", 2)
     (program,) = numbers["programs"]
     for row in program["rows"]:
         assert found[row["name"]][0] == f"{row['seconds']:.4g} s"
+        assert found[row["name"]][1] == f"{row['objective'] / row['seconds']:.3f}"
         assert row["search_seconds"] > 0
         assert row["problem"] is None
 
@@ -124,7 +125,7 @@ def test_two_layers_cannot_be_four_stages(step: str, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     found = table(out)
     assert found["inter-only"][:2] == ["not possible", ""]
-    assert found["intra-only"][1] == "1"
+    assert found["intra-only"][2] == "1"
     (reason,) = re.findall(r"^\* inter-only: (.*)$", out, re.MULTILINE)
     assert reason.startswith(f"{step}:1:1: error: ")
     assert "2 layers" in reason
