@@ -64,6 +64,8 @@ class MeshPart:
     landing_bandwidth: float
     in_flight: int
     """micro-batches whose activations are kept at a time"""
+    totals: frozenset[int] = frozenset()
+    """results of @main that are gradients, read as sums over the micro-batches"""
 
     @classmethod
     def of(
@@ -292,18 +294,18 @@ class MeshPart:
         return 1 if read_part(op) == "update" else self.plan.num_micro_batches
 
     def _gradients(self, op: mpmd.FragmentOp) -> list[int]:
-        """The results that only updates on this mesh use: sums over the micro-batches."""
+        """The results of which all uses are of their sums over the micro-batches."""
         return [
             i
             for i, result in enumerate(op.results)
-            if list(result.uses)
-            and all(
-                isinstance(use.owner, mpmd.FragmentOp)
-                and self._is_mine(use.owner)
-                and read_part(use.owner) == "update"
-                for use in result.uses
-            )
+            if list(result.uses) and all(map(self._is_of_total, result.uses))
         ]
+
+    def _is_of_total(self, use: ir.OpOperand) -> bool:
+        """Whether a gradient is used by an update on this mesh, or returned as a sum."""
+        if isinstance(use.owner, mpmd.FragmentOp):
+            return self._is_mine(use.owner) and read_part(use.owner) == "update"
+        return isinstance(use.owner, func.ReturnOp) and use.operand_number in self.totals
 
     def _reduce_gradients(self, block: ir.Block) -> None:
         """Reduces unreduced gradients where an update first reads them, once for all that it does.

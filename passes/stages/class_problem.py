@@ -158,7 +158,9 @@ def _part(
     restriction: Callable[[MeshPart], None] | None,
 ) -> _Part:
     graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None, known)
-    built = MeshPart(layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1)
+    built = MeshPart(
+        layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1, layer.totals
+    )
     given = {c.result for c in _constraints(layer)}
     steps = [
         _Step.of(graph, "" if fragment is None else read_part(fragment) or "")
@@ -212,6 +214,7 @@ def _memory(
         resident.append(_Resident(kind=kind, node=placed.node, bytes=held))
 
     fragments = built.fragments()
+    elsewhere = [returned(layer)[r] for r in layer.totals]
     for number, (value, argument) in enumerate(zip(values, attributes, strict=True)):
         if number not in layer.boundary and argument.role != "batch":
             stays("state", value)
@@ -226,7 +229,7 @@ def _memory(
                     stays("activation", value)
             if plan.num_micro_batches > 1:
                 updates = [f for f in fragments if read_part(f) == "update"]
-                read = {v for f in updates for v in f.operands}
+                read = {v for f in updates for v in f.operands} | set(elsewhere)
                 for value in fragment.results:
                     if value in read:
                         stays("state", value)

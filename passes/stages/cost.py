@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,24 @@ def part_of(origin: Origin) -> Part:
     if origin.name.startswith("update_"):
         return "update"
     return "backward" if origin.transpose_count else "forward"
+
+
+def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
+    """Those of a clustered program's values that are gradients which only updates read: what counts
+    is their sum over the micro-batches."""
+
+    def part(o: int) -> Part:
+        return part_of(Origin.from_attr(graph.ops[o].attributes["origin"]))
+
+    returned = set(graph.returned)
+    return [
+        v
+        for v in values
+        if v not in returned
+        and graph.producer[v] >= 0
+        and part(graph.producer[v]) == "backward"
+        and all(part(u) == "update" for u in graph.users[v])
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -26,7 +26,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph, recipe
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.stages.cost import layer_of, part_of
+from alpa.passes.stages.cost import layer_of, part_of, totals_of
 from alpa.passes.stages.merge import FragmentBuilder, Stages
 
 MESH = "mesh_0"
@@ -61,6 +61,9 @@ class LayerClass:
     boundary: frozenset[int]
     kept: frozenset[int]
     """boundary arguments that another layer's forward part makes and this one's backward reads"""
+    totals: frozenset[int]
+    """the program's results that are gradients for updates of others, which read them as sums over
+    the micro-batches"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,6 +83,7 @@ class ClassesText:
     layers: tuple[tuple[int, ...], ...]
     boundary: tuple[frozenset[int], ...]
     kept: tuple[frozenset[int], ...]
+    totals: tuple[frozenset[int], ...]
     class_of: tuple[int, ...]
     links: tuple[tuple[Link, tuple[tuple[int, int], ...]], ...]
 
@@ -91,6 +95,7 @@ class ClassesText:
             layers=tuple(one.layers for one in classes.classes),
             boundary=tuple(one.boundary for one in classes.classes),
             kept=tuple(one.kept for one in classes.classes),
+            totals=tuple(one.totals for one in classes.classes),
             class_of=classes.class_of,
             links=tuple(classes.links.items()),
         )
@@ -107,9 +112,10 @@ class ClassesText:
                     module=module,
                     boundary=boundary,
                     kept=kept,
+                    totals=totals,
                 )
-                for module, layers, boundary, kept in zip(
-                    modules, self.layers, self.boundary, self.kept, strict=True
+                for module, layers, boundary, kept, totals in zip(
+                    modules, self.layers, self.boundary, self.kept, self.totals, strict=True
                 )
             ),
             class_of=self.class_of,
@@ -173,7 +179,10 @@ def _signature(
             else:
                 read.append(position.get(v, ("outside", first.setdefault(v, len(first)))))
         outside = tuple(
-            (any(u not in inside for u in graph.users[v]), tuple(returned.get(v, ())))
+            (
+                frozenset(_part(graph, u) for u in graph.users[v] if u not in inside),
+                tuple(returned.get(v, ())),
+            )
             for v in graph.results[o]
         )
         origin = Origin.from_attr(op.attributes["origin"])
@@ -294,6 +303,7 @@ class _Program:
             module=module,
             boundary=frozenset(boundary),
             kept=frozenset(i for i in boundary if self._kept(self.inputs[i])),
+            totals=frozenset(map(self.outputs.index, totals_of(graph, self.outputs))),
         )
 
     def _donated(self, v: int) -> bool:

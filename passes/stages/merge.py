@@ -3,11 +3,16 @@
 Fragments come in execution order: the forward of each stage, the backward from the last stage on,
 then the updates by level, one more for each change of mesh on the way to them. A value that another
 mesh reads crosses by one transfer; the dialect's verifier demands it here already.
+
+A gradient whose sum over the micro-batches another mesh's update reads, as of tied embeddings,
+first passes through a fragment of the mesh that made it, part of the update: devices that each have
+added up a part of it reduce it there, once per step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from alpa.dialects import body, func, ir, mpmd, sdy
 from alpa.dialects.attributes import (
@@ -37,6 +42,7 @@ from alpa.passes.stages.cost import (
     computation_seconds,
     layer_of,
     part_of,
+    totals_of,
 )
 
 
@@ -96,8 +102,11 @@ class FragmentBuilder:
         block = new.add_entry_block()
         values = dict(zip(copies, block.arguments, strict=True))
         with ir.InsertionPoint(block):
-            for group in groups:
-                self._build(group, values, home, cluster)
+            for part, same in groupby(groups, key=lambda group: group.part):
+                if part == "update" and plan.num_micro_batches > 1:
+                    self._build_sums(groups, values, home)
+                for group in same:
+                    self._build(group, values, home, cluster)
             with self.old.location:
                 func.ReturnOp([self._get(values, home, v, m) for v, m, _ in outputs])
         self.old.erase()
@@ -222,6 +231,39 @@ class FragmentBuilder:
             )
             values[v, mesh] = transfer.result
         return values[v, mesh]
+
+    def _build_sums(
+        self,
+        groups: list[_Group],
+        values: dict[tuple[int, int], ir.Value],
+        home: dict[int, int],
+    ) -> None:
+        """Fragments for the gradients that leave a mesh of several devices as sums: from now on
+        these are what such a fragment returns."""
+        place = {o: group.mesh for group in groups for o in group.members}
+        crossing: dict[int, list[int]] = {}
+        for v in totals_of(self.graph, home):
+            if any(place[u] != home[v] for u in self.graph.users[v]):
+                crossing.setdefault(home[v], []).append(v)
+        for mesh, mine in sorted(crossing.items()):
+            if len(self.stages.meshes[mesh].devices) == 1:
+                continue
+            makers = [self.graph.ops[self.graph.producer[v]] for v in mine]
+            layers = dict.fromkeys(Origin.from_attr(o.attributes["origin"]) for o in makers)
+            op, block = fragment(
+                self.stages.meshes[mesh].name,
+                [Origin(f"update_{layer_of(origin)}") for origin in layers],
+                mesh,
+                [values[v, mesh] for v in mine],
+                [self._type(v, mesh) for v in mine],
+                loc=makers[0].location,
+            )
+            with ir.InsertionPoint(block), op.location:
+                return_(list(block.arguments))
+            op.attributes[PART] = ir.StringAttr.get("update")
+            op.attributes[SECONDS] = f64(0.0)
+            op.attributes[FLOPS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
+            values.update({(v, mesh): r for v, r in zip(mine, op.results, strict=True)})
 
     def _build(
         self,

@@ -86,9 +86,11 @@ def option_of(
     between = {"forward": np.zeros((count, count)), "update": np.zeros((count, count))}
     for link, pairs in classes.links.items():
         kind = "update" if link.part == "update" else "forward"
+        # A gradient is summed up where it is made, also for readers on other meshes.
+        stays = link.result in classes.classes[link.producer].totals
         for producer, reader in pairs:
-            low, high = min(producer, reader), max(producer, reader)
-            between[kind][low, high] += costs.links[link]
+            ends = (producer, producer) if stays else (producer, reader)
+            between[kind][min(ends), max(ends)] += costs.links[link]
     seconds = intervals((costs.forward + costs.backward)[at]) + pairs_inside(between["forward"])
     update = intervals(costs.update[at]) + pairs_inside(between["update"])
     return Option(

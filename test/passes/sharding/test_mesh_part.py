@@ -8,6 +8,7 @@ from alpa.dialects import body, main_function, mpmd
 from alpa.dialects.attributes import Plan, read_meshes
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.passes.sharding.rules import populated
@@ -26,11 +27,27 @@ def tied(w, v, x, y):
     return w - 0.1 * dw, v - 0.1 * dv, value
 
 
-def test_a_sum_of_gradients_crosses_once_in_a_step():
+def tied_text() -> str:
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 64)] * 2 + [(8, 64)] * 2]
-    text = jax.jit(tied, donate_argnums=(0, 1)).lower(*shapes).as_text()
+    return jax.jit(tied, donate_argnums=(0, 1)).lower(*shapes).as_text()
+
+
+def test_a_sum_of_gradients_is_reduced_once_in_a_step_before_it_crosses():
     module = alpa.passes.run(
-        text,
+        tied_text().replace("tensor<f32> {jax", 'tensor<f32> {alpa.result = "mean", jax'),
+        "alpa{cluster=cpu:2x2 num-layers=2 num-stages=2 intra=data-parallel schedule=1f1b "
+        f"num-micro-batches={BATCHES}}}",
+    )
+    sums = [one for one in PlanReport.of(module).collectives if one.kind == "all-reduce"]
+    gradients = [one for one in sums if one.bytes == 64 * 64 * 4]
+    assert {one.part for one in gradients} == {"update"}
+    # Of both parameters on both meshes.
+    assert sum(one.count for one in gradients) == 4
+
+
+def test_a_sum_of_gradients_crosses_once_in_a_step():
+    module = alpa.passes.run(
+        tied_text(),
         "simplify-trivial-ops,layer-cluster{num-layers=2},"
         f"stage-mesh-partition{{cluster=cpu:2x2 num-stages=2 num-micro-batches={BATCHES}}}",
     )
