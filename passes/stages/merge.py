@@ -1,8 +1,9 @@
 """Merges named computations into fragments on meshes, and moves @main onto mesh tensors.
 
 Fragments come in execution order: the forward of each stage, the backward from the last stage on,
-then the updates by level, one more for each change of mesh on the way to them. A value that another
-mesh reads crosses by one transfer; the dialect's verifier demands it here already.
+then the updates by level, one more for each change of mesh on the way to them. Of a level and mesh
+those come first, in a fragment of their own, that updates of other meshes wait for. A value that
+another mesh reads crosses by one transfer; the dialect's verifier demands it here already.
 
 A gradient whose sum over the micro-batches another mesh's update reads, as of tied embeddings,
 first passes through a fragment of the mesh that made it, part of the update: devices that each have
@@ -118,24 +119,34 @@ class FragmentBuilder:
 
     def _groups(self) -> list[_Group]:
         """Fragments in execution order: forward by stage, backward by stage from the last, then
-        updates by level, one more for each change of mesh on the way to them."""
-        groups: dict[tuple[int, int, int], _Group] = {}
+        updates by level, one more for each change of mesh on the way to them, those that others
+        wait for first."""
+        parts: dict[int, Part] = {}
         level: dict[int, int] = {}
         where: dict[int, int] = {}
         for o, op in enumerate(self.graph.ops):
             origin = Origin.from_attr(op.attributes["origin"])
-            part = part_of(origin)
-            where[o] = mesh = self._mesh_of_computation(o, origin, where)
-            if part == "forward":
-                key = (0, mesh, mesh)
-            elif part == "backward":
-                key = (1, -mesh, mesh)
-            else:
+            parts[o] = part_of(origin)
+            where[o] = self._mesh_of_computation(o, origin, where)
+            if parts[o] == "update":
                 producers = [self.graph.producer[v] for v in self.graph.operands[o]]
                 level[o] = max(
-                    (level[p] + (where[p] != mesh) for p in producers if p in level), default=0
+                    (level[p] + (where[p] != where[o]) for p in producers if p in level), default=0
                 )
-                key = (2 + level[o], mesh, mesh)
+        awaited: set[int] = set()
+        for o in reversed(level):
+            users = {u for v in self.graph.results[o] for u in self.graph.users[v]}
+            if any(where[u] != where[o] or (u in awaited and level[u] == level[o]) for u in users):
+                awaited.add(o)
+        groups: dict[tuple[int, ...], _Group] = {}
+        for o, part in parts.items():
+            mesh = where[o]
+            if part == "forward":
+                key = (0, mesh)
+            elif part == "backward":
+                key = (1, -mesh)
+            else:
+                key = (2, level[o], o not in awaited, mesh)
             groups.setdefault(key, _Group(mesh, part)).members.append(o)
         return [groups[key] for key in sorted(groups)]
 

@@ -116,8 +116,8 @@ func.func public @tied_state(%w: !a {alpa.input = 0 : i64, alpa.role = "state", 
 
 // -----
 
-// What mixes layers stands where most of what it reads is made, here mesh_1, and is one fragment with
-// what follows there. What needs the other mesh's scalar is a fragment that comes after it.
+// What mixes layers stands where most of what it reads is made, here mesh_1. The other mesh waits for
+// it, so that what follows on mesh_1 is a fragment that comes after it.
 !a = tensor<4x8xf32>
 !s = tensor<f32>
 !t = tensor<2xf32>
@@ -125,10 +125,11 @@ func.func public @tied_state(%w: !a {alpa.input = 0 : i64, alpa.role = "state", 
 // CHECK: %[[S:.*]] = mpmd.fragment<mesh="mesh_0", origin=["update_0"], stage=0> ({{.*}} {{{.*}}alpa.part = "update"
 // CHECK: %[[P:.*]] = mpmd.fragment<mesh="mesh_1", origin=["update_1"], stage=1>
 // CHECK: %[[MS:.*]] = mpmd.transfer %[[S]] : (!mpmd.mesh_tensor<"mesh_0", tensor<f32>>) -> !mpmd.mesh_tensor<"mesh_1", tensor<f32>>
-// CHECK-NEXT: %[[N:.*]]:2 = mpmd.fragment<mesh="mesh_1", origin=["update_global", "update_1"], stage=1> (%[[MS]], %[[P]])
-// CHECK: %[[MN:.*]] = mpmd.transfer %[[N]]#0 : (!mpmd.mesh_tensor<"mesh_1", tensor<f32>>) -> !mpmd.mesh_tensor<"mesh_0", tensor<f32>>
+// CHECK-NEXT: %[[N:.*]] = mpmd.fragment<mesh="mesh_1", origin=["update_global"], stage=1> (%[[MS]], %[[P]])
+// CHECK: %[[W:.*]] = mpmd.fragment<mesh="mesh_1", origin=["update_1"], stage=1> (%[[N]])
+// CHECK: %[[MN:.*]] = mpmd.transfer %[[N]] : (!mpmd.mesh_tensor<"mesh_1", tensor<f32>>) -> !mpmd.mesh_tensor<"mesh_0", tensor<f32>>
 // CHECK-NEXT: %[[V:.*]] = mpmd.fragment<mesh="mesh_0", origin=["update_0"], stage=0> (%[[MN]])
-// CHECK: return %[[V]], %[[N]]#1
+// CHECK: return %[[V]], %[[W]]
 func.func public @an_update_that_mixes_layers(%x: !a {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> (!s, !s) {
   %0:2 = mpmd.named_computation<"layer_0"> (%x) (%a: !a) {
     %zero = stablehlo.constant dense<0.0> : !s
