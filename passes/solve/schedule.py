@@ -37,9 +37,8 @@ pipeline's part of each is what is left without max u.
 - The updates of all stages but the first begin while others still run backwards. max u is
   therefore an upper bound, and exact where the first stage's update is the longest.
 
-``stage_dp`` counts both transfers of a boundary to the later stage, here a_i has what stage i
-receives: the sums are equal, the maxima need not be. Who holds the later stage occupied passes no
-backward transfer, and adds it to that stage's backward.
+A value that skips stages is received by the one that reads it, and ``stage_dp`` counts it to each
+stage in between.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cuts layers into pipeline stages on submeshes: the paper's inter-operator DP (eq. 2 to 5).
 
 With ``a_i = t_i + c_i`` (seconds of one micro-batch's forward and backward, and of the transfers
-into the stage both ways, which depend on whether it begins a host) and ``u_i`` (seconds of the
-update), it minimises
+into the stage from both its neighbours, which depend on whether these are on its host) and ``u_i``
+(seconds of the update), it minimises
 
     T = sum_i a_i + (B - 1) max_i a_i + max_i u_i                            (eq. 2, extended)
 
@@ -72,14 +72,17 @@ class Problem:
     max_in_flight: np.ndarray
     """micro-batches in flight that memory admits, 0 = does not fit at all, [K, K, M]"""
     c: np.ndarray
-    """transfers both ways into a stage that begins with layer i on submesh m, [K, M, 2]: where the
-    stage before is on the same host, and where it is not (see `is_far`); c[0] = 0"""
+    """transfers from the stage before into one that begins with layer i on submesh m, [K, M, 2]:
+    where that is on the same host, and where it is not (see `is_far`); c[0] = 0"""
     num_micro_batches: int
     schedule: Literal["gpipe", "1f1b"]
     num_stages: int | None = None
     """as many stages exactly; None = any number"""
     minimise: Objective = "step"
     """T, or the longest stage"""
+    back: np.ndarray | None = None
+    """transfers of backwards from the stage behind into one that ends with layer j on submesh m,
+    likewise (see `is_far_behind`), [K, M, 2]; back[K - 1] = 0; None = no seconds"""
 
     @property
     def num_layers(self) -> int:
@@ -95,6 +98,11 @@ class Problem:
             raise ValueError(
                 "c needs two entries per layer and submesh, which are 0 for the first layer"
             )
+        if self.back is not None and (self.back.shape != self.c.shape or self.back[-1].any()):
+            raise ValueError(
+                f"back must have shape {self.c.shape}, and be 0 for the last layer; its shape is "
+                f"{self.back.shape}"
+            )
         if self.num_micro_batches < 1:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
         if self.minimise not in get_args(Objective):
@@ -102,7 +110,8 @@ class Problem:
         if self.schedule not in ("gpipe", "1f1b"):
             raise ValueError(f"schedule must be gpipe or 1f1b, not {self.schedule!r}")
         upper = np.triu_indices(self.num_layers)
-        for name, values in (("t", self.t[upper]), ("u", self.u[upper]), ("c", self.c)):
+        transfers = [("c", self.c)] if self.back is None else [("c", self.c), ("back", self.back)]
+        for name, values in (("t", self.t[upper]), ("u", self.u[upper]), *transfers):
             if np.isnan(values).any() or (values < 0).any():
                 raise ValueError(f"{name} must not be negative or NaN")
 
@@ -124,15 +133,25 @@ class Problem:
         begins_host = devices_before % self.devices_per_host == 0
         return begins_host or hosts > 1 or devices_before % devices > 0
 
+    def is_far_behind(self, devices_through: int) -> bool:
+        """Whether the stage behind lies on another host, by the devices of all stages up to it.
+
+        Where that one cannot be placed right behind, this is an estimate.
+        """
+        return devices_through % self.devices_per_host == 0
+
     def a(self, stages: tuple[Stage, ...]) -> list[float]:
         """t + c of each stage, in seconds."""
         found: list[float] = []
         before = 0
         for s in stages:
-            c = self.c[s.first, s.submesh, int(self.is_far(before, s.submesh))]
-            found.append(float(self.t[s.first, s.last, s.submesh] + c))
             hosts, devices = self.submeshes[s.submesh]
-            before += hosts * devices
+            through = before + hosts * devices
+            c = self.c[s.first, s.submesh, int(self.is_far(before, s.submesh))]
+            if self.back is not None:
+                c = c + self.back[s.last, s.submesh, int(self.is_far_behind(through))]
+            found.append(float(self.t[s.first, s.last, s.submesh] + c))
+            before = through
         return found
 
     def step_seconds(self, stages: tuple[Stage, ...]) -> float:
@@ -241,22 +260,25 @@ class _Table:
         if problem.schedule == "gpipe":
             possible &= problem.max_in_flight >= problem.num_micro_batches
         possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
-        self.a = np.where(possible[..., None], problem.t[..., None] + problem.c[:, None, :, :], inf)
+        back = np.zeros_like(problem.c) if problem.back is None else problem.back
+        # [i, j, m, 2 f + b]: whether the stage before is far, and the one behind.
+        c = problem.c[:, None, :, :, None] + back[None, :, :, None, :]
+        a = problem.t[..., None] + c.reshape(*problem.t.shape, 4)
+        self.a = np.where(possible[..., None], a, inf)
         self.u = np.where(possible, problem.u, inf)
         shapes = list(dict.fromkeys(problem.submeshes))
         self._sizes = [n * m for n, m in shapes]
         self._shape = np.array([shapes.index(submesh) for submesh in problem.submeshes])
-        # [g, d]: whether a stage on shape g is far from the one before, d being its devices and
-        # those behind it.
+        # [g, d]: 2 f + b of a stage on shape g, d being its devices and those behind it.
         self._far = np.array(
             [
                 [
-                    problem.is_far(devices - d, problem.submeshes.index(shape))
+                    2 * problem.is_far(devices - d, problem.submeshes.index(shape))
+                    + problem.is_far_behind(devices - d + size)
                     for d in range(devices + 1)
                 ]
-                for shape in shapes
-            ],
-            dtype=int,
+                for shape, size in zip(shapes, self._sizes, strict=True)
+            ]
         )
         most = min(layers, devices, problem.num_stages or layers)
         self._by_stage = problem.num_stages is not None or (
@@ -294,7 +316,7 @@ class _Table:
     def _fastest(self, costs: np.ndarray) -> np.ndarray:
         """[s, i, j, g, far]: of the submeshes of shape g that memory admits at stage s."""
         layers = self._problem.num_layers
-        found = np.full((self._stages + 1, layers, layers, len(self._sizes), 2), inf)
+        found = np.full((self._stages + 1, layers, layers, len(self._sizes), 4), inf)
         i, j, m, far = np.nonzero(costs < inf)
         at = (self._admitted[i, j, m], i, j, self._shape[m], far)
         np.minimum.at(found, at, costs[i, j, m, far])

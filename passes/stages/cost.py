@@ -49,31 +49,31 @@ def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Boundary:
-    """What crosses into layer i, and back, when a stage begins there, per micro-batch; and what
-    the updates of layers i to j read of other layers, once per step."""
+    """What crosses into layer i, and from there back, when a stage begins there, per micro-batch;
+    and what the updates of layers i to j read of other layers, once per step."""
 
     bytes: np.ndarray
-    """[K]"""
+    """into and back, [2, K]"""
     values: np.ndarray
-    """how many tensors, [K]"""
+    """how many tensors, [2, K]"""
     once_bytes: np.ndarray
     """[K, K]"""
     once_values: np.ndarray
     """how many tensors, [K, K]"""
 
     def seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
-        """Of a micro-batch's transfers for a stage on `hosts` x `devices`, [K, 2]: from a stage on
-        the same host, and from one on another. An estimate.
+        """Of a micro-batch's transfers into a stage on `hosts` x `devices`, [2, K, 2]: of one that
+        begins with layer i, from the stage before it; and of one that ends before layer i, from the
+        stage behind it. Each from a stage on the same host, and from one on another. An estimate.
 
         A tensor is a message of its own; its parts enter all devices of the mesh side by side, or,
         from other hosts, all its hosts. The gathering of replicas is not counted.
         """
         near = _seconds(self.bytes, self.values, cluster.intra_host, hosts * devices)
         if cluster.hosts == 1:
-            return np.stack([near, near], axis=1)
-        return np.stack(
-            [near, _seconds(self.bytes, self.values, cluster.inter_host, hosts)], axis=1
-        )
+            return np.stack([near, near], axis=2)
+        far = _seconds(self.bytes, self.values, cluster.inter_host, hosts)
+        return np.stack([near, far], axis=2)
 
     def once_seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
         """Of a step's transfers, [K, K], estimated likewise: from other hosts, if there are any."""
@@ -94,7 +94,7 @@ def boundary_of(
     A state that several layers read is computed in one of them, and once per step comes back to
     the others.
     """
-    sizes, values = np.zeros(num_layers), np.zeros(num_layers)
+    sizes, values = np.zeros((2, 2, num_layers))
     once: set[tuple[int, int, int]] = set()  # (value, layer that makes it, layer that wants it)
     origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
     states: dict[int, list[int]] = {}
@@ -105,7 +105,9 @@ def boundary_of(
         if here is None:
             continue
         for v in made:
-            crossed: set[int] = set()
+            crossed: set[tuple[int, int]] = (
+                set()
+            )  # (0 into, 1 back; layer that a stage begins with)
             wanted = {layer_of(origins[u]) for a in states.get(v, ()) for u in graph.users[a]}
             wanted |= {
                 layer_of(origins[u]) for u in graph.users[v] if part_of(origins[u]) == "update"
@@ -114,9 +116,11 @@ def boundary_of(
             for reader in (origins[u] for u in graph.users[v]):
                 there = layer_of(reader)
                 if there is not None and there != here and part_of(reader) != "update":
-                    crossed |= set(range(min(here, there) + 1, max(here, there) + 1))
-            sizes[list(crossed)] += graph.bytes[v]
-            values[list(crossed)] += 1
+                    low, high = min(here, there), max(here, there)
+                    crossed |= {(int(there < here), layer) for layer in range(low + 1, high + 1)}
+            for way, layer in crossed:
+                sizes[way, layer] += graph.bytes[v]
+                values[way, layer] += 1
     once_bytes, once_values = np.zeros((2, num_layers, num_layers))
     for v, here, there in once:
         once_bytes[here, there] += graph.bytes[v]

@@ -208,6 +208,7 @@ def stage_problem(
 
     memory = cluster.device.memory
     submeshes = [(o.hosts, o.devices) for o in options]
+    into, back = np.stack([boundary.seconds(cluster, *submesh) for submesh in submeshes], axis=2)
     once = [boundary.once_seconds(cluster, *submesh) for submesh in submeshes]
     return stage_dp.Problem(
         hosts=cluster.hosts,
@@ -216,7 +217,8 @@ def stage_problem(
         t=np.stack([o.seconds for o in options], axis=2),
         u=np.stack([o.update + more for o, more in zip(options, once, strict=True)], axis=2),
         max_in_flight=np.stack([o.max_in_flight(memory) for o in options], axis=2),
-        c=np.stack([boundary.seconds(cluster, *submesh) for submesh in submeshes], axis=1),
+        c=into,
+        back=np.append(back[1:], np.zeros_like(back[:1]), axis=0),
         num_micro_batches=plan.num_micro_batches,
         schedule=plan.schedule,
         num_stages=num_stages,

@@ -65,6 +65,9 @@ def problems(draw: st.DrawFn) -> Problem:
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         num_stages=draw(st.sampled_from([None, None, 1, 2, 3])),
         minimise=draw(st.sampled_from(["step", "step", "throughput"])),
+        back=np.concatenate(
+            [rng.random((layers - 1, len(shapes), 2)), np.zeros((1, len(shapes), 2))]
+        ),
     )
 
 
@@ -126,6 +129,16 @@ def test_a_cut_between_hosts_moves_what_is_cheap_to_send():
     transfers = np.zeros((4, 3, 2))
     transfers[[1, 3], :, 1] = 5.0
     assert solve(replace(problem, c=transfers)).objective == 4.0 + 7 * 1.0
+
+
+def test_a_transfer_is_its_receivers():
+    """What comes back from the later stage occupies the earlier one, which is the longer."""
+    problem = replace(uniform(2), t=uniform(2).t * np.array([[[2.0]], [[1.0]]]), num_stages=2)
+    transfers = np.zeros((2, 3, 2))
+    transfers[0] = 1.0
+    assert solve(problem).objective == 1.0 + 0.5 + 7 * 1.0
+    assert solve(replace(problem, back=transfers)).objective == 2.0 + 0.5 + 7 * 2.0
+    assert solve(replace(problem, c=transfers[::-1])).objective == 1.0 + 1.5 + 7 * 1.5
 
 
 def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
@@ -208,6 +221,7 @@ def test_infeasible_says_what_binds(changes, message):
         ({"u": np.zeros((4, 4, 2))}, r"u must have shape \(4, 4, 3\), not \(4, 4, 2\)"),
         ({"c": np.ones((4, 3, 2))}, "0 for the first layer"),
         ({"c": np.zeros((4, 3))}, "two entries per layer and submesh"),
+        ({"back": np.ones((4, 3, 2))}, "0 for the last layer"),
         ({"num_micro_batches": 0}, "at least 1"),
         ({"schedule": "zigzag"}, "gpipe or 1f1b, not 'zigzag'"),
         ({"minimise": "latency"}, "step or throughput, not 'latency'"),
