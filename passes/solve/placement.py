@@ -6,7 +6,8 @@ appendix A, where M itself is a power of two): whole hosts come first, and since
 host divides those before it, the next free device is always a multiple of the next size. So no
 submesh crosses a host's end, and any that have N M devices together cover the cluster. Equal shapes
 keep their order, and all keep theirs where each then begins at a multiple of its size (of a host's,
-if it is larger), so that neighbouring stages lie side by side.
+if it is larger), so that neighbouring stages lie side by side. Where in their order none crosses a
+host's end, each is on the host that it then has.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ def place(
     free = 0
     order = range(len(sizes))
     before = [sum(sizes[:stage]) for stage in order]
-    if any(before[k] % min(sizes[k], devices_per_host) for k in order):
+    if any(before[k] % devices_per_host + shapes[k][1] > devices_per_host for k in order):
         order = sorted(order, key=lambda k: -sizes[k])
+    elif any(before[k] % min(sizes[k], devices_per_host) for k in order):
+        order = sorted(order, key=lambda k: (before[k] // devices_per_host, -sizes[k]))
     for stage in order:
         numbers = range(free, free + sizes[stage])
         placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)

@@ -6,7 +6,9 @@ into the stage from both its neighbours, which depend on whether these are on it
 
     T = sum_i a_i + (B - 1) max_i a_i + max_i u_i                            (eq. 2, extended)
 
-over all cuts of K layers into stages and all submeshes that use every device. For fixed bounds
+over all cuts of K layers into stages and all submeshes that use every device and, one after the
+other, begin and end inside the same hosts. (Others can be placed as well, but a stage that comes to
+lie between two parts of another host has no neighbour on its own.) For fixed bounds
 ``a_i <= t_max`` and ``u_i <= u_max`` the sum is a DP over (stages s, first layer k, devices d):
 
     F(s, k, d) = min over j, m of  a[k, j, m] + F(s - 1, j + 1, d - size_m)  (eq. 3)
@@ -73,7 +75,7 @@ class Problem:
     """micro-batches in flight that memory admits, 0 = does not fit at all, [K, K, M]"""
     c: np.ndarray
     """transfers from the stage before into one that begins with layer i on submesh m, [K, M, 2]:
-    where that is on the same host, and where it is not (see `is_far`); c[0] = 0"""
+    where that is on the same host, and where it is not (see `are_far`); c[0] = 0"""
     num_micro_batches: int
     schedule: Literal["gpipe", "1f1b"]
     num_stages: int | None = None
@@ -82,7 +84,7 @@ class Problem:
     """T, or the longest stage"""
     back: np.ndarray | None = None
     """transfers of backwards from the stage behind into one that ends with layer j on submesh m,
-    likewise (see `is_far_behind`), [K, M, 2]; back[K - 1] = 0; None = no seconds"""
+    likewise, [K, M, 2]; back[K - 1] = 0; None = no seconds"""
 
     @property
     def num_layers(self) -> int:
@@ -123,35 +125,31 @@ class Problem:
         """What is minimised, of a cut, in seconds."""
         return self.step_seconds(stages) if self.minimise == "step" else max(self.a(stages))
 
-    def is_far(self, devices_before: int, submesh: int) -> bool:
-        """Whether the stage before lies on another host, by the devices of all stages before.
+    def are_far(self, devices_before: int, submesh: int) -> tuple[bool, bool] | None:
+        """Whether the stages before and behind lie on other hosts, by the devices of all before.
 
-        So it is where a stage begins a host, and may be where it cannot be placed behind the others
-        (`placement`), which is taken for sure: in cuts that have such stages this is an estimate.
+        None for a stage that would lie on parts of two hosts, so that it is placed elsewhere.
         """
         hosts, devices = self.submeshes[submesh]
-        begins_host = devices_before % self.devices_per_host == 0
-        return begins_host or hosts > 1 or devices_before % devices > 0
-
-    def is_far_behind(self, devices_through: int) -> bool:
-        """Whether the stage behind lies on another host, by the devices of all stages up to it.
-
-        Where that one cannot be placed right behind, this is an estimate.
-        """
-        return devices_through % self.devices_per_host == 0
+        start = devices_before % self.devices_per_host
+        if start + devices > self.devices_per_host:
+            return None
+        return start == 0, (start + hosts * devices) % self.devices_per_host == 0
 
     def a(self, stages: tuple[Stage, ...]) -> list[float]:
-        """t + c of each stage, in seconds."""
+        """t + c of each stage, in seconds; inf where one would lie on parts of two hosts."""
         found: list[float] = []
         before = 0
         for s in stages:
-            hosts, devices = self.submeshes[s.submesh]
-            through = before + hosts * devices
-            c = self.c[s.first, s.submesh, int(self.is_far(before, s.submesh))]
+            far = self.are_far(before, s.submesh)
+            if far is None:
+                return [inf] * len(stages)
+            c = self.c[s.first, s.submesh, int(far[0])]
             if self.back is not None:
-                c = c + self.back[s.last, s.submesh, int(self.is_far_behind(through))]
+                c = c + self.back[s.last, s.submesh, int(far[1])]
             found.append(float(self.t[s.first, s.last, s.submesh] + c))
-            before = through
+            hosts, devices = self.submeshes[s.submesh]
+            before += hosts * devices
         return found
 
     def step_seconds(self, stages: tuple[Stage, ...]) -> float:
@@ -261,23 +259,25 @@ class _Table:
             possible &= problem.max_in_flight >= problem.num_micro_batches
         possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
         back = np.zeros_like(problem.c) if problem.back is None else problem.back
-        # [i, j, m, 2 f + b]: whether the stage before is far, and the one behind.
+        # [i, j, m, 2 f + b]: whether the stage before is far, and the one behind; [i, j, m, 4]: it
+        # would lie on parts of two hosts.
         c = problem.c[:, None, :, :, None] + back[None, :, :, None, :]
-        a = problem.t[..., None] + c.reshape(*problem.t.shape, 4)
-        self.a = np.where(possible[..., None], a, inf)
+        self.a = np.full((*problem.t.shape, 5), inf)
+        self.a[..., :4] = problem.t[..., None] + c.reshape(*problem.t.shape, 4)
+        self.a[~possible] = inf
         self.u = np.where(possible, problem.u, inf)
         shapes = list(dict.fromkeys(problem.submeshes))
         self._sizes = [n * m for n, m in shapes]
         self._shape = np.array([shapes.index(submesh) for submesh in problem.submeshes])
-        # [g, d]: 2 f + b of a stage on shape g, d being its devices and those behind it.
-        self._far = np.array(
+        # [g, d]: the last index of `a` on shape g, d being the stage's devices and those behind.
+        self._where = np.array(
             [
                 [
-                    2 * problem.is_far(devices - d, problem.submeshes.index(shape))
-                    + problem.is_far_behind(devices - d + size)
+                    4 if far is None else 2 * far[0] + far[1]
                     for d in range(devices + 1)
+                    for far in (problem.are_far(devices - d, problem.submeshes.index(shape)),)
                 ]
-                for shape, size in zip(shapes, self._sizes, strict=True)
+                for shape in shapes
             ]
         )
         most = min(layers, devices, problem.num_stages or layers)
@@ -307,19 +307,19 @@ class _Table:
                 if size > self._devices or last.size == 0:
                     continue
                 count = int(last[-1]) + 1
-                stage = rows[:, :count, self._far[g, size:]]
+                stage = rows[:, :count, self._where[g, size:]]
                 before = source[:, k + 1 : k + 1 + count, : self._devices + 1 - size]
                 found = target[:, k, size:]
                 np.minimum(found, (stage + before).min(axis=1), out=found)
         return self._trace(costs, least)
 
     def _fastest(self, costs: np.ndarray) -> np.ndarray:
-        """[s, i, j, g, far]: of the submeshes of shape g that memory admits at stage s."""
+        """[s, i, j, g, where]: of the submeshes of shape g that memory admits at stage s."""
         layers = self._problem.num_layers
-        found = np.full((self._stages + 1, layers, layers, len(self._sizes), 4), inf)
-        i, j, m, far = np.nonzero(costs < inf)
-        at = (self._admitted[i, j, m], i, j, self._shape[m], far)
-        np.minimum.at(found, at, costs[i, j, m, far])
+        found = np.full((self._stages + 1, layers, layers, len(self._sizes), 5), inf)
+        i, j, m, where = np.nonzero(costs < inf)
+        at = (self._admitted[i, j, m], i, j, self._shape[m], where)
+        np.minimum.at(found, at, costs[i, j, m, where])
         # Who may be further from the end may be nearer to it, too.
         return np.minimum.accumulate(found[:0:-1])[::-1]
 
@@ -337,7 +337,7 @@ class _Table:
         while k < self._problem.num_layers:
             s -= self._by_stage
             (mine,) = np.nonzero(sizes <= d)
-            stage = costs[k, k:, mine, self._far[self._shape[mine], d]]
+            stage = costs[k, k:, mine, self._where[self._shape[mine], d]]
             admitted = self._admitted[k, k:, mine] > (s if self._by_stage else 0)
             sums = np.where(admitted, stage, inf) + least[s, k + 1 :, d - sizes[mine]]
             at, last = np.unravel_index(sums.argmin(), sums.shape)

@@ -45,6 +45,8 @@ def test_neighbours_lie_side_by_side():
     assert placed == [((1, 0), (1, 1)), tuple((0, d) for d in range(4)), ((1, 2), (1, 3))]
     growing = place(2, 4, [(1, 1), (1, 1), (1, 2), (1, 4)])
     assert [mesh[0] for mesh in growing] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    inside = place(2, 4, [(1, 1), (1, 2), (1, 1), (1, 4)])
+    assert [mesh[0] for mesh in inside] == [(0, 2), (0, 0), (0, 3), (1, 0)]
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,17 @@ def test_a_transfer_is_its_receivers():
     assert solve(replace(problem, c=transfers[::-1])).objective == 1.0 + 1.5 + 7 * 1.5
 
 
+def test_no_stage_lies_between_two_parts_of_a_host():
+    """What is sent from host to host is counted for sure: on 2x2 devices 1, 2, 1 is no order."""
+    problem = replace(uniform(3, 2, 2), num_stages=3, num_micro_batches=64)
+    even = np.full_like(problem.t, inf)
+    even[range(3), range(3)] = [[1.0, inf, inf], [2.0, 1.0, inf], [1.0, inf, inf]]
+    slow = replace(problem, t=np.where(problem.t < inf, np.minimum(even, 9.0), inf))
+    assert [s.submesh for s in solve(slow).stages] != [0, 1, 0]
+    between = tuple(Stage(first=n, last=n, submesh=m) for n, m in enumerate([0, 1, 0]))
+    assert problem.a(between) == [inf] * 3
+
+
 def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
     """A stage on all devices gains less than four on one each; twice as slow stages cost T only."""
     problem = uniform()
