@@ -1,4 +1,4 @@
-"""What the paper finds for one host of eight V100s, on two layers of its models."""
+"""What the paper finds: for one host of eight V100s, on two layers of its models, and for two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import Argument, read_arguments, read_solver_reports
+from alpa.dialects.attributes import (
+    Argument,
+    read_arguments,
+    read_meshes,
+    read_solver_reports,
+)
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.tools import zoo
 
@@ -99,3 +104,16 @@ def test_zero_under_memory_pressure_costs_no_more(tmp_path):
 def test_auto_is_never_worse_than_a_baseline(tmp_path, intra):
     auto = planned("gpt-350m", tmp_path)
     assert cost(auto) <= cost(planned("gpt-350m", tmp_path, intra=intra)) * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_wide_resnet_is_cut_into_three_uneven_stages_on_sixteen_devices():
+    """Section 8.6: 4, 4 and 8 devices, the activations of the first layers being the largest."""
+    module = passes.run(
+        zoo.get("wresnet-4b").lower(16),
+        "simplify-trivial-ops,layer-cluster,stage-mesh-partition"
+        "{cluster=v100-16gb:2x8 num-micro-batches=96 schedule=1f1b}",
+    )
+    meshes = read_meshes(main_function(module))
+    assert [len(mesh.devices) for mesh in meshes] == [4, 4, 8]
+    assert [len(mesh.hosts) for mesh in meshes] == [1, 1, 1]
