@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from alpa.runtime.executable import Executable
 from alpa.runtime.loading import LoadError, load
-from alpa.runtime.local import Executable
+from alpa.runtime.workers.options import WorkerOptions
 
-__all__ = ["Executable", "LoadError", "load"]
+__all__ = ["Executable", "LoadError", "WorkerOptions", "load"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +14,12 @@ from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes.analysis import planned as plans
 from alpa.passes.base import PassError
 from alpa.passes.export_stages import ExportStages
-from alpa.runtime.local import Executable
-from alpa.runtime.pjrt import CompilerOptions, Device, compile_module, separate
+from alpa.runtime.executable import Executable
+from alpa.runtime.local import LocalExecutable
+from alpa.runtime.pjrt import CompilerOptions, Device, bytecode, separate
 from alpa.runtime.placement import Placement
+from alpa.runtime.stages import compile_stages, module_name
+from alpa.runtime.workers.options import WorkerOptions
 
 
 class LoadError(ValueError):
@@ -28,6 +32,7 @@ def load(
     devices: Sequence[Device] | None = None,
     *,
     compiler_options: CompilerOptions | None = None,
+    workers: WorkerOptions | None = None,
 ) -> Executable:
     """Compiles a planned module: a path, text, bytecode or a module.
 
@@ -35,16 +40,16 @@ def load(
     order of `alpa.meshes`; default `jax.devices()`. `compiler_options` go to XLA, as with
     `jax.jit`.
 
+    With `executor="ray"` actors on a Ray cluster run the meshes, each with its own devices;
+    `workers` says how they are started.
+
     Raises:
         LoadError: the module is not planned, or its plan cannot be run.
-        ValueError: there are fewer devices than the plan needs.
+        ValueError: there are fewer devices than the plan needs; with `"ray"` that is a
+            `ClusterSizeError`.
+        WorkerError: a worker could not start or compile.
         ir.MLIRError: the module does not parse.
     """
-    if executor != "local":
-        raise NotImplementedError(
-            f'executor="{executor}" is not built yet; executor="local" runs the same plan in one '
-            "process"
-        )
     module = _module(planned)
     try:
         check_planned(module)
@@ -57,26 +62,25 @@ def load(
     except (CheckError, PassError) as error:
         place = str(error.location).removeprefix("loc(").removesuffix(")").replace('"', "")
         raise LoadError(f"{place}: {error.message}") from error
-    placement = Placement(program=program, devices=tuple(devices or jax.devices()))
     nested = {
         ir.StringAttr(op.attributes["sym_name"]).value: op
         for op in module.body.operations
         if "sym_name" in op.attributes
     }
-    stages = {}
-    for fragment in program.fragments:
-        name = fragment.module or fragment.name
+    names = [module_name(fragment) for fragment in program.fragments]
+    for name in names:
         if name not in nested:
             raise LoadError(f"the planned module has no module @{name}; run export-stages anew")
-        returned = (*fragment.outputs, *(fragment.outputs[i] for i in fragment.extra_results))
-        stages[name] = compile_module(
-            separate(nested[name]),
-            placement.mesh_devices(fragment.mesh),
-            [(program.values[v].shape, placement.shardings[v]) for v in returned],
-            name=name,
-            compiler_options=compiler_options,
+    modules = {name: bytecode(nested[name]) for name in names}
+    if executor == "ray":
+        # Ray takes seconds to import, which the command line tools need not wait for.
+        ray_executor = import_module("alpa.runtime.workers.executor")
+        return ray_executor.RayExecutable(
+            program, modules, workers or WorkerOptions(), compiler_options
         )
-    return Executable(placement, stages)
+    placement = Placement(program=program, devices=tuple(devices or jax.devices()))
+    stages = compile_stages(modules, placement, compiler_options=compiler_options)
+    return LocalExecutable(placement, stages)
 
 
 def _module(source: str | bytes | Path | ir.Module) -> ir.Module:

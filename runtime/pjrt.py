@@ -13,6 +13,7 @@ from jax.sharding import Sharding
 from jaxlib import _jax, lapack  # pyright: ignore[reportAttributeAccessIssue] - no stubs
 
 from alpa.dialects import ir, parse, walk
+from alpa.runtime.compile_cache import CompileCache
 
 CompilerOptions = Mapping[str, str | bool | int | float]
 
@@ -67,10 +68,12 @@ def compile_module(
     *,
     name: str = "main",
     compiler_options: CompilerOptions | None = None,
+    cache: CompileCache | None = None,
 ) -> Compiled:
     """Compiles a module for a mesh of devices, which are numbered in its row-major order.
 
-    `compiler_options` are XLA's debug options by name, as `jax.jit` takes them.
+    `compiler_options` are XLA's debug options by name, as `jax.jit` takes them. What `cache` has is
+    read from there.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA refuses the module.
@@ -89,6 +92,12 @@ def compile_module(
     build.use_shardy_partitioner = True
     client, targets = devices[0].client, _jax.DeviceList(tuple(devices))
     _prepare_lapack(module)
+    key = ""
+    if cache is not None:
+        key = cache.key(bytecode(module.operation), devices, compiler_options or {})
+        if (serialised := cache.read(key)) is not None:
+            executable = client.deserialize_executable(serialised, targets, options)
+            return Compiled(name=name, executable=executable, results=tuple(results))
     try:
         with module.context:
             executable = client.compile_and_load(module, targets, options)
@@ -100,6 +109,8 @@ def compile_module(
                 "devices"
             )
         raise
+    if cache is not None:
+        cache.write(key, client.serialize_executable(executable))
     return Compiled(name=name, executable=executable, results=tuple(results))
 
 
@@ -115,8 +126,13 @@ def _prepare_lapack(module: ir.Module) -> None:
             return
 
 
-def separate(nested: ir.OpView | ir.Operation) -> ir.Module:
-    """A nested module as a module of its own."""
+def bytecode(nested: ir.OpView | ir.Operation) -> bytes:
+    """A nested module as a module of its own, in bytecode."""
     buffer = io.BytesIO()
     nested.operation.write_bytecode(buffer)
-    return parse(buffer.getvalue(), nested.context)
+    return buffer.getvalue()
+
+
+def separate(nested: ir.OpView | ir.Operation) -> ir.Module:
+    """A nested module as a module of its own."""
+    return parse(bytecode(nested), nested.context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -40,7 +40,7 @@ def numpy_dtype(element_type: str) -> np.dtype[Any]:
     return np.dtype(_DTYPES[element_type])
 
 
-def jax_mesh(mesh: DeviceMesh, devices: Sequence[Device]) -> Mesh:
+def jax_mesh(mesh: DeviceMesh, devices: Mapping[int, Device]) -> Mesh:
     """A mesh over its share of the devices."""
     chosen = np.array([devices[number] for number in mesh.devices], dtype=object)
     sizes = tuple(size for _, size in mesh.axes)
@@ -50,13 +50,35 @@ def jax_mesh(mesh: DeviceMesh, devices: Sequence[Device]) -> Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The program's meshes on devices."""
+    """The program's meshes on devices, or one of them.
+
+    `devices` are the cluster's in the order of `alpa.meshes`; with `mesh` they are that mesh's
+    own, in its row-major order, and the other meshes are elsewhere.
+    """
 
     program: Program
     devices: tuple[Device, ...]
+    mesh: str | None = None
+
+    @property
+    def platform(self) -> str:
+        """Of the devices: `cpu`, `gpu` or `tpu`."""
+        return self.devices[0].platform
+
+    @cached_property
+    def device_of(self) -> dict[int, Device]:
+        """The devices by the cluster's numbers of them."""
+        if self.mesh is None:
+            return dict(enumerate(self.devices))
+        (numbers,) = (it.devices for it in self.program.meshes if it.name == self.mesh)
+        return dict(zip(numbers, self.devices, strict=True))
 
     @cached_property
     def meshes(self) -> dict[str, Mesh]:
+        """The jax meshes by name."""
+        if self.mesh is not None:
+            (here,) = (it for it in self.program.meshes if it.name == self.mesh)
+            return {here.name: jax_mesh(here, self.device_of)}
         needed = 1 + max(number for mesh in self.program.meshes for number in mesh.devices)
         if needed > len(self.devices):
             raise ValueError(
@@ -71,16 +93,21 @@ class Placement:
                 f"the plan is for equal devices, these are {' and '.join(kinds)}; give the devices "
                 "of one kind, and plan for as many"
             )
-        return {mesh.name: jax_mesh(mesh, self.devices) for mesh in self.program.meshes}
+        return {mesh.name: jax_mesh(mesh, self.device_of) for mesh in self.program.meshes}
 
     def mesh_devices(self, name: str) -> list[Device]:
         """The devices of a mesh in row-major order."""
         return list(self.meshes[name].devices.flat)
 
+    def has(self, number: int) -> bool:
+        """Whether a value's mesh is here."""
+        return self.program.values[number].mesh in self.meshes
+
     @cached_property
-    def shardings(self) -> tuple[NamedSharding, ...]:
-        """The sharding of each value."""
-        return tuple(self._sharding(value) for value in self.program.values)
+    def shardings(self) -> dict[int, NamedSharding]:
+        """The shardings of the values on the meshes that are here."""
+        values = enumerate(self.program.values)
+        return {i: self._sharding(value) for i, value in values if value.mesh in self.meshes}
 
     def _sharding(self, value: Value) -> NamedSharding:
         mesh = self.meshes[value.mesh]
@@ -97,6 +124,15 @@ class Placement:
 
 
 def move(array: Any, sharding: NamedSharding, *, copy: bool = False) -> jax.Array:
-    """An array in a sharding, with its own buffers if `copy`; 64-bit values keep their width."""
+    """An array in a sharding, with its own buffers if `copy`; 64-bit values keep their width.
+
+    On a mesh of several processes each of them calls this, with the same array.
+    """
     with jax.enable_x64(True):
-        return jax.device_put(array, sharding, may_alias=False if copy else None)
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding, may_alias=False if copy else None)
+        if not isinstance(array, jax.Array):
+            return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])
+        if array.sharding == sharding and not copy:
+            return array
+        return jax.jit(jnp.copy, out_shardings=sharding)(array)

@@ -51,7 +51,9 @@ def verify(script: Script, lists: Mapping[str, Sequence[Instruction]] | None = N
                     stores[mesh].run(instruction)
                     at[mesh] += 1
                 progress = True
-    waiting = [f"{name} at {_text(it)}" for name in names if (it := head(name)) is not None]
+    waiting = [
+        f"{name} at {instruction_text(it)}" for name in names if (it := head(name)) is not None
+    ]
     if waiting:
         raise ScriptError(f"these meshes wait for one another: {'; '.join(waiting)}")
     for store in stores.values():
@@ -211,7 +213,8 @@ def _name(key: Key) -> str:
     return f"value {key[0]}" if key[1] is None else f"value {key[0]} of micro-batch {key[1]}"
 
 
-def _text(instruction: Instruction) -> str:
+def instruction_text(instruction: Instruction) -> str:
+    """An instruction in words."""
     if isinstance(instruction, Run):
         return f"the {instruction.fragment.part} {instruction.fragment.name}"
     if isinstance(instruction, Move):

@@ -1,37 +1,71 @@
-"""Transfers between meshes as they were planned: tile by tile, from the device that was chosen.
+"""Moves between meshes as they were planned: tile by tile, from the device that was chosen.
 
 The plan says a transfer's method and the layout in which it lands; who sends which part of the
 tensor to whom follows from these by `passes.solve.cross_mesh.deliver`, from which the planner has
-its bytes and seconds. So what runs is what was counted.
+its bytes and seconds. So what runs is what was counted. What the plan does not name, such as a
+carried state on its way back to where its argument is, each device fetches (`send_recv`).
+
+Each process does its part: it passes on tiles among its own devices, and gives those for other
+processes to its `Links`. A pair of processes exchanges tiles in the order of the instructions,
+which is the same on both sides; so a message needs no name.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import cast, get_args
+from math import prod
+from typing import Any, Protocol, cast, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from alpa.passes.analysis.planned import DeviceMesh, Program, Transfer, Value
 from alpa.passes.solve import cross_mesh
 from alpa.passes.solve.cross_mesh import Crossing, Method, TiledMesh
 from alpa.passes.solve.cross_mesh_senders import Box
-from alpa.runtime.placement import Placement
+from alpa.runtime.placement import Placement, numpy_dtype
+
+
+class Links(Protocol):
+    """How a process reaches the others, which it knows by their numbers."""
+
+    rank: int
+    """this process's own number"""
+    owners: Mapping[int, int]
+    """the process of each device of the cluster"""
+
+    def send(self, peer: int, arrays: Sequence[jax.Array]) -> None:
+        """Sends arrays, each on one device; need not wait until they have arrived."""
+        ...
+
+    def receive(self, peer: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+        """The arrays of the peer's next message, each in the sharding that is asked for."""
+        ...
 
 
 class Tiles:
-    """The steps of a program's transfers, and their execution in one process."""
+    """The steps of a program's moves between meshes, and a process's part in them.
 
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+    Without `links` all devices belong to this process.
+    """
+
+    def __init__(self, placement: Placement, links: Links | None = None) -> None:
+        self._placement, self._links = placement, links
         self._known: dict[Transfer, tuple[Crossing, Steps]] = {}
 
     @cached_property
-    def planned(self) -> dict[int, Transfer]:
+    def _planned(self) -> dict[int, Transfer]:
         """The transfers that have a method, by their targets."""
         return {t.target: t for t in self._placement.program.transfers if t.method is not None}
+
+    def transfer(self, source: int, target: int) -> Transfer:
+        """The planned transfer to a value, else a plain one."""
+        plain = Transfer(source=source, target=target, method="send_recv")
+        return self._planned.get(target, plain)
 
     def steps(self, transfer: Transfer) -> tuple[Crossing, Steps]:
         """What a planned transfer is, and the messages of each of its steps."""
@@ -46,44 +80,86 @@ class Tiles:
             self._known[transfer] = crossing, steps
         return self._known[transfer]
 
-    def carry(self, array: jax.Array, transfer: Transfer) -> jax.Array:
-        """The array on the other mesh; `array` is in the sharding of the transfer's source."""
+    def carry(
+        self, array: jax.Array | None, transfer: Transfer, *, copy: bool = False
+    ) -> jax.Array | None:
+        """The array on the other mesh, for a process that has devices of it.
+
+        `array` is in the sharding of the transfer's source; None where that mesh is not here.
+        `copy` if its buffers may be overwritten while tiles of it are still on their way.
+        """
         crossing, steps = self.steps(transfer)
-        devices = self._placement.devices
-        numbers = {devices[number]: number for number in crossing.source.devices}
-        shards = {numbers[shard.device]: shard.data for shard in array.addressable_shards}
-        held = {
-            number: [(box, shards[number])]
-            for number, box in crossing.source.tiles(crossing.shape).items()
-        }
-        got: dict[int, list[tuple[Box, jax.Array]]] = defaultdict(list)
+        placement = self._placement
+        dtype = numpy_dtype(placement.program.values[transfer.target].dtype)
+        held: Held = defaultdict(list)
+        if array is not None:
+            shards = {shard.device: shard.data for shard in array.addressable_shards}
+            for number, box in crossing.source.tiles(crossing.shape).items():
+                if (shard := shards.get(placement.device_of[number])) is not None:
+                    held[number].append((box, shard))
+        got: Held = defaultdict(list)
         for step in steps:
-            sent = [
-                (
-                    message.target,
-                    message.box,
-                    jax.device_put(
-                        _part(held[message.source], message.box),
-                        devices[message.target],
-                        may_alias=False,
-                    ),
-                )
-                for message in step
-            ]
-            for target, box, part in sent:
-                got[target].append((box, part))
+            self._exchange(
+                [message for message in step if _size(message.box)], held, got, dtype, copy
+            )
             # From the second step on, devices of the destination pass on what they have got.
             held = got
+        if not placement.has(transfer.target):
+            return None
+        sharding = placement.shardings[transfer.target]
+        here = sharding.addressable_devices
         tiles = [
-            _joined(box, got[number], array.dtype)
+            _joined(box, got[number], dtype)
             if got[number]
-            else jnp.zeros(_shape(box), array.dtype, device=devices[number])
+            else jnp.zeros(_shape(box), dtype, device=placement.device_of[number])
             for number, box in crossing.target.tiles(crossing.shape).items()
+            if placement.device_of[number] in here
         ]
-        sharding = self._placement.shardings[transfer.target]
         return jax.make_array_from_single_device_arrays(crossing.shape, sharding, tiles)
 
+    def _exchange(
+        self,
+        step: Sequence[cross_mesh.Transfer],
+        held: Held,
+        got: Held,
+        dtype: np.dtype[Any],
+        copy: bool,
+    ) -> None:
+        """Does this process's part of messages that need not wait for one another."""
+        links, device_of = self._links, self._placement.device_of
+        owners = links.owners if links else dict.fromkeys(device_of, 0)
+        rank = links.rank if links else 0
+        sent: list[tuple[int, Box, jax.Array]] = []
+        outgoing: dict[int, list[jax.Array]] = defaultdict(list)
+        incoming: dict[int, list[tuple[int, Box]]] = defaultdict(list)
+        for message in step:
+            source, target = owners[message.source], owners[message.target]
+            if source == rank:
+                part = _part(held[message.source], message.box)
+                if target == rank:
+                    part = jax.device_put(part, device_of[message.target], may_alias=False)
+                    sent.append((message.target, message.box, part))
+                else:
+                    outgoing[target].append(jnp.copy(part) if copy else part)
+            elif target == rank:
+                incoming[source].append((message.target, message.box))
+        if links:
+            for peer, arrays in outgoing.items():
+                links.send(peer, arrays)
+            for peer, boxes in incoming.items():
+                shapes = [
+                    jax.ShapeDtypeStruct(
+                        _shape(box), dtype, sharding=SingleDeviceSharding(device_of[number])
+                    )
+                    for number, box in boxes
+                ]
+                arrays = links.receive(peer, shapes)
+                sent += [(*place, array) for place, array in zip(boxes, arrays, strict=True)]
+        for target, box, part in sent:
+            got[target].append((box, part))
 
+
+Held = dict[int, list[tuple[Box, jax.Array]]]
 Steps = tuple[tuple[cross_mesh.Transfer, ...], ...]
 
 
@@ -122,7 +198,7 @@ def _part(held: list[tuple[Box, jax.Array]], box: Box) -> jax.Array:
     return _joined(box, pieces, pieces[0][1].dtype)
 
 
-def _joined(box: Box, pieces: list[tuple[Box, jax.Array]], dtype: jnp.dtype) -> jax.Array:
+def _joined(box: Box, pieces: list[tuple[Box, jax.Array]], dtype: np.dtype[Any]) -> jax.Array:
     """A box from its pieces, on the device that they are on."""
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]
@@ -139,6 +215,10 @@ def _inside(inner: Box, outer: Box) -> bool:
         begin <= start and stop <= end
         for (start, stop), (begin, end) in zip(inner, outer, strict=True)
     )
+
+
+def _size(box: Box) -> int:
+    return prod(_shape(box))
 
 
 def _shape(box: Box) -> tuple[int, ...]:

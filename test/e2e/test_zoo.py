@@ -21,7 +21,8 @@ from alpa import passes, runtime
 from alpa.dialects import parse
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.analysis.planned import Program
-from alpa.runtime.local import Executable
+from alpa.runtime.interpreter import Interpreter
+from alpa.runtime.local import LocalExecutable
 from alpa.runtime.placement import Placement
 from alpa.runtime.reference import compare, run_unplanned
 from alpa.tools import zoo
@@ -116,12 +117,12 @@ def check_unequal_meshes(family: str, cluster: str, num_stages: int) -> None:
         assert not [row for row in compare(results, expected) if not row.ok]
 
 
-def with_plan(loaded: Executable, **changes: Any) -> Executable:
+def with_plan(loaded: LocalExecutable, **changes: Any) -> LocalExecutable:
     """A loaded program whose plan says something else."""
     program = loaded.program
     program = replace(program, plan=replace(program.plan, **changes))
     placement = Placement(program=program, devices=tuple(jax.devices()))
-    return Executable(placement, loaded.stages)
+    return LocalExecutable(placement, loaded.stages)
 
 
 def test_meshes_of_unequal_size() -> None:
@@ -169,17 +170,17 @@ def test_rematerialised_layers_keep_less(monkeypatch: pytest.MonkeyPatch) -> Non
     program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2)
     state, batch = program.init_state(0), program.random_batch(1, 4)
     arguments, expected = leaves((state, batch)), looped_step(program, state, batch, 4)
-    execute, most = Executable._execute, {"none": 0, "layer": 0}
+    execute, most = Interpreter._execute, {"none": 0, "layer": 0}
     planned_bytes: dict[str, int] = {}
     kept = set[int]()
     remat = "none"
 
-    def counted(self: Executable, store: dict[Any, Any], instruction: Any) -> None:
+    def counted(self: Interpreter, store: dict[Any, Any], instruction: Any) -> None:
         execute(self, store, instruction)
         now = sum(array.nbytes for (value, _), array in store.items() if value in kept)
         most[remat] = max(most[remat], now)
 
-    monkeypatch.setattr(Executable, "_execute", counted)
+    monkeypatch.setattr(Interpreter, "_execute", counted)
     for remat in most:
         options = f"cluster=cpu:1x2 num-layers=2 num-stages=2 schedule=1f1b remat={remat}"
         module = passes.run(program.lower(1), f"alpa{{{options} num-micro-batches=4}}")
@@ -199,14 +200,14 @@ def test_the_executor_keeps_what_the_schedule_says(monkeypatch: pytest.MonkeyPat
     loaded = runtime.load(passes.run(text, PLAN.format(4)), compiler_options=FAST_COMPILE)
     planned = loaded.program
     kept = kept_activations(planned)
-    execute, peaks = Executable._execute, [0, 0]
+    execute, peaks = Interpreter._execute, [0, 0]
 
-    def counted(self: Executable, store: dict[Any, Any], instruction: Any) -> None:
+    def counted(self: Interpreter, store: dict[Any, Any], instruction: Any) -> None:
         execute(self, store, instruction)
         for s, values in enumerate(kept):
             peaks[s] = max(peaks[s], len({m for value, m in store if value in values}))
 
-    monkeypatch.setattr(Executable, "_execute", counted)
+    monkeypatch.setattr(Interpreter, "_execute", counted)
     for schedule, expected in (("gpipe", [4, 4]), ("1f1b", [2, 1])):
         peaks[:] = [0, 0]
         step = with_plan(loaded, schedule=schedule)

@@ -281,67 +281,10 @@ def test_nothing_but_results_is_left_after_a_step(
     verify(write_script(step.program))
 
 
-# `c` is carried, written on mesh_1 and read on both; `k` is moved once per step; `s` reaches an
-# update by a transfer that nothing else needs; results that are transfers or arguments.
-MOVES = """
-!x0 = !mpmd.mesh_tensor<"mesh_0", tensor<4xf32>>
-!x1 = !mpmd.mesh_tensor<"mesh_1", tensor<4xf32>, sharding=<@mesh_1, [{"a"}]>>
-!c1 = !mpmd.mesh_tensor<"mesh_1", tensor<4xf32>>
-!b0 = !mpmd.mesh_tensor<"mesh_0", tensor<4xbf16>>
-!b1 = !mpmd.mesh_tensor<"mesh_1", tensor<4xbf16>>
-module {
-  sdy.mesh @mesh_0 = <["a"=1]>
-  sdy.mesh @mesh_1 = <["a"=2]>
-  func.func public @main(
-      %c0: !x0 {alpa.input = 0 : i64, alpa.role = "state"},
-      %c1: !c1 {alpa.input = 0 : i64, alpa.role = "state"},
-      %p: !x1 {alpa.input = 1 : i64, alpa.role = "state"},
-      %k1: !x1 {alpa.input = 2 : i64, alpa.role = "constant"},
-      %x: !x0 {alpa.input = 3 : i64, alpa.role = "batch", alpa.batch_dim = 0 : i64})
-      -> (!c1 {alpa.result = "state:0"}, !x1 {alpa.result = "state:1"},
-          !x1 {alpa.result = "sum"}, !x0 {alpa.result = "concat:0"}, !x0 {alpa.result = "mean"},
-          !b0 {alpa.result = "sum"}, !x0, !x1 {alpa.result = "last"})
-      attributes {
-        topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>, <"mesh_1" : <["a"=2]>>>,
-        alpa.meshes = [
-          {name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0>,
-           logical_shape = array<i64: 1>},
-          {name = "mesh_1", hosts = array<i64: 0>, devices = array<i64: 1, 2>,
-           logical_shape = array<i64: 2>}],
-        alpa.plan = {num_micro_batches = 3 : i64, schedule = "gpipe",
-                     predicted_step_seconds = 1.0e-3 : f64,
-                     predicted_peak_bytes = array<i64: 1, 1>}} {
-    %k0 = mpmd.transfer %k1 : (!x1) -> !x0
-    %h, %s, %b = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0)]> (%c0, %k0, %x)
-        {alpa.part = "forward"} (%a: tensor<4xf32>, %k: tensor<4xf32>, %d: tensor<4xf32>) {
-      %0 = stablehlo.multiply %a, %d : tensor<4xf32>
-      %1 = stablehlo.add %0, %k : tensor<4xf32>
-      %2 = stablehlo.multiply %d, %d : tensor<4xf32>
-      %3 = stablehlo.convert %d : (tensor<4xf32>) -> tensor<4xbf16>
-      mpmd.return %1, %2, %3 : tensor<4xf32>, tensor<4xf32>, tensor<4xbf16>
-    } : (!x0, !x0, !x0) -> (!x0, !x0, !b0)
-    %h1 = mpmd.transfer %h : (!x0) -> !x1
-    %s1 = mpmd.transfer %s : (!x0) -> !x1
-    %c2 = mpmd.fragment<mesh="mesh_1", origin=["layer_1"(0)]> (%c1, %h1)
-        {alpa.part = "forward"} (%a: tensor<4xf32>, %d: tensor<4xf32>) {
-      %0 = stablehlo.add %a, %d : tensor<4xf32>
-      mpmd.return %0 : tensor<4xf32>
-    } : (!c1, !x1) -> !c1
-    %q = mpmd.fragment<mesh="mesh_1", origin=["update_1"(0)]> (%p, %s1)
-        {alpa.part = "update"} (%a: tensor<4xf32>, %d: tensor<4xf32>) {
-      %0 = stablehlo.add %a, %d : tensor<4xf32>
-      mpmd.return %0 : tensor<4xf32>
-    } : (!x1, !x1) -> !x1
-    return %c2, %q, %h1, %x, %x, %b, %k0, %h1 : !c1, !x1, !x1, !x0, !x0, !b0, !x0, !x1
-  }
-}
-"""
-
-
-def test_values_that_move_once_per_micro_batch_or_once_per_step() -> None:
+def test_values_that_move_once_per_micro_batch_or_once_per_step(moves: str) -> None:
     generator = np.random.default_rng(0)
     c, p, k, x = (generator.normal(size=n).astype(np.float32) for n in (4, 4, 4, 12))
-    step = alpa.runtime.load(MOVES)
+    step = alpa.runtime.load(moves)
     for _ in range(2):
         results = step(c, p, k, x)
         parts, hidden, new = np.split(x, 3), [], np.asarray(c)
@@ -353,9 +296,9 @@ def test_values_that_move_once_per_micro_batch_or_once_per_step() -> None:
         assert results[5].dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(results[5], np.float32), sum(parts), atol=5e-2)
         c, p = results[:2]
-    moves = [i for i in write_script(step.program).instructions if isinstance(i, Move)]
+    moved = [i for i in write_script(step.program).instructions if isinstance(i, Move)]
     # k; h three times; c twice, between the micro-batches; s once
-    assert len(moves) == 1 + 3 + 2 + 1
+    assert len(moved) == 1 + 3 + 2 + 1
 
 
 WHILE = """
@@ -474,11 +417,6 @@ def test_an_exported_module_without_its_stages() -> None:
     text = tied(1).replace("{alpa.part", "{alpa.module = @gone, alpa.part")
     with pytest.raises(alpa.runtime.LoadError, match="no module @gone; run export-stages"):
         alpa.runtime.load(text)
-
-
-def test_ray_is_not_built_yet() -> None:
-    with pytest.raises(NotImplementedError, match="ray"):
-        alpa.runtime.load(tied(1), executor="ray")
 
 
 def test_sources_and_the_module_given_stays_as_it_is(tmp_path) -> None:

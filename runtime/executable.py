@@ -1,0 +1,54 @@
+"""What a planned program is to its caller, whatever runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from alpa.dialects.attributes import Plan
+from alpa.passes.analysis.planned import Program
+
+
+class Stage(Protocol):
+    """A compiled fragment."""
+
+    def hlo_text(self) -> str:
+        """The program after partitioning and optimisation."""
+        ...
+
+    def memory(self) -> Any:
+        """XLA's account of its bytes per device."""
+        ...
+
+
+class Executable(ABC):
+    """A planned program that can be called with the arguments of the original `@main`.
+
+    Where the plan has B > 1 micro-batches, batch arguments are whole batches. Results are on the
+    meshes, as the plan says, and can be fed back in as they are. An argument that the original
+    program donates is donated here too: its array cannot be used again.
+    """
+
+    @property
+    @abstractmethod
+    def program(self) -> Program:
+        """The planned program as plain data."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan's attributes: micro-batches, schedule, predictions."""
+        return self.program.plan
+
+    @property
+    @abstractmethod
+    def stages(self) -> Mapping[str, Stage]:
+        """The compiled fragments by the names of their modules."""
+
+    @abstractmethod
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """Runs one step. What the plan cuts between meshes comes back as a `CutArray`.
+
+        Raises:
+            TypeError, ValueError: number, shape or dtype of the arguments are not the program's.
+        """

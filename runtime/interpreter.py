@@ -1,0 +1,162 @@
+"""Carries out instructions on arrays: one step of a program, or of one mesh of it.
+
+Both executors share it. The local one holds all meshes and runs the common list, a worker holds
+one mesh and runs that mesh's own; what differs is who a tile goes to (`tiles.Links`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from alpa.passes.analysis.planned import ProgramArgument
+from alpa.runtime.instructions import Instruction, Key, Move, Output, Run, Script
+from alpa.runtime.pjrt import Compiled
+from alpa.runtime.placement import Placement, move, numpy_dtype
+from alpa.runtime.signature import batch_dim, is_donated
+from alpa.runtime.stages import module_name
+from alpa.runtime.tiles import Tiles
+
+Store = dict[Key, jax.Array]
+Arrays = TypeVar("Arrays", jax.Array, list[jax.Array])
+
+
+class Interpreter:
+    """Runs a script's instructions on the meshes of a placement.
+
+    A store holds the arrays of one step by their keys. Those of other meshes are not in it.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        script: Script,
+        stages: Mapping[str, Compiled],
+        tiles: Tiles,
+    ) -> None:
+        self._placement, self._script = placement, script
+        self._stages, self._tiles = stages, tiles
+        # Without this, CPU devices run the collectives of several programs at once, and the
+        # threads that they share can all end up waiting.
+        self._blocks = placement.platform == "cpu"
+        fragments = script.program.fragments
+        self._donated = frozenset(f.inputs[i] for f in fragments for i in f.donated)
+        self._overwritten = self._donated | script.program.totals
+
+    def feed(self, store: Store, argument: ProgramArgument, array: Any) -> None:
+        """Puts an argument, or its micro-batches, on its mesh.
+
+        Its own buffers are made for what the program overwrites and the caller does not give away,
+        and for numpy arrays, which may change under our hands.
+        """
+        program, number = self._script.program, argument.value
+        sharding, dim = self._placement.shardings[number], batch_dim(argument)
+        protect = not isinstance(array, jax.Array) or (
+            number in self._donated and not is_donated(argument)
+        )
+        if number not in program.varying:
+            if (number, None) in self._script.given:
+                store[number, None] = move(array, sharding, copy=protect)
+        elif dim is None:  # a state that the forward part carries on
+            store[number, 0] = move(array, sharding, copy=protect)
+        else:
+            batches, size = program.num_micro_batches, program.values[number].shape[dim]
+            for m in range(batches):
+                if (number, m) in self._script.given:
+                    batch = array if batches == 1 else _slice(array, dim, m, size)
+                    store[number, m] = move(batch, sharding, copy=protect)
+
+    def run(
+        self,
+        store: Store,
+        instructions: Iterable[Instruction],
+        after: Callable[[Instruction], None] = lambda _: None,
+    ) -> None:
+        """Carries instructions out one by one; `after` hears of each."""
+        for instruction in instructions:
+            self._execute(store, instruction)
+            for key in instruction.free:
+                store.pop(key, None)
+            after(instruction)
+
+    def results(self, store: Store) -> dict[int, jax.Array]:
+        """The results of the planned @main that are on these meshes, by their positions."""
+        results: dict[int, jax.Array] = {}
+        taken: set[int] = set()
+        for position, output in enumerate(self._script.outputs):
+            number = output.keys[0][0]
+            if not self._placement.has(number):
+                continue
+            array = self._output(output, [store[key] for key in output.keys])
+            if id(array) in taken:  # two results, which the caller may donate one by one
+                array = move(array, self._placement.shardings[number], copy=True)
+            taken.add(id(array))
+            results[position] = self._settled(array)
+        return results
+
+    def _execute(self, store: Store, instruction: Instruction) -> None:
+        if isinstance(instruction, Run):
+            self._run(store, instruction)
+        elif isinstance(instruction, Move):
+            self._move(store, instruction)
+        else:
+            total = store.get(instruction.total)
+            store[instruction.total] = _add(total, store[instruction.source])
+
+    def _run(self, store: Store, instruction: Run) -> None:
+        fragment = instruction.fragment
+        inputs = [store[key] for key in instruction.inputs]
+        inputs += [
+            store[key] if key in store else self._zeros(key[0]) for key in instruction.accumulators
+        ]
+        outputs = self._stages[module_name(fragment)](inputs)
+        store.update(zip(instruction.outputs, self._settled(outputs), strict=True))
+
+    def _move(self, store: Store, instruction: Move) -> None:
+        source, target = instruction.source[0], instruction.target[0]
+        values = self._script.program.values
+        if values[source].mesh == values[target].mesh:
+            sharding = self._placement.shardings[target]
+            array = move(store[instruction.source], sharding, copy=True)
+            store[instruction.target] = self._settled(array)
+            return
+        array = self._tiles.carry(
+            store.get(instruction.source),
+            self._tiles.transfer(source, target),
+            copy=source in self._overwritten,
+        )
+        if array is not None:
+            store[instruction.target] = array
+
+    def _settled(self, arrays: Arrays) -> Arrays:
+        return jax.block_until_ready(arrays) if self._blocks else arrays
+
+    def _zeros(self, number: int) -> jax.Array:
+        value = self._script.program.values[number]
+        sharding = self._placement.shardings[number]
+        return jnp.zeros(value.shape, numpy_dtype(value.dtype), device=sharding)
+
+    def _output(self, output: Output, arrays: list[jax.Array]) -> jax.Array:
+        number = output.keys[0][0]
+        sharding = self._placement.shardings[number]
+        dtype = numpy_dtype(self._script.program.values[number].dtype)
+        if output.concat is not None:
+            return move(jnp.concatenate(arrays, axis=output.concat), sharding)
+        array = arrays[0]
+        if output.divisor > 1:
+            array = array / output.divisor
+        return array if array.dtype == dtype else move(array.astype(dtype), sharding)
+
+
+def _slice(array: Any, dim: int, m: int, size: int) -> Any:
+    return array[(*[slice(None)] * dim, slice(m * size, (m + 1) * size))]
+
+
+def _add(total: jax.Array | None, array: jax.Array) -> jax.Array:
+    """The next partial sum; 16-bit floats are added up in 32 bits."""
+    if array.dtype in (jnp.bfloat16, jnp.float16):
+        array = array.astype(jnp.float32)
+    return array if total is None else total + array

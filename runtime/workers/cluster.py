@@ -1,0 +1,166 @@
+"""Finds a place on a Ray cluster for every host of a plan.
+
+Each host of the plan is one bundle of a placement group, and each worker on it takes its share: the
+meshes of one host are on one node. Hosts with accelerators are on nodes of their own. CPU devices
+are virtual, so there several hosts may share a node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from alpa.passes.analysis.planned import Program
+from alpa.runtime.workers.options import Platform, WorkerOptions
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterSizeError(ValueError):
+    """Ray has not what the plan needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """What one worker is responsible for: one host's part of a mesh.
+
+    Its `devices` are cluster numbers. `process` is its number among the `processes` of the mesh,
+    `rank` that among all workers; `core` counts the devices of those before it.
+    """
+
+    rank: int
+    mesh: str
+    host: int
+    devices: tuple[int, ...]
+    process: int
+    processes: int
+    core: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.mesh} on host {self.host}"
+
+
+def posts_of(program: Program) -> tuple[Post, ...]:
+    """One for each host of each mesh; a mesh over several hosts is made of whole ones in order."""
+    posts: list[Post] = []
+    for mesh in program.meshes:
+        each = len(mesh.devices) // len(mesh.hosts)
+        for process, host in enumerate(mesh.hosts):
+            posts.append(
+                Post(
+                    rank=len(posts),
+                    mesh=mesh.name,
+                    host=host,
+                    devices=mesh.devices[process * each : (process + 1) * each],
+                    process=process,
+                    processes=len(mesh.hosts),
+                    core=sum(len(post.devices) for post in posts),
+                )
+            )
+    return tuple(posts)
+
+
+def join(posts: Sequence[Post], options: WorkerOptions) -> Platform:
+    """Connects to Ray, or starts it, and says which platform the workers run on."""
+    needed = sum(len(post.devices) for post in posts)
+    if not ray.is_initialized():
+        if options.address is None:
+            try:
+                ray.init(address="auto", logging_level=logging.WARNING)
+            except ConnectionError:
+                # CPU devices are virtual: one host may have more of them than cores.
+                _log.info("no Ray cluster runs here: starting one in this process")
+                ray.init(
+                    address="local",
+                    num_cpus=max(needed, os.cpu_count() or 1),
+                    include_dashboard=False,
+                    logging_level=logging.WARNING,
+                )
+        else:
+            ray.init(address=options.address, logging_level=logging.WARNING)
+    if options.platform is not None:
+        return options.platform
+    total = ray.cluster_resources()
+    platform: Platform = "gpu" if "GPU" in total else "tpu" if "TPU" in total else "cpu"
+    _log.info("workers run on %s, of which Ray has %g", platform, total.get(platform.upper(), 0))
+    return platform
+
+
+def reserve(
+    posts: Sequence[Post], platform: Platform, seconds: float
+) -> tuple[PlacementGroup, dict[int, int]]:
+    """A placement group with a bundle for each host, and the bundles' numbers by host.
+
+    Raises:
+        ClusterSizeError: Ray has fewer nodes or devices, or others hold them for `seconds`.
+    """
+    hosts = sorted({post.host for post in posts})
+    devices = [sum(len(post.devices) for post in posts if post.host == host) for host in hosts]
+    kind = platform.upper()
+    _check_size(kind, devices)
+    workers = [sum(post.host == host for post in posts) for host in hosts]
+    bundles: list[dict[str, float]] = [
+        {kind: float(count)} if kind == "CPU" else {kind: float(count), "CPU": float(number)}
+        for count, number in zip(devices, workers, strict=True)
+    ]
+    group = placement_group(bundles, strategy="SPREAD" if kind == "CPU" else "STRICT_SPREAD")
+    if not group.wait(seconds):
+        remove_placement_group(group)
+        free = ray.available_resources().get(kind, 0)
+        raise ClusterSizeError(
+            f"the plan needs {_hosts_text(kind, devices)}; Ray has them, and {free:g} {kind} of "
+            f"{ray.cluster_resources().get(kind, 0):g} are free after {seconds:g} s; end what else "
+            "runs there, or plan for fewer devices"
+        )
+    return group, {host: number for number, host in enumerate(hosts)}
+
+
+def actor_resources(post: Post, platform: Platform) -> dict[str, Any]:
+    """What an actor asks Ray for."""
+    count = len(post.devices)
+    if platform == "cpu":
+        return {"num_cpus": count}
+    if platform == "gpu":
+        return {"num_cpus": 1, "num_gpus": count}
+    return {"num_cpus": 1, "resources": {"TPU": count}}
+
+
+def _check_size(kind: str, devices: Sequence[int]) -> None:
+    """Raises unless the nodes have room for the plan's hosts."""
+    nodes = [node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"]]
+    room = sorted(nodes, reverse=True)
+    if kind == "CPU":  # several hosts on a node; the largest first, each where most is left
+        left = list(room)
+        for count in sorted(devices, reverse=True):
+            left.sort(reverse=True)
+            left[0] -= count
+        fits = min(left) >= 0
+    else:
+        wanted = sorted(devices, reverse=True)
+        fits = len(room) >= len(wanted) and all(
+            have >= count for have, count in zip(room, wanted, strict=False)
+        )
+    if fits:
+        return
+    offered = ", ".join(f"{have:g}" for have in room) or "none"
+    more = (
+        "CPU devices are virtual, so `ray start --num-cpus=N` may offer more than there are cores"
+        if kind == "CPU"
+        else "join more nodes to it with `ray start --address=...`"
+    )
+    raise ClusterSizeError(
+        f"the plan needs {_hosts_text(kind, devices)}; the nodes of the Ray cluster have {offered} "
+        f"{kind}; {more}, or plan for a cluster of that size"
+    )
+
+
+def _hosts_text(kind: str, devices: Sequence[int]) -> str:
+    counts = ", ".join(f"{count}" for count in devices)
+    return f"{len(devices)} host{'s' * (len(devices) > 1)} with {counts} {kind}"

@@ -1,0 +1,215 @@
+"""The workers of one plan: started together, and stopped together when one of them fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from jaxlib import version
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from alpa.passes.analysis.planned import Program
+from alpa.runtime.instructions import Script
+from alpa.runtime.pjrt import CompilerOptions
+from alpa.runtime.workers.cluster import (
+    Post,
+    actor_resources,
+    join,
+    posts_of,
+    reserve,
+)
+from alpa.runtime.workers.options import Platform, WorkerOptions
+from alpa.runtime.workers.worker import ArrayId, Worker
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerError(RuntimeError):
+    """A worker has failed or hangs; all workers of its plan are stopped."""
+
+
+class Call:
+    """A call to several workers, which may still be under way."""
+
+    def __init__(self, group: WorkerGroup, posts: Sequence[Post], refs: Sequence[Any]) -> None:
+        self._group = group
+        self._waiting = dict(zip(refs, posts, strict=True))
+        self._refs = list(refs)
+        self._values: dict[Any, Any] = {}
+
+    def is_done(self) -> bool:
+        ready, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting) or 1, timeout=0)
+        return len(ready) == len(self._waiting)
+
+    def wait(self) -> list[Any]:
+        """What each worker answers.
+
+        Raises:
+            WorkerError: one has failed, or they take longer than `timeout_seconds`.
+        """
+        self._group.check_alive()
+        deadline = time.monotonic() + self._group.options.timeout_seconds
+        while self._waiting:
+            left = max(0.0, deadline - time.monotonic())
+            done, _ = ray.wait(list(self._waiting), num_returns=1, timeout=left)
+            if not done:
+                late = ", ".join(post.name for post in self._waiting.values())
+                raise self._group.fail(
+                    f"{late}: no answer for {self._group.options.timeout_seconds:g} s; it hangs, "
+                    "or needs a larger timeout_seconds"
+                )
+            (ref,) = done
+            post = self._waiting[ref]
+            try:
+                self._values[ref] = ray.get(ref)
+            except RayError as error:
+                raise self._group.fail(f"{post.name}: {error}") from error
+            del self._waiting[ref]
+        return [self._values[ref] for ref in self._refs]
+
+
+class WorkerGroup:
+    """Actors for a program's posts, compiled and connected.
+
+    Raises:
+        ClusterSizeError: Ray has not what the plan needs.
+        WorkerError: a worker could not start or compile.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        modules: Mapping[str, bytes],
+        options: WorkerOptions,
+        compiler_options: CompilerOptions | None,
+    ) -> None:
+        self.options = options
+        self._failure: str | None = None
+        program = script.program
+        self.garbage: dict[str, deque[ArrayId]] = {mesh.name: deque() for mesh in program.meshes}
+        """what nobody can ask for any more, for the next call to tell"""
+        self._posts = posts_of(program)
+        platform = join(self._posts, options)
+        placement, bundles = reserve(self._posts, platform, options.timeout_seconds)
+        self._actors: list[Any] = []
+        self._stop = weakref.finalize(self, _stop, self._actors, placement)
+        self._start(platform, placement, bundles)
+        self._load(program, script, modules, compiler_options)
+
+    def call(self, mesh: str, method: str, *arguments: Any) -> Call:
+        """Calls a method of a mesh's workers."""
+        self.check_alive()
+        posts = [post for post in self._posts if post.mesh == mesh]
+        refs = [getattr(self._actors[post.rank], method).remote(*arguments) for post in posts]
+        return Call(self, posts, refs)
+
+    def collect(self, mesh: str) -> list[ArrayId]:
+        """The mesh's garbage, which the caller passes on."""
+        garbage = self.garbage[mesh]
+        return [garbage.popleft() for _ in range(len(garbage))]
+
+    def check_alive(self) -> None:
+        """Raises WorkerError if the workers are stopped."""
+        if self._failure is not None:
+            raise WorkerError(self._failure)
+
+    def fail(self, reason: str) -> WorkerError:
+        """Stops all workers: a mesh fails as a whole, and the others wait for it in vain."""
+        self.close(f"the workers of this plan were stopped, load it again: {reason}")
+        return WorkerError(reason)
+
+    def close(self, reason: str = "the executable is closed; load the plan again") -> None:
+        """Stops all workers and gives their places back."""
+        self._failure = self._failure or reason
+        self._stop()
+
+    def _start(
+        self, platform: Platform, placement: PlacementGroup, bundles: Mapping[int, int]
+    ) -> None:
+        environment = _environment(platform) | dict(self.options.environment)
+        remote: Any = ray.remote  # its types know no options of actors
+        actor = remote(concurrency_groups={"io": 1})(Worker)
+        for post in self._posts:
+            strategy = PlacementGroupSchedulingStrategy(
+                placement_group=placement,
+                placement_group_bundle_index=bundles[post.host],
+            )
+            self._actors.append(
+                actor.options(
+                    scheduling_strategy=strategy,
+                    runtime_env={"env_vars": environment},
+                    **actor_resources(post, platform),
+                ).remote(post, platform, self.options)
+            )
+
+    def _load(
+        self,
+        program: Program,
+        script: Script,
+        modules: Mapping[str, bytes],
+        compiler_options: CompilerOptions | None,
+    ) -> None:
+        endpoints = self._each("endpoint", [() for _ in self._posts])
+        for post, (_, found) in zip(self._posts, endpoints, strict=True):
+            if found != version.__version__:
+                raise self.fail(
+                    f"{post.name} has jaxlib {found}, and this process {version.__version__}; "
+                    "install the same everywhere"
+                )
+        names = [post.name for post in self._posts]
+        owners = {device: post.rank for post in self._posts for device in post.devices}
+        meeting = {
+            post.mesh: address
+            for post, (address, _) in zip(self._posts, endpoints, strict=True)
+            if post.process == 0
+        }
+        starts = self._each("start", [(meeting[post.mesh], names, owners) for post in self._posts])
+        kinds = " and ".join(sorted({kind for kind, _ in starts}))
+        _log.info("tiles travel by %s", kinds)
+        if len({kind for kind, _ in starts}) > 1:
+            raise self.fail(f"the workers have different transports: {kinds}; set transport=")
+        addresses = [address for _, address in starts]
+        loads: list[tuple[Any, ...]] = []
+        for post in self._posts:
+            mine = {f.module or f.name for f in program.fragments if f.mesh == post.mesh}
+            own = {name: modules[name] for name in mine}
+            loads.append((script, own, addresses, compiler_options))
+        self._each("load", loads)
+
+    def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Calls every worker with its own arguments, and waits."""
+        refs = [
+            getattr(actor, method).remote(*them)
+            for actor, them in zip(self._actors, arguments, strict=True)
+        ]
+        return Call(self, self._posts, refs).wait()
+
+
+def _environment(platform: Platform) -> dict[str, str]:
+    """Variables of the workers; XLA's flags are this process's, but for its number of devices."""
+    flags = re.sub(
+        r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
+    )
+    environment = {"XLA_FLAGS": flags.strip()}
+    if platform == "cpu":
+        # XLA sizes its threads by the cores it may use; with fewer threads than devices,
+        # collectives wait for ever (jaxlib 0.10.2).
+        environment["NPROC"] = "16"
+    return environment
+
+
+def _stop(actors: Sequence[Any], placement: PlacementGroup) -> None:
+    if not ray.is_initialized():
+        return
+    for actor in actors:
+        ray.kill(actor)
+    remove_placement_group(placement)

@@ -1,0 +1,42 @@
+"""How the workers of a plan are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Platform = Literal["cpu", "gpu", "tpu"]
+Transport = Literal["auto", "device", "sockets"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Options of `load` for `executor="ray"`.
+
+    Attributes:
+        address: the Ray cluster, as `ray.init` takes it; by default the one that is connected, else
+            one that runs on this host, else a new one in this process.
+        platform: by default `gpu` or `tpu` where Ray has such resources, else `cpu`.
+        transport: how tiles travel between meshes; `auto` is `device`
+            (`jax.experimental.transfer`) where the platform has it, else `sockets`.
+        cache_directory: of compiled executables, on each host; None keeps none.
+        timeout_seconds: how long a worker waits for another, and the caller for a step.
+        steps_ahead: steps that may be under way before a call waits for the oldest.
+        environment: variables of the workers' environment.
+        pin_cores: each worker keeps to CPU cores of its own, as many as it has devices.
+    """
+
+    address: str | None = None
+    platform: Platform | None = None
+    transport: Transport = "auto"
+    cache_directory: str | None = "~/.cache/alpa"
+    timeout_seconds: float = 600.0
+    steps_ahead: int = 2
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    pin_cores: bool = False
+
+    @property
+    def cache_path(self) -> Path | None:
+        return None if self.cache_directory is None else Path(self.cache_directory).expanduser()

@@ -1,0 +1,239 @@
+"""How tiles go from one worker to another: device to device, or through host memory.
+
+Each ordered pair of workers is a queue of messages. A sender never waits for its receiver; a
+receiver waits until its deadline and then says for whom.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import jax
+import numpy as np
+from jax.experimental import transfer
+
+from alpa.runtime.workers import options
+
+_log = logging.getLogger(__name__)
+_POLL_SECONDS = 1e-4
+
+
+class TransportError(RuntimeError):
+    """What another worker should have sent has not come."""
+
+
+class Transport(ABC):
+    """A worker's links to the others (`tiles.Links`).
+
+    `names` and `owners` are the workers' names and the workers of the cluster's devices; `seconds`
+    is the longest wait for a message.
+    """
+
+    def __init__(
+        self, rank: int, names: Sequence[str], owners: Mapping[int, int], seconds: float
+    ) -> None:
+        self.rank, self.owners = rank, owners
+        self._names, self._seconds = names, seconds
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where the others reach this worker."""
+
+    @abstractmethod
+    def connect(self, addresses: Sequence[str]) -> None:
+        """Tells where the workers are, all of which are known to live."""
+
+    @abstractmethod
+    def send(self, peer: int, arrays: Sequence[jax.Array]) -> None: ...
+
+    @abstractmethod
+    def receive(self, peer: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]: ...
+
+    def _late(self, peer: int, count: int) -> TransportError:
+        return TransportError(
+            f"{self._names[self.rank]} has waited {self._seconds:g} s for {count} tiles from "
+            f"{self._names[peer]}; it hangs, or needs a larger timeout_seconds"
+        )
+
+
+class DeviceTransport(Transport):
+    """From device memory to device memory by `jax.experimental.transfer`.
+
+    The receiver pulls what the sender offers under a number: the receiver's own and that of the
+    message, because all receivers pull from the same server.
+    """
+
+    def __init__(self, ip: str, *args: Any) -> None:
+        super().__init__(*args)
+        client = jax.local_devices()[0].client
+        self._server = transfer.start_transfer_server(client, f"{ip}:0", [f"{ip}:0"])
+        self._connections: dict[int, Any] = {}
+        self._addresses: Sequence[str] = ()
+        self._sent: dict[int, int] = defaultdict(int)
+        self._received: dict[int, int] = defaultdict(int)
+
+    @property
+    def address(self) -> str:
+        return self._server.address()
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+
+    def send(self, peer: int, arrays: Sequence[jax.Array]) -> None:
+        self._server.await_pull(_number(peer, self._sent[peer]), list(arrays))
+        self._sent[peer] += 1
+
+    def receive(self, peer: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+        if peer not in self._connections:
+            self._connections[peer] = self._server.connect(self._addresses[peer])
+        number = _number(self.rank, self._received[peer])
+        self._received[peer] += 1
+        arrays = self._connections[peer].pull(number, list(shapes))
+        # A pull has no deadline of its own.
+        deadline = time.monotonic() + self._seconds
+        while not all(array.is_ready() for array in arrays):
+            if time.monotonic() > deadline:
+                raise self._late(peer, len(shapes))
+            time.sleep(_POLL_SECONDS)
+        return arrays
+
+
+def _number(receiver: int, message: int) -> int:
+    return receiver << 40 | message
+
+
+class SocketTransport(Transport):
+    """Through host memory and TCP, for platforms that have no transfers of their own.
+
+    A thread per sender takes in what it sends, so that no one waits for a busy receiver.
+    """
+
+    def __init__(self, ip: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._secret = secrets.token_hex(16)
+        self._listener = socket.create_server((ip, 0))
+        self._inboxes: dict[int, queue.SimpleQueue[list[bytearray] | None]] = {
+            peer: queue.SimpleQueue() for peer in range(len(self._names))
+        }
+        self._outgoing: dict[int, socket.socket] = {}
+        self._addresses: Sequence[str] = ()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Host, port, and a secret: without it nobody is listened to."""
+        ip, port = self._listener.getsockname()[:2]
+        return f"{ip} {port} {self._secret}"
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+
+    def send(self, peer: int, arrays: Sequence[jax.Array]) -> None:
+        if peer not in self._outgoing:
+            ip, port, secret = self._addresses[peer].split()
+            connection = socket.create_connection((ip, int(port)), timeout=self._seconds)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(struct.pack("!32sI", secret.encode(), self.rank))
+            self._outgoing[peer] = connection
+        connection = self._outgoing[peer]
+        parts = [_bytes(array) for array in arrays]
+        sizes = [len(part) for part in parts]
+        try:
+            connection.sendall(struct.pack(f"!I{len(sizes)}Q", len(sizes), *sizes))
+            for part in parts:
+                connection.sendall(part)
+        except OSError as error:
+            raise TransportError(f"{self._names[peer]} takes no tiles any more: {error}") from error
+
+    def receive(self, peer: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+        try:
+            message = self._inboxes[peer].get(timeout=self._seconds)
+        except queue.Empty:
+            raise self._late(peer, len(shapes)) from None
+        if message is None:
+            raise TransportError(f"{self._names[peer]} has closed its connection")
+        return [
+            jax.device_put(np.frombuffer(part, shape.dtype).reshape(shape.shape), shape.sharding)
+            for part, shape in zip(message, shapes, strict=True)
+        ]
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._take_in, args=(connection,), daemon=True).start()
+
+    def _take_in(self, connection: socket.socket) -> None:
+        with connection:
+            secret, peer = struct.unpack("!32sI", _read(connection, struct.calcsize("!32sI")))
+            if not secrets.compare_digest(secret, self._secret.encode()):
+                return
+            inbox = self._inboxes[peer]
+            try:
+                while True:
+                    (count,) = struct.unpack("!I", _read(connection, 4))
+                    sizes = struct.unpack(f"!{count}Q", _read(connection, 8 * count))
+                    inbox.put([_read(connection, size) for size in sizes])
+            except OSError:
+                inbox.put(None)
+
+
+def _bytes(array: jax.Array) -> memoryview:
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def _read(connection: socket.socket, size: int) -> bytearray:
+    """Exactly so many bytes; ConnectionError (an OSError) at the end of the stream."""
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise ConnectionError("the connection has ended")
+        view = view[count:]
+    return data
+
+
+def open_transport(
+    name: options.Transport,
+    ip: str,
+    rank: int,
+    names: Sequence[str],
+    owners: Mapping[int, int],
+    seconds: float,
+) -> Transport:
+    """The transport of a worker; `auto` is `device` where the platform has it.
+
+    Raises:
+        ValueError: there is no such transport.
+        jax.errors.JaxRuntimeError: the platform has no `device` transport, and it was asked for.
+    """
+    if name not in get_args(options.Transport):
+        raise ValueError(
+            f"no transport {name!r}: there are {', '.join(get_args(options.Transport))}"
+        )
+    if name == "sockets":
+        return SocketTransport(ip, rank, names, owners, seconds)
+    try:
+        return DeviceTransport(ip, rank, names, owners, seconds)
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+        if name == "device":
+            raise
+        _log.warning(
+            "%s sends tiles through host memory: the platform has no transfers between devices of "
+            "several processes (%s)",
+            names[rank],
+            error,
+        )
+        return SocketTransport(ip, rank, names, owners, seconds)

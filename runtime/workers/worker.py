@@ -1,0 +1,218 @@
+"""The actor: one host's part of a mesh, with its devices, its arrays and its instruction list."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import ray
+from jaxlib import version
+
+from alpa.runtime.compile_cache import CompileCache
+from alpa.runtime.instructions import Instruction, Move, Script
+from alpa.runtime.interpreter import Interpreter, Store
+from alpa.runtime.pjrt import CompilerOptions
+from alpa.runtime.placement import Placement
+from alpa.runtime.stages import compile_stages
+from alpa.runtime.tiles import Tiles
+from alpa.runtime.workers.cluster import Post
+from alpa.runtime.workers.options import Platform, WorkerOptions
+from alpa.runtime.workers.transport import Transport, open_transport
+
+ArrayId = tuple[int, int]
+"""of an array that a worker holds: the number of the call that made it, and a position"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCall:
+    """What a worker needs for one step.
+
+    `feeds` has for each argument of the worker's mesh, by its position in the planned @main, the
+    array that the worker holds, or the number of one that comes with the call. `free` are arrays
+    that nobody can ask for any more; what is fed of them is the step's own.
+    """
+
+    number: int
+    feeds: Mapping[int, ArrayId | int]
+    free: Sequence[ArrayId]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds that a worker spent in a step; on accelerators `run` is the time to dispatch."""
+
+    total: float
+    run: float
+    send: float
+    receive: float
+
+
+class Worker:
+    """One process of a mesh. Its methods are called in this order: start, load, then the others."""
+
+    def __init__(self, post: Post, platform: Platform, options: WorkerOptions) -> None:
+        self._post, self._options, self._platform = post, options, platform
+        self._held: dict[ArrayId, jax.Array | Store] = {}
+        self._transport: Transport
+        if options.pin_cores:
+            _pin(post)
+        if platform == "cpu":
+            jax.config.update("jax_platforms", "cpu")
+            jax.config.update("jax_num_cpu_devices", len(post.devices))
+
+    def endpoint(self) -> tuple[str, str]:
+        """An address for the mesh's processes to meet at, and the version of jaxlib here."""
+        with socket.socket() as probe:
+            probe.bind((_ip(), 0))
+            return f"{_ip()}:{probe.getsockname()[1]}", version.__version__
+
+    def start(
+        self, coordinator: str, names: Sequence[str], owners: Mapping[int, int]
+    ) -> tuple[str, str]:
+        """Takes hold of the devices; the transport's kind, and where others reach this worker."""
+        post, seconds = self._post, self._options.timeout_seconds
+        if post.processes > 1:
+            if self._platform == "cpu":
+                jax.config.update("jax_cpu_collectives_implementation", "gloo")
+            jax.distributed.initialize(
+                coordinator,
+                post.processes,
+                post.process,
+                initialization_timeout=int(seconds),
+            )
+        found, wanted = jax.local_devices(), len(post.devices)
+        if len(found) != wanted or found[0].platform != self._platform:
+            raise RuntimeError(
+                f"{post.name} needs {wanted} {self._platform} devices, and jax finds {len(found)} "
+                f"of {found[0].platform} there"
+            )
+        self._transport = open_transport(
+            self._options.transport, _ip(), post.rank, names, owners, seconds
+        )
+        return type(self._transport).__name__, self._transport.address
+
+    def load(
+        self,
+        script: Script,
+        modules: Mapping[str, bytes],
+        addresses: Sequence[str],
+        compiler_options: CompilerOptions | None,
+    ) -> float:
+        """Compiles the mesh's fragments; the seconds that it took."""
+        begin = time.perf_counter()
+        self._transport.connect(addresses)
+        devices = tuple(sorted(jax.devices(), key=lambda it: (it.process_index, it.id)))
+        placement = Placement(program=script.program, devices=devices, mesh=self._post.mesh)
+        directory = self._options.cache_path
+        self._stages = compile_stages(
+            modules,
+            placement,
+            compiler_options=compiler_options,
+            cache=None if directory is None else CompileCache(directory=directory),
+        )
+        self._script, self._instructions = script, script.on(self._post.mesh)
+        tiles = Tiles(placement, self._transport)
+        self._interpreter = Interpreter(placement, script, self._stages, tiles)
+        return time.perf_counter() - begin
+
+    def step(self, call: StepCall, *arrays: np.ndarray) -> StepTimes:
+        """Runs the mesh's list once, and holds its results under (call.number, position)."""
+        begin = time.perf_counter()
+        program = self._script.program
+        clock = _Clock(mesh=self._post.mesh, script=self._script)
+        with jax.enable_x64(True):  # 64-bit values of the program keep their width
+            store: Store = {}
+            for position, source in call.feeds.items():
+                given = self._held[source] if isinstance(source, tuple) else arrays[source]
+                if isinstance(given, dict):
+                    store.update(given)
+                else:
+                    self._interpreter.feed(store, program.arguments[position], given)
+            self._free(call.free)
+            clock.start()
+            self._interpreter.run(store, self._instructions, after=clock)
+            results = self._interpreter.results(store)
+            jax.block_until_ready(list(results.values()))
+        self._held.update({(call.number, i): array for i, array in results.items()})
+        return StepTimes(total=time.perf_counter() - begin, **clock.seconds)
+
+    @ray.method(concurrency_group="io")
+    def place(self, number: int, position: int, array: np.ndarray) -> None:
+        """Puts an argument on the devices ahead of the step that takes it."""
+        store: Store = {}
+        with jax.enable_x64(True):
+            self._interpreter.feed(store, self._script.program.arguments[position], array)
+        self._held[number, position] = store
+
+    @ray.method(concurrency_group="io")
+    def fetch(self, key: ArrayId) -> list[tuple[tuple[slice, ...], np.ndarray]]:
+        """This process's shards of an array, each once, and where they are in it."""
+        array = self._held[key]
+        assert isinstance(array, jax.Array)
+        shards = (shard for shard in array.addressable_shards if shard.replica_id == 0)
+        return [(shard.index, np.asarray(shard.data)) for shard in shards]
+
+    @ray.method(concurrency_group="io")
+    def held_bytes(self, free: Sequence[ArrayId]) -> int:
+        """Bytes of the arrays that this process holds between steps, after freeing some."""
+        self._free(free)
+        arrays = [
+            array
+            for held in self._held.values()
+            for array in (held.values() if isinstance(held, dict) else [held])
+        ]
+        return sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
+
+    def hlo_text(self, stage: str) -> str:
+        """A compiled fragment after partitioning and optimisation."""
+        return self._stages[stage].hlo_text()
+
+    def memory(self, stage: str) -> dict[str, int]:
+        """XLA's account of a fragment's bytes per device."""
+        stats = self._stages[stage].memory()
+        names = (name for name in dir(stats) if name.endswith("_in_bytes"))
+        return {name: getattr(stats, name) for name in names}
+
+    def _free(self, keys: Sequence[ArrayId]) -> None:
+        for key in keys:
+            del self._held[key]
+
+
+@dataclass
+class _Clock:
+    """Adds up seconds by kind of instruction."""
+
+    mesh: str
+    script: Script
+
+    def start(self) -> None:
+        self.seconds = {"run": 0.0, "send": 0.0, "receive": 0.0}
+        self._last = time.perf_counter()
+
+    def __call__(self, instruction: Instruction) -> None:
+        kind = "run"
+        if isinstance(instruction, Move):
+            values = self.script.program.values
+            here = values[instruction.target[0]].mesh == self.mesh
+            kind = "receive" if here else "send"
+        now = time.perf_counter()
+        self.seconds[kind] += now - self._last
+        self._last = now
+
+
+def _ip() -> str:
+    return ray.util.get_node_ip_address()
+
+
+def _pin(post: Post) -> None:
+    """Keeps all threads of this process to the post's cores, around the end where there are few."""
+    cores = os.cpu_count() or 1
+    mine = {(post.core + i) % cores for i in range(len(post.devices))}
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), mine)

@@ -1,0 +1,157 @@
+"""Plans on Ray actors compute what plain numpy does, and say so when they cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import ray
+
+import alpa.passes
+import alpa.runtime
+from alpa.passes.solve.schedule import Schedule
+from alpa.runtime import WorkerOptions
+from alpa.runtime.workers.cluster import ClusterSizeError
+from alpa.runtime.workers.group import WorkerError
+from alpa.runtime.workers.remote_array import RemoteArray
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+# Two layers with squared outputs as the loss.
+STEP = """
+func.func public @main(
+    %w0: tensor<16x16xf32> {alpa.role = "state", tf.aliasing_output = 0 : i32},
+    %w1: tensor<16x64xf32> {alpa.role = "state", tf.aliasing_output = 1 : i32},
+    %x: tensor<8x16xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+    -> (tensor<16x16xf32> {alpa.result = "state:0"}, tensor<16x64xf32> {alpa.result = "state:1"},
+        tensor<f32> {alpa.result = "mean"}, tensor<8x64xf32> {alpa.result = "concat:0"}) {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %h = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0]
+    : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>
+  %h1 = stablehlo.custom_call @alpa.layer_boundary(%h)
+    : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  %y = stablehlo.dot_general %h1, %w1, contracting_dims = [1] x [0]
+    : (tensor<8x16xf32>, tensor<16x64xf32>) -> tensor<8x64xf32>
+  %square = stablehlo.multiply %y, %y : tensor<8x64xf32>
+  %loss = stablehlo.reduce(%square init: %zero) applies stablehlo.add across dimensions = [0, 1]
+    : (tensor<8x64xf32>, tensor<f32>) -> tensor<f32>
+  %dw1 = stablehlo.dot_general %h, %y, contracting_dims = [0] x [0]
+    : (tensor<8x16xf32>, tensor<8x64xf32>) -> tensor<16x64xf32>
+  %dh = stablehlo.dot_general %y, %w1, contracting_dims = [1] x [1]
+    : (tensor<8x64xf32>, tensor<16x64xf32>) -> tensor<8x16xf32>
+  %dh1 = stablehlo.custom_call @alpa.layer_boundary(%dh)
+    : (tensor<8x16xf32>) -> tensor<8x16xf32>
+  %dw0 = stablehlo.dot_general %x, %dh1, contracting_dims = [0] x [0]
+    : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<16x16xf32>
+  %r0 = stablehlo.constant dense<1.0e-3> : tensor<16x16xf32>
+  %r1 = stablehlo.constant dense<1.0e-3> : tensor<16x64xf32>
+  %s0 = stablehlo.multiply %dw0, %r0 : tensor<16x16xf32>
+  %s1 = stablehlo.multiply %dw1, %r1 : tensor<16x64xf32>
+  %n0 = stablehlo.subtract %w0, %s0 : tensor<16x16xf32>
+  %n1 = stablehlo.subtract %w1, %s1 : tensor<16x64xf32>
+  return %n0, %n1, %loss, %y
+    : tensor<16x16xf32>, tensor<16x64xf32>, tensor<f32>, tensor<8x64xf32>
+}
+"""
+
+
+def planned(schedule: Schedule) -> str:
+    options = "cluster=cpu:1x4 num-layers=2 num-stages=2 num-micro-batches=4"
+    return str(alpa.passes.run(STEP, f"alpa{{{options} schedule={schedule}}}"))
+
+
+def arguments() -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    shapes = (16, 16), (16, 64), (32, 16)
+    return [generator.normal(size=shape).astype(np.float32) / 4 for shape in shapes]
+
+
+def reference(w0: Any, w1: Any, x: Any) -> list[np.ndarray]:
+    y = x @ w0 @ w1
+    losses = [np.sum(part * part) for part in np.split(y, 4)]
+    dw0, dw1 = x.T @ (y @ w1.T) / 4, (x @ w0).T @ y / 4
+    return [w0 - 1e-3 * dw0, w1 - 1e-3 * dw1, np.mean(losses), y]
+
+
+def assert_close(results: Any, expected: Any) -> None:
+    for result, it in zip(results, expected, strict=True):
+        assert np.max(np.abs(np.asarray(result) - it)) <= 1e-4 * np.max(np.abs(it))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_training_steps_on_two_meshes(schedule: Schedule, tmp_path: Path) -> None:
+    workers = WorkerOptions(cache_directory=str(tmp_path), timeout_seconds=60)
+    with alpa.runtime.load(planned(schedule), executor="ray", workers=workers) as step:
+        sizes = [len(mesh.devices) for mesh in step.program.meshes]
+        assert sizes == [2, 2]
+        given = arguments()
+        results, expected = step(*given), reference(*given)
+        for _ in range(2):
+            state = results[:2]
+            results = step(*state, given[2])
+            assert all(array.is_deleted() for array in state)
+            with pytest.raises(RuntimeError, match=r"deleted with shape=float32.*donated"):
+                np.asarray(state[0])
+            expected = reference(*expected[:2], given[2])
+        assert_close(results, expected)
+        assert_close(given, arguments())
+        # Parameters, loss and predictions of the last step are all that is held.
+        held = sum(step.held_bytes().values())
+        assert held >= 4 * (16 * 16 + 16 * 64 + 1 + 32 * 64)
+        step(*results[:2], given[2])
+        del results
+        assert sum(step.held_bytes().values()) < held
+        assert len(list(tmp_path.iterdir())) == len(step.stages)
+        name = next(iter(step.stages))
+        assert "HloModule" in step.stages[name].hlo_text()
+        assert step.stages[name].memory().argument_size_in_bytes > 0
+
+
+def test_values_that_move_in_every_way(moves: str) -> None:
+    """Also what is array-like about results, and what becomes of a plan whose worker dies."""
+    generator = np.random.default_rng(0)
+    c, p, k, x = (generator.normal(size=n).astype(np.float32) for n in (4, 4, 4, 12))
+    workers = WorkerOptions(cache_directory=None, transport="sockets", timeout_seconds=60)
+    step = alpa.runtime.load(moves, executor="ray", workers=workers)
+    local = alpa.runtime.load(moves)
+    expected = local(*local(c, p, k, x)[:2], k, x)
+    results = step(*step(c, p, k, x)[:2], k, x)
+    for result, it in zip(results, expected, strict=True):
+        assert isinstance(result, RemoteArray)
+        assert (result.shape, result.dtype) == (it.shape, it.dtype)
+        np.testing.assert_array_equal(result, it)
+    check_array_likeness(results[3], x)
+    with pytest.raises(ValueError, match=r"argument 3 is float32\[4\]; expected float32\[12\]"):
+        step(c, p, k, x[:4])
+    with pytest.raises(TypeError, match="takes 4 arguments, 1 were given"):
+        step(c)
+    ray.kill(step._group._actors[1])
+    with pytest.raises(WorkerError, match="mesh_1 on host 0"):
+        np.asarray(step(c, p, k, x)[0])
+    with pytest.raises(WorkerError, match="stopped, load it again: mesh_1 on host 0"):
+        step(c, p, k, x)
+
+
+def check_array_likeness(array: RemoteArray, x: np.ndarray) -> None:
+    assert repr(array) == "RemoteArray(float32[12] on mesh_0)"
+    assert (array.ndim, array.size, array.nbytes, len(array)) == (1, 12, 48, 12)
+    assert str(array) == str(x)
+    assert f"{array[3]:.2f}" == f"{x[3]:.2f}"
+    np.testing.assert_array_equal(jax.device_get({"a": array})["a"], x)
+    np.testing.assert_array_equal(jnp.asarray(array) + 1, x + 1)
+    assert jax.block_until_ready(array) is array
+    assert array.is_ready()
+    array.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        array.block_until_ready()
+
+
+def test_a_plan_that_is_larger_than_the_cluster(moves: str) -> None:
+    large = moves.replace("hosts = array<i64: 0>, devices = array<i64: 1, 2>", "HOSTS")
+    large = large.replace("HOSTS", "hosts = array<i64: 1>, devices = array<i64: 1, 2>")
+    with pytest.raises(ClusterSizeError, match=r"needs 2 hosts with 1, 2 GPU; .* have 0 GPU"):
+        alpa.runtime.load(large, executor="ray", workers=WorkerOptions(platform="gpu"))
