@@ -6,6 +6,7 @@ jax reads its environment when it starts, so this stands before any test imports
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -74,3 +75,18 @@ def small_cluster(tmp_path: Path) -> SmallCluster:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One Ray cluster for all tests, in this process, with more CPUs than there are."""
+    ray = pytest.importorskip("ray")  # a slow import, which most test files do without
+    ray.init(
+        address="local",
+        num_cpus=16,
+        include_dashboard=False,
+        object_store_memory=200_000_000,
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()

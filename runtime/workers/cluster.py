@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
@@ -91,6 +92,17 @@ def join(posts: Sequence[Post], options: WorkerOptions) -> Platform:
     platform: Platform = "gpu" if "GPU" in total else "tpu" if "TPU" in total else "cpu"
     _log.info("workers run on %s, of which Ray has %g", platform, total.get(platform.upper(), 0))
     return platform
+
+
+def check_processes(posts: Sequence[Post], platform: Platform) -> None:
+    """Raises ValueError where jax cannot run a mesh over several processes."""
+    several = next((post for post in posts if post.processes > 1), None)
+    # In jax 0.10.2 collectives between CPU processes wait for ever inside Ray.
+    if several is not None and platform == "cpu" and jax.__version_info__ < (0, 12):
+        raise ValueError(
+            f"{several.mesh} spans {several.processes} hosts, which CPU devices can from jax 0.12 "
+            f"on; this is {jax.__version__}; update jax, or plan for hosts with more devices"
+        )
 
 
 def reserve(

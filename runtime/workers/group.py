@@ -23,6 +23,7 @@ from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.workers.cluster import (
     Post,
     actor_resources,
+    check_processes,
     join,
     posts_of,
     reserve,
@@ -99,6 +100,7 @@ class WorkerGroup:
         """what nobody can ask for any more, for the next call to tell"""
         self._posts = posts_of(program)
         platform = join(self._posts, options)
+        check_processes(self._posts, platform)
         placement, bundles = reserve(self._posts, platform, options.timeout_seconds)
         self._actors: list[Any] = []
         self._stop = weakref.finalize(self, _stop, self._actors, placement)

@@ -141,6 +141,28 @@ def test_families_on_meshes_of_unequal_size(family: str, cluster: str, num_stage
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_on_ray(family: str, schedule: str) -> None:
+    """Three meshes of two devices, one and one, three steps of training."""
+    program = zoo.get(f"{family}-tiny", optimizer="sgd")
+    state, batch = program.init_state(0), program.random_batch(1, 4 * MICRO_BATCH)
+    options = f"cluster=cpu:1x4 num-layers=6 num-stages=3 num-micro-batches=4 schedule={schedule}"
+    planned = passes.run(program.lower(MICRO_BATCH), f"alpa{{{options}}}")
+    results, number = leaves(state), len(leaves(state))
+    workers = runtime.WorkerOptions(cache_directory=None)
+    with runtime.load(
+        planned, executor="ray", compiler_options=FAST_COMPILE, workers=workers
+    ) as step:
+        for _ in range(3):
+            results = step(*results[:number], *leaves(batch))
+            expected = looped_step(program, state, batch, 4)
+            assert not [row for row in compare(leaves(results), expected) if not row.ok]
+            state = jax.tree.unflatten(jax.tree.structure(state), expected[:number])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("num_stages", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)

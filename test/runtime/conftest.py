@@ -1,13 +1,11 @@
-"""Eight virtual CPU devices, which have to be asked for before jax starts; programs for several
-executors; one Ray cluster for all tests."""
+"""Eight virtual CPU devices, which have to be asked for before jax starts; a program for
+several executors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
-import ray
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
@@ -72,17 +70,3 @@ module {
 def moves() -> str:
     """A planned program with values that move in every way."""
     return _MOVES
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """A Ray cluster of this process, with more CPUs than there are."""
-    ray.init(
-        address="local",
-        num_cpus=16,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()

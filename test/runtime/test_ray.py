@@ -150,8 +150,29 @@ def check_array_likeness(array: RemoteArray, x: np.ndarray) -> None:
         array.block_until_ready()
 
 
+def on_three_hosts(moves: str) -> str:
+    """The larger mesh on two hosts of its own."""
+    ends = "devices = array<i64: 1, 2>"
+    return moves.replace(f"hosts = array<i64: 0>, {ends}", f"hosts = array<i64: 1, 2>, {ends}")
+
+
+def test_a_mesh_over_two_hosts(moves: str) -> None:
+    several = on_three_hosts(moves)
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
+    if jax.__version_info__ < (0, 12):
+        with pytest.raises(ValueError, match=r"mesh_1 spans 2 hosts, which .* from jax 0.12 on"):
+            alpa.runtime.load(several, executor="ray", workers=workers)
+        return
+    given = [np.arange(n, dtype=np.float32) for n in (4, 4, 4, 12)]
+    local = alpa.runtime.load(moves)
+    expected = local(*local(*given)[:2], *given[2:])
+    with alpa.runtime.load(several, executor="ray", workers=workers) as step:
+        results = step(*step(*given)[:2], *given[2:])
+        for result, it in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(result, it)
+
+
 def test_a_plan_that_is_larger_than_the_cluster(moves: str) -> None:
-    large = moves.replace("hosts = array<i64: 0>, devices = array<i64: 1, 2>", "HOSTS")
-    large = large.replace("HOSTS", "hosts = array<i64: 1>, devices = array<i64: 1, 2>")
-    with pytest.raises(ClusterSizeError, match=r"needs 2 hosts with 1, 2 GPU; .* have 0 GPU"):
+    large = on_three_hosts(moves)
+    with pytest.raises(ClusterSizeError, match=r"needs 3 hosts with 1, 1, 1 GPU; .* have 0 GPU"):
         alpa.runtime.load(large, executor="ray", workers=WorkerOptions(platform="gpu"))

@@ -1,0 +1,72 @@
+"""Tiles between workers: here two of them in one process."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from alpa.runtime.workers.options import Transport as Name
+from alpa.runtime.workers.transport import Transport, TransportError, open_transport
+
+NAMES = ["mesh_0 on host 0", "mesh_1 on host 0"]
+
+
+def pair(name: Name, seconds: float = 20.0) -> list[Transport]:
+    owners = {0: 0, 1: 1, 2: 1}
+    both = [open_transport(name, "127.0.0.1", rank, NAMES, owners, seconds) for rank in (0, 1)]
+    for it in both:
+        it.connect([other.address for other in both])
+    return both
+
+
+def shape_of(array: np.ndarray, device: int) -> jax.ShapeDtypeStruct:
+    sharding = SingleDeviceSharding(jax.devices()[device])
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+
+@pytest.mark.parametrize("name", ["device", "sockets"])
+def test_messages_arrive_in_order(name: Name) -> None:
+    first, second = pair(name)
+    messages = [
+        [np.arange(6, dtype=np.float32).reshape(2, 3), np.array(True)],
+        [np.arange(1 << 18, dtype=np.int32)],
+        [np.ones((3, 5), jnp.bfloat16)],
+    ]
+    for message in messages:
+        first.send(1, [jax.device_put(array, jax.devices()[0]) for array in message])
+    second.send(0, [jax.device_put(np.float32(7), jax.devices()[1])])
+    for message in messages:
+        shapes = [shape_of(array, 1 + i) for i, array in enumerate(message)]
+        for i, (got, sent) in enumerate(zip(second.receive(0, shapes), message, strict=True)):
+            assert got.devices() == {jax.devices()[1 + i]}
+            assert got.dtype == sent.dtype
+            np.testing.assert_array_equal(got, sent)
+    (answer,) = first.receive(1, [shape_of(np.zeros((), np.float32), 0)])
+    assert answer == 7
+
+
+@pytest.mark.parametrize("name", ["device", "sockets"])
+def test_what_never_comes_is_not_waited_for_for_ever(name: Name) -> None:
+    first, _ = pair(name, seconds=0.2)
+    message = "mesh_0 on host 0 has waited 0.2 s for 1 tiles from mesh_1 on host 0; it hangs"
+    with pytest.raises(TransportError, match=re.escape(message)):
+        first.receive(1, [shape_of(np.zeros(3), 0)])
+
+
+def test_nobody_is_listened_to_without_the_secret() -> None:
+    first, second = pair("sockets", seconds=0.5)
+    ip, port, secret = second.address.split()
+    first.connect([first.address, f"{ip} {port} {secret[::-1]}"])
+    first.send(1, [jnp.ones(3)])
+    with pytest.raises(TransportError, match="has waited"):
+        second.receive(0, [shape_of(np.zeros(3, np.float32), 1)])
+
+
+def test_an_unknown_transport() -> None:
+    with pytest.raises(ValueError, match="no transport 'post': there are auto, device, sockets"):
+        open_transport("post", "127.0.0.1", 0, NAMES, {}, 1.0)  # pyright: ignore[reportArgumentType]
