@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alpa.runtime.executable import Executable
 from alpa.runtime.loading import LoadError, load
+from alpa.runtime.prefetch import prefetch
 from alpa.runtime.workers.options import WorkerOptions
 
-__all__ = ["Executable", "LoadError", "WorkerOptions", "load"]
+__all__ = ["Executable", "LoadError", "WorkerOptions", "load", "prefetch"]

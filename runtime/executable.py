@@ -46,6 +46,17 @@ class Executable(ABC):
         """The compiled fragments by the names of their modules."""
 
     @abstractmethod
+    def place(self, number: int, array: Any) -> Any:
+        """Puts an argument of the original `@main` where the steps that take it read it.
+
+        What comes back stands for the array in calls of this executable. Each micro-batch is on
+        the devices of each mesh that reads it. Steps leave it as it is.
+
+        Raises:
+            ValueError: shape or dtype are not the program's, or steps overwrite the argument.
+        """
+
+    @abstractmethod
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """Runs one step. What the plan cuts between meshes comes back as a `CutArray`.
 

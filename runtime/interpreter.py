@@ -69,6 +69,12 @@ class Interpreter:
                     batch = array if batches == 1 else _slice(array, dim, m, size)
                     store[number, m] = move(batch, sharding, copy=protect)
 
+    def take(self, store: Store, argument: ProgramArgument, placed: Store) -> None:
+        """Takes an argument that was fed to a store of its own, and leaves that as it is."""
+        for key, array in placed.items():
+            copy = argument.value in self._donated
+            store[key] = move(array, self._placement.shardings[argument.value], copy=copy)
+
     def run(
         self,
         store: Store,

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
-from alpa.passes.analysis.planned import Program
+from alpa.passes.analysis.planned import Program, ProgramArgument
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
 from alpa.runtime.instructions import write_script
@@ -39,12 +40,25 @@ class LocalExecutable(Executable):
     def stages(self) -> Mapping[str, Compiled]:
         return self._stages
 
+    def place(self, number: int, array: Any) -> _Placed:
+        stores: dict[int, Store] = {}
+        with jax.enable_x64(True):
+            for position in self._signature.positions(number):
+                argument = self.program.arguments[position]
+                store = stores[argument.value] = {}
+                self._interpreter.feed(store, argument, self._signature.part(argument, array))
+        return _Placed(number, array, stores)
+
     def __call__(self, *arguments: Any) -> tuple[jax.Array | CutArray, ...]:
         self._signature.check_number(arguments)
         store: Store = {}
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
             for argument in self.program.arguments:
-                array = self._signature.part(argument, arguments[argument.number])
+                given = arguments[argument.number]
+                if isinstance(given, _Placed):
+                    self._interpreter.take(store, argument, given.store_for(argument))
+                    continue
+                array = self._signature.part(argument, given)
                 array = self._copies.find(array, self._placement.shardings[argument.value])
                 self._interpreter.feed(store, argument, array)
             self._interpreter.run(store, self._script.instructions)
@@ -58,6 +72,22 @@ class LocalExecutable(Executable):
             if others:
                 self._copies.remember(first, others)
         return self._signature.join({part: first for part, (first, *_) in copies.items()})
+
+
+class _Placed:
+    """An argument's micro-batches on their meshes, by the values of the planned arguments."""
+
+    def __init__(self, number: int, array: Any, stores: Mapping[int, Store]) -> None:
+        self.shape: tuple[int, ...] = tuple(np.shape(array))
+        self.dtype: np.dtype[Any] = np.asarray(array).dtype
+        self._number, self._stores = number, stores
+
+    def store_for(self, argument: ProgramArgument) -> Store:
+        if argument.number != self._number:
+            raise ValueError(
+                f"argument {argument.number} is what was placed as argument {self._number}"
+            )
+        return self._stores[argument.value]
 
 
 class _Copies:

@@ -65,6 +65,20 @@ class Signature:
             )
         return array if part is None else part_of(array, part)
 
+    def positions(self, number: int) -> list[int]:
+        """Where the planned @main takes an argument that can be placed ahead of its step.
+
+        Raises:
+            ValueError: there is no such argument, or the caller gives it away.
+        """
+        arguments = self._program.arguments
+        positions = [i for i, argument in enumerate(arguments) if argument.number == number]
+        if not positions:
+            raise ValueError(f"the program has no argument {number}")
+        if any(is_donated(arguments[i]) for i in positions):
+            raise ValueError(f"argument {number} is donated to each step, and not placed ahead")
+        return positions
+
     def copies(self, results: Sequence[Result]) -> dict[tuple[int, Slice | None], list[Result]]:
         """The results of the planned @main that are the same part of the same original one."""
         copies: dict[tuple[int, Slice | None], list[Result]] = {}

@@ -1,8 +1,9 @@
 """What a script does before anything runs it: whether each mesh can, how long, and in what memory.
 
-`verify` runs every mesh's own list with sends and receives that block. `simulate` gives the step's
-seconds, under the assumptions of `passes.solve.schedule`: a mesh does one thing at a time, a move
-occupies the mesh that receives from when its value is made, and the sender not at all.
+`verify` runs every mesh's own list with sends and receives that block. `simulate` gives the step
+in time, which `Timeline.chart` draws, under the assumptions of `passes.solve.schedule`: a mesh does
+one thing at a time, a move occupies the mesh that receives from when its value is made, and the
+sender not at all.
 
 Where each stage reads of its neighbours only, and updates wait for no other mesh, the seconds of
 `simulate` are those of `schedule.simulate`. A value that skips stages makes them fewer: it is
@@ -182,6 +183,21 @@ class Timeline:
     seconds: float
     events: tuple[Event, ...]
 
+    def chart(self, width: int = 80) -> str:
+        """A line for each mesh, a column for each `seconds / width`.
+
+        Digits are forwards by the last digit of their micro-batch, letters backwards in the same
+        way (`a` is micro-batch 0), `U` is an update, `<` a receive, and `.` is idle.
+        """
+        rows: dict[str, list[str]] = {}
+        scale = width / self.seconds if self.seconds else 0.0
+        for event in self.events:
+            row = rows.setdefault(event.mesh, ["."] * width)
+            start, end = round(event.start * scale), round(event.end * scale)
+            row[start:end] = _letter(event.instruction) * (end - start)
+        longest = max(map(len, rows), default=0)
+        return "\n".join(f"{mesh:{longest}} {''.join(row)}" for mesh, row in sorted(rows.items()))
+
 
 def simulate(
     script: Script, *, run: Callable[[Fragment], float], move: Callable[[Move], float]
@@ -207,6 +223,18 @@ def simulate(
         free[mesh] = end
         events.append(Event(instruction=instruction, mesh=mesh, start=start, end=end))
     return Timeline(seconds=max(free.values(), default=0.0), events=tuple(events))
+
+
+def _letter(instruction: Instruction) -> str:
+    """What stands for an instruction in a chart."""
+    if not isinstance(instruction, Run):
+        return "<"
+    part = instruction.fragment.part
+    if part == "update":
+        return "U"
+    keys = (*instruction.inputs, *instruction.outputs)
+    m = next((m for _, m in keys if m is not None), 0)
+    return ("0123456789" if part == "forward" else "abcdefghij")[m % 10]
 
 
 def _name(key: Key) -> str:

@@ -18,7 +18,7 @@ from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.stages import module_name
 from alpa.runtime.workers.group import Call, WorkerGroup
 from alpa.runtime.workers.options import WorkerOptions
-from alpa.runtime.workers.remote_array import Copy, RemoteArray
+from alpa.runtime.workers.remote_array import Copy, PlacedArgument, RemoteArray
 from alpa.runtime.workers.worker import ArrayId, StepCall, StepTimes
 
 
@@ -43,6 +43,7 @@ class RayExecutable(Executable):
         self._group = WorkerGroup(self._script, modules, options, compiler_options)
         self._number = 0
         self._under_way: deque[_Step] = deque()
+        self._placing: deque[Call] = deque()
         self._stages = {module_name(f): _Stage(self._group, f.mesh, f) for f in program.fragments}
 
     @property
@@ -53,16 +54,36 @@ class RayExecutable(Executable):
     def stages(self) -> Mapping[str, Stage]:
         return self._stages
 
+    def place(self, number: int, array: Any) -> PlacedArgument:
+        """As of every executable; returns at once, and the next steps wait for it.
+
+        The workers put it on their devices while a step is running.
+        """
+        self._number += 1
+        copies: list[Copy] = []
+        for position in self._signature.positions(number):
+            argument = self._program.arguments[position]
+            given = np.asarray(self._signature.part(argument, array))
+            mesh = self._program.values[argument.value].mesh
+            key = (self._number, position)
+            self._placing.append(self._group.call(mesh, "place", key, given))
+            copies.append(Copy(mesh=mesh, value=argument.value, key=key))
+        return PlacedArgument(self._group, number, np.shape(array), np.asarray(array).dtype, copies)
+
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         self._signature.check_number(arguments)
         feeds: dict[str, dict[int, ArrayId | int]] = {m.name: {} for m in self._program.meshes}
         sent: dict[str, list[np.ndarray]] = {mesh.name: [] for mesh in self._program.meshes}
         donated: dict[int, tuple[int, RemoteArray]] = {}
         for position, argument in enumerate(self._program.arguments):
-            given = self._signature.part(argument, arguments[argument.number])
+            given = arguments[argument.number]
+            if not isinstance(given, PlacedArgument):
+                given = self._signature.part(argument, given)
             mesh = self._program.values[argument.value].mesh
             copy = None
-            if isinstance(given, RemoteArray):
+            if isinstance(given, PlacedArgument):
+                copy = given.copy_for(self._group, argument)
+            elif isinstance(given, RemoteArray):
                 given.check_alive()
                 copy = given.copy_on(self._group, mesh, argument.value)
                 if is_donated(argument):
@@ -76,6 +97,8 @@ class RayExecutable(Executable):
             else:
                 feeds[mesh][position] = len(sent[mesh])
                 sent[mesh].append(np.asarray(given))
+        while self._placing:
+            self._placing.popleft().wait()
         while len(self._under_way) >= self._group.options.steps_ahead:
             self._under_way.popleft().wait()
         for _, array in donated.values():

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from alpa.passes.analysis.planned import ProgramArgument
 from alpa.runtime.workers.group import Call, WorkerGroup
 from alpa.runtime.workers.worker import ArrayId
 
@@ -136,6 +137,35 @@ class RemoteArray:
     def __repr__(self) -> str:
         meshes = " and ".join(dict.fromkeys(copy.mesh for copy in self._copies))
         return f"RemoteArray({self.dtype}{list(self.shape)} on {meshes})"
+
+
+class PlacedArgument:
+    """An argument that is on the meshes ahead of its step; freed when it is collected."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        number: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        copies: Sequence[Copy],
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._group, self._number, self._copies = group, number, tuple(copies)
+        weakref.finalize(self, _release, group, self._copies).atexit = False
+
+    def copy_for(self, group: WorkerGroup, argument: ProgramArgument) -> Copy:
+        """The one that an argument of the planned @main takes.
+
+        Raises:
+            ValueError: it was placed as another argument, or for another executable.
+        """
+        if group is not self._group or argument.number != self._number:
+            raise ValueError(
+                f"argument {argument.number} was placed as argument {self._number} of "
+                f"{'this' if group is self._group else 'another'} executable"
+            )
+        return next(copy for copy in self._copies if copy.value == argument.value)
 
 
 def _release(group: WorkerGroup, copies: Sequence[Copy]) -> None:

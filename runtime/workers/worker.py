@@ -129,11 +129,12 @@ class Worker:
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
             store: Store = {}
             for position, source in call.feeds.items():
+                argument = program.arguments[position]
                 given = self._held[source] if isinstance(source, tuple) else arrays[source]
                 if isinstance(given, dict):
-                    store.update(given)
+                    self._interpreter.take(store, argument, given)
                 else:
-                    self._interpreter.feed(store, program.arguments[position], given)
+                    self._interpreter.feed(store, argument, given)
             self._free(call.free)
             clock.start()
             self._interpreter.run(store, self._instructions, after=clock)
@@ -143,18 +144,19 @@ class Worker:
         return StepTimes(total=time.perf_counter() - begin, **clock.seconds)
 
     @ray.method(concurrency_group="io")
-    def place(self, number: int, position: int, array: np.ndarray) -> None:
+    def place(self, key: ArrayId, array: np.ndarray) -> None:
         """Puts an argument on the devices ahead of the step that takes it."""
         store: Store = {}
+        _, position = key
         with jax.enable_x64(True):
             self._interpreter.feed(store, self._script.program.arguments[position], array)
-        self._held[number, position] = store
+        self._held[key] = store
 
     @ray.method(concurrency_group="io")
     def fetch(self, key: ArrayId) -> list[tuple[tuple[slice, ...], np.ndarray]]:
-        """This process's shards of an array, each once, and where they are in it."""
+        """This process's shards of a result, each once, and where they are in it."""
         array = self._held[key]
-        assert isinstance(array, jax.Array)
+        assert isinstance(array, jax.Array)  # what is placed is not fetched
         shards = (shard for shard in array.addressable_shards if shard.replica_id == 0)
         return [(shard.index, np.asarray(shard.data)) for shard in shards]
 

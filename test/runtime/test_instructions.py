@@ -370,6 +370,19 @@ def test_the_lists_of_a_chain() -> None:
     assert verify(alternating).peak_bytes["mesh_1"] == 8 * (1 + 1 + 2)
 
 
+def test_the_chart_of_a_chain() -> None:
+    def seconds(fragment: Fragment) -> float:
+        return 2.0 if fragment.part == "backward" else 1.0
+
+    charts = {
+        "gpipe": ["mesh_0 012......<aa<bb<ccU", "mesh_1 .<0<1<2aabbccU....."],
+        "1f1b": ["mesh_0 01...<aa2<bb.<ccU", "mesh_1 .<0aa<1bb<2ccU..."],
+    }
+    for schedule, rows in charts.items():
+        timeline = simulate(chain(schedule), run=seconds, move=lambda _: 1.0)
+        assert timeline.chart(width=round(timeline.seconds)).splitlines() == rows
+
+
 def test_a_wrong_list_is_refused() -> None:
     script = chain("1f1b")
     lists = {name: list(script.on(name)) for name in ("mesh_0", "mesh_1")}

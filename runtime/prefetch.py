@@ -1,0 +1,40 @@
+"""A data loader's last step: batches on the meshes that read them before their step begins."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from alpa.runtime.executable import Executable
+
+
+def prefetch(
+    step: Executable, batches: Iterable[Mapping[int, Any]], ahead: int = 2
+) -> Iterator[dict[int, Any]]:
+    """Places batches ahead of the step that takes them, and yields them in order.
+
+    Args:
+        step: what the batches are for.
+        batches: arrays by the numbers of the arguments that they are, whole batches.
+        ahead: how many are on the devices beside the one that was taken last.
+
+    Raises:
+        ValueError: `ahead` is negative, or an array is not what the program takes.
+    """
+    if ahead < 0:
+        raise ValueError(f"ahead must be at least 0, not {ahead}")
+    source = iter(batches)
+    placed: deque[dict[int, Any]] = deque()
+
+    def fill(count: int) -> None:
+        for batch in islice(source, count):
+            placed.append({number: step.place(number, it) for number, it in batch.items()})
+
+    fill(ahead)
+    while True:
+        fill(1)
+        if not placed:
+            return
+        yield placed.popleft()
