@@ -12,9 +12,10 @@ After:
       return %6 }
 
 Forward ops are cut by the dynamic program of the paper's eq. 6 (`solve/layer_dp.py`), or at the
-`@alpa.layer_boundary` markers. Forward, backward and update are told apart by
-`analysis/step_parts.py`, and every other op follows by `analysis/layer_placement.py`. Markers are
-gone afterwards; the roles of arguments and results are written where they could be inferred.
+`@alpa.layer_boundary` markers, which pass values on or stand between ops without any. Forward,
+backward and update are told apart by `analysis/step_parts.py`, and every other op follows by
+`analysis/layer_placement.py`. Markers are gone afterwards; the roles of arguments and results are
+written where they could be inferred.
 
 Options:
     num-layers: how many; `auto` takes the markers where there are some, else about four
@@ -31,6 +32,7 @@ Fails when:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -89,8 +91,13 @@ class LayerCluster(Pass):
         parts = split_step(graph, roles)
         floating = Floating.find(graph, parts)
         part = resolve_parts(graph, parts, floating)
+        markers = [o for o, op in enumerate(graph.ops) if is_marker(op, LAYER_BOUNDARY)]
+        for o in markers:
+            if not graph.operands[o]:
+                part[o] = None  # It stands between ops, and computes nothing of any part.
         forward = [o for o in range(len(graph.ops)) if part[o] == "forward"]
-        layers = self._cluster(function, graph, forward)
+        boundaries = [bisect_left(forward, o) for o in markers if part[o] in (None, "forward")]
+        layers = self._cluster(function, graph, forward, boundaries)
         placement = place(graph, roles, part, floating, dict(zip(forward, layers, strict=True)))
         _write_roles(function, roles)
         ops = placed_ops(graph.ops)
@@ -98,9 +105,10 @@ class LayerCluster(Pass):
         check_placed_once(ops, function)
         check_layers(function)
 
-    def _cluster(self, function: func.FuncOp, graph: Graph, forward: list[int]) -> list[int]:
-        """The layer of each forward op."""
-        boundaries = [i for i, o in enumerate(forward) if is_marker(graph.ops[o], LAYER_BOUNDARY)]
+    def _cluster(
+        self, function: func.FuncOp, graph: Graph, forward: list[int], boundaries: list[int]
+    ) -> list[int]:
+        """The layer of each forward op; `boundaries` are how many of them lie before each mark."""
         heavy = [i for i, o in enumerate(forward) if graph.ops[o].name in _HEAVY]
         if self.clustering == "manual" or (
             self.clustering == "auto" and self.num_layers == "auto" and boundaries

@@ -113,7 +113,8 @@ class _Splitter:
             o = graph.producer[stack.pop()]
             if o < 0 or not any(self.batch[v] for v in graph.results[o]):
                 continue
-            if graph.ops[o].name not in SAME_ELEMENTS:
+            op = graph.ops[o]
+            if op.name not in SAME_ELEMENTS and not is_marker(op, GRADIENT):
                 found.append(o)
                 continue
             for v in graph.operands[o]:
@@ -159,13 +160,15 @@ class _Splitter:
 
     def _uses_activation(self, forward: list[bool], towards: list[bool]) -> list[bool]:
         graph, batch, first_equal = self.graph, self.batch, self.first_equal
-        markers = [o for o, op in enumerate(graph.ops) if is_marker(op, GRADIENT)]
-        if markers:
-            # Our front end has marked the gradients: all before them is backward.
-            marked = set(markers)
-            return [o in marked for o in range(len(graph.ops))]
+        marked = [
+            v for o, op in enumerate(graph.ops) if is_marker(op, GRADIENT) for v in graph.results[o]
+        ]
+        # Where our front end has marked the gradients, what comes after is update. Not all before
+        # is backward: the sum of a shared parameter's gradients is update with a marker, too.
+        before = graph.cone(marked) if marked else towards
         return [
             towards[o]
+            and before[o]
             and not forward[o]
             and any(
                 batch[v] and ((p := graph.producer[first_equal[v]]) < 0 or forward[p])

@@ -238,6 +238,41 @@ func.func public @tied_parameter(%w0: !p {tf.aliasing_output = 0 : i32}, %x: !a)
 
 // -----
 
+// A marker behind the sum of a shared parameter's gradients does not make it a backward part.
+!a = tensor<4x8xf32>
+!p = tensor<8x8xf32>
+!s = tensor<f32>
+// CHECK-LABEL: func.func public @tied_parameter_with_marker
+// CHECK: %[[B1:.*]]:2 = mpmd.named_computation<"layer_1"(1)>
+// CHECK: %[[B0:.*]] = mpmd.named_computation<"layer_0"(1)>
+// CHECK: %[[U:.*]] = mpmd.named_computation<"update_0"> (%[[B0]], %[[B1]]#0, %{{.*}}) {{.*}} (%[[P:.*]]: tensor<8x8xf32>, %[[Q:.*]]: tensor<8x8xf32>, %{{.*}}: tensor<8x8xf32>)
+// CHECK: stablehlo.add %[[P]], %[[Q]]
+// CHECK-NOT: named_computation
+// CHECK: return %[[U]]
+func.func public @tied_parameter_with_marker(%w0: !p {tf.aliasing_output = 0 : i32}, %x: !a)
+    -> (!p, !s) {
+  %zero = stablehlo.constant dense<0.0> : !s
+  %h = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %t = stablehlo.tanh %h : !a
+  %o = stablehlo.dot_general %t, %w0, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %e = stablehlo.multiply %o, %o : !a
+  %loss = stablehlo.reduce(%e init: %zero) applies stablehlo.add across dimensions = [0, 1] : (!a, !s) -> !s
+  %do = stablehlo.add %o, %o : !a
+  %g1 = stablehlo.dot_general %t, %do, contracting_dims = [0] x [0] : (!a, !a) -> !p
+  %dt = stablehlo.dot_general %do, %w0, contracting_dims = [1] x [1] : (!a, !p) -> !a
+  %c = stablehlo.cosine %t : !a
+  %dh = stablehlo.multiply %dt, %c : !a
+  %g0 = stablehlo.dot_general %x, %dh, contracting_dims = [0] x [0] : (!a, !a) -> !p
+  %rate = stablehlo.constant dense<0.1> : !p
+  %g = stablehlo.add %g0, %g1 : !p
+  %m = stablehlo.custom_call @alpa.gradient(%g) : (!p) -> !p
+  %u = stablehlo.multiply %m, %rate : !p
+  %n = stablehlo.subtract %w0, %u : !p
+  return %n, %loss : !p, !s
+}
+
+// -----
+
 // Three levels of updates: each layer adds up its squares, one computation joins the sums, and each
 // layer is scaled. Scalars travel: a broadcast that grows is copied to where it is read.
 !a = tensor<4x8xf32>

@@ -31,6 +31,33 @@ func.func public @markers(%w: !p, %x: !a) -> !a {
 
 // -----
 
+// A marker without values cuts where it stands, and is no op of any layer.
+!a = tensor<4x8xf32>
+!p = tensor<8x8xf32>
+// CHECK-LABEL: func.func public @marker_without_values
+// CHECK: %[[L0:.*]] = mpmd.named_computation<"layer_0">
+// CHECK-NEXT: stablehlo.dot_general
+// CHECK-NEXT: stablehlo.tanh
+// CHECK-NEXT: mpmd.return
+// CHECK: mpmd.named_computation<"layer_1"> (%[[L0]], %{{.*}})
+// CHECK-NEXT: stablehlo.dot_general
+// CHECK-NEXT: stablehlo.sine
+// CHECK-NEXT: mpmd.return
+// CHECK-NOT: named_computation
+// CHECK-NOT: alpa.layer_boundary
+// CHECK: return
+func.func public @marker_without_values(%w: !p, %x: !a) -> !a {
+  stablehlo.custom_call @alpa.layer_boundary() {has_side_effect = true} : () -> ()
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %1 = stablehlo.tanh %0 : !a
+  stablehlo.custom_call @alpa.layer_boundary() {has_side_effect = true} : () -> ()
+  %2 = stablehlo.dot_general %1, %w, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %3 = stablehlo.sine %2 : !a
+  return %3 : !a
+}
+
+// -----
+
 // Markers at both ends cut off nothing.
 !a = tensor<4x8xf32>
 // CHECK-LABEL: func.func public @markers_at_the_ends
