@@ -28,6 +28,7 @@ from typing import NoReturn, get_args
 from alpa import passes
 from alpa.dialects import ir
 from alpa.dialects.attributes import Schedule
+from alpa.passes.analysis.plan_table import plan_table, seconds_text
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.diagnostics import Diagnostic, listening
@@ -38,7 +39,6 @@ from alpa.runtime.planning import Clock, Inter, Planned, PlanningError, Settings
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.output import until_the_reader_goes
-from alpa.tools.plan_table import plan_table, seconds_text
 from alpa.tools.programs import ZOO, lowered, placed, read
 
 _TICK = 0.2  # seconds between two lines of progress

@@ -27,6 +27,7 @@ from typing import get_args
 
 from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import Schedule, read_meshes
+from alpa.passes.analysis.plan_table import seconds_text
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import Intra
@@ -35,7 +36,6 @@ from alpa.runtime.planning import Clock, PlanningError, Settings, clustered, pla
 from alpa.tools import zoo
 from alpa.tools.arguments import count, share
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
-from alpa.tools.plan_table import seconds_text
 from alpa.tools.programs import ZOO, lowered, placed, read
 
 GRID = "grid"

@@ -43,13 +43,13 @@ from jax.sharding import SingleDeviceSharding
 from alpa import passes, runtime
 from alpa.dialects import ir, main_function, parse
 from alpa.passes import PassError, pipeline
+from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.runtime.pjrt import Compiled, compile_module
 from alpa.runtime.placement import numpy_dtype
 from alpa.runtime.reference import compare
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
-from alpa.tools.plan_table import plan_table
 from alpa.tools.run_file import widened
 from alpa.tools.zoo import TrainingProgram, TrainState
 

@@ -25,11 +25,11 @@ from statistics import median
 from typing import Any, get_args
 
 from alpa.dialects.attributes import Schedule
+from alpa.passes.analysis.plan_table import seconds_text
 from alpa.passes.cost.device import size_text
 from alpa.passes.pipeline import PIPELINES
 from alpa.tools.arguments import count
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
-from alpa.tools.plan_table import seconds_text
 
 PHASES = ("parse", *PIPELINES["alpa"], "report")
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
