@@ -129,10 +129,15 @@ def move(array: Any, sharding: NamedSharding, *, copy: bool = False) -> jax.Arra
     On a mesh of several processes each of them calls this, with the same array.
     """
     with jax.enable_x64(True):
-        if sharding.is_fully_addressable:
-            return jax.device_put(array, sharding, may_alias=False if copy else None)
-        if not isinstance(array, jax.Array):
-            return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])
-        if array.sharding == sharding and not copy:
-            return array
-        return jax.jit(jnp.copy, out_shardings=sharding)(array)
+        if not sharding.is_fully_addressable:
+            if not isinstance(array, jax.Array):
+                return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])
+            if array.sharding == sharding and not copy:
+                return array
+            return jax.jit(jnp.copy, out_shardings=sharding)(array)
+        # jax keeps buffers that lie where they are wanted: device_put(may_alias=False) does so, too,
+        # where it takes an array to other devices, or one of numpy's to several (0.10.2).
+        if copy and not isinstance(array, jax.Array):
+            array = np.array(array)
+        moved = jax.device_put(array, sharding)
+        return moved.copy() if copy and isinstance(array, jax.Array) else moved

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import alpa.passes
 import alpa.runtime
 from alpa.dialects import parse
 from alpa.passes.export_stages import ExportStages
 from alpa.runtime.instructions import Move, write_script
+from alpa.runtime.placement import move
 from alpa.runtime.simulation import verify
 
 # Two linear layers with one weight, which lives on meshes of different shapes. `r` is a running
@@ -250,6 +252,26 @@ def test_an_array_is_given_away_only_where_the_program_donates_it() -> None:
         first = step(*given)
         step(*first[:3], *given[3:])
         assert [array.is_deleted() for array in first[:2]] == [donate, donate]
+
+
+def test_a_copy_shares_no_buffer_with_what_it_is_of() -> None:
+    def buffers(array: jax.Array) -> set[int]:
+        return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+
+    devices = np.array(jax.devices())
+    two, four = (Mesh(devices[:count], ("axis0",)) for count in (2, 4))
+    whole, split = NamedSharding(two, PartitionSpec()), NamedSharding(two, PartitionSpec("axis0"))
+    alone, more = jnp.ones(16), NamedSharding(four, PartitionSpec())
+    replicas = jax.device_put(alone, whole)
+    moves = [(alone, whole), (replicas, whole), (replicas, split), (replicas, more), (alone, split)]
+    for array, sharding in moves:
+        moved = move(array, sharding, copy=True)
+        assert moved.sharding == sharding
+        assert not buffers(moved) & buffers(array)
+    numbers = np.ones(1 << 16, np.float32)
+    moved = move(numbers, whole, copy=True)
+    numbers[:] = 5
+    assert np.all(np.asarray(moved) == 1)
 
 
 def test_copies_of_a_returned_state_live_as_long_as_it() -> None:
