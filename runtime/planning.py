@@ -14,16 +14,17 @@ kept if its step is still the shorter one.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 from alpa import passes
 from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import Plan, Schedule, read_meshes
+from alpa.dialects.attributes import PROGRAM, Plan, Schedule, read_meshes
 from alpa.passes import pipeline
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
@@ -164,13 +165,29 @@ class _Draft:
 
 
 def clustered(module: ir.Module, settings: Settings, clock: Clock) -> ir.Module:
-    """A copy of a program, cut into layers.
+    """A copy of a program, cut into layers; `alpa.program` says of which program it is.
 
     Raises:
         PlanningError: a pass cannot go on, or none has an option that is asked for.
     """
     settings.check()
-    return _Draft(module=module, settings=settings, clock=clock).after(_SHARED, "1f1b").module
+    draft = _Draft(module=module, settings=settings, clock=clock).after(_SHARED, "1f1b")
+    with draft.module.context:
+        name = ir.StringAttr.get(fingerprint(module))
+    draft.module.operation.attributes[PROGRAM] = name
+    return draft.module
+
+
+def fingerprint(module: ir.Module) -> str:
+    """What a plan remembers of the program that it was made for: a hash of its text."""
+    text = cast(str, module.operation.get_asm(enable_debug_info=False))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def planned_for(module: ir.Module) -> str | None:
+    """The fingerprint of the program that a planned module was made for, if it tells."""
+    attr = module.operation.attributes.get(PROGRAM)
+    return None if attr is None else ir.StringAttr(attr).value
 
 
 def plan(module: ir.Module, settings: Settings, clock: Clock) -> Planned:

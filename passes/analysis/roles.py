@@ -110,7 +110,7 @@ class _Flow:
 
     def nearest(self, result: int) -> dict[int, int]:
         """The arguments that a result may be the new value of, with their distance."""
-        found = _nearest_arguments(self.graph, self.graph.returned[result])
+        found = nearest_arguments(self.graph, self.graph.returned[result])
         return {argument: d for argument, d in found.items() if self._agree(result, argument)}
 
     def _agree(self, result: int, argument: int) -> bool:
@@ -192,7 +192,7 @@ def _add_pairs_by_flow(
     return ambiguous
 
 
-def _nearest_arguments(graph: Graph, value: int) -> dict[int, int]:
+def nearest_arguments(graph: Graph, value: int) -> dict[int, int]:
     """Arguments of the value's type reached through element-wise ops, with their distance."""
     wanted = graph.values[value].type
     found: dict[int, int] = {}
