@@ -37,6 +37,11 @@ class LocalExecutable(Executable):
         return self._placement.program
 
     @property
+    def placement(self) -> Placement:
+        """Where the values of the program live."""
+        return self._placement
+
+    @property
     def stages(self) -> Mapping[str, Compiled]:
         return self._stages
 

@@ -1,0 +1,234 @@
+"""One call of a parallelised function: its arguments by name, its leaves by path and type.
+
+Arguments are named as the function names its parameters, whether they are passed by position or
+not. A leaf is what jax takes for an array, a random key, or a function: models of equinox hold
+their activations so. Functions, like static arguments, are part of what is compiled.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from alpa.runtime.cut_array import CutArray
+
+Path = tuple[Any, ...]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeafType:
+    """What jax knows of an array without its elements."""
+
+    shape: Shape
+    dtype: Any
+    weak: bool = False
+
+    @property
+    def is_typed_key(self) -> bool:
+        return jnp.issubdtype(self.dtype, jax.dtypes.prng_key)
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it is one random key, typed or the two words that `jax.random` takes for one."""
+        if self.is_typed_key:
+            return self.shape == ()
+        return self.shape == (2,) and self.dtype == np.uint32
+
+    @property
+    def strong(self) -> LeafType:
+        """The type of the array that a step returns in its place."""
+        return LeafType(shape=self.shape, dtype=self.dtype)
+
+    def struct(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One leaf of an argument. `path` begins with the argument's name."""
+
+    argument: str
+    path: Path
+    value: Any
+
+    @property
+    def label(self) -> str:
+        return label(self.path)
+
+    @cached_property
+    def type(self) -> LeafType | None:
+        """None for a function. Raises TypeError for what is no leaf at all."""
+        value = self.value
+        if isinstance(value, Tracer):
+            raise TypeError(
+                f"{self.label} is being traced: a parallelised function runs on whole meshes and "
+                "cannot be called inside jax.jit, grad or vmap; call it outside, or use the plain "
+                "function there"
+            )
+        if isinstance(value, CutArray):
+            return LeafType(shape=value.shape, dtype=value.dtype)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return LeafType(shape=value.shape, dtype=value.dtype, weak=value.weak_type)
+        try:
+            aval = jax.typeof(value)
+        except TypeError as error:
+            if callable(value):
+                return None
+            raise TypeError(
+                f"{self.label} is {_shown(value)}, a {type(value).__name__}, which is no array; "
+                "pass it as a static argument (static_argnums), or keep it out of the tree"
+            ) from error
+        return LeafType(shape=aval.shape, dtype=aval.dtype, weak=aval.weak_type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultLeaf:
+    """One array of a result; `path` begins with the word `result`."""
+
+    path: Path
+    type: LeafType
+
+    @property
+    def label(self) -> str:
+        return label(self.path)
+
+
+def label(path: Path) -> str:
+    """A path as Python writes it: `state.params['w']`."""
+    return f"{path[0]}{jax.tree_util.keystr(path[1:])}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 40 else f"{text[:36]} ..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """The names of a function's parameters, and which of them are special."""
+
+    names: tuple[str, ...]
+    rest: str
+    static: frozenset[str] = frozenset()
+    donated: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, fun: Callable[..., Any]) -> Parameters:
+        kinds = inspect.Parameter
+        parameters = inspect.signature(fun).parameters.values()
+        rest = [p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL]
+        positional = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+        names = tuple(p.name for p in parameters if p.kind in positional)
+        return cls(names=names, rest=rest[0] if rest else "argument")
+
+    def name(self, number: int) -> str:
+        """Of a positional argument; negative numbers count from the last parameter."""
+        if number < 0:
+            number += len(self.names)
+        return self.names[number] if number < len(self.names) else f"{self.rest}[{number}]"
+
+    def select(self, option: str, chosen: Iterable[int | str]) -> frozenset[str]:
+        """The names that numbers and names mean. Raises ValueError where there is none."""
+        names: set[str] = set()
+        for one in chosen:
+            if isinstance(one, str):
+                names.add(one)
+                continue
+            if self.rest == "argument" and not -len(self.names) <= one < len(self.names):
+                raise ValueError(
+                    f"{option} holds {one}, and the function has {len(self.names)} positional "
+                    f"parameters: {', '.join(self.names)}"
+                )
+            names.add(self.name(one))
+        return frozenset(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The arguments of one call, flattened.
+
+    `trees` are the structures of the arguments that are not static; `leaves` lie in their order.
+    """
+
+    positional: tuple[str, ...]
+    trees: tuple[tuple[str, Any], ...]
+    leaves: tuple[Leaf, ...]
+    static: tuple[tuple[str, Hashable], ...]
+
+    @classmethod
+    def of(cls, parameters: Parameters, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+        """Raises TypeError for what cannot be an argument."""
+        given = {parameters.name(number): value for number, value in enumerate(args)} | kwargs
+        trees: list[tuple[str, Any]] = []
+        leaves: list[Leaf] = []
+        static: list[tuple[str, Hashable]] = []
+        for name, value in given.items():
+            if name in parameters.static:
+                static.append((name, _hashable(name, value)))
+                continue
+            found, tree = jax.tree_util.tree_flatten_with_path(value)
+            trees.append((name, tree))
+            leaves += [Leaf(argument=name, path=(name, *path), value=leaf) for path, leaf in found]
+        return cls(
+            positional=tuple(given)[: len(args)],
+            trees=tuple(trees),
+            leaves=tuple(leaves),
+            static=tuple(static),
+        )
+
+    @cached_property
+    def types(self) -> tuple[LeafType | None, ...]:
+        """Of the leaves, None for functions."""
+        return tuple(leaf.type for leaf in self.leaves)
+
+    @cached_property
+    def arrays(self) -> tuple[Leaf, ...]:
+        """The leaves but functions: what the compiled program takes."""
+        return tuple(leaf for leaf in self.leaves if leaf.type is not None)
+
+    def key(self, strong: Collection[int] = ()) -> Hashable:
+        """What two calls have in common that one program serves.
+
+        `strong` are the numbers of arrays whose type is to be that of a step's result.
+        """
+        functions = tuple(leaf.value for leaf in self.leaves if leaf.type is None)
+        types = tuple(
+            type_.strong if number in strong else type_
+            for number, type_ in enumerate(leaf.type for leaf in self.arrays)
+            if type_ is not None
+        )
+        shape = tuple(type_ is None for type_ in self.types)
+        return (self.positional, self.trees, self.static, functions, shape, types)
+
+    def invoke(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+        """Calls the function with other arrays in the place of these."""
+        left = iter(arrays)
+        leaves = iter([leaf.value if leaf.type is None else next(left) for leaf in self.leaves])
+        given: dict[str, Any] = dict(self.static)
+        for name, tree in self.trees:
+            given[name] = jax.tree.unflatten(tree, [next(leaves) for _ in range(tree.num_leaves)])
+        args = [given.pop(name) for name in self.positional]
+        return fun(*args, **given)
+
+
+def _hashable(name: str, value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(
+            f"the static argument {name} is a {type(value).__name__}, which has no hash; static "
+            "arguments are part of what is compiled and have to be hashable"
+        ) from error
+    return value

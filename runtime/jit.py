@@ -1,0 +1,430 @@
+"""`alpa.parallelize`: `jax.jit` for a cluster.
+
+    @alpa.parallelize(cluster="cpu:2x4", num_micro_batches=4)
+    def train_step(state, batch):
+        loss, grads = alpa.value_and_grad(loss_fn)(state.params, batch)
+        return state.apply_gradients(grads=grads), loss
+
+    state, loss = train_step(state, batch)
+
+The first call traces the function, plans it for the cluster, compiles its stages and runs them;
+later calls of the same structure, shapes and static arguments only run. What a step returns lies on
+the meshes and is taken from there by the next one. `runtime.step` says what is lowered,
+`runtime.step_roles` what is taken for state, batch and key.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, update_wrapper
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from alpa import passes
+from alpa.dialects import ir, main_function, parse_file
+from alpa.dialects.attributes import Plan, Schedule
+from alpa.passes.analysis.plan_report import PlanReport
+from alpa.passes.analysis.plan_table import plan_table
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.sharding.baselines import Intra
+from alpa.passes.stages.remat import Remat
+from alpa.runtime.calls import Call, LeafType, Parameters
+from alpa.runtime.cut_array import CutArray
+from alpa.runtime.loading import load
+from alpa.runtime.local import Executable
+from alpa.runtime.micro_batches import best_number, divisors
+from alpa.runtime.pjrt import CompilerOptions, Device
+from alpa.runtime.planning import (
+    Clock,
+    Inter,
+    Planned,
+    Settings,
+    fingerprint,
+    planned_for,
+)
+from alpa.runtime.planning import plan as plan_program
+from alpa.runtime.step import LossReduction, Lowered, Step
+from alpa.runtime.step_roles import Declared
+
+_logger = logging.getLogger("alpa")
+
+Chosen = int | str | Iterable[int] | Iterable[str] | None
+"""Arguments by position or name."""
+
+
+class PlanMismatchError(ValueError):
+    """A saved plan was made for another program."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StepPlan:
+    """How a step is to be run. Its attributes are those of its report, by the names of `PLAN.json`.
+
+    `str` is the table that `alpa-plan` prints, `module` the planned module.
+    """
+
+    module: ir.Module
+    report: PlanReport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.report, name)
+
+    def to_json(self) -> str:
+        """The text of `PLAN.json`."""
+        return self.report.to_json()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the planned module, which `parallelize(..., plan=path)` takes."""
+        Path(path).write_text(f"{self.module.operation.get_asm()}\n", encoding="utf-8")
+
+    def __str__(self) -> str:
+        return plan_table(self.module, self.report)
+
+    def __repr__(self) -> str:
+        first, *_ = str(self).splitlines()
+        return f"<{first}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a step is planned for, and what runs it."""
+
+    settings: Settings
+    num_micro_batches: int | Literal["auto"]
+    loss_reduction: LossReduction
+    executor: Literal["local", "ray"]
+    devices: tuple[Device, ...] | None
+    compiler_options: CompilerOptions | None
+    saved: str | Path | None
+
+    def check_devices(self) -> None:
+        """Raises ValueError where the cluster has more devices than there are in this process."""
+        if self.executor != "local" or self.saved is not None:
+            return
+        there = len(self.devices or jax.devices())
+        needed = Cluster.parse(self.settings.cluster).num_devices
+        if needed > there:
+            raise ValueError(
+                f"the cluster {self.settings.cluster} has {needed} devices and {there} are there; "
+                "name a smaller cluster, or, on a CPU, make virtual devices before jax starts: "
+                f'jax.config.update("jax_num_cpu_devices", {needed})'
+            )
+
+
+class Prepared:
+    """What is known for the calls of one key; planned and compiled when first needed."""
+
+    def __init__(self, step: Step, target: Target) -> None:
+        self.step = step
+        self._target = target
+
+    @cached_property
+    def _found(self) -> tuple[Lowered, StepPlan]:
+        target, clock = self._target, Clock()
+        if target.saved is not None:
+            return self._read(target.saved)
+        if target.num_micro_batches == "auto":
+            numbers = divisors(self.step.batch_size or 1)
+        else:
+            numbers = [target.num_micro_batches]
+        lowered: dict[int, Lowered] = {}
+
+        def lower(number: int) -> ir.Module:
+            lowered[number] = self.lower(number)
+            return lowered[number].module
+
+        planned: Planned
+        if len(numbers) == 1:
+            settings = replace(target.settings, num_micro_batches=numbers[0])
+            planned = plan_program(lower(numbers[0]), settings, clock)
+        else:
+            planned = best_number(numbers, lower, target.settings, clock).planned
+        for remark in planned.remarks:
+            _logger.info("%s", remark)
+        plan = StepPlan(module=planned.module, report=planned.report(clock))
+        return lowered[planned.plan.num_micro_batches], plan
+
+    def _read(self, path: str | Path) -> tuple[Lowered, StepPlan]:
+        """A saved plan, and the step at its micro-batch size."""
+        module = parse_file(path)
+        plan = Plan.read(main_function(module))
+        if plan is None:
+            raise PlanMismatchError(
+                f"{path} holds no alpa.plan; save one by `.plan(...).save(path)`"
+            )
+        lowered = self.lower(plan.num_micro_batches)
+        made_for, this = planned_for(module), fingerprint(lowered.module)
+        if made_for != this:
+            raise PlanMismatchError(
+                f"{path} was planned for another program ({(made_for or 'unknown')[:12]}) than "
+                f"{self.step.name} is for these arguments ({this[:12]}): the function, the shapes, "
+                "or the version of jax have changed; plan it anew"
+            )
+        return lowered, StepPlan(module=module, report=PlanReport.of(module))
+
+    def lower(self, number: int) -> Lowered:
+        target = self._target
+        platform = (target.devices or jax.devices())[0].platform
+        return self.step.lower(number, target.loss_reduction, platform)
+
+    @property
+    def lowered(self) -> Lowered:
+        return self._found[0]
+
+    @property
+    def plan(self) -> StepPlan:
+        return self._found[1]
+
+    @cached_property
+    def executable(self) -> Executable:
+        target = self._target
+        module = self.plan.module
+        if self.lowered.num_micro_batches > 1 and target.loss_reduction == "sum":
+            module = ir.Module.parse(str(module), module.context)
+            passes.run(module, f"export-stages{{loss-reduction={target.loss_reduction}}}")
+        return load(
+            module, target.executor, target.devices, compiler_options=target.compiler_options
+        )
+
+    @cached_property
+    def _cut(self) -> frozenset[int]:
+        """The arguments that the program takes slices of."""
+        arguments = self.executable.program.arguments
+        return frozenset(a.number for a in arguments if a.attributes.slice is not None)
+
+    def run(self, call: Call) -> Any:
+        arguments = [
+            np.asarray(array) if isinstance(array, CutArray) and n not in self._cut else array
+            for n, array in enumerate(self.lowered.arguments(call))
+        ]
+        return self.lowered.result(self.executable(*arguments))
+
+
+class Parallelized:
+    """A function that runs on a cluster; what `parallelize` returns."""
+
+    __name__: str
+
+    def __init__(
+        self, fun: Callable[..., Any], parameters: Parameters, declared: Declared, target: Target
+    ) -> None:
+        update_wrapper(self, fun)
+        self.__name__ = getattr(fun, "__name__", "the function")
+        self._fun = fun
+        self._parameters = parameters
+        self._declared = declared
+        self._target = target
+        self._steps: dict[Hashable, Prepared] = {}
+        self._last: Call | None = None
+
+    @property
+    def target(self) -> Target:
+        """What its steps are planned for."""
+        return self._target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step; plans and compiles it first where it is the first of its kind.
+
+        Raises:
+            TypeError, ValueError: the arguments are none that the function can be run with.
+            PlanningError: there is no plan for it on this cluster.
+        """
+        call = self._call(args, kwargs)
+        self._target.check_devices()
+        return self._prepared(call).run(call)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The step as StableHLO at the size of one micro-batch; arguments may be shapes only."""
+        prepared = self._prepared(self._call(args, kwargs))
+        number = self._target.num_micro_batches
+        return (
+            prepared.lowered if number == "auto" or self._target.saved else prepared.lower(number)
+        )
+
+    def plan(self, *args: Any, **kwargs: Any) -> StepPlan:
+        """Prints the table of the plan and returns it; nothing is run.
+
+        Arguments may be shapes (`jax.ShapeDtypeStruct`) only.
+        """
+        plan = self.prepare(*args, **kwargs).plan
+        sys.stdout.write(str(plan))
+        return plan
+
+    def executable(self, *args: Any, **kwargs: Any) -> Executable:
+        """The compiled step, as `runtime.load` gives it; arguments may be shapes only."""
+        self._target.check_devices()
+        return self.prepare(*args, **kwargs).executable
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Prepared:
+        """The step that serves calls like this one; arguments may be shapes only."""
+        return self._prepared(self._call(args, kwargs))
+
+    def prepared_for(self, names: Sequence[str], types: Sequence[LeafType]) -> Prepared | None:
+        """The latest step whose arguments of these names hold arrays of these types."""
+        for prepared in reversed(self._steps.values()):
+            arrays = prepared.step.call.arrays
+            held = [leaf.type for name in names for leaf in arrays if leaf.argument == name]
+            if [None if type_ is None else type_.strong for type_ in held] == list(types):
+                return prepared
+        return None
+
+    def parameter(self, number: int) -> str:
+        """The name of a positional argument."""
+        return self._parameters.name(number)
+
+    def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+        return Call.of(self._parameters, args, kwargs)
+
+    def _prepared(self, call: Call) -> Prepared:
+        key = call.key()
+        prepared = self._steps.get(key)
+        if prepared is None:
+            if self._last is not None:
+                _logger.warning(
+                    "%s is planned anew: %s",
+                    self.__name__,
+                    _difference(self._last, call),
+                )
+            several = self._target.num_micro_batches != 1 or self._target.saved is not None
+            step = Step.of(self._fun, call, self._declared, several=several)
+            prepared = Prepared(step, self._target)
+            # A step returns its state strongly typed, whatever the first one was given.
+            self._steps[key] = self._steps[call.key(strong=step.state)] = prepared
+            self._last = call
+        return prepared
+
+
+def _difference(old: Call, new: Call) -> str:
+    """What has changed, for the notice of a new plan."""
+    before = {leaf.path: leaf for leaf in old.leaves}
+    after = {leaf.path: leaf for leaf in new.leaves}
+    for path, leaf in after.items():
+        if path not in before:
+            return f"{leaf.label} is new"
+        if before[path].type != leaf.type:
+            return f"{leaf.label} was {before[path].type}, is {leaf.type}"
+    gone = [leaf.label for path, leaf in before.items() if path not in after]
+    if gone:
+        return f"{gone[0]} is gone"
+    return "a static argument or the structure of the arguments has changed"
+
+
+def parallelize(
+    fun: Callable[..., Any] | None = None,
+    *,
+    cluster: str | None = None,
+    num_micro_batches: int | Literal["auto"] = 1,
+    batch_argnums: Chosen = None,
+    state_argnums: Chosen = None,
+    donate_argnums: int | Iterable[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    static_argnums: int | Iterable[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    loss_reduction: LossReduction = "mean",
+    schedule: Literal["auto"] | Schedule = "auto",
+    intra: Intra = "auto",
+    inter: Inter = "auto",
+    remat: Remat = "auto",
+    mesh_shape: str = "auto",
+    executor: Literal["local", "ray"] = "local",
+    devices: Sequence[Device] | None = None,
+    compiler_options: CompilerOptions | None = None,
+    plan: str | Path | None = None,
+    like: Parallelized | None = None,
+) -> Any:
+    """`jax.jit` for a cluster: the function's steps are planned, compiled and run on its meshes.
+
+    As a decorator, with or without arguments, or as a function. The result takes the arguments of
+    the function, whole batches and any trees of arrays, and returns what it returns.
+
+    Args:
+        fun: a function that `jax.jit` could take.
+        cluster: a preset with its shape (`cpu:2x4`) or the path of a TOML file.
+        num_micro_batches: how often forward and backward run per step; "auto" takes the divisor of
+            the batch with the shortest predicted step.
+        batch_argnums: the arguments, by position or name, that hold the samples, in the leading
+            dimension of all their arrays; by default those that are neither state nor donated, and
+            whose arrays agree.
+        state_argnums: the arguments that the step replaces; by default what comes back.
+        donate_argnums, donate_argnames, static_argnums, static_argnames, compiler_options: as
+            with `jax.jit`.
+        loss_reduction: whether the loss is a mean over samples or a sum, and so whether gradients,
+            and other numbers that come back, are averaged over the micro-batches or added up.
+        schedule, intra, inter, remat, mesh_shape: as with `alpa-plan`.
+        executor, devices: as with `alpa.runtime.load`.
+        plan: a saved plan that is used instead of a search.
+        like: another parallelised function, whose cluster, devices and settings are taken: a
+            training step's, for the evaluation of its state.
+
+    Raises:
+        TypeError, ValueError: options that do not fit together, or not to the function.
+        ClusterError: there is no such cluster.
+    """
+    options = dict(locals())
+    del options["fun"]
+    if fun is None:
+        return partial(parallelize, **options)
+    if like is not None:
+        if cluster is not None:
+            raise ValueError(
+                f"like= takes the cluster of {like.__name__}, "
+                f"{like.target.settings.cluster}; leave cluster= out"
+            )
+        settings = like.target.settings
+        executor, devices = like.target.executor, like.target.devices
+    elif cluster is None:
+        raise ValueError(
+            'parallelize needs the cluster to plan for, such as cluster="cpu:2x4" (2 hosts x 4 '
+            'devices) or cluster="h100:1x8"; or like=, another parallelised function'
+        )
+    else:
+        settings = Settings(
+            cluster=cluster,
+            schedule=schedule,
+            intra=intra,
+            inter=inter,
+            remat=remat,
+            mesh_shape=mesh_shape,
+        )
+    Cluster.parse(settings.cluster)
+    if num_micro_batches != "auto" and num_micro_batches < 1:
+        raise ValueError(f"num_micro_batches is {num_micro_batches}; a step has at least one")
+    parameters = Parameters.of(fun)
+    declared = Declared(
+        donated=parameters.select("donate_argnums", _each(donate_argnums, donate_argnames)),
+        batch=None
+        if batch_argnums is None
+        else parameters.select("batch_argnums", _each(batch_argnums)),
+        state=None
+        if state_argnums is None
+        else parameters.select("state_argnums", _each(state_argnums)),
+    )
+    static = parameters.select("static_argnums", _each(static_argnums, static_argnames))
+    parameters = replace(parameters, static=static)
+    target = Target(
+        settings=settings,
+        num_micro_batches=num_micro_batches,
+        loss_reduction=loss_reduction,
+        executor=executor,
+        devices=None if devices is None else tuple(devices),
+        compiler_options=compiler_options,
+        saved=plan,
+    )
+    return Parallelized(fun, parameters, declared, target)
+
+
+def _each(*chosen: Chosen) -> list[int | str]:
+    """The numbers and names of options that may hold one, several or none."""
+    found: list[int | str] = []
+    for one in chosen:
+        if isinstance(one, int | str):
+            found.append(one)
+        else:
+            found += one or ()
+    return found

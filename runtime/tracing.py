@@ -1,0 +1,226 @@
+"""A function traced by jax for one call: its jaxpr, its results by path, its module.
+
+Functions among the leaves of arguments and results pass by. Typed keys are arguments as they are;
+in the module they are their words.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import Literal as JaxprLiteral
+from jax.sharding import NamedSharding, PartitionSpec
+
+from alpa import passes
+from alpa.dialects import body, ir, main_function, parse
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.roles import nearest_arguments
+from alpa.runtime import calls, markers
+from alpa.runtime.calls import Call, LeafType, ResultLeaf, label
+from alpa.runtime.markers import to_custom_calls
+
+for _file in (__file__, calls.__file__, markers.__file__):
+    source_info_util.register_exclusion(_file)  # Errors are to show the user's lines.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returned:
+    """The result of a traced function: functions in it stay, arrays are by their paths."""
+
+    tree: Any
+    paths: tuple[tuple[Any, ...], ...]
+    functions: tuple[Any, ...]
+    """for each leaf the function that it is, or None for an array"""
+    keys: tuple[str | None, ...]
+    """for each array the kind of key that it is, as `jax.random.key_impl` says"""
+
+
+class Traced:
+    """A function traced with arrays of the types in the place of a call's.
+
+    Raises:
+        TypeError: the result holds what is no array.
+    """
+
+    def __init__(self, fun: Callable[..., Any], call: Call, types: Sequence[LeafType]) -> None:
+        returned: list[Returned] = []
+        impls: list[tuple[str | None, ...]] = []
+
+        def flat(*arrays: Any) -> list[Any]:
+            impls.append(tuple(map(_key_impl, arrays)))
+            found, tree = jax.tree_util.tree_flatten_with_path(call.invoke(fun, arrays))
+            given = [leaf for _, leaf in found]
+            functions = tuple(leaf if _is_function(leaf) else None for leaf in given)
+            results = [leaf for leaf in given if not _is_function(leaf)]
+            paths = [("result", *path) for path, leaf in found if not _is_function(leaf)]
+            _check_results(paths, results)
+            returned.append(
+                Returned(
+                    tree=tree,
+                    paths=tuple(paths),
+                    functions=functions,
+                    keys=tuple(map(_key_impl, results)),
+                )
+            )
+            return results
+
+        flat.__name__ = getattr(fun, "__name__", "step")
+        structs = [type_.struct() for type_ in types]
+        self.stages = jax.jit(flat, keep_unused=True).trace(*structs)
+        self._fun = fun
+        self._returned = returned[-1]
+        self.key_impls = impls[-1]
+        """for each argument the kind of key that it is, as `jax.random.key_impl` says"""
+
+    @property
+    def jaxpr(self) -> ClosedJaxpr:
+        return cast(ClosedJaxpr, self.stages.jaxpr)
+
+    @cached_property
+    def results(self) -> tuple[ResultLeaf, ...]:
+        types = [LeafType(shape=a.shape, dtype=a.dtype) for a in self.jaxpr.out_avals]
+        return tuple(
+            ResultLeaf(path=path, type=type_)
+            for path, type_ in zip(self._returned.paths, types, strict=True)
+        )
+
+    def lower(self, platform: str, keys: tuple[int, ...] = ()) -> ir.Module:
+        """Its module, in a context that has our dialects, with our markers and its locations.
+
+        `keys` are arguments of which it takes a folded version, too, as `with_folded_keys` says.
+        """
+        stages = with_folded_keys(self, keys) if keys else self.stages
+        module = cast(ir.Module, stages.lower(lowering_platforms=(platform,)).compiler_ir())
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+        module = parse(buffer.getvalue())
+        to_custom_calls(module)
+        if (code := getattr(inspect.unwrap(self._fun), "__code__", None)) is not None:
+            place = ir.Location.file(code.co_filename, code.co_firstlineno, 1, module.context)
+            main_function(module).operation.location = place
+        return module
+
+    def result(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns, of these arrays; typed keys may be given as their words."""
+        typed = iter(
+            [
+                array if impl is None else _typed_key(array, impl)
+                for array, impl in zip(arrays, self._returned.keys, strict=True)
+            ]
+        )
+        functions = self._returned.functions
+        leaves = [next(typed) if function is None else function for function in functions]
+        return jax.tree.unflatten(self._returned.tree, leaves)
+
+
+def _typed_key(words: Any, impl: str) -> Any:
+    """The key of its words, which may be split over a mesh; what is a typed key already stays."""
+    if jnp.issubdtype(words.dtype, jax.dtypes.prng_key):
+        return words
+    if isinstance(words, jax.Array) and isinstance(words.sharding, NamedSharding):
+        words = jax.device_put(words, NamedSharding(words.sharding.mesh, PartitionSpec()))
+    return jax.random.wrap_key_data(words, impl=impl)
+
+
+def _is_function(leaf: Any) -> bool:
+    return callable(leaf) and not hasattr(leaf, "dtype")
+
+
+def _key_impl(array: Any) -> str | None:
+    dtype = getattr(array, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return None
+    return cast(str, jax.random.key_impl(array))
+
+
+def _check_results(paths: Sequence[tuple[Any, ...]], results: Sequence[Any]) -> None:
+    for path, value in zip(paths, results, strict=True):
+        if not isinstance(
+            value, jax.Array | np.ndarray | np.generic | bool | int | float | complex
+        ):
+            raise TypeError(
+                f"{label(path)} is a {type(value).__name__}, which is no array; return arrays and "
+                "trees of them"
+            )
+
+
+class Nearest:
+    """The data flow from arguments to results, found when it is first asked for."""
+
+    def __init__(self, traced: Traced) -> None:
+        self._traced = traced
+
+    def __call__(self, result: int) -> Mapping[int, int]:
+        return nearest_arguments(self._graph, self._graph.returned[result])
+
+    @cached_property
+    def _graph(self) -> Graph:
+        self._module = self._traced.lower("cpu")
+        passes.run(self._module, "simplify-trivial-ops", on_remark=lambda *_: None)
+        return Graph.of(body(main_function(self._module)))
+
+
+def with_folded_keys(traced: Traced, keys: tuple[int, ...]) -> jax.stages.Traced:
+    """The traced function with a row of folded keys for each key, after its arguments.
+
+    Everything is computed with the folded keys but the results that are keys themselves.
+    """
+    run = jaxpr_as_fun(traced.jaxpr)
+    avals = traced.jaxpr.in_avals
+    results = [n for n, result in enumerate(traced.results) if result.type.is_key]
+    structs = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals
+    ]
+
+    def raw(n: int) -> jax.ShapeDtypeStruct:
+        if traced.key_impls[n] is None:
+            return structs[n]
+        return cast(jax.ShapeDtypeStruct, jax.eval_shape(jax.random.key_data, structs[n]))
+
+    rows = [jax.ShapeDtypeStruct((1, *raw(n).shape), np.uint32) for n in keys]
+
+    def with_keys(*arguments: Any) -> list[Any]:
+        given = list(arguments[: len(structs)])
+        inner = list(given)
+        for n, row in zip(keys, arguments[len(structs) :], strict=True):
+            impl = traced.key_impls[n]
+            inner[n] = row[0] if impl is None else jax.random.wrap_key_data(row[0], impl=impl)
+        found = list(run(*inner))
+        if results:
+            once = run(*given)
+            for n in results:
+                found[n] = once[n]
+        return found
+
+    return jax.jit(with_keys, keep_unused=True).trace(*structs, *rows)
+
+
+def depends_on(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
+    """For each result whether it depends on an argument that is marked.
+
+    A loop or a branch counts as one op.
+    """
+    marked = {var for var, flag in zip(jaxpr.invars, given, strict=True) if flag}
+
+    def is_marked(atom: Any) -> bool:
+        return not isinstance(atom, JaxprLiteral) and atom in marked
+
+    for eqn in jaxpr.eqns:
+        flags = [is_marked(atom) for atom in eqn.invars]
+        inner = eqn.params.get("jaxpr")
+        if eqn.primitive.name in ("jit", "pjit") and isinstance(inner, ClosedJaxpr):
+            outs = depends_on(inner.jaxpr, flags)
+        else:
+            outs = [any(flags)] * len(eqn.outvars)
+        marked.update(var for var, flag in zip(eqn.outvars, outs, strict=True) if flag)
+    return [is_marked(atom) for atom in jaxpr.outvars]

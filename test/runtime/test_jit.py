@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import json
+import logging
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import alpa
+from alpa.runtime.jit import PlanMismatchError
+from alpa.runtime.planning import PlanningError
+from alpa.runtime.reference import compare
+
+# Two meshes, of one device each where it is not said; the models mark where they part.
+two_stages = partial(alpa.parallelize, cluster="cpu:2x1", inter="equal-layers", mesh_shape="1x1")
+
+
+def assert_close(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    rows = compare([*map(plain, jax.tree.leaves(a))], [*map(plain, jax.tree.leaves(b))])
+    assert [row for row in rows if not row.ok] == []
+
+
+def plain(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf)
+
+
+def mlp_params(width: int = 16) -> list[dict[str, Any]]:
+    generator = np.random.default_rng(0)
+    return [
+        {
+            "w": jnp.asarray(generator.normal(size=(width, width)) * width**-0.5, jnp.float32),
+            "b": jnp.zeros(width),
+        }
+        for _ in range(4)
+    ]
+
+
+def mlp(params: Any, x: Any, rate: Any = 0.0, key: Any = None) -> Any:
+    for number, layer in enumerate(params):
+        if number == 2:
+            alpa.mark_layer_boundary()
+        x = jnp.tanh(x @ layer["w"] + layer["b"])
+        if key is not None:
+            keep = jax.random.bernoulli(jax.random.fold_in(key, number), 1 - rate, x.shape)
+            x = jnp.where(keep, x / (1 - rate), 0)
+    return x
+
+
+def mlp_loss(params: Any, batch: Any) -> Any:
+    return jnp.mean((mlp(params, batch["x"]) - batch["y"]) ** 2)
+
+
+def random_batch(samples: int = 16, width: int = 16, seed: int = 1) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    draw = partial(generator.normal, size=(samples, width))
+    return {"x": draw().astype(np.float32), "y": draw().astype(np.float32)}
+
+
+clipped = optax.chain(
+    optax.clip_by_global_norm(0.1),
+    optax.sgd(optax.cosine_decay_schedule(0.1, 100), momentum=0.9),
+)
+
+
+def train_step(state: Any, batch: Any) -> Any:
+    params, opt_state = state
+    loss, grads = alpa.value_and_grad(mlp_loss)(params, batch)
+    updates, opt_state = clipped.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), loss
+
+
+def new_state() -> Any:
+    params = mlp_params()
+    return params, clipped.init(params)
+
+
+def test_steps_of_a_clipped_schedule_are_those_of_jax() -> None:
+    step = two_stages(train_step, cluster="cpu:2x4", mesh_shape="2x2", num_micro_batches=4)
+    batch, ours, theirs = random_batch(), new_state(), new_state()
+    for _ in range(3):
+        ours, loss = step(ours, batch)
+        theirs, expected = jax.jit(train_step)(theirs, batch)
+        assert_close(loss, expected)
+    assert_close(ours, theirs)
+    executable = step.executable(ours, batch)
+    assert len(executable.program.meshes) == 2
+    assert executable.plan.num_micro_batches == 4
+
+
+def test_markers_change_nothing_under_plain_jax() -> None:
+    def unmarked(params: Any, batch: Any) -> Any:
+        h = batch["x"]
+        for layer in params:
+            h = jnp.tanh(h @ layer["w"] + layer["b"])
+        return jnp.mean((h - batch["y"]) ** 2)
+
+    params, batch = mlp_params(), random_batch()
+    expected = jax.jit(jax.value_and_grad(unmarked))(params, batch)
+    found = jax.jit(alpa.value_and_grad(mlp_loss))(params, batch)
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), found, expected))
+    grads, aux = alpa.grad(lambda p: (mlp_loss(p, batch), 7), has_aux=True)(params)
+    assert_close(grads, expected[1])
+    assert aux == 7
+    hessian = jax.jit(jax.jacfwd(alpa.grad(lambda x: jnp.sum(jnp.sin(x)))))(jnp.ones(3))
+    assert_close(hessian, -np.eye(3, dtype=np.float32) * np.sin(np.float32(1)))
+    assert jax.vmap(alpa.grad(jnp.sin))(jnp.zeros(3)).tolist() == [1, 1, 1]
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, train: bool) -> Any:
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(16, use_bias=False)(x))
+        return nn.Dropout(0.25, deterministic=not train)(nn.tanh(x))
+
+
+class Classifier(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, train: bool = True) -> Any:
+        x = Block()(x, train)
+        alpa.mark_layer_boundary()
+        return nn.Dense(4)(Block()(x, train))
+
+
+class FlaxState(TrainState):
+    key: Any
+    batch_stats: Any
+
+
+def flax_loss(params: Any, stats: Any, key: Any, batch: Any) -> Any:
+    logits, new = Classifier().apply(
+        {"params": params, "batch_stats": stats},
+        batch["x"],
+        rngs={"dropout": key},
+        mutable=["batch_stats"],
+    )
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+    right = jnp.sum(jnp.argmax(logits, -1) == batch["label"])
+    return loss, (new["batch_stats"], logits, right)
+
+
+def flax_state(key: Any) -> FlaxState:
+    variables = Classifier().init(jax.random.key(0), jnp.zeros((2, 8)), train=False)
+    return FlaxState.create(
+        apply_fn=Classifier().apply,
+        params=variables["params"],
+        tx=optax.sgd(0.1),
+        key=key,
+        batch_stats=variables["batch_stats"],
+    )
+
+
+def flax_step(state: FlaxState, batch: Any) -> Any:
+    key, dropout = jax.random.split(state.key)
+    value_and_grad = alpa.value_and_grad(flax_loss, has_aux=True)
+    (loss, aux), grads = value_and_grad(state.params, state.batch_stats, dropout, batch)
+    stats, logits, right = aux
+    state = state.apply_gradients(grads=grads, batch_stats=stats, key=key)
+    return state, {"loss": loss, "logits": logits, "right": right}
+
+
+def by_micro_batches(state: FlaxState, batch: Any, count: int) -> Any:
+    """What `flax_step` means for several micro-batches: each has its own folded key."""
+    losses, logits, rights, sums, stats = [], [], [], None, state.batch_stats
+    for m in range(count):
+        part = jax.tree.map(lambda a, m=m: jnp.split(a, count)[m], batch)
+        _, dropout = jax.random.split(jax.random.fold_in(state.key, m))
+        value_and_grad = jax.value_and_grad(flax_loss, has_aux=True)
+        (loss, aux), grads = value_and_grad(state.params, stats, dropout, part)
+        stats = aux[0]
+        losses.append(loss)
+        logits.append(aux[1])
+        rights.append(aux[2])
+        sums = grads if sums is None else jax.tree.map(jnp.add, sums, grads)
+    grads = jax.tree.map(lambda g: g / count, sums)
+    key, _ = jax.random.split(state.key)
+    state = state.apply_gradients(grads=grads, batch_stats=stats, key=key)
+    results = {
+        "loss": sum(losses) / count,
+        "logits": jnp.concatenate(logits),
+        "right": sum(rights),
+    }
+    return state, results
+
+
+@pytest.mark.parametrize(
+    "make_key", [jax.random.key, pytest.param(jax.random.PRNGKey, marks=pytest.mark.slow)]
+)
+def test_flax_with_dropout_and_batch_norm(make_key: Any) -> None:
+    step = two_stages(flax_step, num_micro_batches=2, donate_argnums=0)
+    generator = np.random.default_rng(2)
+    batch = {
+        "x": generator.normal(size=(16, 8)).astype(np.float32),
+        "label": generator.integers(4, size=16),
+    }
+    theirs = flax_state(make_key(3))
+    ours = jax.tree.map(jnp.copy, theirs)
+    reference = jax.jit(by_micro_batches, static_argnums=2)
+    for _ in range(2):
+        before = jax.tree.leaves(ours.params)
+        ours, found = step(ours, batch)
+        theirs, expected = reference(theirs, batch, 2)
+        assert_close(found, expected)
+    assert_close(ours, theirs)
+    assert ours.key.dtype == theirs.key.dtype
+    assert all(leaf.is_deleted() for leaf in before)
+
+
+def test_one_micro_batch_keeps_keys_and_numbers_of_jax() -> None:
+    def step(params: Any, key: Any, x: Any) -> Any:
+        key, dropout = jax.random.split(key)
+        return key, jnp.mean(mlp(params, x, 0.5, dropout), axis=1)
+
+    arguments = mlp_params(), jax.random.key(1), random_batch()["x"]
+    found = alpa.parallelize(step, cluster="cpu:1x1")(*arguments)
+    assert_close(found, jax.jit(step)(*arguments))
+
+
+def test_nnx_state_and_evaluation_share_the_meshes() -> None:
+    class Model(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.first = nnx.Linear(8, 16, rngs=rngs)
+            self.second = nnx.Linear(16, 8, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            x = nnx.tanh(self.first(x))
+            alpa.mark_layer_boundary()
+            return self.second(x)
+
+    graph, start = nnx.split(Model(nnx.Rngs(0)))
+    x = random_batch(8, 8)["x"]
+
+    def loss_fn(state: Any, x: Any) -> Any:
+        return jnp.mean((nnx.merge(graph, state)(x) - x) ** 2)
+
+    def step(state: Any, x: Any) -> Any:
+        loss, grads = alpa.value_and_grad(loss_fn)(state, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
+
+    def evaluate(state: Any, x: Any) -> Any:
+        return nnx.merge(graph, state)(x), loss_fn(state, x)
+
+    train = two_stages(step, num_micro_batches=2)
+    test = alpa.parallelize(evaluate, like=train, num_micro_batches=2)
+    state, _ = train(start, x)
+    assert_close(test(state, x), evaluate(jax.jit(step)(start, x)[0], x))
+    assert test.target.settings == train.target.settings
+
+
+def test_equinox_model_with_functions_among_its_leaves() -> None:
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(8, 8, 16, depth=2, activation=jnp.tanh, key=jax.random.key(0))
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    x = random_batch(8, 8)["x"]
+
+    def step(model: Any, opt_state: Any, x: Any) -> Any:
+        def loss_fn(model: Any) -> Any:
+            return jnp.mean((jax.vmap(model)(x) - x) ** 2)
+
+        loss, grads = eqx.filter_value_and_grad(loss_fn)(model)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        return eqx.apply_updates(model, updates), opt_state, loss
+
+    opt_state = optimizer.init(eqx.filter(model, eqx.is_array))
+    expected = eqx.filter_jit(step)(model, opt_state, x)
+    found = alpa.parallelize(step, cluster="cpu:1x2", num_micro_batches=2)(model, opt_state, x)
+    assert found[0].activation is model.activation
+    assert_close(eqx.filter(found, eqx.is_array), eqx.filter(expected, eqx.is_array))
+
+
+def test_create_state_makes_each_array_where_the_plan_wants_it() -> None:
+    def init() -> Any:
+        keys = jax.random.split(jax.random.key(0), 4)
+        params = [{"w": jax.random.normal(key, (16, 16)), "b": jnp.zeros(16)} for key in keys]
+        return params, clipped.init(params)
+
+    step = two_stages(train_step, cluster="cpu:2x2", mesh_shape="1x2", num_micro_batches=2)
+    with pytest.raises(ValueError, match="train_step has not been planned for such a state"):
+        alpa.create_state(init, step)
+    state = alpa.create_state(init, step, random_batch())
+    assert_close(state, jax.jit(init)())
+    arrays = jax.tree.leaves(state)
+    meshes = {frozenset(d.id for d in array.devices()) for array in arrays}
+    assert meshes == {frozenset({0, 1}), frozenset({2, 3})}
+    step(state, random_batch())
+    assert alpa.create_state(init, step)[0][0]["w"].devices() == arrays[0].devices()
+
+
+def test_decorator_static_arguments_and_keywords() -> None:
+    @alpa.parallelize(
+        cluster="cpu:1x2", static_argnames="power", batch_argnums="x", num_micro_batches=2
+    )
+    def step(w: Any, *, x: Any, power: int) -> Any:
+        return jnp.sum(x * w, axis=1) ** power
+
+    w, x = jnp.arange(4.0), np.ones((6, 4), np.float32)
+    assert step(w, x=x, power=2).tolist() == [36] * 6
+    assert step(w, x=x, power=1).tolist() == [6] * 6
+
+
+def test_a_plan_prints_its_table_and_is_taken_again(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = alpa.parallelize(train_step, cluster="cpu:1x2", num_micro_batches="auto")
+    shapes = jax.eval_shape(new_state)
+    batch = random_batch(4)
+    plan = step.plan(shapes, batch)
+    assert capsys.readouterr().out == str(plan)
+    assert str(plan).startswith("plan for cpu:1x2")
+    assert json.loads(plan.to_json())["num_micro_batches"] == plan.num_micro_batches
+    plan.save(tmp_path / "planned.mlir")
+    again = alpa.parallelize(train_step, cluster="cpu:1x2", plan=tmp_path / "planned.mlir")
+    assert_close(again(new_state(), batch), train_step(new_state(), batch))
+    other = alpa.parallelize(train_step, cluster="cpu:1x2", plan=tmp_path / "planned.mlir")
+    with pytest.raises(PlanMismatchError, match="planned for another program"):
+        other.plan(shapes, random_batch(8))
+
+
+def test_the_loss_may_be_a_sum() -> None:
+    def step(w: Any, x: Any) -> Any:
+        loss, grad = alpa.value_and_grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+        return w - 0.01 * grad, loss
+
+    w, x = jnp.ones((4, 4)), random_batch(8, 4)["x"]
+    summed = alpa.parallelize(step, cluster="cpu:1x1", num_micro_batches=4, loss_reduction="sum")
+    assert_close(summed(w, x), step(w, x))
+
+
+def test_gradients_that_come_back_are_no_state() -> None:
+    gradients = alpa.value_and_grad(mlp_loss)
+    step = alpa.parallelize(gradients, cluster="cpu:1x2", num_micro_batches=4, batch_argnums=1)
+    params, batch = mlp_params(), random_batch()
+    assert_close(step(params, batch), gradients(params, batch))
+
+
+def test_new_shapes_are_planned_anew_with_a_notice(caplog: pytest.LogCaptureFixture) -> None:
+    step = alpa.parallelize(lambda w, x: x * w, cluster="cpu:1x1")
+    with caplog.at_level(logging.WARNING, "alpa"):
+        step(2.0, np.ones(4, np.float32))
+        step(3.0, np.ones(4, np.float32))
+        assert caplog.text == ""
+        assert step(2.0, np.ones(6, np.float32)).tolist() == [2] * 6
+    assert "x was float32[4], is float32[6]" in caplog.text
+
+
+def failing(message: str, error: type[Exception] = ValueError) -> Any:
+    return pytest.raises(error, match=message)
+
+
+def test_wrong_uses_are_told() -> None:
+    parallelize = partial(alpa.parallelize, cluster="cpu:1x2")
+    batch, state = random_batch(10), new_state()
+    with failing(r"a batch of 10 samples cannot be cut into 4 .*; 2 and 5 divide it"):
+        parallelize(train_step, num_micro_batches=4)(state, batch)
+    with failing(r"there is no batch to cut into micro-batches"):
+        parallelize(lambda w: w * 2.0, num_micro_batches=2)(1.0)
+    with failing(r"each of params, batch could hold the samples, or parameters"):
+        parallelize(mlp_loss, num_micro_batches=2)(state[0], batch)
+    with failing(r"different leading dimensions: .*x'\] has 10; say which"):
+        both = {"x": np.ones(10), "y": np.ones(4)}
+        parallelize(lambda both: both["x"].sum(), num_micro_batches=2)(both)
+    with failing(r"state\['name'\] is 'gpt', a str, which is no array", TypeError):
+        parallelize(lambda state: state)({"name": "gpt"})
+    with failing(r"x is being traced: .* cannot be called inside jax.jit", TypeError):
+        jax.jit(parallelize(lambda x: x))(1.0)
+    with failing(r"state\[0\]\[0\]\['w'\] is float32\[16,16\] and comes back as bfloat16"):
+        cast = partial(jax.tree.map, lambda a: a.astype(jnp.bfloat16))
+        changed = lambda state, batch: cast(state)  # noqa: E731
+        parallelize(changed, donate_argnums=0)(state, batch)
+    with failing(r"the cluster cpu:4x4 has 16 devices and 8 are there"):
+        alpa.parallelize(train_step, cluster="cpu:4x4")(state, batch)
+    with failing(r"parallelize needs the cluster to plan for"):
+        alpa.parallelize(train_step)
+    with failing(r"batch_argnums holds 2, and the function has 2 positional parameters"):
+        parallelize(train_step, batch_argnums=2)
+    with failing(r"the static argument power is a list, which has no hash", TypeError):
+        parallelize(lambda x, power: x, static_argnums=1)(1.0, [2])
+    with failing(r"cannot tell how result 0 is made", PlanningError):
+        parallelize(lambda x: jnp.any(x > 0), num_micro_batches=2)(np.ones(4))
+    with failing(r"result\['name'\] is a str, which is no array", TypeError):
+        parallelize(lambda x: {"name": "gpt"})(1.0)
