@@ -52,7 +52,8 @@ class LeafType:
         return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.weak)
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        weak = " (a Python number)" if self.weak else ""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{weak}"
 
 
 @dataclass(frozen=True, kw_only=True)

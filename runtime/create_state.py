@@ -100,6 +100,7 @@ def _some(traced: Traced, keys: Sequence[tuple[int, Slice | None]]) -> list[jax.
         array = results[r]
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             array = jax.random.key_data(array)
+        array = jnp.asarray(array, array.dtype)  # strongly typed, as a step returns it
         if part is not None:
             array = jax.lax.slice_in_dim(array, part.start, part.stop, axis=part.dim)
         found.append(array)

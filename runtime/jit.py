@@ -285,34 +285,45 @@ class Parallelized:
         key = call.key()
         prepared = self._steps.get(key)
         if prepared is None:
-            if self._last is not None:
-                _logger.warning(
-                    "%s is planned anew: %s",
-                    self.__name__,
-                    _difference(self._last, call),
-                )
-            several = self._target.num_micro_batches != 1 or self._target.saved is not None
-            step = Step.of(self._fun, call, self._declared, several=several)
-            prepared = Prepared(step, self._target)
             # A step returns its state strongly typed, whatever the first one was given.
-            self._steps[key] = self._steps[call.key(strong=step.state)] = prepared
-            self._last = call
+            prepared = self._steps[key] = self._served(call) or self._new(call)
         return prepared
+
+    def _served(self, call: Call) -> Prepared | None:
+        """A step for a call that differs in how strongly numbers of the state are typed."""
+        for prepared in self._steps.values():
+            strong = prepared.step.state
+            if call.key(strong) == prepared.step.call.key(strong):
+                return prepared
+        return None
+
+    def _new(self, call: Call) -> Prepared:
+        if self._last is not None:
+            _logger.warning("%s is planned anew: %s", self.__name__, _difference(self._last, call))
+        several = self._target.num_micro_batches != 1 or self._target.saved is not None
+        step = Step.of(self._fun, call, self._declared, several=several)
+        self._last = call
+        return Prepared(step, self._target)
 
 
 def _difference(old: Call, new: Call) -> str:
     """What has changed, for the notice of a new plan."""
     before = {leaf.path: leaf for leaf in old.leaves}
     after = {leaf.path: leaf for leaf in new.leaves}
-    for path, leaf in after.items():
-        if path not in before:
-            return f"{leaf.label} is new"
-        if before[path].type != leaf.type:
-            return f"{leaf.label} was {before[path].type}, is {leaf.type}"
-    gone = [leaf.label for path, leaf in before.items() if path not in after]
-    if gone:
-        return f"{gone[0]} is gone"
-    return "a static argument or the structure of the arguments has changed"
+    changed = [f"{leaf.label} is new" for path, leaf in after.items() if path not in before]
+    changed += [f"{leaf.label} is gone" for path, leaf in before.items() if path not in after]
+    if not changed:
+        changed = [
+            f"what is no array in {name} has changed, such as a function that was made anew"
+            for (name, tree), (_, other) in zip(new.trees, old.trees, strict=False)
+            if tree != other
+        ]
+    changed += [
+        f"{leaf.label} was {before[path].type}, is {leaf.type}"
+        for path, leaf in after.items()
+        if path in before and before[path].type != leaf.type
+    ]
+    return (changed or ["a static argument or a function has changed"])[0]
 
 
 def parallelize(

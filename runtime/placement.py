@@ -135,7 +135,7 @@ def move(array: Any, sharding: NamedSharding, *, copy: bool = False) -> jax.Arra
             if array.sharding == sharding and not copy:
                 return array
             return jax.jit(jnp.copy, out_shardings=sharding)(array)
-        # jax keeps buffers that lie where they are wanted: device_put(may_alias=False) does so, too,
+        # jax keeps buffers that lie where they are wanted; device_put(may_alias=False) does, too,
         # where it takes an array to other devices, or one of numpy's to several (0.10.2).
         if copy and not isinstance(array, jax.Array):
             array = np.array(array)

@@ -211,11 +211,10 @@ def batch_leaves(
 
 def result_role(
     result: ResultLeaf, whole: LeafType, num_micro_batches: int, loss_reduction: str
-) -> ResultRole | None:
+) -> ResultRole:
     """How a result that is no state is made of those of the micro-batches.
 
-    `result` is that of a micro-batch, `whole` the type at the whole batch. None where nothing can
-    be said of a result that each micro-batch has: of flags.
+    `result` is that of a micro-batch, `whole` the type at the whole batch.
 
     Raises:
         ValueError: the result grows, and not with the batch.
@@ -229,11 +228,9 @@ def result_role(
         if small[dim] * num_micro_batches != large[dim]:
             raise ValueError(_grows(result, whole, num_micro_batches))
         return ResultRole("concat", dim)
-    if result.type.is_typed_key or jnp.issubdtype(result.type.dtype, jnp.bool_):
-        return None
-    if jnp.issubdtype(result.type.dtype, jnp.integer):
-        return ResultRole("sum")
-    return ResultRole("mean" if loss_reduction == "mean" else "sum")
+    # A flag has no sum: one that the update makes needs none, the plan refuses any other.
+    is_float = jnp.issubdtype(result.type.dtype, jnp.inexact)
+    return ResultRole("mean" if is_float and loss_reduction == "mean" else "sum")
 
 
 def _grows(result: ResultLeaf, whole: LeafType, num_micro_batches: int) -> str:

@@ -497,7 +497,11 @@ def _check_result(program: Program, i: int, result: ProgramResult, main: func.Fu
     if role.kind == "concat" and not 0 <= (role.index or 0) < len(value.shape):
         raise PassError(main, f'result {i} of rank {len(value.shape)} has alpa.result = "{role}"')
     if role.kind in ("mean", "sum") and value.dtype == "i1":
-        raise PassError(main, f"result {i} is boolean and has no {role} over the micro-batches")
+        raise PassError(
+            main,
+            f"result {i} is boolean and has no {role} over the {batches} micro-batches; return a "
+            "number in its place",
+        )
     if role.kind == "state" and part == "backward":
         raise PassError(
             main,

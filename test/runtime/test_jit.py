@@ -348,6 +348,8 @@ def test_new_shapes_are_planned_anew_with_a_notice(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, "alpa"):
         step(2.0, np.ones(4, np.float32))
         step(3.0, np.ones(4, np.float32))
+        count = alpa.parallelize(lambda count: count + 1, cluster="cpu:1x1", state_argnums=0)
+        assert int(count(count(1))) == 3
         assert caplog.text == ""
         assert step(2.0, np.ones(6, np.float32)).tolist() == [2] * 6
     assert "x was float32[4], is float32[6]" in caplog.text
@@ -385,7 +387,7 @@ def test_wrong_uses_are_told() -> None:
         parallelize(train_step, batch_argnums=2)
     with failing(r"the static argument power is a list, which has no hash", TypeError):
         parallelize(lambda x, power: x, static_argnums=1)(1.0, [2])
-    with failing(r"cannot tell how result 0 is made", PlanningError):
+    with failing(r"result 0 is boolean and has no sum over the 2 micro-batches", PlanningError):
         parallelize(lambda x: jnp.any(x > 0), num_micro_batches=2)(np.ones(4))
     with failing(r"result\['name'\] is a str, which is no array", TypeError):
         parallelize(lambda x: {"name": "gpt"})(1.0)
