@@ -167,6 +167,7 @@ def _signature(
     for v, result in zip(graph.returned, results, strict=True):
         returned.setdefault(v, []).append(None if result.role is None else result.role.kind)
     inside = set(mine)
+    totals = set(totals_of(graph, (v for o in mine for v in graph.results[o])))
     parts: list[Hashable] = []
     for o in mine:
         op = graph.ops[o]
@@ -180,7 +181,8 @@ def _signature(
                 read.append(position.get(v, ("outside", first.setdefault(v, len(first)))))
         outside = tuple(
             (
-                frozenset(_part(graph, u) for u in graph.users[v] if u not in inside),
+                any(u not in inside for u in graph.users[v]),
+                v in totals,
                 tuple(returned.get(v, ())),
             )
             for v in graph.results[o]

@@ -174,7 +174,7 @@ class View:
 
         def finish() -> None:
             try:
-                options = [replace(self._option(costs), remat=remat) for costs in found()]
+                options = [replace(self._option(costing, costs), remat=remat) for costs in found()]
             except (NoPlanError, InfeasibleError, TimeoutError, SolverFailedError) as error:
                 count = len(self.one.option.seconds)
                 where = (self.hosts, self.devices, self.shape)
@@ -188,8 +188,8 @@ class View:
 
     def _split(self) -> Option:
         """What its fastest sharding does not undercut."""
-        return replace(self._option(self.one.work.split(self.shape)), is_bound=True)
+        costs = self.one.work.split(self.shape)
+        return replace(self._option(self.one.costing, costs), is_bound=True)
 
-    def _option(self, costs: ClassCosts) -> Option:
-        classes = self.one.costing.solver.classes
-        return option_of(classes, costs, self.hosts, self.devices, self.shape)
+    def _option(self, costing: Costing, costs: ClassCosts) -> Option:
+        return option_of(costing.solver.classes, costs, self.hosts, self.devices, self.shape)
