@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from alpa.dialects import func, ir, stablehlo, walk
@@ -70,6 +70,11 @@ def mark_layer_boundary() -> None:
     layers at them and nowhere else.
     """
     _layer_boundary.bind()
+
+
+def is_gradient_mark(eqn: JaxprEqn) -> bool:
+    """Whether an equation marks a gradient."""
+    return eqn.primitive is _gradient
 
 
 def to_custom_calls(module: ir.Module) -> None:

@@ -6,8 +6,8 @@ micro-batch. The lowered module follows the contract for inputs of the compiler:
 value. The arguments are the call's arrays in their order, typed keys as their words.
 
 **Keys.** With several micro-batches, the program takes each key once more, folded with the number
-of the micro-batch, as rows of a batch argument. Everything is computed with the folded key but the
-results that are keys themselves: those advance once per step.
+of the micro-batch, as rows of a batch argument: forward and backward see the folded keys, the
+update and keys that come back see those of the step (`tracing.with_folded_keys`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Step:
         loss_reduction: LossReduction,
         platform: str,
     ) -> Lowered:
-        module = traced.lower(platform, keys)
+        module = traced.lower(platform, keys, self.batch)
         arguments = [self._argument(n) for n in range(len(self.call.arrays))]
         arguments += [Argument(role="batch", batch_dim=0)] * len(keys)
         results = self._results(traced, number, loss_reduction)

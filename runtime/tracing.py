@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxprLiteral
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -27,7 +27,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.roles import nearest_arguments
 from alpa.runtime import calls, markers
 from alpa.runtime.calls import Call, LeafType, ResultLeaf, label
-from alpa.runtime.markers import to_custom_calls
+from alpa.runtime.markers import is_gradient_mark, to_custom_calls
 
 for _file in (__file__, calls.__file__, markers.__file__):
     source_info_util.register_exclusion(_file)  # Errors are to show the user's lines.
@@ -94,12 +94,14 @@ class Traced:
             for path, type_ in zip(self._returned.paths, types, strict=True)
         )
 
-    def lower(self, platform: str, keys: tuple[int, ...] = ()) -> ir.Module:
+    def lower(
+        self, platform: str, keys: tuple[int, ...] = (), batch: Collection[int] = ()
+    ) -> ir.Module:
         """Its module, in a context that has our dialects, with our markers and its locations.
 
-        `keys` are arguments of which it takes a folded version, too, as `with_folded_keys` says.
+        It takes a folded version of each of `keys`, too, as `with_folded_keys` says.
         """
-        stages = with_folded_keys(self, keys) if keys else self.stages
+        stages = with_folded_keys(self, keys, batch) if keys else self.stages
         module = cast(ir.Module, stages.lower(lowering_platforms=(platform,)).compiler_ir())
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
@@ -170,14 +172,16 @@ class Nearest:
         return Graph.of(body(main_function(self._module)))
 
 
-def with_folded_keys(traced: Traced, keys: tuple[int, ...]) -> jax.stages.Traced:
+def with_folded_keys(
+    traced: Traced, keys: tuple[int, ...], batch: Collection[int]
+) -> jax.stages.Traced:
     """The traced function with a row of folded keys for each key, after its arguments.
 
-    Everything is computed with the folded keys but the results that are keys themselves.
+    What depends on the batch arguments is computed with the folded keys, up to the gradients that
+    `alpa.grad` marks. What follows them is the update, of which there is one per step: it sees the
+    keys as they are given, and so does what depends on no batch, as the keys that come back.
     """
-    run = jaxpr_as_fun(traced.jaxpr)
     avals = traced.jaxpr.in_avals
-    results = [n for n, result in enumerate(traced.results) if result.type.is_key]
     structs = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals
     ]
@@ -190,19 +194,84 @@ def with_folded_keys(traced: Traced, keys: tuple[int, ...]) -> jax.stages.Traced
     rows = [jax.ShapeDtypeStruct((1, *raw(n).shape), np.uint32) for n in keys]
 
     def with_keys(*arguments: Any) -> list[Any]:
-        given = list(arguments[: len(structs)])
-        inner = list(given)
+        given = [
+            _Versions(array, array, in_batch=n in batch)
+            for n, array in enumerate(arguments[: len(structs)])
+        ]
         for n, row in zip(keys, arguments[len(structs) :], strict=True):
             impl = traced.key_impls[n]
-            inner[n] = row[0] if impl is None else jax.random.wrap_key_data(row[0], impl=impl)
-        found = list(run(*inner))
-        if results:
-            once = run(*given)
-            for n in results:
-                found[n] = once[n]
-        return found
+            folded = row[0] if impl is None else jax.random.wrap_key_data(row[0], impl=impl)
+            given[n] = _Versions(folded, given[n].step)
+        return [result.final for result in _both_versions(traced.jaxpr, given)]
 
     return jax.jit(with_keys, keep_unused=True).trace(*structs, *rows)
+
+
+@dataclass(frozen=True)
+class _Versions:
+    """A value of a micro-batch and one of the step, which are the same where no key tells them
+    apart, or where there is none of the step."""
+
+    micro: Any
+    step: Any
+    in_batch: bool = False
+    in_update: bool = False
+
+    @property
+    def final(self) -> Any:
+        """The one that the function returns."""
+        return self.micro if self.in_batch and not self.in_update else self.step
+
+
+def _both_versions(jaxpr: ClosedJaxpr, given: Sequence[_Versions]) -> list[_Versions]:
+    """The results of a jaxpr in both versions; what is not used is left to dead code removal."""
+    known: dict[Any, _Versions] = dict(zip(jaxpr.jaxpr.invars, given, strict=True))
+    for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
+        known[var] = _Versions(const, const)
+
+    def read(atom: Any) -> _Versions:
+        if isinstance(atom, JaxprLiteral):
+            return _Versions(atom.val, atom.val)
+        return known[atom]
+
+    for eqn in jaxpr.jaxpr.eqns:
+        inputs = [read(atom) for atom in eqn.invars]
+        if (inner := _called(eqn)) is not None:
+            results = _both_versions(inner, inputs)
+        else:
+            run = _as_function(jaxpr.jaxpr, eqn)
+            in_batch = any(value.in_batch for value in inputs)
+            in_update = any(value.in_update for value in inputs) or is_gradient_mark(eqn)
+            micro = step = run([value.micro for value in inputs])
+            same = all(value.micro is value.step for value in inputs)
+            if not same and (in_update or not in_batch):
+                step = run([value.step for value in inputs])
+            results = [
+                _Versions(a, b, in_batch, in_update) for a, b in zip(micro, step, strict=True)
+            ]
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.jaxpr.outvars]
+
+
+def _as_function(jaxpr: Jaxpr, eqn: JaxprEqn) -> Callable[[Sequence[Any]], list[Any]]:
+    """One equation of a jaxpr, from the values of its operands to its results."""
+    operands = dict.fromkeys(a for a in eqn.invars if not isinstance(a, JaxprLiteral))
+    alone = jaxpr.replace(constvars=[], invars=[*operands], outvars=eqn.outvars, eqns=[eqn])
+    run = jaxpr_as_fun(ClosedJaxpr(alone, ()))
+
+    def call(values: Sequence[Any]) -> list[Any]:
+        pairs = zip(eqn.invars, values, strict=True)
+        by_var = {a: value for a, value in pairs if not isinstance(a, JaxprLiteral)}
+        return list(run(*by_var.values()))
+
+    return call
+
+
+def _called(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The program of a function that is jitted inside."""
+    inner = eqn.params.get("jaxpr")
+    called = eqn.primitive.name in ("jit", "pjit") and isinstance(inner, ClosedJaxpr)
+    return inner if called else None
 
 
 def depends_on(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
@@ -217,8 +286,7 @@ def depends_on(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
 
     for eqn in jaxpr.eqns:
         flags = [is_marked(atom) for atom in eqn.invars]
-        inner = eqn.params.get("jaxpr")
-        if eqn.primitive.name in ("jit", "pjit") and isinstance(inner, ClosedJaxpr):
+        if (inner := _called(eqn)) is not None:
             outs = depends_on(inner.jaxpr, flags)
         else:
             outs = [any(flags)] * len(eqn.outvars)

@@ -15,8 +15,8 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import alpa
-from alpa.runtime.jit import PlanMismatchError
 from alpa.runtime.planning import PlanningError
+from alpa.runtime.prepared import PlanMismatchError
 from alpa.runtime.reference import compare
 
 # Two meshes, of one device each where it is not said; the models mark where they part.
@@ -224,6 +224,27 @@ def test_one_micro_batch_keeps_keys_and_numbers_of_jax() -> None:
     arguments = mlp_params(), jax.random.key(1), random_batch()["x"]
     found = alpa.parallelize(step, cluster="cpu:1x1")(*arguments)
     assert_close(found, jax.jit(step)(*arguments))
+
+
+def test_micro_batches_draw_from_folded_keys_and_the_update_from_the_given_one() -> None:
+    def loss_fn(w: Any, key: Any, x: Any) -> Any:
+        return jnp.mean((jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0) @ w) ** 2)
+
+    def step(w: Any, key: Any, x: Any) -> Any:
+        key, dropout, noise = jax.random.split(key, 3)
+        loss, grad = alpa.value_and_grad(loss_fn)(w, dropout, x)
+        return w - 0.1 * (grad + jax.random.normal(noise, grad.shape)), key, loss
+
+    w, key, x = jnp.ones((4, 4)), jax.random.key(5), random_batch(8, 4)["x"]
+    found = alpa.parallelize(step, cluster="cpu:1x1", num_micro_batches=2)(w, key, x)
+    parts = [
+        jax.value_and_grad(loss_fn)(w, jax.random.split(jax.random.fold_in(key, m), 3)[1], part)
+        for m, part in enumerate(np.split(x, 2))
+    ]
+    loss, grad = jax.tree.map(lambda a, b: (a + b) / 2, *parts)
+    new_key, _, noise = jax.random.split(key, 3)
+    expected = w - 0.1 * (grad + jax.random.normal(noise, grad.shape)), new_key, loss
+    assert_close(found, expected)
 
 
 def test_nnx_state_and_evaluation_share_the_meshes() -> None:

@@ -1,0 +1,177 @@
+"""A step that is ready to be run: lowered, planned and compiled when first needed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from alpa import passes
+from alpa.dialects import ir, main_function, parse_file
+from alpa.dialects.attributes import Plan
+from alpa.passes.analysis.plan_report import PlanReport
+from alpa.passes.analysis.plan_table import plan_table
+from alpa.passes.cost.cluster import Cluster
+from alpa.runtime.calls import Call
+from alpa.runtime.cut_array import CutArray
+from alpa.runtime.loading import load
+from alpa.runtime.local import Executable
+from alpa.runtime.micro_batches import best_number, divisors
+from alpa.runtime.pjrt import CompilerOptions, Device
+from alpa.runtime.planning import Clock, Planned, Settings, fingerprint, plan, planned_for
+from alpa.runtime.step import LossReduction, Lowered, Step
+
+_logger = logging.getLogger("alpa")
+
+
+class PlanMismatchError(ValueError):
+    """A saved plan was made for another program."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StepPlan:
+    """How a step is to be run. Its attributes are those of its report, by the names of `PLAN.json`.
+
+    `str` is the table that `alpa-plan` prints, `module` the planned module.
+    """
+
+    module: ir.Module
+    report: PlanReport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.report, name)
+
+    def to_json(self) -> str:
+        """The text of `PLAN.json`."""
+        return self.report.to_json()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the planned module, which `parallelize(..., plan=path)` takes."""
+        Path(path).write_text(f"{self.module.operation.get_asm()}\n", encoding="utf-8")
+
+    def __str__(self) -> str:
+        return plan_table(self.module, self.report)
+
+    def __repr__(self) -> str:
+        first, *_ = str(self).splitlines()
+        return f"<{first}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a step is planned for, and what runs it."""
+
+    settings: Settings
+    num_micro_batches: int | Literal["auto"]
+    loss_reduction: LossReduction
+    executor: Literal["local", "ray"]
+    devices: tuple[Device, ...] | None
+    compiler_options: CompilerOptions | None
+    saved: str | Path | None
+
+    def check_devices(self) -> None:
+        """Raises ValueError where the cluster has more devices than there are in this process."""
+        if self.executor != "local" or self.saved is not None:
+            return
+        there = len(self.devices or jax.devices())
+        needed = Cluster.parse(self.settings.cluster).num_devices
+        if needed > there:
+            raise ValueError(
+                f"the cluster {self.settings.cluster} has {needed} devices and {there} are there; "
+                "name a smaller cluster, or, on a CPU, make virtual devices before jax starts: "
+                f'jax.config.update("jax_num_cpu_devices", {needed})'
+            )
+
+
+class Prepared:
+    """What is known for the calls of one key; planned and compiled when first needed."""
+
+    def __init__(self, step: Step, target: Target) -> None:
+        self.step = step
+        self._target = target
+
+    @cached_property
+    def _found(self) -> tuple[Lowered, StepPlan]:
+        target, clock = self._target, Clock()
+        if target.saved is not None:
+            return self._read(target.saved)
+        if target.num_micro_batches == "auto":
+            numbers = divisors(self.step.batch_size or 1)
+        else:
+            numbers = [target.num_micro_batches]
+        lowered: dict[int, Lowered] = {}
+
+        def lower(number: int) -> ir.Module:
+            lowered[number] = self.lower(number)
+            return lowered[number].module
+
+        planned: Planned
+        if len(numbers) == 1:
+            settings = replace(target.settings, num_micro_batches=numbers[0])
+            planned = plan(lower(numbers[0]), settings, clock)
+        else:
+            planned = best_number(numbers, lower, target.settings, clock).planned
+        for remark in planned.remarks:
+            _logger.info("%s", remark)
+        found = StepPlan(module=planned.module, report=planned.report(clock))
+        return lowered[planned.plan.num_micro_batches], found
+
+    def _read(self, path: str | Path) -> tuple[Lowered, StepPlan]:
+        """A saved plan, and the step at its micro-batch size."""
+        module = parse_file(path)
+        plan = Plan.read(main_function(module))
+        if plan is None:
+            raise PlanMismatchError(
+                f"{path} holds no alpa.plan; save one by `.plan(...).save(path)`"
+            )
+        lowered = self.lower(plan.num_micro_batches)
+        made_for, this = planned_for(module), fingerprint(lowered.module)
+        if made_for != this:
+            raise PlanMismatchError(
+                f"{path} was planned for another program ({(made_for or 'unknown')[:12]}) than "
+                f"{self.step.name} is for these arguments ({this[:12]}): the function, the shapes, "
+                "or the version of jax have changed; plan it anew"
+            )
+        return lowered, StepPlan(module=module, report=PlanReport.of(module))
+
+    def lower(self, number: int) -> Lowered:
+        target = self._target
+        platform = (target.devices or jax.devices())[0].platform
+        return self.step.lower(number, target.loss_reduction, platform)
+
+    @property
+    def lowered(self) -> Lowered:
+        return self._found[0]
+
+    @property
+    def plan(self) -> StepPlan:
+        return self._found[1]
+
+    @cached_property
+    def executable(self) -> Executable:
+        target = self._target
+        module = self.plan.module
+        if self.lowered.num_micro_batches > 1 and target.loss_reduction == "sum":
+            module = ir.Module.parse(str(module), module.context)
+            passes.run(module, f"export-stages{{loss-reduction={target.loss_reduction}}}")
+        return load(
+            module, target.executor, target.devices, compiler_options=target.compiler_options
+        )
+
+    @cached_property
+    def _cut(self) -> frozenset[int]:
+        """The arguments that the program takes slices of."""
+        arguments = self.executable.program.arguments
+        return frozenset(a.number for a in arguments if a.attributes.slice is not None)
+
+    def run(self, call: Call) -> Any:
+        arguments = [
+            np.asarray(array) if isinstance(array, CutArray) and n not in self._cut else array
+            for n, array in enumerate(self.lowered.arguments(call))
+        ]
+        return self.lowered.result(self.executable(*arguments))
