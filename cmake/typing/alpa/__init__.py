@@ -1,5 +1,32 @@
 """Alpa: automatic inter- and intra-operator parallelism for StableHLO programs.
 
-`alpa.passes` is the compiler for embedders, `alpa.runtime` runs what it planned, and
-`alpa.dialects` is the vocabulary of the IR.
+`parallelize` is `jax.jit` for a cluster. `alpa.passes` is the compiler for embedders,
+`alpa.runtime` runs what it planned, and `alpa.dialects` is the vocabulary of the IR.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alpa.runtime.create_state import create_state
+    from alpa.runtime.jit import parallelize
+    from alpa.runtime.markers import grad, mark_layer_boundary, value_and_grad
+
+__all__ = ["create_state", "grad", "mark_layer_boundary", "parallelize", "value_and_grad"]
+
+_MODULES = {
+    "create_state": "alpa.runtime.create_state",
+    "grad": "alpa.runtime.markers",
+    "mark_layer_boundary": "alpa.runtime.markers",
+    "parallelize": "alpa.runtime.jit",
+    "value_and_grad": "alpa.runtime.markers",
+}
+
+
+# The compiler does not import jax, so the package does not before it is asked for what does.
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
