@@ -15,7 +15,7 @@ from alpa.passes.analysis.planned import ProgramArgument
 from alpa.runtime.calls import Call, Parameters
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.jit import Parallelized
-from alpa.runtime.local import Executable
+from alpa.runtime.executable import Executable
 from alpa.runtime.tracing import Traced
 
 

@@ -28,7 +28,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Call, LeafType, Parameters
-from alpa.runtime.local import Executable
+from alpa.runtime.executable import Executable
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Inter, Settings
 from alpa.runtime.prepared import Prepared, StepPlan, Target

@@ -137,7 +137,6 @@ class WorkerGroup:
     def _start(
         self, platform: Platform, placement: PlacementGroup, bundles: Mapping[int, int]
     ) -> None:
-        environment = _environment(platform) | dict(self.options.environment)
         remote: Any = ray.remote  # its types know no options of actors
         actor = remote(concurrency_groups={"io": 1})(Worker)
         for post in self._posts:
@@ -148,7 +147,7 @@ class WorkerGroup:
             self._actors.append(
                 actor.options(
                     scheduling_strategy=strategy,
-                    runtime_env={"env_vars": environment},
+                    runtime_env={"env_vars": _environment(post, self.options)},
                     **actor_resources(post, platform),
                 ).remote(post, platform, self.options)
             )
@@ -196,17 +195,18 @@ class WorkerGroup:
         return Call(self, self._posts, refs).wait()
 
 
-def _environment(platform: Platform) -> dict[str, str]:
-    """Variables of the workers; XLA's flags are this process's, but for its number of devices."""
+def _environment(post: Post, options: WorkerOptions) -> dict[str, str]:
+    """A worker's variables; XLA's flags are this process's, but for its number of devices."""
     flags = re.sub(
         r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
     )
     environment = {"XLA_FLAGS": flags.strip()}
-    if platform == "cpu":
-        # XLA sizes its threads by the cores it may use; with fewer threads than devices,
-        # collectives wait for ever (jaxlib 0.10.2).
-        environment["NPROC"] = "16"
-    return environment
+    if options.pin_cores and len(post.devices) > 1:
+        # XLA makes as many threads as there are cores to run on, and with fewer threads than
+        # devices their collectives wait for ever (jaxlib 0.10.2). One device needs no more: more
+        # threads than cores double the time of its matrix products.
+        environment["NPROC"] = str(max(16, 2 * len(post.devices)))
+    return environment | dict(options.environment)
 
 
 def _stop(actors: Sequence[Any], placement: PlacementGroup) -> None:

@@ -45,9 +45,13 @@ class StepCall:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds that a worker spent in a step; on accelerators `run` is the time to dispatch."""
+    """Seconds that a worker spent in a step; on accelerators `run` is the time to dispatch.
+
+    `processor` is what its process used of the host's cores, `total` what went by.
+    """
 
     total: float
+    processor: float
     run: float
     send: float
     receive: float
@@ -123,7 +127,7 @@ class Worker:
 
     def step(self, call: StepCall, *arrays: np.ndarray) -> StepTimes:
         """Runs the mesh's list once, and holds its results under (call.number, position)."""
-        begin = time.perf_counter()
+        begin, processor = time.perf_counter(), time.process_time()
         program = self._script.program
         clock = _Clock(mesh=self._post.mesh, script=self._script)
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
@@ -141,7 +145,11 @@ class Worker:
             results = self._interpreter.results(store)
             jax.block_until_ready(list(results.values()))
         self._held.update({(call.number, i): array for i, array in results.items()})
-        return StepTimes(total=time.perf_counter() - begin, **clock.seconds)
+        return StepTimes(
+            total=time.perf_counter() - begin,
+            processor=time.process_time() - processor,
+            **clock.seconds,
+        )
 
     @ray.method(concurrency_group="io")
     def place(self, key: ArrayId, array: np.ndarray) -> None:

@@ -1,0 +1,43 @@
+"""Which worker is responsible for what, and what it asks Ray for."""
+
+from __future__ import annotations
+
+import pytest
+
+from alpa.dialects import parse
+from alpa.passes.analysis import planned
+from alpa.runtime.workers.cluster import actor_resources, posts_of
+from alpa.runtime.workers.options import Platform, WorkerOptions
+
+
+def test_a_worker_for_each_host_of_each_mesh(moves: str) -> None:
+    ends = "devices = array<i64: 1, 2>"
+    text = moves.replace(f"hosts = array<i64: 0>, {ends}", f"hosts = array<i64: 0, 3>, {ends}")
+    posts = posts_of(planned.read(parse(text)))
+    assert [post.name for post in posts] == [
+        "mesh_0 on host 0",
+        "mesh_1 on host 0",
+        "mesh_1 on host 3",
+    ]
+    assert [post.devices for post in posts] == [(0,), (1,), (2,)]
+    assert [(post.process, post.processes) for post in posts] == [(0, 1), (0, 2), (1, 2)]
+    assert [post.core for post in posts] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked"),
+    [
+        ("cpu", {"num_cpus": 2}),
+        ("gpu", {"num_cpus": 1, "num_gpus": 2}),
+        ("tpu", {"num_cpus": 1, "resources": {"TPU": 2}}),
+    ],
+)
+def test_a_worker_asks_for_its_devices(
+    moves: str, platform: Platform, asked: dict[str, object]
+) -> None:
+    _, post = posts_of(planned.read(parse(moves)))
+    assert actor_resources(post, platform) == asked
+
+
+def test_no_cache() -> None:
+    assert WorkerOptions(cache_directory=None).cache_path is None
