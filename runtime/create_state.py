@@ -14,8 +14,8 @@ from alpa.dialects.attributes import Slice
 from alpa.passes.analysis.planned import ProgramArgument
 from alpa.runtime.calls import Call, Parameters
 from alpa.runtime.cut_array import CutArray
-from alpa.runtime.jit import Parallelized
 from alpa.runtime.executable import Executable
+from alpa.runtime.jit import Parallelized
 from alpa.runtime.tracing import Traced
 
 

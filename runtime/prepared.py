@@ -19,8 +19,8 @@ from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.cost.cluster import Cluster
 from alpa.runtime.calls import Call
 from alpa.runtime.cut_array import CutArray
-from alpa.runtime.loading import load
 from alpa.runtime.executable import Executable
+from alpa.runtime.loading import load
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Clock, Planned, Settings, fingerprint, plan, planned_for
