@@ -94,7 +94,12 @@ def received_bytes(num_ops: int, values: Sequence[tuple[int, float, Sequence[int
     steps = np.zeros((num_ops + 1, num_ops))
     np.add.at(steps, (np.array(starts, dtype=int), np.array(firsts, dtype=int)), sizes)
     np.subtract.at(steps, (np.array(firsts, dtype=int) + 1, np.array(firsts, dtype=int)), sizes)
-    return np.triu(steps[:-1].cumsum(axis=0).cumsum(axis=1))
+    # In place: the matrix is by far the largest thing here.
+    received = steps[:-1]
+    np.cumsum(received, axis=0, out=received)
+    np.cumsum(received, axis=1, out=received)
+    received[np.tri(num_ops, k=-1, dtype=bool)] = 0.0
+    return received
 
 
 def solve(problem: Problem) -> Solution:
