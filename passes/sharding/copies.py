@@ -8,8 +8,8 @@ share is counted at each of them, not in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -18,7 +18,7 @@ from alpa.dialects import ir
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.cost.reshard import Layout, only_cuts
 from alpa.passes.sharding.shard_graph import Need, Placed, ShardGraph
-from alpa.passes.sharding.spaces import Layouts, OpNode, Sums
+from alpa.passes.sharding.spaces import Layouts, OpNode, Space
 from alpa.passes.sharding.sums import unreduced_axes
 from alpa.passes.simplify.op_kinds import READS_THROUGH_FUSION
 from alpa.passes.solve.shard_problem import Usage
@@ -75,23 +75,28 @@ def _copy(
         yield Usage(nodes=nodes, bytes=held, start=span[0], stop=span[1])
 
 
-@dataclass
+@dataclass(frozen=True)
 class LocalBytes:
     """Bytes on a device by strategy; equal ones are one array, for there are many usages."""
 
     graph: ShardGraph
-    _of: dict[tuple[Layouts, ir.Type, int], np.ndarray] = field(default_factory=dict)
-    _copied: dict[tuple[Layouts, Layouts, ir.Type, bool], np.ndarray | None] = field(
-        default_factory=dict
-    )
-    _scattered: dict[tuple[Sums, ir.Type], np.ndarray | None] = field(default_factory=dict)
 
     def of(self, layouts: Layouts, type_: ir.RankedTensorType, copies: int = 1) -> np.ndarray:
         """Of a tensor; unreduced ones are not cut."""
-        key = (layouts, type_, copies)
-        if key not in self._of:
-            self._of[key] = np.array([copies * self._bytes(layout, type_) for layout in layouts])
-        return self._of[key]
+
+        def make() -> np.ndarray:
+            return np.array([copies * self._bytes(layout, type_) for layout in layouts])
+
+        found = self._known(("of", layouts, type_, copies), make)
+        assert found is not None
+        return found
+
+    def _known(self, key: Hashable, make: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+        """Made once for all graphs of a mesh."""
+        known = self.graph.known.bytes
+        if key not in known:
+            known[key] = make()
+        return known[key]
 
     def _bytes(self, layout: Layout, type_: ir.RankedTensorType) -> float:
         sizes = self.graph.mesh.sizes
@@ -101,14 +106,10 @@ class LocalBytes:
         self, source: Layouts, target: Layouts, type_: ir.Type, fused: bool
     ) -> np.ndarray | None:
         """``[source, target]``: what a change of layout writes; None where that is little."""
-        key = (source, target, type_, fused)
-        if key not in self._copied:
-            self._copied[key] = (
-                self._copy(source, target, type_, fused)
-                if isinstance(type_, ir.RankedTensorType) and type_.rank > 0
-                else None
-            )
-        return self._copied[key]
+        if not isinstance(type_, ir.RankedTensorType) or type_.rank == 0:
+            return None
+        key = ("copied", source, target, type_, fused)
+        return self._known(key, lambda: self._copy(source, target, type_, fused))
 
     def _copy(
         self, source: Layouts, target: Layouts, type_: ir.RankedTensorType, fused: bool
@@ -121,25 +122,40 @@ class LocalBytes:
             if unreduced_axes(old, type_.rank):
                 # The sum as it is sent, and as it arrives, unless that is the result.
                 held[i] += np.where(after < before[i], 2 * before[i], before[i])
-            for j, new in enumerate(target):
-                if old == new or (fused and only_cuts(old, new)):
-                    held[i, j] = 0.0
+        held[self._read_in_place(source, target, fused)] = 0.0
         return held if held.any() else None
+
+    def _read_in_place(self, source: Layouts, target: Layouts, fused: bool) -> np.ndarray:
+        """``[source, target]``: whether a layout is read from another without a copy."""
+
+        def make() -> np.ndarray:
+            return np.array(
+                [
+                    [old == new or (fused and only_cuts(old, new)) for new in target]
+                    for old in source
+                ]
+            )
+
+        found = self._known(("in place", source, target, fused), make)
+        assert found is not None
+        return found
 
     def scattered(self, one: OpNode) -> np.ndarray | None:
         """``[op, result]``: the whole sums of which devices keep parts; None where that is little.
 
         All ways but these leave nothing behind.
         """
-        if one.space.sums is None:
+        space = one.space
+        if space.sums is None:
             return None
         type_ = ir.RankedTensorType(one.op.results[0].type)
-        key = (one.space.sums, type_)
-        if key not in self._scattered:
-            held = np.zeros((len(one.space.strategies), len(one.space.sums.layouts)))
-            for pair, way in one.space.sums.ways.items():
-                if way.scattered:
-                    held[pair] = self._bytes(way.computed[0], type_)
-            little = held.max() < _SMALL * self.graph.cluster.device.memory
-            self._scattered[key] = None if little else held
-        return self._scattered[key]
+        key = ("scattered", space.sums, type_)
+        return self._known(key, lambda: self._scattered(space, type_))
+
+    def _scattered(self, space: Space, type_: ir.RankedTensorType) -> np.ndarray | None:
+        assert space.sums is not None
+        held = np.zeros((len(space.strategies), len(space.sums.layouts)))
+        for pair, way in space.sums.ways.items():
+            if way.scattered:
+                held[pair] = self._bytes(way.computed[0], type_)
+        return None if held.max() < _SMALL * self.graph.cluster.device.memory else held

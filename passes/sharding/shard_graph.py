@@ -103,6 +103,8 @@ class Known:
     sums: dict[Hashable, np.ndarray] = field(default_factory=dict)
     trivial: dict[Hashable, np.ndarray] = field(default_factory=dict)
     admitted: dict[tuple[Sharding, Layouts], Layouts] = field(default_factory=dict)
+    bytes: dict[Hashable, np.ndarray | None] = field(default_factory=dict)
+    """of `copies.LocalBytes`"""
 
 
 @dataclass
