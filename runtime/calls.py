@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from alpa.runtime.cut_array import CutArray
+from alpa.runtime.mesh_array import MeshArray
 
 Path = tuple[Any, ...]
 Shape = tuple[int, ...]
@@ -78,7 +78,7 @@ class Leaf:
                 "cannot be called inside jax.jit, grad or vmap; call it outside, or use the plain "
                 "function there"
             )
-        if isinstance(value, CutArray):
+        if isinstance(value, MeshArray):
             return LeafType(shape=value.shape, dtype=value.dtype)
         if isinstance(value, jax.ShapeDtypeStruct):
             return LeafType(shape=value.shape, dtype=value.dtype, weak=value.weak_type)

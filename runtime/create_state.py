@@ -10,11 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
-from alpa.dialects.attributes import Slice
-from alpa.passes.analysis.planned import ProgramArgument
 from alpa.runtime.calls import Call, Parameters
-from alpa.runtime.cut_array import CutArray
-from alpa.runtime.executable import Executable
 from alpa.runtime.jit import Parallelized
 from alpa.runtime.tracing import Traced
 
@@ -63,45 +59,15 @@ def create_state(
             )
     arrays = [leaf.argument for leaf in prepared.step.call.arrays]
     numbers = [n for name in names for n, argument in enumerate(arrays) if argument == name]
-    return traced.result(_made(traced, numbers, prepared.executable))
+    return traced.result(prepared.executable.create(numbers, partial(_strong, traced)))
 
 
-def _made(traced: Traced, numbers: Sequence[int], executable: Executable) -> list[Any]:
-    """The results of a function without arguments, where the program wants these arguments."""
-    placement = executable.placement
-    result = {number: r for r, number in enumerate(numbers)}
-    wanted: dict[tuple[int, Slice | None], ProgramArgument] = {}
-    for argument in placement.program.arguments:
-        if argument.number in result:
-            wanted.setdefault((result[argument.number], argument.attributes.slice), argument)
-    meshes: dict[str, list[tuple[int, Slice | None]]] = {}
-    for key, argument in wanted.items():
-        meshes.setdefault(placement.program.values[argument.value].mesh, []).append(key)
-    arrays: list[Any] = [None] * len(numbers)
-    parts: dict[int, dict[Slice, jax.Array]] = {}
-    for keys in meshes.values():
-        shardings = [placement.shardings[wanted[key].value] for key in keys]
-        made = jax.jit(partial(_some, traced, keys), out_shardings=shardings)()
-        for (r, part), array in zip(keys, made, strict=True):
-            if part is None:
-                arrays[r] = array
-            else:
-                parts.setdefault(r, {})[part] = array
-    for r, cut in parts.items():
-        arrays[r] = CutArray(cut)
-    return arrays
-
-
-def _some(traced: Traced, keys: Sequence[tuple[int, Slice | None]]) -> list[jax.Array]:
-    """Results by their numbers, or slices of them; keys as their words."""
-    results = jaxpr_as_fun(traced.jaxpr)()
-    found: list[jax.Array] = []
-    for r, part in keys:
-        array = results[r]
-        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            array = jax.random.key_data(array)
-        array = jnp.asarray(array, array.dtype)  # strongly typed, as a step returns it
-        if part is not None:
-            array = jax.lax.slice_in_dim(array, part.start, part.stop, axis=part.dim)
-        found.append(array)
-    return found
+def _strong(traced: Traced) -> list[jax.Array]:
+    """The results of a function without arguments as a step returns them: strongly typed, keys as
+    their words."""
+    return [
+        jax.random.key_data(array)
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        else jnp.asarray(array, array.dtype)
+        for array in jaxpr_as_fun(traced.jaxpr)()
+    ]

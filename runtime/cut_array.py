@@ -6,36 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from alpa.dialects.attributes import Slice
+from alpa.runtime.mesh_array import MeshArray
 
 
-class CutArray:
-    """An array in parts, each on its mesh; `np.asarray` and `jnp` functions join them.
+class CutArray(MeshArray):
+    """An array in parts, each on its mesh, which are joined when it is looked at.
 
     The next step takes the parts as they are. `parts` are by what they are slices of.
     """
 
-    def __init__(self, parts: Mapping[Slice, jax.Array]) -> None:
-        self.parts = dict(sorted(parts.items(), key=lambda item: item[0].start))
+    def __init__(self, parts: Mapping[Slice, jax.Array | MeshArray]) -> None:
+        self.parts: dict[Slice, Any] = dict(sorted(parts.items(), key=lambda item: item[0].start))
         cut, first = next(iter(self.parts.items()))
         rows = max(part.stop for part in self.parts)
-        self.shape: tuple[int, ...] = (*first.shape[: cut.dim], rows, *first.shape[cut.dim + 1 :])
-        self.dtype: np.dtype[Any] = first.dtype
-        self.ndim = len(self.shape)
+        shape = (*first.shape[: cut.dim], rows, *first.shape[cut.dim + 1 :])
+        super().__init__(shape, first.dtype)
         self._dim = cut.dim
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("the parts of a CutArray are joined by copying them")
-        return np.concatenate([np.asarray(part) for part in self.parts.values()], self._dim).astype(
-            dtype or self.dtype, copy=False
-        )
-
-    def __jax_array__(self) -> jax.Array:
-        return jnp.asarray(np.asarray(self))
+    def fetch(self) -> np.ndarray:
+        return np.concatenate([np.asarray(part) for part in self.parts.values()], self._dim)
 
     def __repr__(self) -> str:
         return f"CutArray({self.dtype}{list(self.shape)} in {len(self.parts)} parts)"

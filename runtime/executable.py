@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+
+import jax
 
 from alpa.dialects.attributes import Plan
 from alpa.passes.analysis.planned import Program
@@ -54,6 +56,19 @@ class Executable(ABC):
 
         Raises:
             ValueError: shape or dtype are not the program's, or steps overwrite the argument.
+        """
+
+    @abstractmethod
+    def create(
+        self, numbers: Sequence[int], function: Callable[[], Sequence[jax.Array]]
+    ) -> list[Any]:
+        """The arrays that a traceable function returns, made on the devices that a step wants them.
+
+        The r-th is to be argument `numbers[r]` of the original `@main`, and comes back like a
+        result of a step. No device or host ever holds more than its share.
+
+        Raises:
+            ValueError: shape or dtype are not the program's.
         """
 
     @abstractmethod

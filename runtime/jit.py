@@ -34,6 +34,7 @@ from alpa.runtime.planning import Inter, Settings
 from alpa.runtime.prepared import Prepared, StepPlan, Target
 from alpa.runtime.step import LossReduction, Lowered, Step
 from alpa.runtime.step_roles import Declared
+from alpa.runtime.workers.options import WorkerOptions
 
 _logger = logging.getLogger("alpa")
 
@@ -180,6 +181,7 @@ def parallelize(
     mesh_shape: str = "auto",
     executor: Literal["local", "ray"] = "local",
     devices: Sequence[Device] | None = None,
+    workers: WorkerOptions | None = None,
     compiler_options: CompilerOptions | None = None,
     plan: str | Path | None = None,
     like: Parallelized | None = None,
@@ -203,10 +205,10 @@ def parallelize(
         loss_reduction: whether the loss is a mean over samples or a sum, and so whether gradients,
             and other numbers that come back, are averaged over the micro-batches or added up.
         schedule, intra, inter, remat, mesh_shape: as with `alpa-plan`.
-        executor, devices: as with `alpa.runtime.load`.
+        executor, devices, workers: as with `alpa.runtime.load`.
         plan: a saved plan that is used instead of a search.
-        like: another parallelised function, whose cluster, devices and settings are taken: a
-            training step's, for the evaluation of its state.
+        like: another parallelised function, whose cluster, devices, workers and settings are
+            taken: a training step's, for the evaluation of its state.
 
     Raises:
         TypeError, ValueError: options that do not fit together, or not to the function.
@@ -224,6 +226,7 @@ def parallelize(
             )
         settings = like.target.settings
         executor, devices = like.target.executor, like.target.devices
+        workers = like.target.workers
     elif cluster is None:
         raise ValueError(
             'parallelize needs the cluster to plan for, such as cluster="cpu:2x4" (2 hosts x 4 '
@@ -258,9 +261,11 @@ def parallelize(
         num_micro_batches=num_micro_batches,
         loss_reduction=loss_reduction,
         executor=executor,
+        workers=workers,
         devices=None if devices is None else tuple(devices),
         compiler_options=compiler_options,
         saved=plan,
+        executables=[] if like is None else like.target.executables,
     )
     return Parallelized(fun, parameters, declared, target)
 

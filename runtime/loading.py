@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,7 @@ def load(
     *,
     compiler_options: CompilerOptions | None = None,
     workers: WorkerOptions | None = None,
+    beside: Iterable[Executable] = (),
 ) -> Executable:
     """Compiles a planned module: a path, text, bytecode or a module.
 
@@ -41,7 +42,8 @@ def load(
     `jax.jit`.
 
     With `executor="ray"` actors on a Ray cluster run the meshes, each with its own devices;
-    `workers` says how they are started.
+    `workers` says how they are started. Where one of `beside`, executables on Ray, has the same
+    meshes, both run in its actors, and take each other's arrays where they lie.
 
     Raises:
         LoadError: the module is not planned, or its plan cannot be run.
@@ -76,7 +78,7 @@ def load(
         # Ray takes seconds to import, which the command line tools need not wait for.
         ray_executor = import_module("alpa.runtime.workers.executor")
         return ray_executor.RayExecutable(
-            program, modules, workers or WorkerOptions(), compiler_options
+            program, modules, workers or WorkerOptions(), compiler_options, beside
         )
     placement = Placement(program=program, devices=tuple(devices or jax.devices()))
     stages = compile_stages(modules, placement, compiler_options=compiler_options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,11 +38,6 @@ class LocalExecutable(Executable):
         return self._placement.program
 
     @property
-    def placement(self) -> Placement:
-        """Where the values of the program live."""
-        return self._placement
-
-    @property
     def stages(self) -> Mapping[str, Compiled]:
         return self._stages
 
@@ -69,14 +65,30 @@ class LocalExecutable(Executable):
             self._interpreter.run(store, self._script.instructions)
             return self._collect(store)
 
+    def create(
+        self, numbers: Sequence[int], function: Callable[[], Sequence[jax.Array]]
+    ) -> list[jax.Array | CutArray]:
+        arrays: dict[int, jax.Array] = {}
+        for positions in self._signature.wanted(numbers).values():
+            values = [self.program.arguments[position].value for position in positions]
+            shardings = [self._placement.shardings[value] for value in values]
+            parts = partial(self._signature.parts, numbers, function, positions)
+            made = jax.jit(parts, out_shardings=shardings)()
+            arrays.update(zip(positions, made, strict=True))
+        return self._signature.created(numbers, arrays, self._first)
+
     def _collect(self, store: Store) -> tuple[jax.Array | CutArray, ...]:
         """One array for each result of the original program; further copies are remembered."""
         results = self._interpreter.results(store)
         copies = self._signature.copies([results[i] for i in range(len(results))])
-        for first, *others in copies.values():
-            if others:
-                self._copies.remember(first, others)
-        return self._signature.join({part: first for part, (first, *_) in copies.items()})
+        return self._signature.join({part: self._first(them) for part, them in copies.items()})
+
+    def _first(self, copies: list[jax.Array]) -> jax.Array:
+        """What stands for an array of which several meshes have a copy."""
+        first, *others = copies
+        if others:
+            self._copies.remember(first, others)
+        return first
 
 
 class _Placed:

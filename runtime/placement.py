@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from alpa.passes.analysis.planned import DeviceMesh, Program, Value
 from alpa.runtime.pjrt import Device
@@ -43,9 +43,17 @@ def numpy_dtype(element_type: str) -> np.dtype[Any]:
 def jax_mesh(mesh: DeviceMesh, devices: Mapping[int, Device]) -> Mesh:
     """A mesh over its share of the devices."""
     chosen = np.array([devices[number] for number in mesh.devices], dtype=object)
+    abstract = abstract_mesh(mesh)
+    return Mesh(
+        chosen.reshape(abstract.axis_sizes), abstract.axis_names, axis_types=abstract.axis_types
+    )
+
+
+def abstract_mesh(mesh: DeviceMesh) -> AbstractMesh:
+    """Its axes; its devices are elsewhere."""
     sizes = tuple(size for _, size in mesh.axes)
     names = tuple(name for name, _ in mesh.axes)
-    return Mesh(chosen.reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +115,25 @@ class Placement:
     def shardings(self) -> dict[int, NamedSharding]:
         """The shardings of the values on the meshes that are here."""
         values = enumerate(self.program.values)
-        return {i: self._sharding(value) for i, value in values if value.mesh in self.meshes}
+        return {
+            i: sharding_of(value, self.meshes[value.mesh])
+            for i, value in values
+            if value.mesh in self.meshes
+        }
 
-    def _sharding(self, value: Value) -> NamedSharding:
-        mesh = self.meshes[value.mesh]
-        if value.sharding is None:
-            return NamedSharding(mesh, PartitionSpec())
-        axes = [axis for dim in value.sharding.dims for axis in dim]
-        if any(axis.sub for axis in axes) or value.sharding.unreduced:
-            raise ValueError(
-                f"a value of shape {value.shape} on {value.mesh} is sharded over a part of an axis "
-                "or unreduced, which holds inside a fragment only"
-            )
-        dims = value.sharding.axis_names
-        return NamedSharding(mesh, PartitionSpec(*(dim or None for dim in dims)))
+
+def sharding_of(value: Value, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Where a value lies on its mesh. Raises ValueError for what holds inside a fragment only."""
+    if value.sharding is None:
+        return NamedSharding(mesh, PartitionSpec())
+    axes = [axis for dim in value.sharding.dims for axis in dim]
+    if any(axis.sub for axis in axes) or value.sharding.unreduced:
+        raise ValueError(
+            f"a value of shape {value.shape} on {value.mesh} is sharded over a part of an axis "
+            "or unreduced, which holds inside a fragment only"
+        )
+    dims = value.sharding.axis_names
+    return NamedSharding(mesh, PartitionSpec(*(dim or None for dim in dims)))
 
 
 def move(array: Any, sharding: NamedSharding, *, copy: bool = False) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Clock, Planned, Settings, fingerprint, plan, planned_for
 from alpa.runtime.step import LossReduction, Lowered, Step
+from alpa.runtime.workers.options import WorkerOptions
 
 _logger = logging.getLogger("alpa")
 
@@ -70,9 +71,12 @@ class Target:
     num_micro_batches: int | Literal["auto"]
     loss_reduction: LossReduction
     executor: Literal["local", "ray"]
+    workers: WorkerOptions | None
     devices: tuple[Device, ...] | None
     compiler_options: CompilerOptions | None
     saved: str | Path | None
+    executables: list[Executable] = field(default_factory=list[Executable])
+    """of all functions that take each other's state, which share their workers where they can"""
 
     def check_devices(self) -> None:
         """Raises ValueError where the cluster has more devices than there are in this process."""
@@ -159,9 +163,16 @@ class Prepared:
         if self.lowered.num_micro_batches > 1 and target.loss_reduction == "sum":
             module = ir.Module.parse(str(module), module.context)
             passes.run(module, f"export-stages{{loss-reduction={target.loss_reduction}}}")
-        return load(
-            module, target.executor, target.devices, compiler_options=target.compiler_options
+        executable = load(
+            module,
+            target.executor,
+            target.devices,
+            compiler_options=target.compiler_options,
+            workers=target.workers,
+            beside=target.executables,
         )
+        target.executables.append(executable)
+        return executable
 
     @cached_property
     def _cut(self) -> frozenset[int]:

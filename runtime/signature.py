@@ -6,13 +6,13 @@ it, or a slice per mesh that holds a part of it. So can a result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from alpa.dialects.attributes import Slice
-from alpa.passes.analysis.planned import Program, ProgramArgument
+from alpa.passes.analysis.planned import Program, ProgramArgument, ProgramResult
 from alpa.runtime.cut_array import CutArray, part_of
 from alpa.runtime.placement import numpy_dtype
 
@@ -79,12 +79,49 @@ class Signature:
             raise ValueError(f"argument {number} is donated to each step, and not placed ahead")
         return positions
 
+    def wanted(self, numbers: Sequence[int]) -> dict[str, list[int]]:
+        """By mesh, where the planned @main takes arguments of the original one."""
+        wanted: dict[str, list[int]] = {}
+        for position, argument in enumerate(self._program.arguments):
+            if argument.number in numbers:
+                mesh = self._program.values[argument.value].mesh
+                wanted.setdefault(mesh, []).append(position)
+        return wanted
+
+    def parts(
+        self,
+        numbers: Sequence[int],
+        function: Callable[[], Sequence[Any]],
+        positions: Sequence[int],
+    ) -> list[Any]:
+        """What arguments of the planned @main take of arrays that are those of the original one.
+
+        Raises:
+            ValueError: shape or dtype are not the program's.
+        """
+        given = dict(zip(numbers, function(), strict=True))
+        arguments = [self._program.arguments[position] for position in positions]
+        return [self.part(argument, given[argument.number]) for argument in arguments]
+
     def copies(self, results: Sequence[Result]) -> dict[tuple[int, Slice | None], list[Result]]:
         """The results of the planned @main that are the same part of the same original one."""
-        copies: dict[tuple[int, Slice | None], list[Result]] = {}
-        for result, array in zip(self._program.results, results, strict=True):
-            copies.setdefault((result.number, result.attributes.slice), []).append(array)
-        return copies
+        return _copies(self._program.results, results)
+
+    def created(
+        self,
+        numbers: Sequence[int],
+        arrays: Mapping[int, Result],
+        one: Callable[[list[Result]], Any],
+    ) -> list[Any]:
+        """Arguments of the original @main, of arrays by where the planned one takes them.
+
+        `one` makes an array of its copies.
+        """
+        arguments = [self._program.arguments[position] for position in arrays]
+        copies = _copies(arguments, list(arrays.values()))
+        joined = self.join({part: one(them) for part, them in copies.items()})
+        by_number = dict(zip(sorted(numbers), joined, strict=True))
+        return [by_number[number] for number in numbers]
 
     def join(self, parts: Mapping[tuple[int, Slice | None], Any]) -> tuple[Any, ...]:
         """One array for each result of the original program."""
@@ -97,6 +134,15 @@ class Signature:
                 cut.setdefault(number, {})[part] = array
         results |= {number: CutArray(slices) for number, slices in cut.items()}
         return tuple(results[number] for number in sorted(results))
+
+
+def _copies(
+    entries: Sequence[ProgramArgument | ProgramResult], arrays: Sequence[Result]
+) -> dict[tuple[int, Slice | None], list[Result]]:
+    copies: dict[tuple[int, Slice | None], list[Result]] = {}
+    for entry, array in zip(entries, arrays, strict=True):
+        copies.setdefault((entry.number, entry.attributes.slice), []).append(array)
+    return copies
 
 
 def batch_dim(argument: ProgramArgument) -> int | None:

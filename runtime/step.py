@@ -24,7 +24,7 @@ import numpy as np
 from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import Argument, Result, ResultRole, Role, write_interface
 from alpa.runtime.calls import Call, Leaf, LeafType
-from alpa.runtime.cut_array import CutArray
+from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.micro_batches import divisors
 from alpa.runtime.step_roles import Declared, batch_leaves, result_role, state_pairs
 from alpa.runtime.tracing import Nearest, Traced, depends_on
@@ -185,7 +185,9 @@ class Lowered:
         types = [_type(leaf) for leaf in self.step.call.arrays]
         impls = self.traced.key_impls
         arrays = [_raw(leaf.value, type_) for leaf, type_ in zip(call.arrays, types, strict=True)]
-        fold = [_folded(impls[n], self.num_micro_batches)(arrays[n]) for n in self.folded]
+        fold = [
+            _folded(impls[n], self.num_micro_batches)(jnp.asarray(arrays[n])) for n in self.folded
+        ]
         return [*arrays, *fold]
 
     def result(self, arrays: Sequence[Any]) -> Any:
@@ -219,6 +221,6 @@ def _raw(value: Any, type_: LeafType) -> Any:
     """An argument as the program takes it: a typed key's words, numpy's in jax's type."""
     if type_.is_typed_key:
         return jax.random.key_data(value)
-    if isinstance(value, jax.Array | CutArray):
+    if isinstance(value, jax.Array | MeshArray):
         return value
     return np.asarray(value, type_.dtype)

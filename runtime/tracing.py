@@ -131,7 +131,7 @@ def _typed_key(words: Any, impl: str) -> Any:
         return words
     if isinstance(words, jax.Array) and isinstance(words.sharding, NamedSharding):
         words = jax.device_put(words, NamedSharding(words.sharding.mesh, PartitionSpec()))
-    return jax.random.wrap_key_data(words, impl=impl)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
 
 
 def _is_function(leaf: Any) -> bool:

@@ -22,6 +22,8 @@ from alpa.runtime.workers.options import Platform, WorkerOptions
 
 _log = logging.getLogger(__name__)
 
+_PROGRAMS = 4  # on meshes of their own, that a Ray cluster which is started here has room for
+
 
 class ClusterSizeError(ValueError):
     """Ray has not what the plan needs."""
@@ -76,11 +78,12 @@ def join(posts: Sequence[Post], options: WorkerOptions) -> Platform:
             try:
                 ray.init(address="auto", logging_level=logging.WARNING)
             except ConnectionError:
-                # CPU devices are virtual: one host may have more of them than cores.
+                # CPU devices are virtual: one host may have more of them than cores, and room for
+                # programs on other meshes beside this one.
                 _log.info("no Ray cluster runs here: starting one in this process")
                 ray.init(
                     address="local",
-                    num_cpus=max(needed, os.cpu_count() or 1),
+                    num_cpus=max(_PROGRAMS * needed, os.cpu_count() or 1),
                     include_dashboard=False,
                     logging_level=logging.WARNING,
                 )
@@ -129,7 +132,8 @@ def reserve(
         raise ClusterSizeError(
             f"the plan needs {_hosts_text(kind, devices)}; Ray has them, and {free:g} {kind} of "
             f"{ray.cluster_resources().get(kind, 0):g} are free after {seconds:g} s; end what else "
-            "runs there, or plan for fewer devices"
+            "runs there, or plan for fewer devices (functions that share a state share their "
+            "workers, too, where their plans have the same meshes)"
         )
     return group, {host: number for number, host in enumerate(hosts)}
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 
-from alpa.passes.analysis.planned import Program
+from alpa.passes.analysis.planned import Fragment, Program
 from alpa.runtime.executable import Executable, Stage
 from alpa.runtime.instructions import write_script
-from alpa.runtime.pjrt import CompilerOptions
-from alpa.runtime.placement import numpy_dtype
+from alpa.runtime.pjrt import CompilerOptions, bytecode
+from alpa.runtime.placement import abstract_mesh, numpy_dtype, sharding_of
 from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.stages import module_name
+from alpa.runtime.workers.cluster import posts_of
 from alpa.runtime.workers.group import Call, WorkerGroup
 from alpa.runtime.workers.options import WorkerOptions
 from alpa.runtime.workers.remote_array import Copy, PlacedArgument, RemoteArray
@@ -27,7 +30,8 @@ class RayExecutable(Executable):
 
     A call returns as soon as the workers have their orders; a failure shows where its results are
     looked at, or at a later call. The workers live until `close`, or until nobody holds the
-    executable or an array of it.
+    executable or an array of it. An executable that is made `beside` another one runs in its
+    workers where both have the same meshes, and takes its arrays where they lie.
     """
 
     def __init__(
@@ -36,15 +40,21 @@ class RayExecutable(Executable):
         modules: Mapping[str, bytes],
         options: WorkerOptions,
         compiler_options: CompilerOptions | None = None,
+        beside: Iterable[Executable] = (),
     ) -> None:
         self._program = program
         self._script = write_script(program)
         self._signature = Signature(program)
-        self._group = WorkerGroup(self._script, modules, options, compiler_options)
-        self._number = 0
+        posts = posts_of(program)
+        groups = (other._group for other in beside if isinstance(other, RayExecutable))
+        shared = next((group for group in groups if group.can_run(posts)), None)
+        self._group = shared or WorkerGroup(posts, options)
+        self._loaded = self._group.load(self._script, modules, compiler_options)
         self._under_way: deque[_Step] = deque()
         self._placing: deque[Call] = deque()
-        self._stages = {module_name(f): _Stage(self._group, f.mesh, f) for f in program.fragments}
+        self._stages = {
+            module_name(f): _Stage(self._group, self._loaded, f) for f in program.fragments
+        }
 
     @property
     def program(self) -> Program:
@@ -59,16 +69,35 @@ class RayExecutable(Executable):
 
         The workers put it on their devices while a step is running.
         """
-        self._number += 1
+        call_number = self._group.next_number()
         copies: list[Copy] = []
         for position in self._signature.positions(number):
             argument = self._program.arguments[position]
             given = np.asarray(self._signature.part(argument, array))
             mesh = self._program.values[argument.value].mesh
-            key = (self._number, position)
-            self._placing.append(self._group.call(mesh, "place", key, given))
+            key = (call_number, position)
+            self._placing.append(self._group.call(mesh, "place", self._loaded, key, given))
             copies.append(Copy(mesh=mesh, value=argument.value, key=key))
         return PlacedArgument(self._group, number, np.shape(array), np.asarray(array).dtype, copies)
+
+    def create(
+        self, numbers: Sequence[int], function: Callable[[], Sequence[jax.Array]]
+    ) -> list[Any]:
+        call_number = self._group.next_number()
+        arrays: dict[int, Copy] = {}
+        calls: dict[str, Call] = {}
+        for mesh, positions in self._signature.wanted(numbers).items():
+            parts = partial(self._signature.parts, numbers, function, positions)
+            module = self._lowered(parts, mesh, positions)
+            calls[mesh] = self._group.call(
+                mesh, "create", self._loaded, call_number, positions, module
+            )
+            for position in positions:
+                value = self._program.arguments[position].value
+                arrays[position] = Copy(mesh=mesh, value=value, key=(call_number, position))
+        return self._signature.created(
+            numbers, arrays, partial(self._array, calls, self._argument_shape)
+        )
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         self._signature.check_number(arguments)
@@ -103,10 +132,14 @@ class RayExecutable(Executable):
             self._under_way.popleft().wait()
         for _, array in donated.values():
             array.delete()
-        self._number += 1
-        step = _Step()
+        step = _Step(self._group.next_number())
         for mesh, sources in feeds.items():
-            call = StepCall(number=self._number, feeds=sources, free=self._group.collect(mesh))
+            call = StepCall(
+                program=self._loaded,
+                number=step.number,
+                feeds=sources,
+                free=self._group.collect(mesh),
+            )
             step.calls[mesh] = self._group.call(mesh, "step", call, *sent[mesh])
         self._under_way.append(step)
         return self._results(step)
@@ -133,7 +166,10 @@ class RayExecutable(Executable):
         }
 
     def close(self) -> None:
-        """Stops the workers and gives their places back; the arrays are lost."""
+        """Stops the workers and gives their places back; the arrays are lost.
+
+        Executables that share the workers are closed, too.
+        """
         self._group.close()
 
     def __enter__(self) -> RayExecutable:
@@ -142,29 +178,49 @@ class RayExecutable(Executable):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _lowered(self, function: Callable[[], Any], mesh: str, positions: Sequence[int]) -> bytes:
+        """A function without arguments as a module for a mesh, whose results are as arguments."""
+        (axes,) = (abstract_mesh(it) for it in self._program.meshes if it.name == mesh)
+        values = [self._program.values[self._program.arguments[p].value] for p in positions]
+        traced = jax.jit(function, out_shardings=[sharding_of(it, axes) for it in values]).trace()
+        lowered = traced.lower(lowering_platforms=(self._group.lowering_platform,))
+        module: Any = lowered.compiler_ir("stablehlo")
+        return bytecode(module.operation)
+
     def _results(self, step: _Step) -> tuple[Any, ...]:
         copies: list[Copy] = []
         for position, output in enumerate(self._script.outputs):
             value = output.keys[0][0]
             mesh = self._program.values[value].mesh
-            copies.append(Copy(mesh=mesh, value=value, key=(self._number, position)))
-        arrays: dict[Any, RemoteArray] = {}
-        for part, them in self._signature.copies(copies).items():
-            value = self._program.values[them[0].value]
-            shape = list(value.shape)
-            output = self._script.outputs[them[0].key[1]]
-            if output.concat is not None:
-                shape[output.concat] *= len(output.keys)
-            dtype = numpy_dtype(value.dtype)
-            call = step.calls[them[0].mesh]
-            arrays[part] = RemoteArray(self._group, call, tuple(shape), dtype, them)
-        return self._signature.join(arrays)
+            copies.append(Copy(mesh=mesh, value=value, key=(step.number, position)))
+        parts = self._signature.copies(copies)
+        return self._signature.join(
+            {part: self._array(step.calls, self._result_shape, it) for part, it in parts.items()}
+        )
+
+    def _array(
+        self, calls: Mapping[str, Call], shape: Callable[[Copy], Sequence[int]], copies: list[Copy]
+    ) -> RemoteArray:
+        """The array that calls on meshes make, of its copies there."""
+        first = copies[0]
+        dtype = numpy_dtype(self._program.values[first.value].dtype)
+        return RemoteArray(self._group, calls[first.mesh], tuple(shape(first)), dtype, copies)
+
+    def _argument_shape(self, copy: Copy) -> Sequence[int]:
+        return self._program.values[copy.value].shape
+
+    def _result_shape(self, copy: Copy) -> Sequence[int]:
+        shape, output = list(self._argument_shape(copy)), self._script.outputs[copy.key[1]]
+        if output.concat is not None:
+            shape[output.concat] *= len(output.keys)
+        return shape
 
 
 class _Step:
     """The calls of one step by mesh."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.calls: dict[str, Call] = {}
 
     def wait(self) -> dict[str, list[StepTimes]]:
@@ -174,11 +230,12 @@ class _Step:
 class _Stage:
     """A compiled fragment on a mesh."""
 
-    def __init__(self, group: WorkerGroup, mesh: str, fragment: Any) -> None:
-        self._group, self._mesh, self._name = group, mesh, module_name(fragment)
+    def __init__(self, group: WorkerGroup, program: int, fragment: Fragment) -> None:
+        self._group, self._mesh = group, fragment.mesh
+        self._key = (program, module_name(fragment))
 
     def hlo_text(self) -> str:
-        return self._group.call(self._mesh, "hlo_text", self._name).wait()[0]
+        return self._group.call(self._mesh, "hlo_text", *self._key).wait()[0]
 
     def memory(self) -> SimpleNamespace:
-        return SimpleNamespace(**self._group.call(self._mesh, "memory", self._name).wait()[0])
+        return SimpleNamespace(**self._group.call(self._mesh, "memory", *self._key).wait()[0])

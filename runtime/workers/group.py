@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import ray
@@ -17,7 +18,6 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from alpa.passes.analysis.planned import Program
 from alpa.runtime.instructions import Script
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.workers.cluster import (
@@ -25,11 +25,10 @@ from alpa.runtime.workers.cluster import (
     actor_resources,
     check_processes,
     join,
-    posts_of,
     reserve,
 )
 from alpa.runtime.workers.options import Platform, WorkerOptions
-from alpa.runtime.workers.worker import ArrayId, Worker
+from alpa.runtime.workers.worker import ArrayId, Started, Worker
 
 _log = logging.getLogger(__name__)
 
@@ -79,33 +78,57 @@ class Call:
 
 
 class WorkerGroup:
-    """Actors for a program's posts, compiled and connected.
+    """Connected actors on the posts of a program, which run it and others on the same meshes.
 
     Raises:
         ClusterSizeError: Ray has not what the plan needs.
-        WorkerError: a worker could not start or compile.
+        WorkerError: a worker could not start.
     """
 
-    def __init__(
-        self,
-        script: Script,
-        modules: Mapping[str, bytes],
-        options: WorkerOptions,
-        compiler_options: CompilerOptions | None,
-    ) -> None:
+    def __init__(self, posts: Sequence[Post], options: WorkerOptions) -> None:
         self.options = options
         self._failure: str | None = None
-        program = script.program
-        self.garbage: dict[str, deque[ArrayId]] = {mesh.name: deque() for mesh in program.meshes}
+        self.garbage: dict[str, deque[ArrayId]] = {post.mesh: deque() for post in posts}
         """what nobody can ask for any more, for the next call to tell"""
-        self._posts = posts_of(program)
+        self._posts = tuple(posts)
+        self._programs = 0
+        self._numbers = count(1)
         platform = join(self._posts, options)
         check_processes(self._posts, platform)
         placement, bundles = reserve(self._posts, platform, options.timeout_seconds)
         self._actors: list[Any] = []
         self._stop = weakref.finalize(self, _stop, self._actors, placement)
         self._start(platform, placement, bundles)
-        self._load(program, script, modules, compiler_options)
+        self.lowering_platform = self._connect()
+        """what the workers' devices are to jax's lowering"""
+
+    def can_run(self, posts: Sequence[Post]) -> bool:
+        """Whether the workers live and are those that a program needs."""
+        return self._failure is None and self._posts == tuple(posts)
+
+    def load(
+        self,
+        script: Script,
+        modules: Mapping[str, bytes],
+        compiler_options: CompilerOptions | None,
+    ) -> int:
+        """Compiles a program; its number among those that the workers have.
+
+        Raises:
+            WorkerError: a worker could not compile it.
+        """
+        number, self._programs = self._programs, self._programs + 1
+        loads: list[tuple[Any, ...]] = []
+        for post in self._posts:
+            mine = {f.module or f.name for f in script.program.fragments if f.mesh == post.mesh}
+            own = {name: modules[name] for name in mine}
+            loads.append((number, script, own, compiler_options))
+        self._each("load", loads)
+        return number
+
+    def next_number(self) -> int:
+        """A number for a call that makes arrays."""
+        return next(self._numbers)
 
     def call(self, mesh: str, method: str, *arguments: Any) -> Call:
         """Calls a method of a mesh's workers."""
@@ -152,13 +175,8 @@ class WorkerGroup:
                 ).remote(post, platform, self.options)
             )
 
-    def _load(
-        self,
-        program: Program,
-        script: Script,
-        modules: Mapping[str, bytes],
-        compiler_options: CompilerOptions | None,
-    ) -> None:
+    def _connect(self) -> str:
+        """Lets the workers meet; the name of their platform."""
         endpoints = self._each("endpoint", [() for _ in self._posts])
         for post, (_, found) in zip(self._posts, endpoints, strict=True):
             if found != version.__version__:
@@ -173,18 +191,16 @@ class WorkerGroup:
             for post, (address, _) in zip(self._posts, endpoints, strict=True)
             if post.process == 0
         }
-        starts = self._each("start", [(meeting[post.mesh], names, owners) for post in self._posts])
-        kinds = " and ".join(sorted({kind for kind, _ in starts}))
+        starts: list[Started] = self._each(
+            "start", [(meeting[post.mesh], names, owners) for post in self._posts]
+        )
+        kinds = " and ".join(sorted({start.transport for start in starts}))
         _log.info("tiles travel by %s", kinds)
-        if len({kind for kind, _ in starts}) > 1:
+        if len({start.transport for start in starts}) > 1:
             raise self.fail(f"the workers have different transports: {kinds}; set transport=")
-        addresses = [address for _, address in starts]
-        loads: list[tuple[Any, ...]] = []
-        for post in self._posts:
-            mine = {f.module or f.name for f in program.fragments if f.mesh == post.mesh}
-            own = {name: modules[name] for name in mine}
-            loads.append((script, own, addresses, compiler_options))
-        self._each("load", loads)
+        addresses = [start.address for start in starts]
+        self._each("connect", [(addresses,) for _ in self._posts])
+        return starts[0].platform
 
     def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls every worker with its own arguments, and waits."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from alpa.passes.analysis.planned import ProgramArgument
+from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.workers.group import Call, WorkerGroup
 from alpa.runtime.workers.worker import ArrayId
 
@@ -25,12 +24,10 @@ class Copy:
     key: ArrayId
 
 
-class RemoteArray:
-    """An array on the meshes of a plan, of which several may hold a copy.
+class RemoteArray(MeshArray):
+    """An array in the workers of a plan, of which several meshes may hold a copy.
 
-    Shape and dtype are known at once, numbers are fetched when `np.asarray`, `jax.device_get`,
-    printing or a conversion asks for them; fetching waits for the step that makes them. A step of
-    the same executable takes the array where it lies. It is freed when it is collected, deleted or
+    A step in the same workers takes it where it lies. It is freed when it is collected, deleted or
     donated.
     """
 
@@ -42,23 +39,10 @@ class RemoteArray:
         dtype: np.dtype[Any],
         copies: Sequence[Copy],
     ) -> None:
-        self.shape, self.dtype = shape, dtype
+        super().__init__(shape, dtype)
         self._group, self._call, self._copies = group, call, tuple(copies)
         self._free = weakref.finalize(self, _release, group, self._copies)
         self._free.atexit = False
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one copy."""
-        return self.size * self.dtype.itemsize
 
     def copy_on(self, group: WorkerGroup, mesh: str, value: int) -> Copy | None:
         """The copy that a mesh of the group can read as a value: the same one where there is."""
@@ -94,45 +78,14 @@ class RemoteArray:
         self._call.wait()
         return self
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("a RemoteArray is fetched by copying it")
+    def fetch(self) -> np.ndarray:
         self.block_until_ready()
         first = self._copies[0]
         whole = np.empty(self.shape, self.dtype)
         for shards in self._group.call(first.mesh, "fetch", first.key).wait():
             for at, part in shards:
                 whole[at] = part
-        return whole if dtype is None else whole.astype(dtype, copy=False)
-
-    def __jax_array__(self) -> jax.Array:
-        return jnp.asarray(np.asarray(self))
-
-    def __getitem__(self, at: Any) -> Any:
-        return np.asarray(self)[at]
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without dimensions")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(np.asarray(self))
-
-    def __float__(self) -> float:
-        return float(np.asarray(self))
-
-    def __int__(self) -> int:
-        return int(np.asarray(self))
-
-    def __bool__(self) -> bool:
-        return bool(np.asarray(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(np.asarray(self)[()], spec)
-
-    def __str__(self) -> str:
-        return str(np.asarray(self))
+        return whole
 
     def __repr__(self) -> str:
         meshes = " and ".join(dict.fromkeys(copy.mesh for copy in self._copies))

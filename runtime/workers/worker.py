@@ -12,12 +12,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import ray
+from jax import export
 from jaxlib import version
 
+from alpa.dialects import parse
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.instructions import Instruction, Move, Script
 from alpa.runtime.interpreter import Interpreter, Store
-from alpa.runtime.pjrt import CompilerOptions
+from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module
 from alpa.runtime.placement import Placement
 from alpa.runtime.stages import compile_stages
 from alpa.runtime.tiles import Tiles
@@ -33,11 +35,13 @@ ArrayId = tuple[int, int]
 class StepCall:
     """What a worker needs for one step.
 
-    `feeds` has for each argument of the worker's mesh, by its position in the planned @main, the
-    array that the worker holds, or the number of one that comes with the call. `free` are arrays
-    that nobody can ask for any more; what is fed of them is the step's own.
+    `program` is the program's number, `number` that of the call. `feeds` has for each argument of
+    the worker's mesh, by its position in the planned @main, the array that the worker holds, or the
+    number of one that comes with the call. `free` are arrays that nobody can ask for any more; what
+    is fed of them is the step's own.
     """
 
+    program: int
     number: int
     feeds: Mapping[int, ArrayId | int]
     free: Sequence[ArrayId]
@@ -57,13 +61,38 @@ class StepTimes:
     receive: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A worker that has its devices: `platform` is what they are to jax's lowering, `address` where
+    others reach its transport, which is of the kind `transport`."""
+
+    transport: str
+    address: str
+    platform: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded:
+    """A program of which this worker runs its mesh's part."""
+
+    script: Script
+    placement: Placement
+    instructions: Sequence[Instruction]
+    stages: Mapping[str, Compiled]
+    interpreter: Interpreter
+
+
 class Worker:
-    """One process of a mesh. Its methods are called in this order: start, load, then the others."""
+    """One process of a mesh. Its methods are called in this order: start, connect, then the others,
+    and `load` before what names a program."""
 
     def __init__(self, post: Post, platform: Platform, options: WorkerOptions) -> None:
         self._post, self._options, self._platform = post, options, platform
         self._held: dict[ArrayId, jax.Array | Store] = {}
+        self._programs: dict[int, _Loaded] = {}
         self._transport: Transport
+        directory = options.cache_path
+        self._cache = None if directory is None else CompileCache(directory=directory)
         if options.pin_cores:
             _pin(post)
         if platform == "cpu":
@@ -76,10 +105,8 @@ class Worker:
             probe.bind((_ip(), 0))
             return f"{_ip()}:{probe.getsockname()[1]}", version.__version__
 
-    def start(
-        self, coordinator: str, names: Sequence[str], owners: Mapping[int, int]
-    ) -> tuple[str, str]:
-        """Takes hold of the devices; the transport's kind, and where others reach this worker."""
+    def start(self, coordinator: str, names: Sequence[str], owners: Mapping[int, int]) -> Started:
+        """Takes hold of the devices."""
         post, seconds = self._post, self._options.timeout_seconds
         if post.processes > 1:
             if self._platform == "cpu":
@@ -99,50 +126,62 @@ class Worker:
         self._transport = open_transport(
             self._options.transport, _ip(), post.rank, names, owners, seconds
         )
-        return type(self._transport).__name__, self._transport.address
+        return Started(
+            transport=type(self._transport).__name__,
+            address=self._transport.address,
+            platform=export.default_export_platform(),
+        )
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        """Says where the workers' transports are, by rank."""
+        self._transport.connect(addresses)
 
     def load(
         self,
+        number: int,
         script: Script,
         modules: Mapping[str, bytes],
-        addresses: Sequence[str],
         compiler_options: CompilerOptions | None,
     ) -> float:
-        """Compiles the mesh's fragments; the seconds that it took."""
+        """Compiles the mesh's fragments of a program; the seconds that it took."""
         begin = time.perf_counter()
-        self._transport.connect(addresses)
         devices = tuple(sorted(jax.devices(), key=lambda it: (it.process_index, it.id)))
         placement = Placement(program=script.program, devices=devices, mesh=self._post.mesh)
-        directory = self._options.cache_path
-        self._stages = compile_stages(
+        stages = compile_stages(
             modules,
             placement,
             compiler_options=compiler_options,
-            cache=None if directory is None else CompileCache(directory=directory),
+            cache=self._cache,
         )
-        self._script, self._instructions = script, script.on(self._post.mesh)
         tiles = Tiles(placement, self._transport)
-        self._interpreter = Interpreter(placement, script, self._stages, tiles)
+        self._programs[number] = _Loaded(
+            script=script,
+            placement=placement,
+            instructions=script.on(self._post.mesh),
+            stages=stages,
+            interpreter=Interpreter(placement, script, stages, tiles),
+        )
         return time.perf_counter() - begin
 
     def step(self, call: StepCall, *arrays: np.ndarray) -> StepTimes:
         """Runs the mesh's list once, and holds its results under (call.number, position)."""
         begin, processor = time.perf_counter(), time.process_time()
-        program = self._script.program
-        clock = _Clock(mesh=self._post.mesh, script=self._script)
+        loaded = self._programs[call.program]
+        interpreter, program = loaded.interpreter, loaded.script.program
+        clock = _Clock(mesh=self._post.mesh, script=loaded.script)
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
             store: Store = {}
             for position, source in call.feeds.items():
                 argument = program.arguments[position]
                 given = self._held[source] if isinstance(source, tuple) else arrays[source]
                 if isinstance(given, dict):
-                    self._interpreter.take(store, argument, given)
+                    interpreter.take(store, argument, given)
                 else:
-                    self._interpreter.feed(store, argument, given)
+                    interpreter.feed(store, argument, given)
             self._free(call.free)
             clock.start()
-            self._interpreter.run(store, self._instructions, after=clock)
-            results = self._interpreter.results(store)
+            interpreter.run(store, loaded.instructions, after=clock)
+            results = interpreter.results(store)
             jax.block_until_ready(list(results.values()))
         self._held.update({(call.number, i): array for i, array in results.items()})
         return StepTimes(
@@ -151,13 +190,32 @@ class Worker:
             **clock.seconds,
         )
 
+    def create(self, number: int, call: int, positions: Sequence[int], module: bytes) -> None:
+        """Makes arguments of a program, and holds them as a step's results are held.
+
+        The module has no arguments, and for each position in the planned @main a result.
+        """
+        loaded = self._programs[number]
+        program, placement = loaded.script.program, loaded.placement
+        values = [program.arguments[position].value for position in positions]
+        make = compile_module(
+            parse(module),
+            placement.mesh_devices(self._post.mesh),
+            [(program.values[value].shape, placement.shardings[value]) for value in values],
+            name="create",
+            cache=self._cache,
+        )
+        arrays = jax.block_until_ready(make([]))
+        self._held.update({(call, p): array for p, array in zip(positions, arrays, strict=True)})
+
     @ray.method(concurrency_group="io")
-    def place(self, key: ArrayId, array: np.ndarray) -> None:
-        """Puts an argument on the devices ahead of the step that takes it."""
+    def place(self, number: int, key: ArrayId, array: np.ndarray) -> None:
+        """Puts an argument of a program on the devices ahead of the step that takes it."""
+        loaded = self._programs[number]
         store: Store = {}
         _, position = key
         with jax.enable_x64(True):
-            self._interpreter.feed(store, self._script.program.arguments[position], array)
+            loaded.interpreter.feed(store, loaded.script.program.arguments[position], array)
         self._held[key] = store
 
     @ray.method(concurrency_group="io")
@@ -179,13 +237,13 @@ class Worker:
         ]
         return sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
 
-    def hlo_text(self, stage: str) -> str:
+    def hlo_text(self, number: int, stage: str) -> str:
         """A compiled fragment after partitioning and optimisation."""
-        return self._stages[stage].hlo_text()
+        return self._programs[number].stages[stage].hlo_text()
 
-    def memory(self, stage: str) -> dict[str, int]:
+    def memory(self, number: int, stage: str) -> dict[str, int]:
         """XLA's account of a fragment's bytes per device."""
-        stats = self._stages[stage].memory()
+        stats = self._programs[number].stages[stage].memory()
         names = (name for name in dir(stats) if name.endswith("_in_bytes"))
         return {name: getattr(stats, name) for name in names}
 

@@ -31,7 +31,7 @@ def test_it_is_the_array_that_its_parts_make() -> None:
     np.testing.assert_array_equal(np.asarray(array, np.float64), WHOLE.astype(np.float64))
     np.testing.assert_array_equal(jnp.asarray(array) + 1, WHOLE + 1)
     assert jax.block_until_ready(array) is array
-    with pytest.raises(ValueError, match="joined by copying"):
+    with pytest.raises(ValueError, match="fetched by copying"):
         np.asarray(array, copy=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,8 @@ def test_nobody_is_listened_to_without_the_secret() -> None:
     first, second = pair("sockets", seconds=0.5)
     ip, port, secret = second.address.split()
     first.connect([first.address, f"{ip} {port} {secret[::-1]}"])
-    first.send(1, [jnp.ones(3)])
+    with suppress(TransportError):  # the connection may be closed before all is sent
+        first.send(1, [jnp.ones(3)])
     with pytest.raises(TransportError, match="has waited"):
         second.receive(0, [shape_of(np.zeros(3, np.float32), 1)])
 

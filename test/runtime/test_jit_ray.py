@@ -1,0 +1,135 @@
+"""`alpa.parallelize` on Ray actors computes what plain jax does."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from ray.util.placement_group import placement_group_table
+
+import alpa
+from alpa.runtime import WorkerOptions
+from alpa.runtime.reference import compare
+from alpa.runtime.workers.remote_array import RemoteArray
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
+adam = optax.adam(0.01)
+# Two meshes of two devices each.
+two_stages = partial(
+    alpa.parallelize,
+    cluster="cpu:2x2",
+    inter="equal-layers",
+    mesh_shape="1x2",
+    executor="ray",
+    workers=WORKERS,
+)
+
+
+def init() -> dict[str, Any]:
+    orthogonal = jax.nn.initializers.orthogonal()
+    params = [{"w": orthogonal(jax.random.key(n), (16, 16)), "b": jnp.zeros(16)} for n in range(4)]
+    return {"params": params, "opt_state": adam.init(params), "key": jax.random.key(7)}
+
+
+def loss_fn(params: Any, batch: Any, key: Any = None) -> Any:
+    x = batch["x"]
+    for number, layer in enumerate(params):
+        if number == 2:
+            alpa.mark_layer_boundary()
+        x = jnp.tanh(x @ layer["w"] + layer["b"])
+        if key is not None:
+            keep = jax.random.bernoulli(jax.random.fold_in(key, number), 0.9, (1, 16))
+            x = jnp.where(keep, x / 0.9, 0)
+    return jnp.mean((x - batch["y"]) ** 2)
+
+
+def train_step(state: Any, batch: Any) -> Any:
+    key, dropout = jax.random.split(state["key"])
+    loss, grads = alpa.value_and_grad(loss_fn)(state["params"], batch, dropout)
+    updates, opt_state = adam.update(grads, state["opt_state"], state["params"])
+    params = optax.apply_updates(state["params"], updates)
+    return {"params": params, "opt_state": opt_state, "key": key}, loss
+
+
+def random_batch(samples: int = 16) -> dict[str, np.ndarray]:
+    draw = partial(np.random.default_rng(1).normal, size=(samples, 16))
+    return {"x": draw().astype(np.float32), "y": draw().astype(np.float32)}
+
+
+def assert_close(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    rows = compare([*map(numbers, jax.tree.leaves(a))], [*map(numbers, jax.tree.leaves(b))])
+    assert [row for row in rows if not row.ok] == []
+
+
+def numbers(leaf: Any) -> np.ndarray:
+    typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if typed else leaf)
+
+
+def groups_of_workers() -> set[str]:
+    """The placement groups that Ray holds."""
+    groups = placement_group_table()
+    return {key for key, group in groups.items() if group["state"] != "REMOVED"}
+
+
+def test_training_and_evaluation_share_state_and_workers() -> None:
+    before = groups_of_workers()
+    step = two_stages(train_step, donate_argnums=0)
+    evaluate = alpa.parallelize(
+        lambda state, batch: loss_fn(state["params"], batch), like=step, batch_argnums=1
+    )
+    batch, small = random_batch(), random_batch(8)
+    ours, theirs = alpa.create_state(init, step, batch), jax.jit(init)()
+    assert_close(ours, theirs)
+    for given in (batch, batch, small):  # the last one is planned anew
+        old = ours
+        ours, loss = step(ours, given)
+        theirs, expected = jax.jit(train_step)(theirs, given)
+        assert old["params"][0]["w"].is_deleted()
+        assert isinstance(loss, RemoteArray)
+        assert float(loss) == pytest.approx(float(expected), rel=1e-4)
+    assert_close(evaluate(ours, batch), loss_fn(theirs["params"], batch))
+    assert len(groups_of_workers() - before) == 1
+    weight = ours["params"][3]["w"]
+    assert isinstance(weight, RemoteArray)
+    assert "mesh_1" in repr(weight)
+    assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, theirs)
+    fetched = jax.device_get(ours["params"])
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(fetched))
+    assert_close(fetched, theirs["params"])
+    w = fetched[3]["w"]
+    np.testing.assert_array_equal(np.sum(weight) + 2 * weight, np.sum(w) + 2 * w)
+    held = step.executable(ours, batch).held_bytes()
+    # Of four layers and two moments each mesh holds its own, on each device at most once.
+    assert sum(held.values()) <= 2 * 4 * 3 * 4 * (16 * 16 + 16) + 64
+
+
+def test_arrays_of_other_meshes_are_sent() -> None:
+    """The evaluation is on one mesh of two devices: it has workers of its own."""
+    params, x = init()["params"], random_batch()["x"]
+    double = alpa.parallelize(
+        lambda params: jax.tree.map(lambda a: 2 * a, params),
+        cluster="cpu:1x1",
+        executor="ray",
+        workers=WORKERS,
+    )
+    forward = alpa.parallelize(
+        lambda params, x: jnp.tanh(x @ params[0]["w"]),
+        cluster="cpu:1x2",
+        executor="ray",
+        workers=WORKERS,
+    )
+    before = groups_of_workers()
+    doubled = double(params)
+    assert_close(forward(doubled, x), jnp.tanh(x @ (2 * params[0]["w"])))
+    assert len(groups_of_workers() - before) == 2
+    del double, forward, doubled
+    assert groups_of_workers() == before
