@@ -5,6 +5,15 @@ from __future__ import annotations
 from alpa.runtime.executable import Executable
 from alpa.runtime.loading import LoadError, load
 from alpa.runtime.prefetch import prefetch
+from alpa.runtime.workers.errors import ClusterSizeError, WorkerError
 from alpa.runtime.workers.options import WorkerOptions
 
-__all__ = ["Executable", "LoadError", "WorkerOptions", "load", "prefetch"]
+__all__ = [
+    "ClusterSizeError",
+    "Executable",
+    "LoadError",
+    "WorkerError",
+    "WorkerOptions",
+    "load",
+    "prefetch",
+]

@@ -1,6 +1,7 @@
 """Parallelises a training step, runs it on virtual CPU devices, and holds it against plain jax.
 
     python -m alpa.tools.demo
+    python -m alpa.tools.demo --executor ray --steps 24
     python -m alpa.tools.demo moe-tiny --cluster cpu:1x4 --num-stages auto --optimizer adam
 
 Both sides start from the same state and see the same batches: two random ones, which take turns, so
@@ -69,6 +70,7 @@ models: {_DEFAULT}, and those of python -m alpa.tools.zoo --list
 
 examples:
   python -m alpa.tools.demo
+  python -m alpa.tools.demo --executor ray --steps 24
   python -m alpa.tools.demo moe-tiny --cluster cpu:1x4 --num-stages auto --optimizer adam
 """
 
@@ -271,7 +273,7 @@ def _demo(options: argparse.Namespace) -> bool:
     module = _plan(program, options)
     print(plan_table(module), flush=True)
     with _doing("compiling the stages"):
-        executable = runtime.load(module)
+        executable = runtime.load(module, options.executor)
 
     state = program.init_state(0)
     data = [program.random_batch(seed, batches * size) for seed in (1, 2)]
@@ -389,8 +391,9 @@ def _doing(what: str) -> Generator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m alpa.tools.demo",
-        description="Parallelises a training step, runs it on virtual CPU devices, and compares "
-        "losses and parameters with plain jax. The exit status is 0 if they are equal, else 1.",
+        description="Parallelises a training step, runs it on virtual CPU devices, in this "
+        "process or in Ray actors, and compares losses and parameters with plain jax. The exit "
+        "status is 0 if they are equal, else 1.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -408,6 +411,12 @@ def _parser() -> argparse.ArgumentParser:
         help="pipeline stages, or auto: the fastest plan found; default: %(default)s",
     )
     add("--steps", type=count, default=5, help="default: %(default)s")
+    parser.add_argument(
+        "--executor",
+        choices=("local", "ray"),
+        default="local",
+        help="local: all meshes in this process; ray: each in an actor; default: %(default)s",
+    )
     parser.add_argument("--optimizer", choices=zoo.OPTIMIZERS, default="sgd", help="default: sgd")
     return parser
 
@@ -423,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = "\n".join(messages) or error.message
     except PassError as error:
         message = error.message
-    except (DemoError, runtime.LoadError) as error:
+    except (DemoError, runtime.LoadError, runtime.ClusterSizeError, runtime.WorkerError) as error:
         message = str(error)
     except KeyboardInterrupt:
         message = "interrupted"

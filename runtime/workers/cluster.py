@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +19,12 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alpa.passes.analysis.planned import Program
+from alpa.runtime.workers.errors import ClusterSizeError
 from alpa.runtime.workers.options import Platform, WorkerOptions
 
 _log = logging.getLogger(__name__)
 
 _PROGRAMS = 4  # on meshes of their own, that a Ray cluster which is started here has room for
-
-
-class ClusterSizeError(ValueError):
-    """Ray has not what the plan needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,27 +72,34 @@ def join(posts: Sequence[Post], options: WorkerOptions) -> Platform:
     """Connects to Ray, or starts it, and says which platform the workers run on."""
     needed = sum(len(post.devices) for post in posts)
     if not ray.is_initialized():
-        if options.address is None:
-            try:
-                ray.init(address="auto", logging_level=logging.WARNING)
-            except ConnectionError:
-                # CPU devices are virtual: one host may have more of them than cores, and room for
-                # programs on other meshes beside this one.
-                _log.info("no Ray cluster runs here: starting one in this process")
-                ray.init(
-                    address="local",
-                    num_cpus=max(_PROGRAMS * needed, os.cpu_count() or 1),
-                    include_dashboard=False,
-                    logging_level=logging.WARNING,
-                )
-        else:
-            ray.init(address=options.address, logging_level=logging.WARNING)
+        with warnings.catch_warnings():
+            # Ray forks to start a program of its own, where no thread of jax's is missed.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            _connect(needed, options.address)
     if options.platform is not None:
         return options.platform
     total = ray.cluster_resources()
     platform: Platform = "gpu" if "GPU" in total else "tpu" if "TPU" in total else "cpu"
     _log.info("workers run on %s, of which Ray has %g", platform, total.get(platform.upper(), 0))
     return platform
+
+
+def _connect(needed: int, address: str | None) -> None:
+    if address is not None:
+        ray.init(address=address, logging_level=logging.WARNING)
+        return
+    try:
+        ray.init(address="auto", logging_level=logging.WARNING)
+    except ConnectionError:
+        # CPU devices are virtual: one host may have more of them than cores, and room for
+        # programs on other meshes beside this one.
+        _log.info("no Ray cluster runs here: starting one in this process")
+        ray.init(
+            address="local",
+            num_cpus=max(_PROGRAMS * needed, os.cpu_count() or 1),
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+        )
 
 
 def check_processes(posts: Sequence[Post], platform: Platform) -> None:

@@ -27,14 +27,11 @@ from alpa.runtime.workers.cluster import (
     join,
     reserve,
 )
+from alpa.runtime.workers.errors import WorkerError
 from alpa.runtime.workers.options import Platform, WorkerOptions
 from alpa.runtime.workers.worker import ArrayId, Started, Worker
 
 _log = logging.getLogger(__name__)
-
-
-class WorkerError(RuntimeError):
-    """A worker has failed or hangs; all workers of its plan are stopped."""
 
 
 class Call:

@@ -14,9 +14,7 @@ import ray
 import alpa.passes
 import alpa.runtime
 from alpa.passes.solve.schedule import Schedule
-from alpa.runtime import WorkerOptions
-from alpa.runtime.workers.cluster import ClusterSizeError
-from alpa.runtime.workers.group import WorkerError
+from alpa.runtime import ClusterSizeError, WorkerError, WorkerOptions
 from alpa.runtime.workers.remote_array import RemoteArray
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

@@ -62,6 +62,12 @@ def test_a_plan_equals_plain_jax(
     assert captured.err == ""  # nothing but errors goes there unless it is a terminal
 
 
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_plan_on_ray_equals_plain_jax(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--steps", "2", "--executor", "ray"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("EQUAL: all 2 losses and ")
+
+
 def test_another_program_is_found_to_differ(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,15 +173,19 @@ def test_counts_are_positive(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_without_any_option() -> None:
-    """In a process of its own, which makes its own devices, and into a pipe."""
-    command = [sys.executable, "-m", "alpa.tools.demo"]
+@pytest.mark.parametrize(("options", "steps"), [("", 5), ("--executor ray --steps 24", 24)])
+def test_in_a_process_of_its_own(options: str, steps: int) -> None:
+    """It makes its own devices, and its own Ray cluster, and writes into a pipe."""
+    command = f"python -m alpa.tools.demo {options}".rstrip()
+    assert command in README.read_text() or not options
     # What jax and these tests set for themselves, a user's shell does not have.
     ours = ("TF_CPP_MIN_LOG_LEVEL", "XLA_FLAGS", "JAX_PLATFORMS")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1].startswith("EQUAL: all 5 losses and 152 tensors")
+    words = [sys.executable, *command.split()[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert options or not done.stderr  # Ray has notices of its own
+    assert done.stdout.splitlines()[-1].startswith(f"EQUAL: all {steps} losses and 152 tensors")
 
 
 README = Path(__file__).parents[2] / "README.md"
