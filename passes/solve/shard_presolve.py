@@ -71,17 +71,6 @@ class Core:
         chosen = zip(self.nodes, self.strategies, strict=True)
         return tuple(int(np.searchsorted(kept, choice[node])) for node, kept in chosen)
 
-    def near(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """The original's choice where its strategies are left, else the cheapest there are."""
-        near = []
-        for node, kept, costs in zip(
-            self.nodes, self.strategies, self.problem.node_costs, strict=True
-        ):
-            k = int(np.searchsorted(kept, choice[node]))
-            there = k < kept.size and kept[k] == choice[node]
-            near.append(k if there else int(np.argmin(costs)))
-        return tuple(near)
-
 
 class Reduction:
     """A problem being reduced. ``run`` applies all rules until none applies."""

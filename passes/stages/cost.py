@@ -105,9 +105,8 @@ def boundary_of(
         if here is None:
             continue
         for v in made:
-            crossed: set[tuple[int, int]] = (
-                set()
-            )  # (0 into, 1 back; layer that a stage begins with)
+            # (0 into or 1 back, the layer that a stage begins with)
+            crossed: set[tuple[int, int]] = set()
             wanted = {layer_of(origins[u]) for a in states.get(v, ()) for u in graph.users[a]}
             wanted |= {
                 layer_of(origins[u]) for u in graph.users[v] if part_of(origins[u]) == "update"
