@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=count, default=10)
     parser.add_argument("--width", type=count, default=512, help="of the dense layers")
     parser.add_argument("--layers", type=count, default=16, help="dense layers per stage")
-    parser.add_argument("--micro-batch", type=count, default=128, help="samples")
+    parser.add_argument("--micro-batch", type=count, default=384, help="samples")
     given = parser.parse_args(argv)
     batches = given.num_micro_batches
     large = Chain(

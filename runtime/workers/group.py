@@ -167,7 +167,7 @@ class WorkerGroup:
             self._actors.append(
                 actor.options(
                     scheduling_strategy=strategy,
-                    runtime_env={"env_vars": _environment(post, self.options)},
+                    runtime_env={"env_vars": _environment(post, platform, self.options)},
                     **actor_resources(post, platform),
                 ).remote(post, platform, self.options)
             )
@@ -208,12 +208,20 @@ class WorkerGroup:
         return Call(self, self._posts, refs).wait()
 
 
-def _environment(post: Post, options: WorkerOptions) -> dict[str, str]:
+def _environment(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, str]:
     """A worker's variables; XLA's flags are this process's, but for its number of devices."""
     flags = re.sub(
         r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
     )
     environment = {"XLA_FLAGS": flags.strip()}
+    if platform == "cpu":
+        # XLA's CPU buffers come from malloc, which gives large ones back to the system at each
+        # free: their pages are then cleared anew in each run of a fragment, up to a tenth of its
+        # time. 32 MiB is the most that glibc takes.
+        environment |= {
+            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+            "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+        }
     if options.pin_cores and len(post.devices) > 1:
         # XLA makes as many threads as there are cores to run on, and with fewer threads than
         # devices their collectives wait for ever (jaxlib 0.10.2). One device needs no more: more
