@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 
 from alpa.dialects.attributes import Plan
 from alpa.passes.analysis.planned import Program
+from alpa.runtime.trace import Trace
 
 
 class Stage(Protocol):
@@ -31,6 +34,9 @@ class Executable(ABC):
     meshes, as the plan says, and can be fed back in as they are. An argument that the original
     program donates is donated here too: its array cannot be used again.
     """
+
+    _trace: Trace | None = None
+    """what is being recorded"""
 
     @property
     @abstractmethod
@@ -78,3 +84,26 @@ class Executable(ABC):
         Raises:
             TypeError, ValueError: number, shape or dtype of the arguments are not the program's.
         """
+
+    @contextmanager
+    def trace(self, path: str | Path | None = None) -> Generator[Trace]:
+        """Records the steps that are called inside `with`, and writes them to a file at the end.
+
+        The file is in Chrome's trace format (https://ui.perfetto.dev opens it). `Trace.table` says
+        what of a step is computation, transfers and waiting. Each instruction is waited for.
+
+        Raises:
+            FileNotFoundError: there is no folder for the file.
+            RuntimeError: a trace is being recorded already.
+        """
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise FileNotFoundError(f"cannot write {path}: there is no such folder")
+        if self._trace is not None:
+            raise RuntimeError("a trace is being recorded already; end its `with` first")
+        trace = self._trace = Trace()
+        try:
+            yield trace
+        finally:
+            self._trace = None
+            if path is not None:
+                trace.write(path)

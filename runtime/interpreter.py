@@ -79,14 +79,14 @@ class Interpreter:
         self,
         store: Store,
         instructions: Iterable[Instruction],
-        after: Callable[[Instruction], None] = lambda _: None,
+        after: Callable[[Instruction, Store], None] = lambda *_: None,
     ) -> None:
-        """Carries instructions out one by one; `after` hears of each."""
+        """Carries instructions out one by one; `after` hears of each, with what there is then."""
         for instruction in instructions:
             self._execute(store, instruction)
             for key in instruction.free:
                 store.pop(key, None)
-            after(instruction)
+            after(instruction, store)
 
     def results(self, store: Store) -> dict[int, jax.Array]:
         """The results of the planned @main that are on these meshes, by their positions."""

@@ -20,6 +20,7 @@ from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement
 from alpa.runtime.signature import Signature
 from alpa.runtime.tiles import Tiles
+from alpa.runtime.trace import Recorder
 
 
 class LocalExecutable(Executable):
@@ -53,6 +54,7 @@ class LocalExecutable(Executable):
     def __call__(self, *arguments: Any) -> tuple[jax.Array | CutArray, ...]:
         self._signature.check_number(arguments)
         store: Store = {}
+        recorder = Recorder(self._script, settle=self._trace is not None)
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
             for argument in self.program.arguments:
                 given = arguments[argument.number]
@@ -62,8 +64,14 @@ class LocalExecutable(Executable):
                 array = self._signature.part(argument, given)
                 array = self._copies.find(array, self._placement.shardings[argument.value])
                 self._interpreter.feed(store, argument, array)
-            self._interpreter.run(store, self._script.instructions)
-            return self._collect(store)
+            recorder.start()
+            self._interpreter.run(store, self._script.instructions, after=recorder)
+            results = self._collect(store)
+        if self._trace is not None:
+            jax.block_until_ready(results)
+            names = [mesh.name for mesh in self.program.meshes]
+            self._trace.add([recorder.of(name, name) for name in names])
+        return results
 
     def create(
         self, numbers: Sequence[int], function: Callable[[], Sequence[jax.Array]]

@@ -86,7 +86,6 @@ def ray_cluster() -> Iterator[None]:
         num_cpus=16,
         include_dashboard=False,
         object_store_memory=200_000_000,
-        log_to_driver=False,
     )
     yield
     ray.shutdown()

@@ -139,9 +139,13 @@ class RayExecutable(Executable):
                 number=step.number,
                 feeds=sources,
                 free=self._group.collect(mesh),
+                traced=self._trace is not None,
             )
             step.calls[mesh] = self._group.call(mesh, "step", call, *sent[mesh])
         self._under_way.append(step)
+        if self._trace is not None:
+            times = (it for them in self.wait().values() for it in them)
+            self._trace.add([it.spans for it in times if it.spans is not None])
         return self._results(step)
 
     def wait(self) -> dict[str, list[StepTimes]]:

@@ -158,6 +158,7 @@ class WorkerGroup:
         self, platform: Platform, placement: PlacementGroup, bundles: Mapping[int, int]
     ) -> None:
         remote: Any = ray.remote  # its types know no options of actors
+        level = logging.getLogger("alpa").getEffectiveLevel()
         actor = remote(concurrency_groups={"io": 1})(Worker)
         for post in self._posts:
             strategy = PlacementGroupSchedulingStrategy(
@@ -169,7 +170,7 @@ class WorkerGroup:
                     scheduling_strategy=strategy,
                     runtime_env={"env_vars": _environment(post, platform, self.options)},
                     **actor_resources(post, platform),
-                ).remote(post, platform, self.options)
+                ).remote(post, platform, self.options, level)
             )
 
     def _connect(self) -> str:

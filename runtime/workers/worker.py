@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -17,15 +18,18 @@ from jaxlib import version
 
 from alpa.dialects import parse
 from alpa.runtime.compile_cache import CompileCache
-from alpa.runtime.instructions import Instruction, Move, Script
+from alpa.runtime.instructions import Instruction, Script
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module
 from alpa.runtime.placement import Placement
 from alpa.runtime.stages import compile_stages
 from alpa.runtime.tiles import Tiles
+from alpa.runtime.trace import Recorder, WorkerSpans
 from alpa.runtime.workers.cluster import Post
 from alpa.runtime.workers.options import Platform, WorkerOptions
 from alpa.runtime.workers.transport import Transport, open_transport
+
+_log = logging.getLogger(__name__)
 
 ArrayId = tuple[int, int]
 """of an array that a worker holds: the number of the call that made it, and a position"""
@@ -38,13 +42,14 @@ class StepCall:
     `program` is the program's number, `number` that of the call. `feeds` has for each argument of
     the worker's mesh, by its position in the planned @main, the array that the worker holds, or the
     number of one that comes with the call. `free` are arrays that nobody can ask for any more; what
-    is fed of them is the step's own.
+    is fed of them is the step's own. `traced` asks for the spans of all instructions.
     """
 
     program: int
     number: int
     feeds: Mapping[int, ArrayId | int]
     free: Sequence[ArrayId]
+    traced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,7 @@ class StepTimes:
     run: float
     send: float
     receive: float
+    spans: WorkerSpans | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,10 @@ class Worker:
     """One process of a mesh. Its methods are called in this order: start, connect, then the others,
     and `load` before what names a program."""
 
-    def __init__(self, post: Post, platform: Platform, options: WorkerOptions) -> None:
+    def __init__(
+        self, post: Post, platform: Platform, options: WorkerOptions, log_level: int
+    ) -> None:
+        _log_to_stderr(log_level)
         self._post, self._options, self._platform = post, options, platform
         self._held: dict[ArrayId, jax.Array | Store] = {}
         self._programs: dict[int, _Loaded] = {}
@@ -98,6 +107,10 @@ class Worker:
         if platform == "cpu":
             jax.config.update("jax_platforms", "cpu")
             jax.config.update("jax_num_cpu_devices", len(post.devices))
+
+    def __repr__(self) -> str:
+        """What Ray puts before the lines of this process's log."""
+        return self._post.name
 
     def endpoint(self) -> tuple[str, str]:
         """An address for the mesh's processes to meet at, and the version of jaxlib here."""
@@ -161,14 +174,18 @@ class Worker:
             stages=stages,
             interpreter=Interpreter(placement, script, stages, tiles),
         )
-        return time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        _log.info(
+            "compiled %d fragments, or found them in the cache, in %.1f s", len(stages), seconds
+        )
+        return seconds
 
     def step(self, call: StepCall, *arrays: np.ndarray) -> StepTimes:
         """Runs the mesh's list once, and holds its results under (call.number, position)."""
         begin, processor = time.perf_counter(), time.process_time()
         loaded = self._programs[call.program]
         interpreter, program = loaded.interpreter, loaded.script.program
-        clock = _Clock(mesh=self._post.mesh, script=loaded.script)
+        recorder = Recorder(loaded.script, settle=call.traced)
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
             store: Store = {}
             for position, source in call.feeds.items():
@@ -179,15 +196,16 @@ class Worker:
                 else:
                     interpreter.feed(store, argument, given)
             self._free(call.free)
-            clock.start()
-            interpreter.run(store, loaded.instructions, after=clock)
+            recorder.start()
+            interpreter.run(store, loaded.instructions, after=recorder)
             results = interpreter.results(store)
             jax.block_until_ready(list(results.values()))
         self._held.update({(call.number, i): array for i, array in results.items()})
         return StepTimes(
             total=time.perf_counter() - begin,
             processor=time.process_time() - processor,
-            **clock.seconds,
+            **recorder.seconds(self._post.mesh),
+            spans=recorder.of(self._post.mesh, self._post.name) if call.traced else None,
         )
 
     def create(self, number: int, call: int, positions: Sequence[int], module: bytes) -> None:
@@ -252,26 +270,13 @@ class Worker:
             del self._held[key]
 
 
-@dataclass
-class _Clock:
-    """Adds up seconds by kind of instruction."""
-
-    mesh: str
-    script: Script
-
-    def start(self) -> None:
-        self.seconds = {"run": 0.0, "send": 0.0, "receive": 0.0}
-        self._last = time.perf_counter()
-
-    def __call__(self, instruction: Instruction) -> None:
-        kind = "run"
-        if isinstance(instruction, Move):
-            values = self.script.program.values
-            here = values[instruction.target[0]].mesh == self.mesh
-            kind = "receive" if here else "send"
-        now = time.perf_counter()
-        self.seconds[kind] += now - self._last
-        self._last = now
+def _log_to_stderr(level: int) -> None:
+    """Alpa's log of this process goes where Ray takes it from, to the caller's terminal."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("alpa")
+    logger.addHandler(handler)
+    logger.setLevel(level)
 
 
 def _ip() -> str:

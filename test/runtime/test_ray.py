@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +177,17 @@ def test_a_plan_that_is_larger_than_the_cluster(moves: str) -> None:
     large = on_three_hosts(moves)
     with pytest.raises(ClusterSizeError, match=r"needs 3 hosts with 1, 1, 1 GPU; .* have 0 GPU"):
         alpa.runtime.load(large, executor="ray", workers=WorkerOptions(platform="gpu"))
+
+
+def test_logs_of_workers_reach_the_caller(
+    moves: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under the mesh's name, as much of them as the caller's own logger wants."""
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
+    caplog.set_level(logging.INFO, logger="alpa")
+    text, deadline = "", time.monotonic() + 20
+    with alpa.runtime.load(moves, executor="ray", workers=workers):
+        while "compiled" not in text and time.monotonic() < deadline:
+            time.sleep(0.1)
+            text += "".join(capfd.readouterr())
+    assert re.search(r"\(mesh_\d on host 0 pid=\d+\).* INFO alpa\S*: compiled \d fragments", text)
