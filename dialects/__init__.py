@@ -6,6 +6,7 @@ Private jaxlib IR modules are imported here only.
 from __future__ import annotations
 
 from alpa.dialects.bindings import (
+    attributes_of,
     body,
     chlo,
     file_position,
@@ -28,6 +29,7 @@ from alpa.dialects.bindings import (
 )
 
 __all__ = [
+    "attributes_of",
     "body",
     "chlo",
     "file_position",

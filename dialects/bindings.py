@@ -15,6 +15,7 @@ from jaxlib.mlir._mlir_libs import _jax_mlir_ext as jax_extension
 from jaxlib.mlir.dialects import chlo, func, mpmd, sdy, stablehlo
 
 __all__ = [
+    "attributes_of",
     "body",
     "chlo",
     "file_position",
@@ -49,18 +50,45 @@ def make_context() -> ir.Context:
     return context
 
 
+class UnreadableError(ir.MLIRError):
+    """MLIR's reader asked for what cannot be, such as too much memory: the bytecode is broken."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, [])
+        self._message = f"this is no MLIR module: {reason}"
+        self._error_diagnostics: list[ir.DiagnosticInfo] = []
+
+
 def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
     """A verified module from MLIR text or bytecode.
 
     Raises:
         ir.MLIRError: the source does not parse or verify; the diagnostics are located.
     """
-    return ir.Module.parse(source, context or make_context())
+    try:
+        return ir.Module.parse(source, context or make_context())
+    except (ValueError, MemoryError) as error:
+        raise UnreadableError(str(error)) from error
 
 
 def parse_file(path: str | Path, context: ir.Context | None = None) -> ir.Module:
     """As `parse`, for a file; locations carry its path."""
-    return ir.Module.parseFile(str(path), context or make_context())
+    try:
+        return ir.Module.parseFile(str(path), context or make_context())
+    except (ValueError, MemoryError) as error:
+        raise UnreadableError(str(error)) from error
+
+
+def attributes_of(op: ir.OpView) -> list[tuple[str, ir.Attribute | str]]:
+    """The names and values of an op's attributes, which can be compared.
+
+    Of an op with a value that jaxlib has no Python class for (complex constants, in 0.10.2) all
+    that there is is its text.
+    """
+    try:
+        return list(op.attributes.items())
+    except TypeError:
+        return [("", str(op))]
 
 
 def format_error(error: ir.MLIRError) -> str:

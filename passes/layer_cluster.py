@@ -317,5 +317,9 @@ def _outline_group(
     with ir.InsertionPoint(block), computation.location:
         values = [graph.values[v] for v in outputs]
         return_([inside.get(value, value) for value in values])
+    if flops >= 2**63:
+        raise PassError(
+            computation, f"a layer takes {flops:.3g} operations, more than 64 bits can count"
+        )
     computation.attributes[FLOPS] = i64(int(flops))
     outside.update(zip(outputs, computation.results, strict=True))

@@ -218,6 +218,12 @@ def _as_mlir_pass(step: Pass, on_remark: Remark) -> Callable[[ir.Operation, Any]
         except OptionError as error:
             operation.location.emit_error(f"{step.name}: {error}")
             manager.signal_pass_failure()
+        except RuntimeError as error:
+            # What the bindings say of a name that they cannot make a str of.
+            if "str_from_cstr" not in str(error):
+                raise
+            operation.location.emit_error(f"{step.name}: a name in the program is not UTF-8")
+            manager.signal_pass_failure()
 
     return run_pass
 

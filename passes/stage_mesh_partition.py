@@ -132,6 +132,10 @@ class StageMeshPartition(Pass):
         if self.remat == "layer":
             rematerialise(function)
             graph = Graph.of(body(function))
+        if not graph.ops:
+            raise PassError(
+                function, "there is nothing to plan: the results are arguments as they are"
+            )
         stages = self._stages(function, graph, origins, cluster, given)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)

@@ -123,11 +123,7 @@ def elided_to_arguments(module: ir.Module) -> int:
         PassError: one of them is not directly in @main; `simplify-trivial-ops` moves it there.
     """
     main = main_function(module)
-    elided = [
-        op
-        for op in walk(module.body)
-        if isinstance(op, Constant) and str(op.attributes["value"]).startswith(_ELIDED)
-    ]
+    elided = [op for op in walk(module.body) if isinstance(op, Constant) and _ELIDED in str(op)]
     for op in elided:
         if op.operation.parent != main.operation:
             raise PassError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import cast
 
-from alpa.dialects import ir, mpmd, stablehlo, terminator, walk
+from alpa.dialects import attributes_of, ir, mpmd, stablehlo, terminator, walk
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,9 @@ def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value
     `inner` numbers the values of the regions around it, downwards from -1.
     """
     operands = tuple(inner[v] if v in inner else outer(v) for v in op.operands)
-    given = op.attributes.items()
-    attributes = frozenset((name, attr) for name, attr in given if not name.startswith("alpa."))
+    attributes = frozenset(
+        (name, attr) for name, attr in attributes_of(op) if not name.startswith("alpa.")
+    )
     regions: list[Hashable] = []
     for region in op.regions:
         for block in region.blocks:

@@ -47,3 +47,12 @@ func.func public @donated_to_no_result(%x: tensor<4xf32> {tf.aliasing_output = 2
 func.func public @dynamic(%x: tensor<?xf32>) -> tensor<?xf32> {
   return %x : tensor<?xf32>
 }
+
+// -----
+
+// expected-error @+2 {{a layer takes 1.48e+20 operations, more than 64 bits can count}}
+func.func public @too_large_for_this_world(%x: tensor<4194304x4194304xf32>) -> tensor<4194304x4194304xf32> {
+  %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0] : (tensor<4194304x4194304xf32>, tensor<4194304x4194304xf32>) -> tensor<4194304x4194304xf32>
+  %1 = stablehlo.dot_general %0, %x, contracting_dims = [1] x [0] : (tensor<4194304x4194304xf32>, tensor<4194304x4194304xf32>) -> tensor<4194304x4194304xf32>
+  return %1 : tensor<4194304x4194304xf32>
+}

@@ -50,3 +50,10 @@ func.func public @no_memory(%w: tensor<1048576x65536xf32> {alpa.role = "state"},
   } : (tensor<4xf32>) -> tensor<4xf32>
   return %0, %1 : tensor<1048576x65536xf32>, tensor<4xf32>
 }
+
+// -----
+
+// expected-error @+1 {{there is nothing to plan: the results are arguments as they are}}
+func.func public @nothing_to_compute(%x: tensor<4xf32> {alpa.role = "constant"}) -> (tensor<4xf32> {alpa.result = "last"}) {
+  return %x : tensor<4xf32>
+}

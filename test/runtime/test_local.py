@@ -450,3 +450,19 @@ def test_sources_and_the_module_given_stays_as_it_is(tmp_path) -> None:
     for source in (path, str(path), module):
         assert_close(alpa.runtime.load(source)(*given), tied_reference(*given, batches=1))
     assert str(module) == before
+
+
+def test_complex_numbers() -> None:
+    """Constants of which jaxlib's bindings have no Python class, and sums that begin with one."""
+
+    def spectrum(w: Any, x: Any) -> Any:
+        y = jnp.fft.fft(jnp.tanh(x @ w)) * (2 + 1j)
+        return jnp.sum(y * jnp.conj(y)).real, jnp.sum(y, axis=0)
+
+    generator = np.random.default_rng(0)
+    given = [generator.normal(size=size).astype(np.float32) for size in ((16, 16), (8, 16))]
+    module = jax.jit(spectrum).lower(*given).as_text()
+    planned = alpa.passes.run(module, "alpa{cluster=cpu:1x4 num-layers=2 num-stages=2}")
+    results = alpa.runtime.load(planned)(*given)
+    for result, expected in zip(results, spectrum(*given), strict=True):
+        assert np.max(np.abs(result - expected)) <= 1e-4 * np.max(np.abs(expected))

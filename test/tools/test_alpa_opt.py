@@ -93,6 +93,15 @@ def test_bad_input_is_a_located_error(data: bytes, message: str, tmp_path: Path)
     assert "Traceback" not in said
 
 
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    program = r'sdy.mesh @"\FE" = <["a"=2]>' + f"\n{PROGRAM}"
+    (tmp_path / "bad.mlir").write_text(program)
+    status, _, said = alpa_opt("bad.mlir", "--pipeline=simplify-trivial-ops", cwd=tmp_path)
+    assert status == 1
+    assert "error: simplify-trivial-ops: a name in the program is not UTF-8" in said
+    assert "Traceback" not in said
+
+
 def test_error_shows_its_line() -> None:
     status, _, said = alpa_opt(stdin=PROGRAM.replace("%x, %x", "%x, %y").encode())
     assert status == 1
