@@ -21,8 +21,8 @@ from alpa.passes import pipeline
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
+from alpa.tools.guard import guard, is_bytecode, reading_bytecode
 
-_BYTECODE = b"ML\xefR"
 _SPLIT_MARKER = "// -----"
 _LARGE_CONSTANT = 16
 _STDIN, _STDOUT = 0, 1
@@ -58,9 +58,12 @@ class _Source:
 
     @property
     def lines(self) -> list[str]:
-        return [] if self.data.startswith(_BYTECODE) else self.data.decode().split("\n")
+        return [] if is_bytecode(self.data) else self.data.decode().split("\n")
 
     def parse(self, context: ir.Context) -> ir.Module:
+        if is_bytecode(self.data):
+            with reading_bytecode():
+                return parse(self.data, context)
         return parse(self.data, context) if self.path is None else parse_file(self.path, context)
 
     def place(self, place: Place) -> Place:
@@ -83,6 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("alpa-opt: error: interrupted")
     return 1
+
+
+def command(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The command `alpa-opt`."""
+    guard("alpa-opt")
+    sys.exit(main(arguments))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -216,7 +225,7 @@ def _sources(file: str, split: bool) -> Iterator[_Source]:
             data = stream.read()
     except OSError as error:
         raise _CommandError(f"{name}: error: {error.strerror}") from error
-    if data.startswith(_BYTECODE):
+    if is_bytecode(data):
         yield _Source(file=name, data=data)
         return
     try:
@@ -286,4 +295,4 @@ def _pass_list() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

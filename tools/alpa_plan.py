@@ -38,6 +38,7 @@ from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Clock, Inter, Planned, PlanningError, Settings, plan
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
+from alpa.tools.guard import guard
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
 
@@ -82,6 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         return 0
     return 1
+
+
+def command(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The command `alpa-plan`."""
+    guard("alpa-plan")
+    sys.exit(main(arguments))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -323,4 +330,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()
