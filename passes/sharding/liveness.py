@@ -6,8 +6,8 @@ shard, which depend on its node's strategy, from the op that makes it to its las
 * a state, or a constant argument, all the time; a state's new value takes the place of the old
   one where that is donated;
 * what a fragment returns from its start on, for XLA reserves the place of results first (a
-  temporary that fits may lie there until the result is written); what the forward part leaves for
-  the backward part once for each micro-batch in flight;
+  temporary that fits may lie there until the result is written), as many versions of it as there
+  are micro-batches that need it (`versions.py`);
 * a gradient that is added up over several micro-batches all the time, as its accumulator is;
 * inside a fragment what is written to memory: results of an element-wise op that only feeds
   another are fused into it; views, transposes that dots read as they are, and what is free in any
@@ -32,6 +32,7 @@ from alpa.passes.analysis.graph import folds_into_dots, type_bytes
 from alpa.passes.sharding.copies import LocalBytes, copies_for_ops
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import ShardGraph
+from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.shard_problem import Usage
 
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
@@ -44,10 +45,10 @@ _SMALL = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Residence:
-    """What outlives fragments: micro-batches in the step and in flight, and who is donated."""
+    """What outlives fragments: micro-batches of a step, versions of values, and who is donated."""
 
     num_micro_batches: int
-    in_flight: int
+    versions: Versions
     donated: frozenset[ir.Value]
     """results of fragments that take the place of a donated argument"""
 
@@ -71,7 +72,7 @@ def held(
     residence: Residence,
 ) -> list[Held]:
     """The usages of one mesh: its arguments, what transfers bring to it, and its fragments."""
-    batches = residence.num_micro_batches
+    batches, versions = residence.num_micro_batches, residence.versions
     accumulated = {
         result
         for fragment in fragments
@@ -98,10 +99,13 @@ def held(
         stays = attributes.role != "batch" or batches > 1
         kind = "inputs" if attributes.role == "batch" else "states"
         add(kind, value, 0, end if stays else last.get(value, end))
-    first = {v: start for f, (start, _) in zip(fragments, spans, strict=True) for v in f.operands}
+    first: dict[ir.Value, int] = {}
+    for fragment, (start, _) in zip(fragments, spans, strict=True):
+        for operand in fragment.operands:
+            first.setdefault(operand, start)
     for value in transfers:
         start = max(0, first.get(value, end) - 1)
-        add("activations", value, start, last.get(value, end), residence.in_flight)
+        add("activations", value, start, last.get(value, end), versions.of(value))
     for fragment, (start, _) in zip(fragments, spans, strict=True):
         part = read_part(fragment)
         for result in fragment.results:
@@ -110,9 +114,8 @@ def held(
             if result in accumulated:
                 add("gradients", result, 0, end)
             else:
-                copies = residence.in_flight if part == "forward" else 1
                 kind = "activations" if part == "forward" else "gradients"
-                add(kind, result, start, last.get(result, end), copies)
+                add(kind, result, start, last.get(result, end), versions.of(result))
     read = residence.donated | accumulated | set(last)
     inside = _in_place_of_results(clock, fragments, spans, read)
     for value, start in clock.made.items():

@@ -42,6 +42,7 @@ from alpa.passes.sharding.spaces import Layouts
 from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
+from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.schedule import in_flight
 from alpa.passes.solve.shard_problem import OutOfMemoryError
 
@@ -62,8 +63,8 @@ class MeshPart:
     plan: Plan
     graph: ShardGraph
     landing_bandwidth: float
-    in_flight: int
-    """micro-batches whose activations are kept at a time"""
+    versions: Versions
+    """of the values that fragments exchange"""
     totals: frozenset[int] = frozenset()
     """results of @main that are gradients, read as sums over the micro-batches"""
 
@@ -87,9 +88,12 @@ class MeshPart:
         else:
             bandwidth = cluster.inter_host.bandwidth / devices
         meshes = [other.name for other in read_meshes(function)]
-        to_last = len(meshes) - meshes.index(assignment.name)
-        kept = in_flight(plan.schedule, plan.num_micro_batches, to_last)
-        return cls(function, assignment.name, plan, graph, bandwidth, kept)
+        kept = {
+            name: in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - stage)
+            for stage, name in enumerate(meshes)
+        }
+        versions = Versions(mesh=assignment.name, kept=kept)
+        return cls(function, assignment.name, plan, graph, bandwidth, versions)
 
     def build(self) -> list[Step]:
         """Adds arguments, then transfers and fragments in program order; what each costs."""
@@ -159,7 +163,7 @@ class MeshPart:
             ],
             Residence(
                 num_micro_batches=self.plan.num_micro_batches,
-                in_flight=self.in_flight,
+                versions=self.versions,
                 donated=frozenset(new),
             ),
         )

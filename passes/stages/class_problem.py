@@ -39,6 +39,7 @@ from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Known, Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.sharding.strategies import splittable
+from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.class_costs import ClassCosts, Work
@@ -51,6 +52,9 @@ RADIUS = 2
 """Of folding: GPT-39B's fastest choices cost 0.1 % more than at the radius that is used there."""
 TIME_LIMIT = 10.0
 """Seconds for each mesh and price; what is found by then is a choice, too."""
+
+_ONE = Versions(mesh=MESH, kept={MESH: 1})
+"""What stays for each micro-batch in flight is told apart: the stage decides how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,7 +163,7 @@ def _part(
 ) -> _Part:
     graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None, known)
     built = MeshPart(
-        layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, 1, layer.totals
+        layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, _ONE, layer.totals
     )
     given = {c.result for c in _constraints(layer)}
     steps = [
@@ -238,7 +242,7 @@ def _memory(
         [],
         fragments,
         [],
-        Residence(num_micro_batches=1, in_flight=1, donated=frozenset()),
+        Residence(num_micro_batches=1, versions=_ONE, donated=frozenset()),
     )
     passing = tuple(row.usage for row in rows if row.kind in ("temporaries", "copies"))
     return resident, passing

@@ -1,0 +1,69 @@
+"""How many versions of a value a mesh holds at a time, of one micro-batch each.
+
+A value moves to another mesh right before the work that reads it first (`runtime/instructions.py`),
+and its mesh lets it go then. So the mesh holds
+
+* of what a forward part leaves to the backward part of its mesh, made there or received: one for
+  each micro-batch in flight;
+* of what a forward part makes for the backward part of another mesh: as many;
+* of what a forward part makes for the forward parts of other meshes, or a backward part for
+  backward parts: the one that is being made, and one for each stage from here to the farthest
+  reader, which is that much behind;
+* of anything else one.
+
+With one micro-batch in flight that is one of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from alpa.dialects import func, ir, mpmd
+from alpa.dialects.attributes import Part, read_part
+from alpa.dialects.mpmd_types import MeshTensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """Of the values of one mesh."""
+
+    mesh: str
+    kept: Mapping[str, int]
+    """micro-batches in flight on each mesh, the first stage's first"""
+
+    @property
+    def in_flight(self) -> int:
+        """On the mesh itself."""
+        return self.kept[self.mesh]
+
+    def of(self, value: ir.Value) -> int:
+        """Of what a fragment on the mesh returns, or a transfer brings to it."""
+        maker = value.owner
+        source = maker.operands[0].owner if isinstance(maker, mpmd.TransferOp) else maker
+        made = _part(source)
+        users = [use.owner for use in value.uses]
+        if any(isinstance(user, func.ReturnOp) for user in users):
+            return 1 if made == "update" else self.in_flight
+        read = {_part(user) for user in users}
+        if isinstance(maker, mpmd.TransferOp):
+            return self.in_flight if {"forward", "backward"} <= read else 1
+        if made == "forward" and "backward" in read:
+            return self.in_flight
+        transfers = [user for user in users if isinstance(user, mpmd.TransferOp)]
+        return max((self._until_taken(made, one) for one in transfers), default=1)
+
+    def _until_taken(self, made: Part | None, transfer: mpmd.TransferOp) -> int:
+        """The versions that there are while the farther mesh has not come to read the next one."""
+        readers = [use.owner for use in transfer.results[0].uses]
+        parts = {_part(reader) for reader in readers}
+        if made in parts:
+            there, stages = MeshTensor.from_type(transfer.results[0].type).mesh, list(self.kept)
+            distance = abs(stages.index(there) - stages.index(self.mesh))
+            return min(1 + distance, max(self.in_flight, self.kept[there]))
+        return self.in_flight if "backward" in parts else 1
+
+
+def _part(op: ir.OpView | ir.Operation | ir.Block) -> Part | None:
+    """The part of the step that a fragment belongs to; None for what is none."""
+    return read_part(op) if isinstance(op, mpmd.FragmentOp) else None

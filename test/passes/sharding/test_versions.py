@@ -1,0 +1,81 @@
+"""Versions of values against the instructions that the runtime runs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from alpa import passes
+from alpa.dialects import body, func, ir, main_function, parse
+from alpa.dialects.attributes import Plan, Schedule, read_meshes
+from alpa.passes.analysis import planned
+from alpa.passes.analysis.planned import Program
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.sharding.mesh_part import MeshPart
+from alpa.runtime.instructions import Key, write_script
+from alpa.tools import zoo
+
+BATCHES = 6
+CLUSTER = "cpu:2x4"
+
+
+@cache
+def cut() -> str:
+    """Stages that read of more than their neighbours."""
+    module = passes.run(
+        zoo.get("unet-tiny", optimizer="sgd").lower(2),
+        "simplify-trivial-ops,layer-cluster{num-layers=4},stage-mesh-partition"
+        f"{{cluster={CLUSTER} num-stages=4 num-micro-batches={BATCHES} schedule=1f1b}}",
+    )
+    return str(module)
+
+
+def values_of(function: func.FuncOp) -> list[ir.Value]:
+    """By their numbers in the program."""
+    block = body(function)
+    return [*block.arguments, *(result for op in block.operations for result in op.results)]
+
+
+def most_versions(program: Program, mesh: str) -> dict[int, int]:
+    """Of each value on a mesh, while the mesh runs its list."""
+    live: dict[int, set[Key]] = {}
+    most: dict[int, int] = {}
+    for instruction in write_script(program).on(mesh):
+        made = getattr(instruction, "outputs", None) or [getattr(instruction, "target", None)]
+        for key in made:
+            if key is not None and program.values[key[0]].mesh == mesh:
+                live.setdefault(key[0], set()).add(key)
+                most[key[0]] = max(most.get(key[0], 0), len(live[key[0]]))
+        for key in instruction.free:
+            if program.values[key[0]].mesh == mesh:
+                live.get(key[0], set()).discard(key)
+    return most
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_versions_are_those_of_the_instructions_and_one_that_is_on_its_way(
+    schedule: Schedule,
+) -> None:
+    module = parse(cut().replace('"1f1b"', f'"{schedule}"'))
+    function = main_function(module)
+    plan, cluster = Plan.read(function), Cluster.parse(CLUSTER)
+    assert plan is not None
+    assert plan.schedule == schedule
+    program = planned.read(module)
+    values = values_of(function)
+    assert len(values) == len(program.values)
+    results = {result.value for result in program.results}
+    # What is sent may not have left yet when the next one is made; and under 1f1b a stage begins a
+    # backward in every other round only, so that fewer are waiting.
+    more = 1 if schedule == "gpipe" else 2
+    seen: set[str | None] = set()
+    for mesh in read_meshes(function):
+        part = MeshPart.of(function, mesh, cluster, plan, lambda _: None, lambda *_: None)
+        for number, most in most_versions(program, mesh.name).items():
+            made = program.parts[number]
+            if made in ("forward", "backward") and number not in program.totals | results:
+                counted = part.versions.of(values[number])
+                assert most <= counted <= most + more
+                seen.add(made)
+    assert seen == {"forward", "backward"}
