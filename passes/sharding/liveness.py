@@ -3,8 +3,8 @@
 Time counts the ops of the mesh's fragments in program order. A value holds the bytes of its
 shard, which depend on its node's strategy, from the op that makes it to its last use:
 
-* a state, or a constant argument, all the time; a state's new value takes the place of the old
-  one where that is donated;
+* an argument all the time, the batch as often as there are micro-batches; a state's new value takes
+  the place of the old one where that is donated;
 * what a fragment returns from its start on, for XLA reserves the place of results first (a
   temporary that fits may lie there until the result is written), as many versions of it as there
   are micro-batches that need it (`versions.py`);
@@ -98,7 +98,8 @@ def held(
     for value, attributes in arguments:
         stays = attributes.role != "batch" or batches > 1
         kind = "inputs" if attributes.role == "batch" else "states"
-        add(kind, value, 0, end if stays else last.get(value, end))
+        copies = batches if kind == "inputs" else 1
+        add(kind, value, 0, end if stays else last.get(value, end), copies)
     first: dict[ir.Value, int] = {}
     for fragment, (start, _) in zip(fragments, spans, strict=True):
         for operand in fragment.operands:

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from alpa.passes.sharding.strategies import most_ways
+from alpa.passes.stages.exchange import End
 from alpa.passes.stages.layer_classes import Link
 
 _PARTS = ("forward", "backward", "update")
@@ -31,6 +32,10 @@ class ClassCosts:
     transient: np.ndarray
     links: dict[Link, float]
     """seconds each time that a link's value goes from one layer to another"""
+    sent: dict[End, float]
+    """bytes a device of what a stage sends, of all versions that it holds at a time"""
+    received: dict[End, float]
+    """bytes a device of what a stage receives"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,4 +63,6 @@ class Work:
             **{part: found / count for part, found in seconds.items()},
             **{kind: getattr(self.costs, kind) / count for kind in _KINDS},
             links=dict.fromkeys(self.costs.links, 0.0),
+            sent={end: held / count for end, held in self.costs.sent.items()},
+            received={end: held / count for end, held in self.costs.received.items()},
         )

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import inf
 
@@ -44,6 +45,7 @@ from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.class_costs import ClassCosts, Work
 from alpa.passes.stages.cost import op_seconds
+from alpa.passes.stages.exchange import Exchange
 from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
 
 GAP = 3e-2
@@ -104,6 +106,11 @@ class ClassSolver:
     intra: Intra
     batches: tuple[BatchDims, ...] | None
     """of the classes' programs; None where the whole space is searched"""
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """What stages of the classes' layers exchange."""
+        return Exchange.of(self.classes)
 
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
         """The problem of a mesh. Raises PassError where an op cannot be on it."""
@@ -212,16 +219,16 @@ def _memory(
     values = list(block.arguments)
     resident: list[_Resident] = []
 
-    def stays(kind: str, value: ir.Value) -> None:
+    def stays(kind: str, value: ir.Value, copies: int = 1) -> None:
         placed = graph.placed[value]
-        held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type))
+        held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
         resident.append(_Resident(kind=kind, node=placed.node, bytes=held))
 
     fragments = built.fragments()
     elsewhere = [returned(layer)[r] for r in layer.totals]
     for number, (value, argument) in enumerate(zip(values, attributes, strict=True)):
-        if number not in layer.boundary and argument.role != "batch":
-            stays("state", value)
+        if number not in layer.boundary:
+            stays("state", value, plan.num_micro_batches if argument.role == "batch" else 1)
     for number in layer.kept:
         stays("activation", values[number])
     made = {r for f in fragments if read_part(f) == "forward" for r in f.results}
@@ -348,6 +355,8 @@ class ClassProblem:
             link: float(matrix[choice[source], choice[target]])
             for link, (source, target, matrix) in self.links.items()
         }
+        # The one that is made while the one before is on its way (`sharding/versions.py`).
+        versions = min(2, self._micro_batches)
         return ClassCosts(
             forward=forward,
             backward=backward,
@@ -356,7 +365,21 @@ class ClassProblem:
             activation=activation,
             transient=transient,
             links=links,
+            sent={
+                (c, r): versions * self._held(c, self.parts[c].results[r], choice)
+                for c, r in self.solver.exchange.sent
+            },
+            received={
+                (c, a): self._held(c, self.parts[c].arguments[a], choice)
+                for c, a in self.solver.exchange.received
+            },
         )
+
+    def _held(self, number: int, placed: Placed, choice: Sequence[int]) -> float:
+        """Bytes of a value of a class on each device."""
+        sizes = LocalBytes(self.parts[number].graph)
+        held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type))
+        return float(held[choice[self.offset[number] + placed.node]])
 
     def _class_costs(self, part: _Part, choice: Sequence[int]) -> list[float]:
         seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}

@@ -17,10 +17,10 @@ from alpa.dialects.attributes import Plan
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.cost import Boundary, intervals, pairs_inside
-from alpa.passes.stages.layer_classes import LayerClasses
 
 if TYPE_CHECKING:
     from alpa.passes.solve import stage_dp
+    from alpa.passes.stages.class_problem import ClassSolver
 
 PRICES = (1.0, 10.0)
 """Of memory: beside the fastest sharding those that hold less (see `shard_pareto.solve`)."""
@@ -45,6 +45,8 @@ class Option:
     """per device, the most that is needed besides at any time"""
     activation_bytes: np.ndarray
     """per device and micro-batch in flight"""
+    exchanged_bytes: np.ndarray
+    """per device, of what goes to other stages and comes from them"""
     remat: float = 0.0
     """the share of a stage's layers, from its first on, that are rematerialised"""
     is_bound: bool = False
@@ -60,7 +62,7 @@ class Option:
     @property
     def fixed_bytes(self) -> np.ndarray:
         """Per device, whatever is in flight."""
-        return self.state_bytes + self.transient_bytes
+        return self.state_bytes + self.transient_bytes + self.exchanged_bytes
 
     def max_in_flight(self, memory: float) -> np.ndarray:
         """How many micro-batches fit, 0 where not even the states do."""
@@ -77,9 +79,10 @@ class Option:
 
 
 def option_of(
-    classes: LayerClasses, costs: ClassCosts, hosts: int, devices: int, shape: tuple[int, ...]
+    solver: ClassSolver, costs: ClassCosts, hosts: int, devices: int, shape: tuple[int, ...]
 ) -> Option:
     """What intervals of layers cost by what their classes do."""
+    classes, exchange = solver.classes, solver.exchange
     at = np.array(classes.class_of)
     count = len(at)
     valid = np.triu(np.ones((count, count), dtype=bool))
@@ -93,6 +96,10 @@ def option_of(
             between[kind][min(ends), max(ends)] += costs.links[link]
     seconds = intervals((costs.forward + costs.backward)[at]) + pairs_inside(between["forward"])
     update = intervals(costs.update[at]) + pairs_inside(between["update"])
+    exchanged = np.zeros((count, count))
+    for held, values in ((costs.sent, exchange.sent), (costs.received, exchange.received)):
+        for end, number in values.items():
+            exchanged += held[end] * number
     return Option(
         hosts=hosts,
         devices=devices,
@@ -102,6 +109,7 @@ def option_of(
         state_bytes=intervals(costs.state[at]),
         transient_bytes=_largest(costs.transient[at]),
         activation_bytes=intervals(costs.activation[at]),
+        exchanged_bytes=exchanged,
     )
 
 
@@ -119,6 +127,7 @@ def impossible(
         state_bytes=nothing,
         transient_bytes=nothing,
         activation_bytes=nothing,
+        exchanged_bytes=nothing,
         problem=problem,
     )
 
@@ -147,6 +156,7 @@ def _even_bytes(option: Option, one_device: Option) -> Option:
         state_bytes=one_device.state_bytes / option.size,
         transient_bytes=one_device.transient_bytes / option.size,
         activation_bytes=one_device.activation_bytes / option.size,
+        exchanged_bytes=one_device.exchanged_bytes / option.size,
         is_bound=True,
     )
 
@@ -183,6 +193,7 @@ def _mixed(without: Option, whole: Option, share: float) -> Option:
         return put(a, a[i, k - 1] + b[k, j] + np.maximum(*crossing))
 
     a, b = whole.transient_bytes, without.transient_bytes
+    exchanged = np.maximum(whole.exchanged_bytes, without.exchanged_bytes)
     return replace(
         whole,
         seconds=sum_of("seconds"),
@@ -190,6 +201,7 @@ def _mixed(without: Option, whole: Option, share: float) -> Option:
         state_bytes=sum_of("state_bytes"),
         transient_bytes=put(a, np.maximum(a[i, k - 1], b[k, j])),
         activation_bytes=sum_of("activation_bytes"),
+        exchanged_bytes=put(whole.exchanged_bytes, exchanged[i, j]),
         remat=share,
     )
 

@@ -84,7 +84,7 @@ class OneDevice:
             costing=costing,
             remat_costing=remat_costing,
             may_rematerialise=may_rematerialise,
-            option=option_of(costing.solver.classes, costs, 1, 1, (1,)),
+            option=option_of(costing.solver, costs, 1, 1, (1,)),
             work=problem.work(costs),
         )
 
@@ -92,7 +92,7 @@ class OneDevice:
         """Makes `again` known. Raises as `of`."""
         solver = self.remat_costing().solver
         (costs,) = solver.pose(1, 1, (1,)).solve(())
-        self.again = replace(option_of(solver.classes, costs, 1, 1, (1,)), remat=1.0)
+        self.again = replace(option_of(solver, costs, 1, 1, (1,)), remat=1.0)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -192,4 +192,4 @@ class View:
         return replace(self._option(self.one.costing, costs), is_bound=True)
 
     def _option(self, costing: Costing, costs: ClassCosts) -> Option:
-        return option_of(costing.solver.classes, costs, self.hosts, self.devices, self.shape)
+        return option_of(costing.solver, costs, self.hosts, self.devices, self.shape)

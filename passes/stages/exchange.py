@@ -1,0 +1,77 @@
+"""Which values the stages of a cut exchange, told by the classes of their layers.
+
+What stays for each micro-batch in flight is counted elsewhere: what a layer's forward part leaves
+to its own backward part, and what its backward part reads of other layers' forward parts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from alpa.dialects import mpmd
+from alpa.dialects.attributes import read_part
+from alpa.passes.stages.layer_classes import LayerClass, LayerClasses, returned
+
+End = tuple[int, int]
+"""A class, and a result or an argument of its program."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exchange:
+    """How many values of a kind a stage of layers i to j exchanges with others: arrays [K, K]."""
+
+    sent: dict[End, np.ndarray]
+    """by the class that makes them, and the result"""
+    received: dict[End, np.ndarray]
+    """by the class that reads them first in the stage, and the argument"""
+
+    @classmethod
+    def of(cls, classes: LayerClasses) -> Exchange:
+        count = len(classes.class_of)
+        sent: dict[End, np.ndarray] = defaultdict(lambda: np.zeros((count, count)))
+        received: dict[End, np.ndarray] = defaultdict(lambda: np.zeros((count, count)))
+        for (maker, result), readers in _readers(classes).items():
+            end = (classes.class_of[maker], result)
+            stays = _stays(classes.classes[end[0]], result)
+            behind = sorted(layer for layer in readers if layer > maker)
+            before = sorted((layer for layer in readers if layer < maker), reverse=True)
+            if behind and not stays:
+                sent[end][: maker + 1, maker : behind[-1]] += 1
+            if before and not stays:
+                sent[end][before[-1] + 1 : maker + 1, maker:] += 1
+            # Only the first reader in a stage counts: none that is nearer to the maker is in it.
+            for nearer, layer in pairwise([maker, *behind]):
+                first = (classes.class_of[layer], readers[layer])
+                received[first][nearer + 1 : layer + 1, layer:] += 1
+            for nearer, layer in pairwise([maker, *before]):
+                first = (classes.class_of[layer], readers[layer])
+                received[first][: layer + 1, layer:nearer] += 1
+        for number, argument in list(received):
+            if argument in classes.classes[number].kept:
+                del received[number, argument]
+        return cls(sent=dict(sent), received=dict(received))
+
+
+def _readers(classes: LayerClasses) -> dict[tuple[int, int], dict[int, int]]:
+    """By (layer, result) of what it makes for each micro-batch: the layers that read it, and as
+    which argument."""
+    found: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    for link, pairs in classes.links.items():
+        if link.part != "update":
+            for producer, reader in pairs:
+                found[producer, link.result][reader] = link.argument
+    return found
+
+
+def _stays(layer: LayerClass, result: int) -> bool:
+    """Whether the layer's own backward part reads what its forward part makes."""
+    value = returned(layer)[result]
+    made = isinstance(value.owner, mpmd.FragmentOp) and read_part(value.owner) == "forward"
+    users = (use.owner for use in value.uses)
+    return made and any(
+        isinstance(user, mpmd.FragmentOp) and read_part(user) == "backward" for user in users
+    )
