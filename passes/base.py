@@ -30,6 +30,17 @@ class PassError(Exception):
         self.notes = tuple((location_of(other), note) for other, note in notes)
 
 
+class NoRoomError(PassError):
+    """A mesh cannot hold what was put on it.
+
+    `missing` is what it lacks at least, as a share of a device's memory; 0 where only time ran out.
+    """
+
+    def __init__(self, where: ir.OpView | ir.Operation, message: str, missing: float) -> None:
+        super().__init__(where, message)
+        self.missing = missing
+
+
 class OptionError(ValueError):
     """An option of a pass has an unknown name or a value that does not fit."""
 

@@ -53,7 +53,7 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.plan import plan_and_cluster
-from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.base import NoRoomError, Pass, PassError, Remark, option
 from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
@@ -171,7 +171,10 @@ class IlpShardAnnotate(Pass):
                 choice = list(solution.choice)
         except OutOfMemoryError as error:
             raise part.out_of_memory(error, posed.usages) from error
-        except (InfeasibleError, SolverFailedError, TimeoutError) as error:
+        except TimeoutError as error:  # There is always a choice: what is hard is to fit.
+            message = f"no sharding for {part.name}: {error}"
+            raise NoRoomError(part.function, message, missing=0.0) from error
+        except (InfeasibleError, SolverFailedError) as error:
             raise PassError(part.function, f"no sharding for {part.name}: {error}") from error
         if solution.status != "optimal":
             remark(

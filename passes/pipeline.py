@@ -63,11 +63,17 @@ PIPELINES = {
     )
 }
 
+OnError = Callable[[PassError], None]
+
 _logger = logging.getLogger("alpa")
 
 
 def run(
-    source: ir.Module | str | bytes, pipeline: str, *, on_remark: Remark | None = None
+    source: ir.Module | str | bytes,
+    pipeline: str,
+    *,
+    on_remark: Remark | None = None,
+    on_error: OnError | None = None,
 ) -> ir.Module:
     """Runs a pipeline such as `alpa{cluster=cpu:2x4 num-layers=4}` on a program.
 
@@ -75,6 +81,7 @@ def run(
         source: a module, rewritten in place, or MLIR text or bytecode, parsed in a fresh context.
         pipeline: passes in MLIR's textual syntax, ours and MLIR's.
         on_remark: receives what passes say that is no error; by default the logger `alpa` does.
+        on_error: receives why a pass of ours cannot go on, before that is raised as an MLIRError.
 
     Returns:
         The rewritten module.
@@ -86,7 +93,7 @@ def run(
     steps = _steps(pipeline)
     module = source if isinstance(source, ir.Module) else parse(source)
     manager = passmanager.PassManager("builtin.module", context=module.context)
-    _add_steps(manager, steps, on_remark)
+    _add_steps(manager, steps, on_remark, on_error)
     manager.run(module.operation)
     return module
 
@@ -104,7 +111,7 @@ def add_to(
     Raises:
         PipelineError: the pipeline's text is wrong; nothing was added.
     """
-    _add_steps(manager, _steps(pipeline), on_remark)
+    _add_steps(manager, _steps(pipeline), on_remark, None)
 
 
 def upstream_names() -> list[str]:
@@ -190,21 +197,26 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _add_steps(
-    manager: passmanager.PassManager, steps: Sequence[Pass | str], on_remark: Remark | None
+    manager: passmanager.PassManager,
+    steps: Sequence[Pass | str],
+    on_remark: Remark | None,
+    on_error: OnError | None,
 ) -> None:
     for step in steps:
         if isinstance(step, str):
             manager.add(step)
         else:
             manager.add(
-                _as_mlir_pass(step, on_remark or _log_remark),
+                _as_mlir_pass(step, on_remark or _log_remark, on_error),
                 name=step.name,
                 argument=step.name,
                 description=step.summary(),
             )
 
 
-def _as_mlir_pass(step: Pass, on_remark: Remark) -> Callable[[ir.Operation, Any], None]:
+def _as_mlir_pass(
+    step: Pass, on_remark: Remark, on_error: OnError | None
+) -> Callable[[ir.Operation, Any], None]:
     def run_pass(operation: ir.Operation, manager: Any) -> None:
         # The bindings hand out the op; as a view it has all that a pass uses of a module.
         module = cast(ir.Module, operation.opview)
@@ -213,6 +225,8 @@ def _as_mlir_pass(step: Pass, on_remark: Remark) -> Callable[[ir.Operation, Any]
             with operation.location, _without_collector():
                 step.run(module, on_remark)
         except PassError as error:
+            if on_error is not None:
+                on_error(error)
             error.location.emit_error(with_notes(error.message, error.notes))
             manager.signal_pass_failure()
         except OptionError as error:

@@ -31,6 +31,8 @@ Options:
     objective: `step`, the seconds of a step; or `throughput`, for forward-only programs that run
         over and over: the seconds of the longest stage, as in AlpaServe.
     intra: what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by its costs.
+    reserve: the share of each device's memory that stages are cut to leave free, from 0 up to 1:
+        where `ilp-shard-annotate` finds no room for a stage, another cut may have it.
     processes: how many solve large problems beside this one; `auto`: one for each core.
 
 Fails when:
@@ -100,6 +102,7 @@ class StageMeshPartition(Pass):
     equal_layers: bool = option(False, "stages of equally many layers on equal submeshes")
     objective: Literal["step", "throughput"] = option("step", "what is to be least")
     intra: Intra = option("auto", "inside a mesh: the whole space, or what a baseline does")
+    reserve: float = option(0.0, "share of each device's memory to leave free")
     processes: int | Literal["auto"] = option("auto", "that solve large problems beside this one")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
@@ -116,6 +119,8 @@ class StageMeshPartition(Pass):
             raise PassError(function, str(error)) from error
         if self.num_micro_batches < 1:
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
+        if not 0 <= self.reserve < 1:
+            raise PassError(function, f"reserve is {self.reserve:g}; from 0 up to 1, which is all")
         graph = Graph.of(body(function))
         origins = origins_of(graph)
         if self.objective == "throughput":
@@ -183,7 +188,9 @@ class StageMeshPartition(Pass):
                     "not possible; leave mesh-shape out, or the shardings",
                 )
             return _one_stage(graph, cluster, given, num_layers, self.num_micro_batches)
-        plan = self._plan()
+        plan, memory = self._plan(), cluster.device.memory
+        left = replace(cluster.device, memory=int(memory * (1 - self.reserve)))
+        cluster = replace(cluster, device=left)
         arguments, results = read_arguments(function), read_results(function)
         with ExitStack() as stack:
             workers = stack.enter_context(Workers(self.processes))

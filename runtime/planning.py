@@ -10,6 +10,11 @@ well: it is planned first, and if it cannot be planned, neither can GPipe. With 
 one stage the two take the same time, and GPipe is not planned. Else GPipe's stages are cut as well;
 only where `stage-mesh-partition` predicts a shorter step for them is it planned to the end, and
 kept if its step is still the shorter one.
+
+**Where a stage does not fit.** Stages are cut by estimates of their memory. Where
+`ilp-shard-annotate` finds no room for one, they are cut again with what was missing, and a little
+more, kept in reserve, then with twice that at least, up to `_CUTS` times in all. A remark says so,
+and the first error remains the answer if no cut fits.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import PROGRAM, Plan, Schedule, read_meshes
 from alpa.passes import pipeline
 from alpa.passes.analysis.plan_report import PlanReport
+from alpa.passes.base import NoRoomError
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.text import element_text
 from alpa.passes.sharding.baselines import Intra
@@ -37,13 +43,19 @@ Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
 _SHARED = pipeline.PIPELINES["alpa"][:3]
 """The passes that know neither cluster nor schedule."""
 
+_CUTS = 5
+_MORE = 0.01
+"""Of a device's memory, to reserve beside what was missing."""
+
 
 class PlanningError(Exception):
     """A program cannot be planned; `str` is what a compiler would print."""
 
-    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+    def __init__(self, diagnostics: tuple[Diagnostic, ...], missing: float | None = None) -> None:
         super().__init__("\n".join(map(str, diagnostics)))
         self.diagnostics = diagnostics
+        self.missing = missing
+        """the share of a device's memory that a mesh lacks, where that is why (`NoRoomError`)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +154,8 @@ class _Draft:
     settings: Settings
     clock: Clock
     remarks: tuple[Diagnostic, ...] = ()
+    reserve: float = 0.0
+    """share of each device's memory that stages leave free"""
 
     def after(self, names: tuple[str, ...], schedule: Schedule) -> _Draft:
         """What these passes make of it. Raises PlanningError."""
@@ -149,8 +163,9 @@ class _Draft:
         self.module.operation.write_bytecode(buffer)
         copy = ir.Module.parse(buffer.getvalue(), self.module.context)
         remarks = list(self.remarks)
+        options = self.settings.options(schedule) | {"reserve": str(self.reserve)}
         for name in names:
-            remarks += run_pass(name, self.settings.options(schedule), copy, self.clock)
+            remarks += run_pass(name, options, copy, self.clock)
         return replace(self, module=copy, remarks=tuple(remarks))
 
     @property
@@ -209,9 +224,8 @@ def _scheduled(draft: _Draft) -> Planned:
     cut, *rest = pipeline.PIPELINES["alpa"][len(_SHARED) :]
     settings = draft.settings
     first: Schedule = "1f1b" if settings.schedule == "auto" else settings.schedule
-    stages = draft.after((cut,), first)
-    objective = stages.plan.predicted_step_seconds
-    best = stages.after(tuple(rest), first).planned(objective)
+    best = _fitting(draft, first)
+    objective = best.objective
     if settings.schedule != "auto" or settings.num_micro_batches == 1:
         return best
     if len(read_meshes(main_function(best.module))) == 1:
@@ -227,6 +241,36 @@ def _scheduled(draft: _Draft) -> Planned:
     return planned if faster else best
 
 
+def _fitting(draft: _Draft, schedule: Schedule) -> Planned:
+    """The plan of stages that have room (see above). Raises PlanningError."""
+    cut, *rest = pipeline.PIPELINES["alpa"][len(_SHARED) :]
+    refused: PlanningError | None = None
+    for _ in range(_CUTS):
+        try:
+            stages = draft.after((cut,), schedule)
+        except PlanningError as error:
+            raise refused or error from None
+        try:
+            return stages.after(tuple(rest), schedule).planned(stages.plan.predicted_step_seconds)
+        except PlanningError as error:
+            if error.missing is None:
+                raise
+            refused = refused or error
+            reserve = draft.reserve + max(draft.reserve, error.missing + _MORE)
+            draft = replace(
+                draft, reserve=reserve, remarks=(*draft.remarks, _again(error, reserve))
+            )
+    assert refused is not None
+    raise refused
+
+
+def _again(error: PlanningError, reserve: float) -> Diagnostic:
+    (first, *_) = error.diagnostics
+    reason = first.message.partition(";")[0]
+    text = f"{reason}: stages are cut again with reserve={reserve:.3f}"
+    return Diagnostic("remark", first.place, text)
+
+
 def run_pass(
     name: str, options: dict[str, str], module: ir.Module, clock: Clock
 ) -> list[Diagnostic]:
@@ -238,16 +282,19 @@ def run_pass(
     known = pipeline.load_pass(name).option_fields()
     text = element_text(name, {key: value for key, value in options.items() if key in known})
     said: list[Diagnostic] = []
+    failed: list[passes.PassError] = []
 
     def remark(location: ir.Location, message: str) -> None:
         said.append(Diagnostic("remark", place_of(location), message))
 
     with clock.phase(name), listening(module.context, said.append):
         try:
-            passes.run(module, text, on_remark=remark)
+            passes.run(module, text, on_remark=remark, on_error=failed.append)
         except ir.MLIRError as error:
             problems = [one for one in said if one.severity in ("error", "note")]
+            room = next((one for one in failed if isinstance(one, NoRoomError)), None)
             raise PlanningError(
-                tuple(problems) or (Diagnostic("error", Place(name), error.message),)
+                tuple(problems) or (Diagnostic("error", Place(name), error.message),),
+                missing=None if room is None else room.missing,
             ) from error
     return said

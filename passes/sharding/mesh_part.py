@@ -28,7 +28,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import AxisRef, Sharding, set_op_shardings
 from alpa.passes.analysis.graph import type_bytes
-from alpa.passes.base import PassError, Remark
+from alpa.passes.base import NoRoomError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
@@ -168,7 +168,7 @@ class MeshPart:
             ),
         )
 
-    def out_of_memory(self, error: OutOfMemoryError, usages: Sequence[Held]) -> PassError:
+    def out_of_memory(self, error: OutOfMemoryError, usages: Sequence[Held]) -> NoRoomError:
         """A located error with what is needed, where, of what kind, and what would help."""
         device = self.graph.cluster.device
         least: dict[str, float] = {}
@@ -180,12 +180,14 @@ class MeshPart:
             for kind, size in sorted(least.items(), key=lambda item: -item[1])
             if size > 0
         )
-        return PassError(
+        return NoRoomError(
             op_at(self.graph.ops_of, self.fragments(), error.time),
             f"needs at least {size_text(error.needed)} per device on {self.name}, {device.name} "
             f"has {size_text(error.limit)}; here, cut as finely as can be: {kinds}; raise the "
             "number of micro-batches so that each is smaller, keep fewer of them in flight "
-            "(1f1b), or add devices",
+            "(1f1b), add devices, or let stage-mesh-partition cut other stages with a larger "
+            "reserve",
+            missing=error.needed / error.limit - 1,
         )
 
     def tensors(self) -> Tensors:
