@@ -5,7 +5,7 @@
 Arguments are random, from a seed. Arrays that only the update reads start at zero, as moments do,
 and whole numbers at one, where a learning rate that is warmed up is not zero. Constants whose
 values were left out of the file become arguments; `--dim N=M` shrinks the program first, as
-`alpa.tools.shrink` does.
+`alpa.tools.shrink` does. `--roles` says what arguments and results are, as for `alpa-plan`.
 
 With B > 1 micro-batches every micro-batch is the same one, so that runs of the program on one
 device say what the step gives: averages and new states are as after one micro-batch, except for
@@ -36,6 +36,7 @@ from alpa import passes, runtime
 from alpa.dialects import format_error, ir, main_function, parse_file, stablehlo, terminator, walk
 from alpa.passes import PassError, pipeline
 from alpa.passes.analysis.planned import Program
+from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.pjrt import separate
@@ -270,6 +271,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cluster", default="cpu:2x4", help="default: %(default)s")
     for name in ("num-layers", "num-stages", "num-micro-batches"):
         parser.add_argument(f"--{name}", metavar="N", help=f"the option {name} of the passes")
+    parser.add_argument("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     parser.add_argument("--seed", type=int, default=0, help="of the arguments; default: 0")
     parser.add_argument(
         "--dim",
@@ -297,11 +299,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     try:
         devices = Cluster.parse(options.cluster).num_devices
+        roles = None if options.roles is None else RolesFile.read(options.roles)
         # Both have to be said before jax touches a device.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
         clock = Clock()
         source = parse_file(options.file)
+        if roles is not None:
+            roles.apply(source)
         shrink.elided_to_arguments(source)
         if options.dims:
             shrink.shrink(source, dict(options.dims))
@@ -316,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(format_error(error))
     except PassError as error:
         return _fail(f"{place_of(error.location)}: error: {error.message}")
-    except PlanningError as error:
+    except (PlanningError, RolesError) as error:
         return _fail(str(error))
     except (OSError, ValueError, ClusterError) as error:
         return _fail(f"{options.file}: error: {error}")

@@ -200,3 +200,39 @@ def test_command_says_where_a_program_is_wrong(
     path.write_text("func.func @main(%x: tensor<4xf32>) {\n  return %y : tensor<4xf32>\n}\n")
     assert run_file.main([str(path), "--cluster", "cpu:0x4"]) == 1
     assert "is no shape" in capsys.readouterr().err
+
+
+def test_command_takes_roles_from_a_file(tmp_path: Path) -> None:
+    """Several micro-batches need them, and the program says none."""
+    path, roles, plan = (tmp_path / name for name in ("step.mlir", "roles.toml", "planned.mlir"))
+    path.write_text("""
+    func.func @main(%w: tensor<16x16xf32>, %x: tensor<8x16xf32>)
+        -> (tensor<16x16xf32>, tensor<8x16xf32>) {
+      %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+           : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>
+      %g = stablehlo.dot_general %x, %y, contracting_dims = [0] x [0]
+           : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<16x16xf32>
+      %w2 = stablehlo.subtract %w, %g : tensor<16x16xf32>
+      return %w2, %y : tensor<16x16xf32>, tensor<8x16xf32>
+    }
+    """)
+    roles.write_text(
+        '[arguments]\n0 = "state"\n1 = "batch"\n[results]\n0 = "state:0"\n1 = "concat:0"\n'
+    )
+    command = [sys.executable, "-m", "alpa.tools.run_file", path, "--cluster", "cpu:1x2"]
+    command += ["--num-layers", "1", "--num-micro-batches", "2", "--roles", roles, "-o", plan]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n2 of 2 results are equal" in done.stdout
+    inputs = runtime.load(plan).program.arguments
+    assert [argument.attributes.role for argument in inputs] == ["state", "batch"]
+
+
+def test_command_says_where_roles_are_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roles = tmp_path / "roles.toml"
+    roles.write_text("[inputs]\n0 = 'state'\n")
+    assert run_file.main(["step.mlir", "--roles", str(roles)]) == 1
+    message = f"{roles}:1: error: 'inputs' is neither [arguments] nor [results]"
+    assert message in capsys.readouterr().err
