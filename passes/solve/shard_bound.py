@@ -20,7 +20,7 @@ from math import inf
 import numpy as np
 
 from alpa.passes.solve.shard_fuse import fuse
-from alpa.passes.solve.shard_presolve import Reduction
+from alpa.passes.solve.shard_presolve import Core, Reduction
 from alpa.passes.solve.shard_problem import Edge, Problem
 
 _ROUND_EVERY = 4
@@ -37,6 +37,10 @@ _ROUNDS = 20
 """of changing one node at a time"""
 _APPROACH = 3
 """double sweeps between two looks at a bound that need not be the best"""
+_FIRST_CHOICES = 6
+"""double sweeps before choices are read off the costs; again when there are twice as many"""
+_SLOW = 0.02
+"""Sweeps that close less than this part of the gap in `_APPROACH` would need hundreds more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,6 +107,14 @@ class Approached:
     bound: float
     choice: tuple[int, ...]
     messages: Messages
+    """of what is left when nodes with at most two neighbours are minimised out"""
+    reduction: Reduction
+    core: Core
+    """what is left"""
+
+    def lift(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The whole problem's choice from one of what is left."""
+        return self.reduction.lift(self.core.numbered(choice))
 
 
 def approach(
@@ -111,33 +123,46 @@ def approach(
     near: float,
     enough: float,
     deadline: float,
+    gap: float = 0.0,
     known: Sequence[tuple[int, ...]] = (),
     messages: Messages | None = None,
 ) -> Approached:
     """Sweeps until that gains less than ``near`` or the bound is ``enough``, and one choice.
 
-    ``messages``: of the same nodes and edges at other costs. From there it is a few sweeps where
-    ``ascend`` starts anew. ``known`` choices are fused with what is read off the shifts.
+    With a relative ``gap``, choices are read off on the way: sweeps also end where one is that
+    near to the bound, or where too little of what is between them is gained. ``messages``: of the
+    same nodes and edges at other costs. From there it is a few sweeps where ``ascend`` starts anew.
+    ``known`` choices are fused with what is read off the shifts.
     """
     reduction = Reduction(problem)
     core = reduction.eliminate_all()
-    problem, known = core.problem, [core.of(choice) for choice in known]
+    problem = core.problem
+    read = [core.of(choice) for choice in known]
     state = Messages(problem, messages)
-    bound, last = -inf, -inf
+    bound, last, value = -inf, -inf, inf
+    sweeps, next_look = 0, _FIRST_CHOICES if gap > 0 else inf
     while True:
         for _ in range(_APPROACH):
             state.sweep(forward=True)
             state.sweep(forward=False)
+        sweeps += _APPROACH
         last, bound = bound, state.bound()[0] + reduction.constant
-        if not bound - last > near or bound >= enough or time.monotonic() > deadline:
+        slow = value < inf and bound - last <= _SLOW * (value - bound)
+        ends = not bound - last > near or slow or bound >= enough or time.monotonic() > deadline
+        if not ends and sweeps < next_look:
+            continue
+        next_look = 2 * sweeps
+        read.append(state.improve(state.round(forward=True)))
+        state.sweep(forward=True)
+        read.append(state.improve(state.round(forward=False)))
+        usable = [choice for choice in read if problem.cost(choice) < inf]
+        if usable:
+            read.append(state.improve(fuse(problem, usable[-_FUSED:])))
+            value = problem.cost(read[-1]) + reduction.constant
+        if ends or value - bound <= gap * abs(value):
             break
-    read = [state.improve(state.round(forward=True))]
-    state.sweep(forward=True)
-    read.append(state.improve(state.round(forward=False)))
-    usable = [choice for choice in (*known, *read) if problem.cost(choice) < inf]
-    choice = state.improve(fuse(problem, usable)) if usable else read[0]
-    whole = reduction.lift(core.numbered(choice))
-    return Approached(bound=bound, choice=whole, messages=state)
+    choice = reduction.lift(core.numbered(read[-1]))
+    return Approached(bound=bound, choice=choice, messages=state, reduction=reduction, core=core)
 
 
 def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:

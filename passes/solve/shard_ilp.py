@@ -74,6 +74,10 @@ class _Search:
     branch_gap: float
     enough: float = inf
     """A bound as high as this is as good as the optimum."""
+    sweeps: int = _SWEEPS
+    """of dual ascent, at most"""
+    branches: bool = True
+    """whether branch and bound is worth its time where a choice is known"""
 
 
 @dataclass(frozen=True)
@@ -90,18 +94,30 @@ def solve(
     relative_gap: float = 1e-9,
     branch_gap: float = 1e-9,
     known: Sequence[int] | None = None,
+    enough: float = inf,
+    sweeps: int = _SWEEPS,
+    branches: bool = True,
 ) -> Solution:
     """The cheapest choice. Reductions and relaxations go on until the gap is ``relative_gap``;
     where they leave a larger one, ``branch_gap`` is enough. ``status`` is then ``optimal``.
 
     After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
-    but for that. The result costs no more than ``known``, a choice within memory. Raises
+    but for that. The result costs no more than ``known``, a choice within memory. A bound of
+    ``enough`` is as good as the optimum. Where memory does not count, ``sweeps`` of dual ascent are
+    made at most, and without ``branches`` a choice is left where the relaxations end. Raises
     ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
     """
     start = time.monotonic()
     problem.check()
     deadline = start + (inf if time_limit is None else time_limit)
-    search = _Search(deadline=deadline, gap=relative_gap, branch_gap=branch_gap)
+    search = _Search(
+        deadline=deadline,
+        gap=relative_gap,
+        branch_gap=branch_gap,
+        enough=enough,
+        sweeps=sweeps,
+        branches=branches,
+    )
     try:
         solution = _solve(problem, search, start)
     except TimeoutError:
@@ -191,7 +207,11 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
     if found is not None:
         return found
     ascent = ascend(
-        problem, sweeps=_SWEEPS, gap=search.gap, deadline=search.deadline, enough=search.enough
+        problem,
+        sweeps=search.sweeps,
+        gap=search.gap,
+        deadline=search.deadline,
+        enough=search.enough,
     )
     best = _Found(ascent.choice, ascent.value, ascent.bound)
     if _closed(best, search) or time.monotonic() > search.deadline:
@@ -213,7 +233,8 @@ def _search_core(problem: Problem, search: _Search) -> _Found:
     smaller = _pruned(relaxed.shifted, best)
     if smaller is not None:
         return _restart(smaller, best, search)
-    if best.value < inf and best.value - best.bound <= search.branch_gap * abs(best.value):
+    near = best.value - best.bound <= search.branch_gap * abs(best.value)
+    if best.value < inf and (near or not search.branches):
         return best
     whole = branch(relaxed.shifted, deadline=search.deadline, relative_gap=search.branch_gap)
     if whole is None:

@@ -2,7 +2,8 @@
 
 Dual ascent (`shard_bound.approach`) goes on from one price to the next, on the problem as it is: a
 presolve would take as long. Only strategies that are forbidden go first, which leaves little where
-a baseline forbids most. Where a choice is not near enough to its bound, the solver decides.
+a baseline forbids most. Where a choice is not near enough to its bound, the solver goes on from
+there, but without branch and bound: that takes its time limit and seldom finds more.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def solve(
 
     C is the least cost, so that a price has no unit: it says how many times the cost of the
     fastest choice a full memory is worth. Bytes are those at the first time of the usages. Each
-    choice is proven to be within ``gap`` of the best, or as near as ``time_limit`` seconds admit.
-    Where all choices cost more than ``enough``, one of them is returned alone, whichever is near.
+    choice is proven to be within ``gap`` of the best, or as near as the relaxation is, where that
+    ends within ``time_limit`` seconds. Where all choices cost more than ``enough``, one of them is
+    returned alone, whichever is near.
     Raises ``InfeasibleError``, ``TimeoutError`` and ``SolverFailedError`` as ``shard_ilp.solve``.
     """
     if all(np.isfinite(costs).all() for costs in problem.node_costs):
@@ -78,20 +80,32 @@ def _near(
     where the bound is enough."""
     near = _NEAR * gap * max(dual_bound(problem), 0.0)
     found = approach(
-        problem, near=near, enough=enough, deadline=inf, known=known, messages=messages
+        problem,
+        near=near,
+        enough=enough,
+        deadline=inf,
+        gap=gap,
+        known=known,
+        messages=messages,
     )
-    cost = problem.cost(found.choice)
-    if enough <= found.bound and cost < inf:
-        return found.choice, None
-    if cost - found.bound <= gap * cost:
-        return found.choice, found.messages
+    cost, bound = problem.cost(found.choice), found.bound
+    if cost < inf and (cost - bound <= gap * cost or bound >= enough):
+        return found.choice, found.messages if bound < enough else None
     from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time, seldom needed
 
+    if cost == inf:
+        solution = shard_ilp.solve(problem, time_limit=time_limit, relative_gap=gap, branch_gap=gap)
+        return solution.choice, found.messages
+    # Where sweeps are slow the linear program begins near its end; what it leaves open stays so.
     solution = shard_ilp.solve(
-        problem,
+        found.messages.problem(),
         time_limit=time_limit,
         relative_gap=gap,
         branch_gap=gap,
-        known=found.choice if cost < inf else None,
+        known=found.core.of(found.choice),
+        enough=enough - found.reduction.constant,
+        sweeps=1,
+        branches=False,
     )
-    return solution.choice, found.messages
+    bound = solution.bound + found.reduction.constant
+    return found.lift(solution.choice), found.messages if bound < enough else None

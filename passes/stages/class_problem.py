@@ -52,8 +52,9 @@ GAP = 3e-2
 """Costs of stages are proven this well: what is chosen is solved again, exactly."""
 RADIUS = 2
 """Of folding: GPT-39B's fastest choices cost 0.1 % more than at the radius that is used there."""
-TIME_LIMIT = 10.0
-"""Seconds for each mesh and price; what is found by then is a choice, too."""
+TIME_LIMIT = 30.0
+"""Seconds for each mesh and price; what is found by then is a choice, too. An idle core needs a
+tenth: where time ends the search, the stages depend on how busy the machine is."""
 
 _ONE = Versions(mesh=MESH, kept={MESH: 1})
 """What stays for each micro-batch in flight is told apart: the stage decides how many there are."""

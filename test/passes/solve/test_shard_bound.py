@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from alpa.passes.solve.shard_bound import ascend, dual_bound, improve, prune
+from alpa.passes.solve.shard_bound import approach, ascend, dual_bound, improve, prune
 from alpa.passes.solve.shard_ilp import Edge, Problem
 
 
@@ -25,6 +25,26 @@ def test_bound_is_tight_on_a_tree():
     problem = Problem(node_costs=tuple(rng.random(4) for _ in range(12)), edges=edges)
     found = ascend(problem, sweeps=50, gap=1e-9, deadline=inf)
     assert found.bound == pytest.approx(found.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("seed", range(5))
+def test_approach_bounds_the_optimum(all_costs, random_problem, seed, gap):
+    problem = random_problem(seed)
+    found = approach(problem, near=0.0, enough=inf, deadline=inf, gap=gap)
+    cost, best = problem.cost(found.choice), all_costs(problem).min()
+    assert found.bound <= best * (1 + 1e-9) <= cost * (1 + 2e-9)
+    assert found.lift(found.core.of(found.choice)) == found.choice
+
+
+def test_approach_ends_within_the_gap(random_problem):
+    problem = random_problem(1, nodes=12)
+    exact, wide = (
+        approach(problem, near=0.0, enough=inf, deadline=inf, gap=gap) for gap in (0.0, 0.5)
+    )
+    cost = problem.cost(wide.choice)
+    assert cost - wide.bound <= 0.5 * cost
+    assert wide.bound < exact.bound
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -65,12 +65,38 @@ def test_dual_ascent_equals_brute_force(monkeypatch, all_costs, random_problem, 
 def test_lp_and_branching_equal_brute_force(monkeypatch, all_costs, random_problem, seed):
     monkeypatch.setattr(shard_ilp, "_EASY_ENTRIES", 0)
     monkeypatch.setattr(shard_ilp, "_HARD_ENTRIES", 0)
-    monkeypatch.setattr(shard_ilp, "_SWEEPS", 1)
     monkeypatch.setattr(shard_ilp, "_SHRINK", 1.0)
     problem = random_problem(seed)
-    solution = solve(problem)
+    solution = solve(problem, sweeps=1)
     assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
     assert solution.status == "optimal"
+
+
+def never(*_args: object, **_options: object) -> None:
+    raise AssertionError("this step is not to be taken")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_branches_the_relaxation_has_the_last_word(
+    monkeypatch, all_costs, random_problem, seed
+):
+    monkeypatch.setattr(shard_ilp, "eliminate", lambda problem, max_entries: None)
+    monkeypatch.setattr(shard_ilp, "branch", never)
+    problem = random_problem(seed)
+    solution = solve(problem, sweeps=1, branches=False)
+    best = all_costs(problem).min()
+    assert solution.bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
+    assert (solution.status == "optimal") == (solution.gap <= 1e-9)
+
+
+def test_a_bound_that_is_enough_ends_the_search(monkeypatch, all_costs, random_problem):
+    monkeypatch.setattr(shard_ilp, "eliminate", lambda problem, max_entries: None)
+    problem = random_problem(3)
+    best, enough = all_costs(problem).min(), solve(problem, sweeps=1, branches=False).bound
+    for step in ("relax", "branch"):
+        monkeypatch.setattr(shard_ilp, step, never)
+    solution = solve(problem, enough=0.5 * enough)
+    assert 0.5 * enough <= solution.bound <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("gap", [0.01, 0.2, 0.8])
