@@ -51,6 +51,8 @@ _ROUNDS = 100
 _SWEEPS = 200
 _PART = 0.05
 """Stop raising the bound when at most this part of the gap can be gained."""
+_FINE = 0.01
+"""Sweeps at the best prices end when they gain less than this part of the wanted gap."""
 _PATIENCE = 2
 """Stop also after so many rounds that raised it by next to nothing."""
 _ENOUGH = 0.9
@@ -175,6 +177,9 @@ def _run(search: _Search) -> None:
     if search.done:
         return
     if search.value < inf:
+        _sweep_on(search)
+        if search.done:
+            return
         _combine(search)
         if search.done:
             return
@@ -183,6 +188,8 @@ def _run(search: _Search) -> None:
         return
     if search.value < inf:
         smaller = _without_dear(search)
+        if search.done:
+            return
         if variables_left(smaller) <= _SHRINK * variables_left(search.problem):
             _descend(search, smaller)
         else:
@@ -191,11 +198,32 @@ def _run(search: _Search) -> None:
         _branch(search)
 
 
+def _sweep_on(search: _Search) -> None:
+    """Raises the bound at the best prices, which were found by looks that ended early."""
+    paid = search.problem.memory_limit * sum(search.prices.values())
+    found = approach(
+        priced(search.problem, search.memory, search.prices),
+        near=_FINE * search.gap * abs(search.bound),
+        enough=(1 - search.gap) * search.value + paid,
+        deadline=search.deadline,
+        known=search.seen[-_FUSED:],
+        messages=search.messages,
+    )
+    search.messages = found.messages
+    search.bound = max(search.bound, min(found.bound - paid, search.value))
+    _see(search, found.choice)
+
+
 def _without_dear(search: _Search) -> Problem:
     """What a choice better than the best can take, by the bound at the best prices."""
-    at_prices = priced(search.problem, search.memory, search.prices)
-    shifted = ascend(at_prices, sweeps=_SWEEPS, gap=0.0, deadline=search.deadline).problem
     paid = search.problem.memory_limit * sum(search.prices.values())
+    shifted = ascend(
+        priced(search.problem, search.memory, search.prices),
+        sweeps=_SWEEPS,
+        gap=0.0,
+        deadline=search.deadline,
+        enough=(1 - search.gap) * search.value + paid,
+    ).problem
     search.bound = max(search.bound, min(dual_bound(shifted) - paid, search.value))
     return without_dear(search.problem, shifted, paid, search.value)
 
