@@ -44,7 +44,7 @@ class Interpreter:
         self._blocks = placement.platform == "cpu"
         fragments = script.program.fragments
         self._donated = frozenset(f.inputs[i] for f in fragments for i in f.donated)
-        self._overwritten = self._donated | script.program.totals
+        self._overwritten = _overwritten(script)
 
     def feed(self, store: Store, argument: ProgramArgument, array: Any) -> None:
         """Puts an argument, or its micro-batches, on its mesh.
@@ -132,7 +132,7 @@ class Interpreter:
         array = self._tiles.carry(
             store.get(instruction.source),
             self._tiles.transfer(source, target),
-            copy=source in self._overwritten,
+            copy=instruction.source in self._overwritten,
         )
         if array is not None:
             store[instruction.target] = array
@@ -155,6 +155,18 @@ class Interpreter:
         if output.divisor > 1:
             array = array / output.divisor
         return array if array.dtype == dtype else move(array.astype(dtype), sharding)
+
+
+def _overwritten(script: Script) -> frozenset[Key]:
+    """What fragments write over: of this step, or of the next one where the caller has the array.
+
+    A mesh may be a step ahead of those that it sends to.
+    """
+    runs = [i for i in script.instructions if isinstance(i, Run)]
+    donated = {run.inputs[number] for run in runs for number in run.fragment.donated}
+    totals = {key for run in runs for key in run.accumulators}
+    returned = {key for output in script.outputs for key in output.keys}
+    return frozenset(donated | totals | returned | script.given)
 
 
 def _slice(array: Any, dim: int, m: int, size: int) -> Any:
