@@ -1,0 +1,192 @@
+"""Every family of the zoo trains on Ray as plain jax does: all numbers of meshes and schedules.
+
+Five steps of SGD with momentum on five batches, the state staying with the workers, which start
+from one random state. After each step every tensor of the state, and the loss, is held against
+plain jax that has gone the same way: `max|a-b| <= 1e-4 max|ref|`.
+
+A trajectory in f32 need not stay that near to another one for ever, however right both are. Where
+an input of a ReLU is zero but for rounding, one order of summation passes the gradient on and
+another does not; the runs are apart from there on by much more than a rounding error. Plain jax
+itself can leave the trajectory of float64 so, Wide-ResNet does on some batches. A tensor that is
+out of the bound is therefore held against a run in float64, by the rule for what amplifies noise:
+it may be at most 4 times as far from that as plain jax in f32 is. The bound itself is never wider.
+
+Meshes hold 2, 3 and 4 stages. Three and four are of unequal size, for no other powers of two make
+up the cluster; two powers of two that differ never do, so two meshes are equal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from alpa import passes, runtime
+from alpa.runtime.reference import compare
+from alpa.tools import zoo
+from alpa.tools.demo import planned_step, widened_step
+from alpa.tools.zoo.program import TrainingProgram, TrainState
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
+
+STEPS, MICRO_BATCH, NUM_MICRO_BATCHES = 5, 4, 4
+FURTHER = 4  # times as far from float64 as plain jax
+FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet", "llama"]
+MESHES = {"cpu:1x4": [2, 2], "cpu:2x2": [1, 1, 2], "cpu:3x2": [1, 1, 2, 2]}
+
+# Fewer LLVM passes: these programs run a few times, and compile several times as fast.
+FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+Leaves = list[np.ndarray]
+Step = Callable[[Any, Any], tuple[TrainState, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A program, the batches that it is trained on, and how plain jax does it."""
+
+    program: TrainingProgram
+
+    @cached_property
+    def start(self) -> TrainState:
+        return self.program.init_state(0)
+
+    @cached_property
+    def batches(self) -> list[Any]:
+        size = MICRO_BATCH * NUM_MICRO_BATCHES
+        return [self.program.random_batch(1 + number, size) for number in range(STEPS)]
+
+    def planned(self, step: Step) -> Iterator[Leaves]:
+        """The state and the loss after each step of a plan."""
+        state: Any = self.start
+        for batch in self.batches:
+            state, loss = step(state, batch)
+            yield leaves((state, loss))
+
+    @cached_property
+    def plain(self) -> list[Leaves]:
+        return list(self._by_parts(jax.jit(self._part.train_step)))
+
+    @cached_property
+    def exact(self) -> list[Leaves]:
+        """In float64."""
+        step = widened_step(self._part.train_step, self._first, self._split(self.batches[0])[0])
+        return list(self._by_parts(step))
+
+    @cached_property
+    def _parts(self) -> int:
+        """What plain jax takes in turn: the micro-batches where the forward pass writes state, as
+        batch statistics are those of a micro-batch, else the whole batch at once."""
+        return NUM_MICRO_BATCHES if jax.tree.leaves(self.start.model_state) else 1
+
+    @cached_property
+    def _part(self) -> TrainingProgram:
+        """Updates after the last part of a batch, with the mean of the gradients."""
+        steps = optax.MultiSteps(self.program.optimizer, self._parts)
+        return replace(self.program, optimizer=steps.gradient_transformation())
+
+    @property
+    def _first(self) -> TrainState:
+        return self.start._replace(opt_state=self._part.optimizer.init(self.start.params))
+
+    def _split(self, batch: Any) -> list[Any]:
+        split = {name: np.split(np.asarray(it), self._parts) for name, it in batch.items()}
+        return [{name: it[part] for name, it in split.items()} for part in range(self._parts)]
+
+    def _by_parts(self, step: Step) -> Iterator[Leaves]:
+        state: Any = self._first
+        for batch in self.batches:
+            losses: list[Any] = []
+            for part in self._split(batch):
+                state, loss = step(state, part)
+                losses.append(np.asarray(loss))
+            new = state._replace(opt_state=state.opt_state.inner_opt_state)
+            yield leaves((new, np.mean(losses)))
+
+
+def leaves(tree: Any) -> Leaves:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+@cache
+def training(family: str) -> Training:
+    """Plain jax runs once for all plans of a family."""
+    return Training(program=zoo.get(f"{family}-tiny", optimizer="sgd"))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both schedules run the same fragments."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+def relative(result: np.ndarray, truth: np.ndarray) -> float:
+    a, b = result.astype(np.float64), truth.astype(np.float64)
+    return float(np.max(np.abs(a - b), initial=0) / (np.max(np.abs(b), initial=0) or 1))
+
+
+def wrong_tensors(runs: Training, number: int, results: Leaves) -> tuple[list[int], list[int]]:
+    """The tensors that are out of plain jax's bound, and those of them that are so by float64."""
+    plain = runs.plain[number]
+    out = [row.index for row in compare(results, plain) if not row.ok]
+    further = [
+        i
+        for i in out
+        if relative(results[i], runs.exact[number][i])
+        > FURTHER * relative(plain[i], runs.exact[number][i])
+    ]
+    return out, further
+
+
+@pytest.mark.parametrize("cluster", MESHES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_five_steps_of_training(
+    family: str,
+    cluster: str,
+    compiled: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """One plan, under both schedules, which share the workers."""
+    runs = training(family)
+    stages, batches = len(MESHES[cluster]), NUM_MICRO_BATCHES
+    options = f"cluster={cluster} num-layers=6 num-stages={stages} num-micro-batches={batches}"
+    planned = str(passes.run(runs.program.lower(MICRO_BATCH), f"alpa{{{options}}}"))
+    workers = runtime.WorkerOptions(cache_directory=str(compiled))
+    loaded: list[runtime.Executable] = []
+    wrong: dict[tuple[str, int], list[int]] = {}
+    with ExitStack() as stack:
+        for schedule in ("gpipe", "1f1b"):
+            begin = time.monotonic()
+            step = runtime.load(
+                planned.replace('schedule = "gpipe"', f'schedule = "{schedule}"'),
+                executor="ray",
+                compiler_options=FAST_COMPILE,
+                workers=workers,
+                beside=loaded,
+            )
+            stack.callback(step.close)
+            loaded.append(step)
+            assert step.program.plan.schedule == schedule
+            assert sorted(len(mesh.devices) for mesh in step.program.meshes) == MESHES[cluster]
+            trained = list(runs.planned(planned_step(runs.program, step)))
+            record_property(f"{schedule} seconds", round(time.monotonic() - begin, 1))
+            worst, by_float64 = 0.0, 0
+            for number, results in enumerate(trained):
+                out, further = wrong_tensors(runs, number, results)
+                if further:
+                    wrong[schedule, number + 1] = further
+                by_float64 += bool(out)
+                if not out:
+                    worst = max(worst, *map(relative, results, runs.plain[number]))
+            record_property(f"{schedule} worst relative difference", worst)
+            record_property(f"{schedule} steps judged by float64", by_float64)
+    assert not wrong
