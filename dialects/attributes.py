@@ -31,6 +31,7 @@ INPUT = "alpa.input"
 RESULT = "alpa.result"
 OUTPUT = "alpa.output"
 SLICE = "alpa.slice"
+HELD = "alpa.held"
 ALIASING_OUTPUT = "tf.aliasing_output"
 BUFFER_DONOR = "jax.buffer_donor"
 

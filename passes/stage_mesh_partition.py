@@ -28,6 +28,10 @@ Options:
         There are as many stages as such meshes make up the cluster; `auto` searches.
     equal-layers: stages of equally many layers, as near as possible, on submeshes of equal size
         (`solve/equal_layers.py`, the paper's baseline); how many is searched.
+    meshes: the devices and the logical shape of every mesh, in the order of the stages, such as
+        `0-3:2x2,4-7:4`, for a program that shares state with another one; `auto` searches. Where
+        arguments are said to lie already (`alpa.held`, see `stages/given_meshes.py`), the fewest
+        bytes of them are moved, and those that are not keep their shardings.
     objective: `step`, the seconds of a step; or `throughput`, for forward-only programs that run
         over and over: the seconds of the longest stage, as in AlpaServe.
     intra: what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by its costs.
@@ -38,8 +42,10 @@ Options:
 Fails when:
     there is no such cluster, or not the mesh that the program's own shardings name
     (`sharding/user_shardings.py`); there are more stages than layers or devices; nothing fits into
-    memory; no submesh has as many devices as mesh-shape; a program that trains is to be planned
-    for throughput; with several micro-batches, the role of an argument or result is unknown.
+    memory; no submesh has as many devices as mesh-shape; the cluster has not the meshes that are
+    given, or they are given beside num-stages, mesh-shape or equal-layers; a program that trains is
+    to be planned for throughput; with several micro-batches, the role of an argument or result is
+    unknown.
 """
 
 from __future__ import annotations
@@ -81,6 +87,7 @@ from alpa.passes.stages.cost import (
     part_of,
 )
 from alpa.passes.stages.costing import Costing
+from alpa.passes.stages.given_meshes import GivenMeshes, parse_meshes, take_held
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.merge import FragmentBuilder, Stages
 from alpa.passes.stages.remat import Remat, rematerialise, rematerialised
@@ -100,6 +107,7 @@ class StageMeshPartition(Pass):
     remat: Remat = option("auto", "layers to compute twice instead of keeping what they compute")
     mesh_shape: str = option("auto", "logical shape of every mesh, such as 4x2")
     equal_layers: bool = option(False, "stages of equally many layers on equal submeshes")
+    meshes: str = option("auto", "devices and shape of every mesh, such as 0-3:2x2,4-7:4")
     objective: Literal["step", "throughput"] = option("step", "what is to be least")
     intra: Intra = option("auto", "inside a mesh: the whole space, or what a baseline does")
     reserve: float = option(0.0, "share of each device's memory to leave free")
@@ -141,11 +149,15 @@ class StageMeshPartition(Pass):
             raise PassError(
                 function, "there is nothing to plan: the results are arguments as they are"
             )
-        stages = self._stages(function, graph, origins, cluster, given)
+        meshes = self._given_meshes(function, cluster, given, remark)
+        stages = self._stages(function, graph, origins, cluster, given, meshes)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
             graph = Graph.of(body(function))
-        shardings = given.arguments if given else {}
+        shardings = {(a, 0): sharding for a, sharding in given.arguments.items()} if given else {}
+        if meshes is not None:
+            held = meshes.held.items()
+            shardings = {(a, m): sharding for a, of in held for m, sharding in of.items()}
         FragmentBuilder(module, function, graph, arguments, results, stages, shardings).rewrite(
             replace(
                 self._plan(),
@@ -163,6 +175,7 @@ class StageMeshPartition(Pass):
         origins: Sequence[Origin],
         cluster: Cluster,
         given: UserShardings | None,
+        meshes: GivenMeshes | None,
     ) -> Stages:
         num_layers = 1 + max((n for o in origins if (n := layer_of(o)) is not None), default=0)
         limit = min(num_layers, cluster.num_devices)
@@ -221,8 +234,41 @@ class StageMeshPartition(Pass):
                 costing=costing(classes),
                 remat_costing=remat_costing,
                 may_rematerialise=self.remat == "auto",
+                given=meshes,
+                moved=None if meshes is None else meshes.moved(graph, origins, num_layers),
             )
             return search.run()
+
+    def _given_meshes(
+        self,
+        function: func.FuncOp,
+        cluster: Cluster,
+        given: UserShardings | None,
+        remark: Remark,
+    ) -> GivenMeshes | None:
+        """The option `meshes`, None where they are searched. Raises OptionError and PassError."""
+        meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)
+        held = take_held(function, meshes)
+        if not meshes:
+            return None
+        if given is not None:
+            remark(
+                function.location,
+                f"the program's shardings over @{given.name} fix its mesh, not the option meshes",
+            )
+            return None
+        others = {
+            "num-stages": self.num_stages != "auto",
+            "mesh-shape": self.mesh_shape != "auto",
+            "equal-layers": self.equal_layers,
+        }
+        both = next((name for name, is_set in others.items() if is_set), None)
+        if both is not None:
+            raise PassError(
+                function,
+                f"meshes and {both} both say which meshes there are; leave one out",
+            )
+        return GivenMeshes(meshes=meshes, held=held)
 
     @property
     def _forced_shape(self) -> tuple[int, ...] | None:

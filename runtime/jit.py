@@ -32,6 +32,7 @@ from alpa.runtime.executable import Executable
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Inter, Settings
 from alpa.runtime.prepared import Prepared, StepPlan, Target
+from alpa.runtime.sharing import Family
 from alpa.runtime.step import LossReduction, Lowered, Step
 from alpa.runtime.step_roles import Declared
 from alpa.runtime.workers.options import WorkerOptions
@@ -265,7 +266,8 @@ def parallelize(
         devices=None if devices is None else tuple(devices),
         compiler_options=compiler_options,
         saved=plan,
-        executables=[] if like is None else like.target.executables,
+        family=Family() if like is None else like.target.family,
+        leads=like is None,
     )
     return Parallelized(fun, parameters, declared, target)
 

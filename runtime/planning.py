@@ -24,12 +24,13 @@ import io
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from alpa import passes
 from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import PROGRAM, Plan, Schedule, read_meshes
+from alpa.dialects.attributes import PROGRAM, Plan, Schedule, State, read_meshes
+from alpa.dialects.sharding import Sharding
 from alpa.passes import pipeline
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.base import NoRoomError
@@ -37,6 +38,7 @@ from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, plac
 from alpa.passes.pipelines.text import element_text
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
+from alpa.runtime.sharing import Places, write_held
 
 Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
 
@@ -63,6 +65,8 @@ class Settings:
     """What to plan for; `inter` and `intra` restrict the search to a baseline of the paper.
 
     `mesh_shape` is the logical shape of every mesh, such as `4x2`, where it is not searched.
+    `meshes` gives the meshes themselves, so that `inter` says no more how many there are, and
+    `held` where on them states lie already (`runtime/sharing.py`).
     """
 
     cluster: str
@@ -72,6 +76,8 @@ class Settings:
     inter: Inter = "auto"
     remat: Remat = "auto"
     mesh_shape: str = "auto"
+    meshes: str = "auto"
+    held: Places = field(default_factory=dict[State, tuple[Sharding, ...]])
     objective: Literal["step", "throughput"] = "step"
 
     def options(self, schedule: Schedule) -> dict[str, str]:
@@ -82,15 +88,19 @@ class Settings:
             "equal-layers": {"equal-layers": "true"},
             "equal-ops": {"clustering": "equal-ops"},
         }
+        if self.meshes != "auto":
+            stages = {"clustering": "equal-ops"} if self.inter == "equal-ops" else {}
+            stages["meshes"] = self.meshes
+        else:
+            stages = {**inter[self.inter], "mesh-shape": self.mesh_shape}
         return {
             "cluster": self.cluster,
             "num-micro-batches": str(self.num_micro_batches),
             "schedule": schedule,
             "intra": self.intra,
             "remat": self.remat,
-            "mesh-shape": self.mesh_shape,
             "objective": self.objective,
-            **inter[self.inter],
+            **stages,
         }
 
     def clustering(self) -> dict[str, str]:
@@ -180,7 +190,8 @@ class _Draft:
 
 
 def clustered(module: ir.Module, settings: Settings, clock: Clock) -> ir.Module:
-    """A copy of a program, cut into layers; `alpa.program` says of which program it is.
+    """A copy of a program, cut into layers; `alpa.program` says of which program it is, and
+    `alpa.held` where its arguments lie.
 
     Raises:
         PlanningError: a pass cannot go on, or none has an option that is asked for.
@@ -190,6 +201,8 @@ def clustered(module: ir.Module, settings: Settings, clock: Clock) -> ir.Module:
     with draft.module.context:
         name = ir.StringAttr.get(fingerprint(module))
     draft.module.operation.attributes[PROGRAM] = name
+    with draft.module.context:
+        write_held(main_function(draft.module), settings.held)
     return draft.module
 
 

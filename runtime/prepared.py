@@ -24,6 +24,7 @@ from alpa.runtime.loading import load
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Clock, Planned, Settings, fingerprint, plan, planned_for
+from alpa.runtime.sharing import Family, PlannedState
 from alpa.runtime.step import LossReduction, Lowered, Step
 from alpa.runtime.workers.options import WorkerOptions
 
@@ -75,8 +76,10 @@ class Target:
     devices: tuple[Device, ...] | None
     compiler_options: CompilerOptions | None
     saved: str | Path | None
-    executables: list[Executable] = field(default_factory=list[Executable])
-    """of all functions that take each other's state, which share their workers where they can"""
+    family: Family = field(default_factory=Family)
+    """of all functions that take each other's state"""
+    leads: bool = True
+    """whether others of the family are planned for its meshes, and not it for theirs"""
 
     def check_devices(self) -> None:
         """Raises ValueError where the cluster has more devices than there are in this process."""
@@ -101,9 +104,17 @@ class Prepared:
 
     @cached_property
     def _found(self) -> tuple[Lowered, StepPlan]:
+        found = self._read(target.saved) if (target := self._target).saved else self._search()
+        if target.leads:
+            arrays = self.step.call.arrays
+            state = {n: arrays[n] for n in self.step.state}
+            target.family.states.append(PlannedState.of(found[1].module, state))
+        return found
+
+    def _search(self) -> tuple[Lowered, StepPlan]:
+        """A plan of its own, for the meshes of the state that it takes."""
         target, clock = self._target, Clock()
-        if target.saved is not None:
-            return self._read(target.saved)
+        given = self._given()
         if target.num_micro_batches == "auto":
             numbers = divisors(self.step.batch_size or 1)
         else:
@@ -116,14 +127,33 @@ class Prepared:
 
         planned: Planned
         if len(numbers) == 1:
-            settings = replace(target.settings, num_micro_batches=numbers[0])
+            settings = replace(given, num_micro_batches=numbers[0])
             planned = plan(lower(numbers[0]), settings, clock)
         else:
-            planned = best_number(numbers, lower, target.settings, clock).planned
+            planned = best_number(numbers, lower, given, clock).planned
         for remark in planned.remarks:
             _logger.info("%s", remark)
         found = StepPlan(module=planned.module, report=planned.report(clock))
         return lowered[planned.plan.num_micro_batches], found
+
+    def _given(self) -> Settings:
+        """The settings, with the meshes of the plan whose state it takes, and where that lies.
+
+        Of a function that is like another one, with the other one's meshes in any case.
+        """
+        target, settings = self._target, self._target.settings
+        step = self.step
+        # With one micro-batch nobody needs to know the batch: what is taken for it may be state.
+        guessed = target.num_micro_batches == 1 and step.declared.batch is None
+        batch = () if guessed else step.batch
+        leaves = {n: leaf for n, leaf in enumerate(step.call.arrays) if n not in batch}
+        for state in reversed(target.family.states):
+            if state.cluster != settings.cluster or state.option is None:
+                continue
+            held = state.held_by(leaves)
+            if held or not target.leads:
+                return replace(settings, meshes=state.option, held=held)
+        return settings
 
     def _read(self, path: str | Path) -> tuple[Lowered, StepPlan]:
         """A saved plan, and the step at its micro-batch size."""
@@ -169,9 +199,9 @@ class Prepared:
             target.devices,
             compiler_options=target.compiler_options,
             workers=target.workers,
-            beside=target.executables,
+            beside=target.family.executables,
         )
-        target.executables.append(executable)
+        target.family.executables.append(executable)
         return executable
 
     @cached_property

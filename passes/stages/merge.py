@@ -12,6 +12,7 @@ added up a part of it reduce it there, once per step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -80,8 +81,8 @@ class FragmentBuilder:
     arguments: list[Argument]
     results: list[Result]
     stages: Stages
-    shardings: dict[int, Sharding]
-    """of arguments, that the plan has to keep"""
+    shardings: Mapping[tuple[int, int], Sharding]
+    """of arguments on meshes, by both numbers, that the plan has to keep"""
 
     def rewrite(self, plan: Plan, cluster: Cluster) -> None:
         groups = self._groups()
@@ -115,7 +116,7 @@ class FragmentBuilder:
     def _type(self, value: int, mesh: int) -> ir.Type:
         name = self.stages.meshes[mesh].name
         type_ = ir.RankedTensorType(self.graph.values[value].type)
-        return MeshTensor(name, type_, self.shardings.get(value)).to_type()
+        return MeshTensor(name, type_, self.shardings.get((value, mesh))).to_type()
 
     def _groups(self) -> list[_Group]:
         """Fragments in execution order: forward by stage, backward by stage from the last, then
@@ -163,15 +164,19 @@ class FragmentBuilder:
         return max(weight, key=lambda mesh: (weight[mesh], -mesh), default=0)
 
     def _argument_copies(self, groups: list[_Group]) -> list[tuple[int, int]]:
-        """(argument, mesh) for each mesh that reads it; one that nothing reads is on mesh 0."""
+        """(argument, mesh) for each mesh that reads it; one that nothing reads is where it has a
+        sharding, else on mesh 0."""
         count = self.graph.num_arguments
+        unread = [0] * count
+        for a, mesh in sorted(self.shardings, reverse=True):
+            unread[a] = mesh
         read: list[set[int]] = [set() for _ in range(count)]
         for group in groups:
             for o in group.members:
                 for v in self.graph.operands[o]:
                     if v < count:
                         read[v].add(group.mesh)
-        return [(a, mesh) for a in range(count) for mesh in sorted(read[a] or {0})]
+        return [(a, mesh) for a in range(count) for mesh in sorted(read[a] or {unread[a]})]
 
     def _outputs(
         self, home: dict[int, int], copies: list[tuple[int, int]]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+import numpy as np
+
 from alpa.dialects import func
 from alpa.dialects.attributes import MeshAssignment, Plan
 from alpa.passes.base import PassError
@@ -22,6 +24,7 @@ from alpa.passes.solve.schedule import in_flight
 from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
 from alpa.passes.stages.cost import Boundary
 from alpa.passes.stages.costing import Costing
+from alpa.passes.stages.given_meshes import GivenMeshes
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.options import Option, stage_problem
 from alpa.passes.stages.views import OneDevice, View, logical_shapes
@@ -30,6 +33,18 @@ if TYPE_CHECKING:
     from alpa.passes.solve import stage_dp
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cut:
+    """Stages on submeshes, which are numbers of options, and T in seconds.
+
+    `meshes` are the numbers of the given meshes that they are on, where there are such.
+    """
+
+    stages: tuple[stage_dp.Stage, ...]
+    seconds: float
+    meshes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +64,10 @@ class Search:
     remat_costing: Callable[[], Costing]
     """of the same layers rematerialised"""
     may_rematerialise: bool
+    given: GivenMeshes | None = None
+    """where the meshes are not searched"""
+    moved: np.ndarray | None = None
+    """of the given meshes, as `GivenMeshes.moved` has it"""
 
     def run(self) -> Stages:
         """The best stages and their meshes."""
@@ -56,7 +75,9 @@ class Search:
 
         cluster = self.cluster
         submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
-        if self.forced_shape is not None:
+        if self.given is not None:
+            submeshes = tuple(dict.fromkeys(self.given.submeshes))
+        elif self.forced_shape is not None:
             submeshes = self._submeshes_of_forced_shape(submeshes)
         one = self._planned_on_one_device(
             lambda: OneDevice.of(
@@ -70,9 +91,7 @@ class Search:
         ]
         return self._stages(*self._cut(one, views))
 
-    def _cut(
-        self, one: OneDevice, views: list[View]
-    ) -> tuple[stage_dp.Problem, stage_dp.Solution, list[Option]]:
+    def _cut(self, one: OneDevice, views: list[View]) -> tuple[_Cut, list[Option]]:
         """The best cut, and what each of its stages takes."""
         from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
 
@@ -82,7 +101,7 @@ class Search:
         while True:
             offers = [(option, view) for view in views for option in view.options()]
             try:
-                problem, solution = self._solved(offers)
+                cut = self._solved(offers)
             except stage_dp.OutOfMemoryError as error:
                 if only is None:
                     needs = self._needs([option for option, _ in offers])
@@ -92,10 +111,10 @@ class Search:
                 continue
             except ValueError as error:
                 raise PassError(self.function, f"{error}{_problems(offers)}") from error
-            used = [offers[stage.submesh] for stage in solution.stages]
+            used = [offers[stage.submesh] for stage in cut.stages]
             unknown = dict.fromkeys(view for option, view in used if option.is_bound)
             if not unknown:
-                return problem, solution, [option for option, _ in used]
+                return cut, [option for option, _ in used]
             if one.again is None and any(option.is_bound and option.remat for option, _ in used):
                 # Nearer bounds, now that they matter.
                 self._planned_on_one_device(one.rematerialise)
@@ -118,56 +137,57 @@ class Search:
         if not idle or not offers:
             return
         try:
-            _, solution = self._solved(offers)
+            cut = self._solved(offers)
         except ValueError:
             return  # There is no cut without what was begun.
-        used = [offers[stage.submesh] for stage in solution.stages]
+        used = [offers[stage.submesh] for stage in cut.stages]
         views = dict.fromkeys(v for o, v in used if o.is_bound and v.hosts * v.devices > 1)
         for view in list(views)[:idle]:
             view.begin()
 
-    def _stages(
-        self, problem: stage_dp.Problem, solution: stage_dp.Solution, chosen: Sequence[Option]
-    ) -> Stages:
+    def _stages(self, cut: _Cut, chosen: Sequence[Option]) -> Stages:
         """Where the stages of a cut are placed."""
+        numbers = cut.meshes
+        if self.given is None or numbers is None:
+            meshes, numbers = self._placed(chosen), tuple(range(len(chosen)))
+        else:
+            meshes = list(self.given.meshes)
+        plan, peaks = self.plan, [0] * len(meshes)
+        for q, stage, found in zip(numbers, cut.stages, chosen, strict=True):
+            batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - q)
+            kept = batches * found.activation_bytes[stage.first, stage.last]
+            peaks[q] = int(found.fixed_bytes[stage.first, stage.last] + kept)
+        layer_stage = {
+            layer: q
+            for q, stage in zip(numbers, cut.stages, strict=True)
+            for layer in range(stage.first, stage.last + 1)
+        }
+        repeated = [
+            layer
+            for stage, found in zip(cut.stages, chosen, strict=True)
+            for layer in found.rematerialised(stage.first, stage.last)
+        ]
+        return Stages(
+            layer_stage, meshes, cut.seconds, tuple(peaks), rematerialised=frozenset(repeated)
+        )
+
+    def _placed(self, chosen: Sequence[Option]) -> list[MeshAssignment]:
+        """The meshes of stages in their order."""
         from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
 
         cluster = self.cluster
         places = placement.place(
             cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
         )
-        meshes: list[MeshAssignment] = []
-        peaks: list[int] = []
-        for s, (stage, found) in enumerate(zip(solution.stages, chosen, strict=True)):
-            meshes.append(
-                MeshAssignment(
-                    name=f"mesh_{s}",
-                    hosts=tuple(dict.fromkeys(host for host, _ in places[s])),
-                    devices=tuple(h * cluster.devices_per_host + d for h, d in places[s]),
-                    logical_shape=found.shape,
-                )
+        return [
+            MeshAssignment(
+                name=f"mesh_{s}",
+                hosts=tuple(dict.fromkeys(host for host, _ in place)),
+                devices=tuple(h * cluster.devices_per_host + d for h, d in place),
+                logical_shape=found.shape,
             )
-            plan = self.plan
-            batches = in_flight(plan.schedule, plan.num_micro_batches, len(chosen) - s)
-            kept = batches * found.activation_bytes[stage.first, stage.last]
-            peaks.append(int(found.fixed_bytes[stage.first, stage.last] + kept))
-        layer_stage = {
-            layer: s
-            for s, stage in enumerate(solution.stages)
-            for layer in range(stage.first, stage.last + 1)
-        }
-        repeated = [
-            layer
-            for stage, found in zip(solution.stages, chosen, strict=True)
-            for layer in found.rematerialised(stage.first, stage.last)
+            for s, (place, found) in enumerate(zip(places, chosen, strict=True))
         ]
-        return Stages(
-            layer_stage,
-            meshes,
-            problem.step_seconds(solution.stages),
-            tuple(peaks),
-            rematerialised=frozenset(repeated),
-        )
 
     def _planned_on_one_device(self, known: Callable[[], T]) -> T:
         """Raises PassError where the layers cannot be."""
@@ -180,7 +200,8 @@ class Search:
     def _only(self, one: OneDevice, views: Sequence[View]) -> View | None:
         """The view of all devices, where a single stage can take no other, whatever it costs."""
         cluster = self.cluster
-        single = self.num_stages == 1 or len(one.option.seconds) == 1
+        meshes = 0 if self.given is None else len(self.given.meshes)
+        single = self.num_stages == 1 or len(one.option.seconds) == 1 or meshes == 1
         whole = [
             v for v in views if (v.hosts, v.devices) == (cluster.hosts, cluster.devices_per_host)
         ]
@@ -199,6 +220,10 @@ class Search:
 
     def _shapes(self, hosts: int, devices: int) -> list[tuple[int, ...]]:
         """The logical shapes of a submesh that may be chosen."""
+        if self.given is not None:
+            pairs = zip(self.given.submeshes, self.given.meshes, strict=True)
+            shapes = [it.logical_shape for submesh, it in pairs if submesh == (hosts, devices)]
+            return list(dict.fromkeys(shapes))
         if self.forced_shape is not None:
             return [self.forced_shape]
         ordered = axes_differ(self.costing.solver.intra)
@@ -220,10 +245,8 @@ class Search:
             )
         return found
 
-    def _solved(
-        self, offers: Sequence[tuple[Option, View]]
-    ) -> tuple[stage_dp.Problem, stage_dp.Solution]:
-        """The DP's problem over some options, and its solution. Raises its `InfeasibleError`."""
+    def _solved(self, offers: Sequence[tuple[Option, View]]) -> _Cut:
+        """The best cut over some options. Raises the DP's `InfeasibleError`."""
         from alpa.passes.solve import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
 
         problem = stage_problem(
@@ -234,8 +257,35 @@ class Search:
             num_stages=self.num_stages,
             minimise=self.objective,
         )
+        if self.given is not None:
+            return self._solved_on_given(problem, [option for option, _ in offers], self.given)
         solve = equal_layers.solve if self.equal_layers else stage_dp.solve
-        return problem, solve(problem)
+        stages = solve(problem).stages
+        return _Cut(stages=stages, seconds=problem.step_seconds(stages))
+
+    def _solved_on_given(
+        self, costs: stage_dp.Problem, options: Sequence[Option], given: GivenMeshes
+    ) -> _Cut:
+        from alpa.passes.solve import fixed_meshes  # noqa: PLC0415 - costs start-up time
+
+        assert self.moved is not None, "given meshes come with what they move"
+        each = self.cluster.devices_per_host
+        meshes = tuple(
+            fixed_meshes.Mesh(
+                submeshes=tuple(
+                    number
+                    for number, option in enumerate(options)
+                    if (option.hosts, option.devices) == submesh
+                    and option.shape == mesh.logical_shape
+                ),
+                before_is_far=mesh.devices[0] % each == 0,
+                behind_is_far=(mesh.devices[-1] + 1) % each == 0,
+            )
+            for submesh, mesh in zip(given.submeshes, given.meshes, strict=True)
+        )
+        problem = fixed_meshes.Problem(costs=costs, meshes=meshes, moved=self.moved)
+        found = fixed_meshes.solve(problem)
+        return _Cut(stages=found.stages, meshes=found.meshes, seconds=found.step_seconds)
 
     def _needs(self, options: Sequence[Option]) -> str:
         """What does not fit: a layer, else all of them; bounds from below, as far as is known."""

@@ -1,0 +1,158 @@
+"""Meshes that a plan is given instead of choosing them, and where state lies on them already.
+
+A function that takes the state of a training step, such as its evaluation, is planned for the
+meshes of that step. `alpa.held` on an argument says where the arrays of a state lie: a sharding for
+each mesh that has a copy,
+
+    %w: tensor<64x64xf32> {alpa.held = [#sdy.sharding<@mesh_0, [{"axis0"}, {}]>]}
+
+The cut moves as few bytes of them as possible (`solve/fixed_meshes.py`), and what is read where it
+lies keeps its sharding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from alpa.dialects import func, ir
+from alpa.dialects.attributes import HELD, MeshAssignment, take_from_signature
+from alpa.dialects.mpmd_types import Origin
+from alpa.dialects.sharding import Sharding
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.base import OptionError, PassError, location_of
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.stages.cost import layer_of
+
+_MESH = re.compile(r"(\d+)(?:-(\d+))?:([1-9]\d*(?:x[1-9]\d*){0,3})")
+
+
+def parse_meshes(text: str, cluster: Cluster) -> tuple[MeshAssignment, ...]:
+    """The meshes of an option `0-3:2x2,4-7:4`: devices of the cluster and logical shapes, in order.
+
+    Raises:
+        OptionError: the text says no meshes that the cluster has.
+    """
+    meshes: list[MeshAssignment] = []
+    used: set[int] = set()
+    for number, word in enumerate(text.split(",")):
+        match = _MESH.fullmatch(word.strip())
+        if match is None:
+            raise OptionError(
+                f"option 'meshes' holds '{word}'; expected the first and last device of each mesh "
+                "and its logical shape, such as 0-3:2x2,4-7:4"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        shape = tuple(map(int, match[3].split("x")))
+        devices = tuple(range(first, last + 1))
+        _check(word, devices, shape, cluster)
+        if used & {*devices}:
+            raise OptionError(
+                f"option 'meshes' gives device {min(used & {*devices})} to two meshes"
+            )
+        used |= {*devices}
+        each = cluster.devices_per_host
+        meshes.append(
+            MeshAssignment(
+                name=f"mesh_{number}",
+                hosts=tuple(range(first // each, last // each + 1)),
+                devices=devices,
+                logical_shape=shape,
+            )
+        )
+    return tuple(meshes)
+
+
+def meshes_text(meshes: Sequence[MeshAssignment]) -> str:
+    """The option that gives a plan these meshes."""
+    words = (
+        f"{mesh.devices[0]}-{mesh.devices[-1]}:{'x'.join(map(str, mesh.logical_shape))}"
+        for mesh in meshes
+    )
+    return ",".join(words)
+
+
+def _check(word: str, devices: tuple[int, ...], shape: tuple[int, ...], cluster: Cluster) -> None:
+    each = cluster.devices_per_host
+    if not devices or devices[-1] >= cluster.num_devices:
+        raise OptionError(
+            f"option 'meshes' holds '{word}'; the cluster's devices are 0-{cluster.num_devices - 1}"
+        )
+    if prod(shape) != len(devices):
+        raise OptionError(
+            f"option 'meshes' holds '{word}', a shape of {prod(shape)} for {len(devices)} devices"
+        )
+    inside = devices[0] // each == devices[-1] // each
+    if not inside and (devices[0] % each or len(devices) % each):
+        raise OptionError(
+            f"option 'meshes' holds '{word}'; a mesh is a part of one host or whole hosts of {each}"
+        )
+
+
+def take_held(
+    function: func.FuncOp, meshes: Sequence[MeshAssignment]
+) -> dict[int, dict[int, Sharding]]:
+    """By argument and mesh, where states lie; the attributes are removed.
+
+    Raises:
+        PassError: a sharding is over no mesh that is given, or not of its shape.
+    """
+    numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
+    found: dict[int, dict[int, Sharding]] = {}
+    for argument, attr in take_from_signature(function, "arg_attrs", HELD).items():
+        value = function.arguments[argument]
+        rank = ir.RankedTensorType(value.type).rank
+        for sharding in map(Sharding.from_attr, ir.ArrayAttr(attr)):
+            if sharding.mesh not in numbers:
+                given = ", ".join(numbers) or "none"
+                raise PassError(
+                    location_of(value.location, function.location),
+                    f"argument {argument} is held on @{sharding.mesh}, which is none of the given "
+                    f"meshes ({given}); name them with the option meshes",
+                )
+            number = numbers[sharding.mesh]
+            axes = {f"axis{i}" for i in range(len(meshes[number].logical_shape))}
+            unknown = {axis for dim in sharding.axis_names for axis in dim} - axes
+            if len(sharding.dims) != rank or unknown:
+                raise PassError(
+                    location_of(value.location, function.location),
+                    f"argument {argument} of type {value.type} cannot be held as "
+                    f"{sharding.to_attr()}; a dimension for each of its own, over "
+                    f"{', '.join(sorted(axes))}, is expected",
+                )
+            found.setdefault(argument, {})[number] = sharding
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenMeshes:
+    """Meshes in the order of the stages, and where arguments lie on them, by number and mesh."""
+
+    meshes: tuple[MeshAssignment, ...]
+    held: Mapping[int, Mapping[int, Sharding]]
+
+    @cached_property
+    def submeshes(self) -> tuple[tuple[int, int], ...]:
+        """Hosts, and devices of each, of every mesh."""
+        return tuple((len(it.hosts), len(it.devices) // len(it.hosts)) for it in self.meshes)
+
+    def moved(self, graph: Graph, origins: Sequence[Origin], num_layers: int) -> np.ndarray:
+        """Bytes that layers i..j read on mesh q and that are held elsewhere only, [K, K, Q]."""
+        layers = np.arange(num_layers)
+        moved = np.zeros((num_layers, num_layers, len(self.meshes)))
+        for argument, places in self.held.items():
+            users = (layer_of(origins[o]) for o in graph.users[argument])
+            readers = {layer for layer in users if layer is not None}
+            if not readers:
+                continue
+            # reads[i, j]: whether the first reader from i on is one of i..j
+            following = [min((r for r in readers if r >= i), default=num_layers) for i in layers]
+            reads = np.array(following)[:, None] <= layers[None, :]
+            for q in set(range(len(self.meshes))) - places.keys():
+                moved[:, :, q] += reads * graph.bytes[argument]
+        return moved

@@ -1,0 +1,163 @@
+"""Functions that share a state: later ones are planned for the meshes on which it lies.
+
+A training step leaves its state where its plan wants it. Its evaluation, made `like` it, and the
+same step planned anew for other shapes take the meshes of that plan, read each array of the state
+on a mesh that has it, and in the sharding that it has there: `held_by` finds the arrays of a step's
+arguments in the state of a plan, and the pass `stage-mesh-partition` does the rest (its option
+`meshes`, and `alpa.held`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from alpa.dialects import func, ir, main_function
+from alpa.dialects.attributes import (
+    HELD,
+    MeshAssignment,
+    Plan,
+    State,
+    argument_state,
+    read_arguments,
+    read_meshes,
+    signature_attrs,
+)
+from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.sharding import Mesh, Sharding
+from alpa.passes.stages.given_meshes import meshes_text
+from alpa.runtime.calls import Leaf, LeafType, Path
+from alpa.runtime.executable import Executable
+
+Places = Mapping[State, tuple[Sharding, ...]]
+"""Where the arrays of a state lie, a sharding for each mesh that has a copy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedState:
+    """The state of a planned step: its leaves by number, the plan's meshes, and where they lie.
+
+    Axes are named as those of meshes that are searched, in their order.
+    """
+
+    cluster: str
+    meshes: tuple[MeshAssignment, ...]
+    leaves: Mapping[int, tuple[Path, LeafType]]
+    places: Places
+
+    @classmethod
+    def of(cls, module: ir.Module, state: Mapping[int, Leaf]) -> PlannedState:
+        """Of a planned module whose arguments of these numbers hold the state."""
+        function = main_function(module)
+        plan, meshes = Plan.read(function), read_meshes(function)
+        names = {mesh.name: number for number, mesh in enumerate(meshes)}
+        topology = read_topology(function)
+        places: dict[State, tuple[Sharding, ...]] = {}
+        for position, (argument, type_) in enumerate(
+            zip(read_arguments(function), function.type.inputs, strict=True)
+        ):
+            key, tensor = argument_state(position, argument), MeshTensor.from_type(type_)
+            if key[0] in state:
+                held = _numbered(tensor, names[tensor.mesh], topology[tensor.mesh])
+                places[key] = (*places.get(key, ()), held)
+        return cls(
+            cluster="" if plan is None else plan.cluster,
+            meshes=tuple(meshes),
+            leaves={n: (leaf.path, leaf.type.strong) for n, leaf in state.items() if leaf.type},
+            places=places,
+        )
+
+    @property
+    def option(self) -> str | None:
+        """The meshes as the passes' option, None where they are no ranges of devices."""
+        ranges = (tuple(range(it.devices[0], it.devices[-1] + 1)) for it in self.meshes)
+        same = all(mesh.devices == it for mesh, it in zip(self.meshes, ranges, strict=True))
+        return meshes_text(self.meshes) if same else None
+
+    def held_by(self, leaves: Mapping[int, Leaf]) -> Places:
+        """Where arguments of another step lie that hold this state, or parts of it."""
+        arguments: dict[str, dict[Path, tuple[int, LeafType]]] = {}
+        for n, leaf in leaves.items():
+            if leaf.type is not None:
+                arguments.setdefault(leaf.argument, {})[leaf.path[1:]] = (n, leaf.type.strong)
+        found = {n: r for name, own in arguments.items() for n, r in self._match(name, own)}
+        return {
+            (n, part): shardings
+            for n, r in found.items()
+            for (number, part), shardings in self.places.items()
+            if number == r
+        }
+
+    def _match(
+        self, name: str, own: Mapping[Path, tuple[int, LeafType]]
+    ) -> Iterator[tuple[int, int]]:
+        """Pairs of numbers: a leaf below something of this name, and the one of the state.
+
+        A tree of the state that has all the leaves is taken: one of the same name first, then one
+        with few others, then one near the root. Else each part of the tree is matched on its own;
+        a single array is found by its name.
+        """
+        best: tuple[tuple[bool, int, int], dict[Path, int]] | None = None
+        for prefix, inside in self._subtrees.items():
+            named = _name(prefix[-1]) == name
+            types = {path: type_ for path, (_, type_) in inside.items()}
+            if any(types.get(path) != type_ for path, (_, type_) in own.items()):
+                continue
+            if not named and () in own:
+                continue
+            rank = (not named, len(inside) - len(own), len(prefix))
+            if best is None or rank < best[0]:
+                best = (rank, {path: number for path, (number, _) in inside.items()})
+        if best is not None:
+            yield from ((n, best[1][path]) for path, (n, _) in own.items())
+        elif () not in own:
+            parts: dict[str, dict[Path, tuple[int, LeafType]]] = {}
+            for (key, *rest), leaf in own.items():
+                parts.setdefault(_name(key), {})[tuple(rest)] = leaf
+            for key, part in parts.items():
+                yield from self._match(key, part)
+
+    @cached_property
+    def _subtrees(self) -> dict[Path, dict[Path, tuple[int, LeafType]]]:
+        """The leaves below each path, by what is left of theirs."""
+        found: dict[Path, dict[Path, tuple[int, LeafType]]] = {}
+        for number, (path, type_) in self.leaves.items():
+            for depth in range(1, len(path) + 1):
+                found.setdefault(path[:depth], {})[path[depth:]] = (number, type_)
+        return found
+
+
+def _name(key: Any) -> str:
+    """Of one step of a path: of an argument, an attribute, or an entry."""
+    return key if isinstance(key, str) else jax.tree_util.keystr((key,), simple=True)
+
+
+def _numbered(tensor: MeshTensor, number: int, mesh: Mesh) -> Sharding:
+    """Where a tensor lies, with mesh and axes named by their numbers."""
+    axes = {name: f"axis{i}" for i, (name, _) in enumerate(mesh.axes)}
+    dims = tensor.sharding.axis_names if tensor.sharding else ((),) * tensor.type.rank
+    return Sharding.of(f"mesh_{number}", tuple(tuple(axes[a] for a in dim) for dim in dims))
+
+
+@dataclass(frozen=True)
+class Family:
+    """What functions have in common that take each other's state: what runs them, and the states of
+    the plans of the first one."""
+
+    executables: list[Executable] = field(default_factory=list[Executable])
+    states: list[PlannedState] = field(default_factory=list[PlannedState])
+
+
+def write_held(function: func.FuncOp, places: Places) -> None:
+    """Says of the arguments of a program cut into layers where they lie."""
+    arguments = read_arguments(function)
+    attrs = signature_attrs(function, "arg_attrs", len(arguments))
+    for position, (argument, own) in enumerate(zip(arguments, attrs, strict=True)):
+        held = places.get(argument_state(position, argument))
+        if held is not None:
+            own[HELD] = ir.ArrayAttr.get([sharding.to_attr() for sharding in held])
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(own) for own in attrs])
