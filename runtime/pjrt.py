@@ -34,6 +34,13 @@ class Device(Protocol):
     def client(self) -> Any: ...
 
 
+def lowering_platform(device: Device) -> str:
+    """What a device is to jax's lowering, which knows `cuda` and `rocm` where devices say `gpu`."""
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """An executable for some devices, with the global shapes and shardings of its results."""

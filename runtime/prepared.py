@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
 from alpa.runtime.loading import load
 from alpa.runtime.micro_batches import best_number, divisors
-from alpa.runtime.pjrt import CompilerOptions, Device
+from alpa.runtime.pjrt import CompilerOptions, Device, lowering_platform
 from alpa.runtime.planning import Clock, Planned, Settings, fingerprint, plan, planned_for
 from alpa.runtime.sharing import Family, PlannedState
 from alpa.runtime.step import LossReduction, Lowered, Step
@@ -80,6 +81,15 @@ class Target:
     """of all functions that take each other's state"""
     leads: bool = True
     """whether others of the family are planned for its meshes, and not it for theirs"""
+
+    def lowering_platform(self) -> str:
+        """What the devices of the steps are to jax's lowering; with Ray, joins its cluster."""
+        if self.executor == "local":
+            return lowering_platform((self.devices or jax.devices())[0])
+        # Ray takes seconds to import, which local steps need not wait for.
+        ray_cluster = import_module("alpa.runtime.workers.cluster")
+        needed = Cluster.parse(self.settings.cluster).num_devices
+        return ray_cluster.lowering_platform(needed, self.workers or WorkerOptions())
 
     def check_devices(self) -> None:
         """Raises ValueError where the cluster has more devices than there are in this process."""
@@ -157,6 +167,10 @@ class Prepared:
 
     def _read(self, path: str | Path) -> tuple[Lowered, StepPlan]:
         """A saved plan, and the step at its micro-batch size."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(
+                f"there is no plan {path}; save one by {self.step.name}.plan(...).save(path)"
+            )
         module = parse_file(path)
         plan = Plan.read(main_function(module))
         if plan is None:
@@ -175,8 +189,7 @@ class Prepared:
 
     def lower(self, number: int) -> Lowered:
         target = self._target
-        platform = (target.devices or jax.devices())[0].platform
-        return self.step.lower(number, target.loss_reduction, platform)
+        return self.step.lower(number, target.loss_reduction, target.lowering_platform())
 
     @property
     def lowered(self) -> Lowered:

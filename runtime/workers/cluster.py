@@ -70,7 +70,22 @@ def posts_of(program: Program) -> tuple[Post, ...]:
 
 def join(posts: Sequence[Post], options: WorkerOptions) -> Platform:
     """Connects to Ray, or starts it, and says which platform the workers run on."""
-    needed = sum(len(post.devices) for post in posts)
+    return _joined(sum(len(post.devices) for post in posts), options)
+
+
+def lowering_platform(needed: int, options: WorkerOptions) -> str:
+    """What the workers of a plan of so many devices will be to jax's lowering.
+
+    To jax `gpu` is `cuda` or `rocm`; Ray names the kind of its accelerators among its resources.
+    """
+    platform = _joined(needed, options)
+    if platform != "gpu":
+        return platform
+    amd = any(name.startswith("accelerator_type:AMD") for name in ray.cluster_resources())
+    return "rocm" if amd else "cuda"
+
+
+def _joined(needed: int, options: WorkerOptions) -> Platform:
     if not ray.is_initialized():
         with warnings.catch_warnings():
             # Ray forks to start a program of its own, where no thread of jax's is missed.

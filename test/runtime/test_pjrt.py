@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from alpa.dialects import parse
-from alpa.runtime.pjrt import compile_module
+from alpa.runtime.pjrt import compile_module, lowering_platform
 
 CONTRACTION = """
 module {
@@ -77,3 +78,19 @@ def test_lapack_is_found_where_jax_has_lowered_nothing() -> None:
         [sys.executable, "-c", LAPACK], input=text, capture_output=True, text=True, check=False
     )
     assert (found.returncode, found.stdout) == (0, "6.0\n"), found.stderr
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "name"),
+    [
+        ("cpu", "cpu", "cpu"),
+        ("tpu", "libtpu", "tpu"),
+        ("gpu", "PJRT C API\ncuda 12090", "cuda"),
+        ("gpu", "PJRT C API\nROCM 60342134", "rocm"),
+    ],
+)
+def test_devices_have_other_names_to_lowering(platform: str, version: str, name: str) -> None:
+    client = SimpleNamespace(platform_version=version)
+    device = SimpleNamespace(platform=platform, client=client, id=0, device_kind="")
+    assert lowering_platform(device) == name
+    assert lowering_platform(jax.devices()[0]) == "cpu"

@@ -6,6 +6,7 @@ import pytest
 
 from alpa.dialects import parse
 from alpa.passes.analysis import planned
+from alpa.runtime.workers import cluster
 from alpa.runtime.workers.cluster import actor_resources, posts_of
 from alpa.runtime.workers.options import Platform, WorkerOptions
 
@@ -41,3 +42,21 @@ def test_a_worker_asks_for_its_devices(
 
 def test_no_cache() -> None:
     assert WorkerOptions(cache_directory=None).cache_path is None
+
+
+@pytest.mark.parametrize(
+    ("platform", "accelerator", "name"),
+    [
+        ("cpu", "none", "cpu"),
+        ("tpu", "TPU-V4", "tpu"),
+        ("gpu", "H100", "cuda"),
+        ("gpu", "AMD-Instinct-MI300X-OAM", "rocm"),
+    ],
+)
+def test_programs_are_lowered_for_the_workers(
+    platform: Platform, accelerator: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resources = {"CPU": 8.0, f"accelerator_type:{accelerator}": 1.0}
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: resources)
+    assert cluster.lowering_platform(1, WorkerOptions(platform=platform)) == name
