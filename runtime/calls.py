@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -122,6 +122,8 @@ class Parameters:
 
     names: tuple[str, ...]
     rest: str
+    keywords: frozenset[str] | None = frozenset()
+    """of parameters that are passed by name; None where any may be"""
     static: frozenset[str] = frozenset()
     donated: frozenset[str] = frozenset()
 
@@ -132,7 +134,13 @@ class Parameters:
         rest = [p.name for p in parameters if p.kind is kinds.VAR_POSITIONAL]
         positional = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
         names = tuple(p.name for p in parameters if p.kind in positional)
-        return cls(names=names, rest=rest[0] if rest else "argument")
+        only = frozenset(p.name for p in parameters if p.kind is kinds.KEYWORD_ONLY)
+        free = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
+        return cls(
+            names=names,
+            rest=rest[0] if rest else "argument",
+            keywords=None if free else only,
+        )
 
     def name(self, number: int) -> str:
         """Of a positional argument; negative numbers count from the last parameter."""
@@ -145,6 +153,12 @@ class Parameters:
         names: set[str] = set()
         for one in chosen:
             if isinstance(one, str):
+                known = {*self.names, self.rest, *(self.keywords or ())}
+                if self.keywords is not None and one not in known:
+                    raise ValueError(
+                        f"{option} holds '{one}', and the function has no parameter of that name; "
+                        f"it has {', '.join((*self.names, *sorted(self.keywords))) or 'none'}"
+                    )
                 names.add(one)
                 continue
             if self.rest == "argument" and not -len(self.names) <= one < len(self.names):
@@ -212,6 +226,14 @@ class Call:
         )
         shape = tuple(type_ is None for type_ in self.types)
         return (self.positional, self.trees, self.static, functions, shape, types)
+
+    def abstract(self) -> Call:
+        """The call with shapes in the place of its arrays, which may then be freed."""
+        leaves = tuple(
+            leaf if leaf.type is None else replace(leaf, value=leaf.type.struct())
+            for leaf in self.leaves
+        )
+        return replace(self, leaves=leaves)
 
     def invoke(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """Calls the function with other arrays in the place of these."""

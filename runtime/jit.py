@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from alpa.dialects.attributes import Schedule
 from alpa.passes.cost.cluster import Cluster
@@ -57,6 +57,7 @@ class Parallelized:
         self._parameters = parameters
         self._declared = declared
         self._target = target
+        _check_literals(target)
         self._steps: dict[Hashable, Prepared] = {}
         self._last: Call | None = None
 
@@ -137,6 +138,7 @@ class Parallelized:
     def _new(self, call: Call) -> Prepared:
         if self._last is not None:
             _logger.warning("%s is planned anew: %s", self.__name__, _difference(self._last, call))
+        call = call.abstract()
         several = self._target.num_micro_batches != 1 or self._target.saved is not None
         step = Step.of(self._fun, call, self._declared, several=several)
         self._last = call
@@ -220,11 +222,7 @@ def parallelize(
     if fun is None:
         return partial(parallelize, **options)
     if like is not None:
-        if cluster is not None:
-            raise ValueError(
-                f"like= takes the cluster of {like.__name__}, "
-                f"{like.target.settings.cluster}; leave cluster= out"
-            )
+        _check_like(like, options)
         settings = like.target.settings
         executor, devices = like.target.executor, like.target.devices
         workers = like.target.workers
@@ -243,8 +241,12 @@ def parallelize(
             mesh_shape=mesh_shape,
         )
     Cluster.parse(settings.cluster)
-    if num_micro_batches != "auto" and num_micro_batches < 1:
-        raise ValueError(f"num_micro_batches is {num_micro_batches}; a step has at least one")
+    if num_micro_batches != "auto" and (
+        not isinstance(num_micro_batches, int) or num_micro_batches < 1
+    ):
+        raise ValueError(
+            f"num_micro_batches is {num_micro_batches!r}; expected a number of at least 1, or auto"
+        )
     parameters = Parameters.of(fun)
     declared = Declared(
         donated=parameters.select("donate_argnums", _each(donate_argnums, donate_argnames)),
@@ -270,6 +272,50 @@ def parallelize(
         leads=like is None,
     )
     return Parallelized(fun, parameters, declared, target)
+
+
+_OF_LIKE: dict[str, Any] = {
+    "cluster": None,
+    "schedule": "auto",
+    "intra": "auto",
+    "inter": "auto",
+    "remat": "auto",
+    "mesh_shape": "auto",
+    "executor": "local",
+    "devices": None,
+    "workers": None,
+}
+"""What a function takes of the one that it is like, and how it is left out."""
+
+
+def _check_like(like: Any, options: dict[str, Any]) -> None:
+    if not isinstance(like, Parallelized):
+        raise TypeError(
+            f"like= takes what alpa.parallelize returned, and this is a {type(like).__name__}; "
+            "give the parallelised training step"
+        )
+    for name, default in _OF_LIKE.items():
+        if options[name] != default:
+            raise ValueError(
+                f"like= takes the cluster, settings and workers of {like.__name__}; leave {name}= "
+                "out"
+            )
+
+
+def _check_literals(target: Target) -> None:
+    """Raises ValueError where an option has none of the values that it can have."""
+    settings = target.settings
+    for name, value, kind in (
+        ("executor", target.executor, Literal["local", "ray"]),
+        ("schedule", settings.schedule, Literal["auto", Schedule]),
+        ("intra", settings.intra, Intra),
+        ("inter", settings.inter, Inter),
+        ("remat", settings.remat, Remat),
+        ("loss_reduction", target.loss_reduction, LossReduction),
+    ):
+        if value not in get_args(kind):
+            allowed = ", ".join(get_args(kind))
+            raise ValueError(f"{name} is {value!r}; expected one of {allowed}")
 
 
 def _each(*chosen: Chosen) -> list[int | str]:

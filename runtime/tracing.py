@@ -53,6 +53,7 @@ class Traced:
     """
 
     def __init__(self, fun: Callable[..., Any], call: Call, types: Sequence[LeafType]) -> None:
+        name: str = getattr(fun, "__name__", "step")
         returned: list[Returned] = []
         impls: list[tuple[str | None, ...]] = []
 
@@ -60,6 +61,11 @@ class Traced:
             impls.append(tuple(map(_key_impl, arrays)))
             found, tree = jax.tree_util.tree_flatten_with_path(call.invoke(fun, arrays))
             given = [leaf for _, leaf in found]
+            if not any(not _is_function(leaf) for leaf in given):
+                raise TypeError(
+                    f"{name} returns no array, so that there is nothing to compute; return what it "
+                    "is called for"
+                )
             functions = tuple(leaf if _is_function(leaf) else None for leaf in given)
             results = [leaf for leaf in given if not _is_function(leaf)]
             paths = [("result", *path) for path, leaf in found if not _is_function(leaf)]
@@ -74,7 +80,10 @@ class Traced:
             )
             return results
 
-        flat.__name__ = getattr(fun, "__name__", "step")
+        # What jax says of an error is to name the user's function and its place.
+        flat.__name__ = name
+        flat.__signature__ = inspect.signature(flat)
+        flat.__wrapped__ = fun
         structs = [type_.struct() for type_ in types]
         self.stages = jax.jit(flat, keep_unused=True).trace(*structs)
         self._fun = fun

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import weakref
 from functools import partial
 from typing import Any
 
@@ -406,9 +408,46 @@ def test_wrong_uses_are_told() -> None:
         alpa.parallelize(train_step)
     with failing(r"batch_argnums holds 2, and the function has 2 positional parameters"):
         parallelize(train_step, batch_argnums=2)
+    with failing(r"batch_argnums holds 'data', and the function has no .*; it has state, batch"):
+        parallelize(train_step, batch_argnums="data")
+    with failing(r"static_argnums holds 'rate', and the function has no parameter of that name"):
+        parallelize(train_step, static_argnames="rate")
+    for name in ("executor", "schedule", "intra", "inter", "remat", "loss_reduction"):
+        with failing(rf"{name} is 'other'; expected one of .*"):
+            parallelize(train_step, **{name: "other"})
+    with failing(r"num_micro_batches is 'many'; expected a number of at least 1, or auto"):
+        parallelize(train_step, num_micro_batches="many")
+    with failing(r"like= takes what alpa.parallelize returned, and this is a function", TypeError):
+        alpa.parallelize(train_step, like=train_step)
+    with failing(r"like= takes the cluster, settings and workers of train_step; leave intra= out"):
+        alpa.parallelize(train_step, like=parallelize(train_step), intra="megatron")
+    with failing(r"there is no plan nowhere.mlir; save one by train_step.plan", FileNotFoundError):
+        parallelize(train_step, plan="nowhere.mlir")(state, batch)
+    with failing(r"<lambda> returns no array, so that there is nothing to compute", TypeError):
+        parallelize(lambda x: None)(1.0)
     with failing(r"the static argument power is a list, which has no hash", TypeError):
         parallelize(lambda x, power: x, static_argnums=1)(1.0, [2])
     with failing(r"result 0 is boolean and has no sum over the 2 micro-batches", PlanningError):
         parallelize(lambda x: jnp.any(x > 0), num_micro_batches=2)(np.ones(4))
     with failing(r"result\['name'\] is a str, which is no array", TypeError):
         parallelize(lambda x: {"name": "gpt"})(1.0)
+
+
+def test_errors_of_tracing_name_the_users_function() -> None:
+    def branches(x: Any) -> Any:
+        return x if x > 0 else -x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        alpa.parallelize(branches, cluster="cpu:1x1")(1.0)
+    assert "tracing the function branches at" in str(error.value)
+    assert "tracing.py" not in str(error.value)
+
+
+def test_a_step_keeps_no_arrays_of_its_first_call() -> None:
+    step = alpa.parallelize(lambda w, x: x * w, cluster="cpu:1x1")
+    weight = jnp.ones(4)
+    seen = weakref.ref(weight)
+    step(weight, np.ones(4, np.float32))
+    del weight
+    gc.collect()
+    assert seen() is None
