@@ -16,8 +16,13 @@ class MeshArray(NDArrayOperatorsMixin):
     """Shape and dtype are known at once, the numbers are fetched when they are looked at.
 
     `np.asarray`, `jnp.asarray`, `jax.device_get`, conversions, printing, operators and functions of
-    numpy look at them; those of jax.numpy want `jnp.asarray` first. Steps take the array where it
-    lies.
+    numpy look at them, and so do those of jax.numpy that are not jitted (`reshape`, `concatenate`).
+    Steps take the array where it lies.
+
+    Jitted functions, as most of jax.numpy and all of `jax.lax`, want `jnp.asarray` first: where jax
+    finds out the types of arguments it asks `__jax_array__` no more (0.10), its error says so, and
+    there is no public way to make a class known to it. As a pytree the array would be no leaf of
+    the state any more.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
