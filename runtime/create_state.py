@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
-from alpa.runtime.calls import Call, Parameters
+from alpa.runtime.calls import Call, Parameters, ResultLeaf
 from alpa.runtime.jit import Parallelized
+from alpa.runtime.prepared import Prepared
 from alpa.runtime.tracing import Traced
 
 
@@ -39,35 +39,63 @@ def create_state(
         ValueError: `others` are left out, and it is not known what the step will be called with.
         PlanningError: there is no plan for the step.
     """
-    traced = Traced(init_fn, Call.of(Parameters.of(init_fn), (), {}), [])
-    shapes = traced.result([leaf.type.struct() for leaf in traced.results])
-    alone = isinstance(argnums, int)
-    given: dict[int, Any] = {argnums: shapes} if alone else dict(zip(argnums, shapes, strict=True))
-    names = [train_step.parameter(position) for position in given]
-    if others:
-        left = iter(others)
-        count = len(given) + len(others)
-        arguments = [given[n] if n in given else next(left) for n in range(count)]
-        prepared = train_step.prepare(*arguments)
-    else:
-        types = [leaf.type for leaf in traced.results]
-        prepared = train_step.prepared_for(names, types)
-        if prepared is None:
-            raise ValueError(
-                f"{train_step.__name__} has not been planned for such a state; give create_state "
-                "the other arguments, too, arrays or shapes: create_state(init_fn, step, batch)"
-            )
-    arrays = [leaf.argument for leaf in prepared.step.call.arrays]
-    numbers = [n for name in names for n, argument in enumerate(arrays) if argument == name]
-    return traced.result(prepared.executable.create(numbers, partial(_strong, traced)))
+    state = NewState(init_fn, argnums)
+    prepared, numbers = state.place(train_step, others)
+    return state.result(prepared.executable.create(numbers, state.arrays))
 
 
-def _strong(traced: Traced) -> list[jax.Array]:
-    """The results of a function without arguments as a step returns them: strongly typed, keys as
-    their words."""
-    return [
-        jax.random.key_data(array)
-        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-        else jnp.asarray(array, array.dtype)
-        for array in jaxpr_as_fun(traced.jaxpr)()
-    ]
+class NewState:
+    """What a function without arguments returns, before it has any arrays."""
+
+    def __init__(self, init_fn: Callable[[], Any], argnums: int | Sequence[int]) -> None:
+        self._traced = Traced(init_fn, Call.of(Parameters.of(init_fn), (), {}), [])
+        self._argnums = argnums
+
+    @property
+    def leaves(self) -> tuple[ResultLeaf, ...]:
+        """Its arrays, by their paths."""
+        return self._traced.results
+
+    def place(self, train_step: Parallelized, others: Sequence[Any]) -> tuple[Prepared, list[int]]:
+        """The step that takes the state, and the numbers of the arguments that its arrays are.
+
+        Raises:
+            ValueError, PlanningError: as of `create_state`.
+        """
+        shapes = self.result([leaf.type.struct() for leaf in self.leaves])
+        argnums = self._argnums
+        given: dict[int, Any] = (
+            {argnums: shapes}
+            if isinstance(argnums, int)
+            else dict(zip(argnums, shapes, strict=True))
+        )
+        names = [train_step.parameter(position) for position in given]
+        if others:
+            left = iter(others)
+            count = len(given) + len(others)
+            arguments = [given[n] if n in given else next(left) for n in range(count)]
+            prepared = train_step.prepare(*arguments)
+        else:
+            prepared = train_step.prepared_for(names, [leaf.type for leaf in self.leaves])
+            if prepared is None:
+                raise ValueError(
+                    f"{train_step.__name__} has not been planned for such a state; say what its "
+                    "other arguments are, arrays or shapes: create_state(init_fn, step, batch)"
+                )
+        arrays = [leaf.argument for leaf in prepared.step.call.arrays]
+        return prepared, [
+            n for name in names for n, argument in enumerate(arrays) if argument == name
+        ]
+
+    def arrays(self) -> list[jax.Array]:
+        """Traceable: its arrays as a step returns them, strongly typed, keys as their words."""
+        return [
+            jax.random.key_data(array)
+            if jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+            else jnp.asarray(array, array.dtype)
+            for array in jaxpr_as_fun(self._traced.jaxpr)()
+        ]
+
+    def result(self, arrays: Sequence[Any]) -> Any:
+        """The state, of these arrays."""
+        return self._traced.result(arrays)

@@ -37,6 +37,11 @@ class CutArray(MeshArray):
         jax.block_until_ready(list(self.parts.values()))
         return self
 
+    def check_alive(self) -> None:
+        for part in self.parts.values():
+            if isinstance(part, MeshArray):
+                part.check_alive()
+
     def is_deleted(self) -> bool:
         """Whether a part was donated to a step."""
         return any(part.is_deleted() for part in self.parts.values())

@@ -12,6 +12,7 @@ import jax
 
 from alpa.dialects.attributes import Plan
 from alpa.passes.analysis.planned import Program
+from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.trace import Trace
 
 
@@ -53,6 +54,11 @@ class Executable(ABC):
     def stages(self) -> Mapping[str, Stage]:
         """The compiled fragments by the names of their modules."""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether what runs it has failed or was closed, so that it has to be loaded again."""
+        return False
+
     @abstractmethod
     def place(self, number: int, array: Any) -> Any:
         """Puts an argument of the original `@main` where the steps that take it read it.
@@ -75,6 +81,16 @@ class Executable(ABC):
 
         Raises:
             ValueError: shape or dtype are not the program's.
+        """
+
+    @abstractmethod
+    def restore(self, numbers: Sequence[int], stored: Sequence[StoredArray]) -> list[Any]:
+        """Stored arrays, each part read by the devices that a step wants it on.
+
+        The r-th is to be argument `numbers[r]` of the original `@main`, as with `create`.
+
+        Raises:
+            CheckpointError: an array is not there, or damaged.
         """
 
     @abstractmethod

@@ -185,6 +185,7 @@ def parallelize(
     executor: Literal["local", "ray"] = "local",
     devices: Sequence[Device] | None = None,
     workers: WorkerOptions | None = None,
+    check_finite: bool = False,
     compiler_options: CompilerOptions | None = None,
     plan: str | Path | None = None,
     like: Parallelized | None = None,
@@ -209,6 +210,8 @@ def parallelize(
             and other numbers that come back, are averaged over the micro-batches or added up.
         schedule, intra, inter, remat, mesh_shape: as with `alpa-plan`.
         executor, devices, workers: as with `alpa.runtime.load`.
+        check_finite: whether each call waits for its results, and raises FloatingPointError with
+            their names where one of them holds NaN or infinity.
         plan: a saved plan that is used instead of a search.
         like: another parallelised function, whose cluster, devices, workers and settings are
             taken: a training step's, for the evaluation of its state.
@@ -266,6 +269,7 @@ def parallelize(
         executor=executor,
         workers=workers,
         devices=None if devices is None else tuple(devices),
+        check_finite=check_finite,
         compiler_options=compiler_options,
         saved=plan,
         family=Family() if like is None else like.target.family,

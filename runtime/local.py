@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from alpa.passes.analysis.planned import Program, ProgramArgument
+from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
 from alpa.runtime.instructions import write_script
@@ -83,6 +84,17 @@ class LocalExecutable(Executable):
             parts = partial(self._signature.parts, numbers, function, positions)
             made = jax.jit(parts, out_shardings=shardings)()
             arrays.update(zip(positions, made, strict=True))
+        return self._signature.created(numbers, arrays, self._first)
+
+    def restore(self, numbers: Sequence[int], stored: Sequence[StoredArray]) -> list[Any]:
+        by_number = dict(zip(numbers, stored, strict=True))
+        arrays: dict[int, jax.Array] = {}
+        for positions in self._signature.wanted(numbers).values():
+            for position in positions:
+                argument = self.program.arguments[position]
+                sharding = self._placement.shardings[argument.value]
+                array = by_number[argument.number]
+                arrays[position] = array.read(sharding, argument.attributes.slice)
         return self._signature.created(numbers, arrays, self._first)
 
     def _collect(self, store: Store) -> tuple[jax.Array | CutArray, ...]:

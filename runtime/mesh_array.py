@@ -36,6 +36,10 @@ class MeshArray(NDArrayOperatorsMixin):
             RuntimeError: the array was deleted or donated, or the step has failed.
         """
 
+    @abstractmethod
+    def check_alive(self) -> None:
+        """Raises RuntimeError where the numbers are lost: deleted, donated, their workers gone."""
+
     @property
     def ndim(self) -> int:
         return len(self.shape)

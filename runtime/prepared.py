@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -21,7 +22,9 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.runtime.calls import Call
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
+from alpa.runtime.keepers import not_finite
 from alpa.runtime.loading import load
+from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.pjrt import CompilerOptions, Device, lowering_platform
 from alpa.runtime.planning import Clock, Planned, Settings, fingerprint, plan, planned_for
@@ -30,6 +33,7 @@ from alpa.runtime.step import LossReduction, Lowered, Step
 from alpa.runtime.workers.options import WorkerOptions
 
 _logger = logging.getLogger("alpa")
+_SHOWN = 5  # results that an error names
 
 
 class PlanMismatchError(ValueError):
@@ -75,6 +79,7 @@ class Target:
     executor: Literal["local", "ray"]
     workers: WorkerOptions | None
     devices: tuple[Device, ...] | None
+    check_finite: bool
     compiler_options: CompilerOptions | None
     saved: str | Path | None
     family: Family = field(default_factory=Family)
@@ -111,6 +116,8 @@ class Prepared:
     def __init__(self, step: Step, target: Target) -> None:
         self.step = step
         self._target = target
+        self._loaded: Executable | None = None
+        self._calls = 0
 
     @cached_property
     def _found(self) -> tuple[Lowered, StepPlan]:
@@ -199,9 +206,16 @@ class Prepared:
     def plan(self) -> StepPlan:
         return self._found[1]
 
-    @cached_property
+    @property
     def executable(self) -> Executable:
+        """The compiled step; with new workers where those that it had have failed."""
+        if self._loaded is None or self._loaded.is_stopped:
+            self._loaded = self._load()
+        return self._loaded
+
+    def _load(self) -> Executable:
         target = self._target
+        target.executables[:] = [it for it in target.executables if not it.is_stopped]
         module = self.plan.module
         if self.lowered.num_micro_batches > 1 and target.loss_reduction == "sum":
             module = ir.Module.parse(str(module), module.context)
@@ -224,8 +238,33 @@ class Prepared:
         return frozenset(a.number for a in arguments if a.attributes.slice is not None)
 
     def run(self, call: Call) -> Any:
+        """Runs the step.
+
+        Raises:
+            FloatingPointError: a result is not finite, where the target wants that checked.
+        """
+        given = self.lowered.arguments(call)
+        for array in given:
+            if isinstance(array, MeshArray):
+                array.check_alive()  # before new workers are started, which would not have it
         arguments = [
             np.asarray(array) if isinstance(array, CutArray) and n not in self._cut else array
-            for n, array in enumerate(self.lowered.arguments(call))
+            for n, array in enumerate(given)
         ]
-        return self.lowered.result(self.executable(*arguments))
+        results = self.executable(*arguments)
+        self._calls += 1
+        if self._target.check_finite:
+            self._check_finite(results)
+        return self.lowered.result(results)
+
+    def _check_finite(self, results: Sequence[Any]) -> None:
+        wrong = not_finite(results)
+        if not wrong:
+            return
+        labels = [self.lowered.traced.results[n].label for n in wrong]
+        more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+        raise FloatingPointError(
+            f"call {self._calls} of {self.step.name}: {len(wrong)} of its {len(results)} results "
+            f"hold NaN or infinity: {', '.join(labels[:_SHOWN])}{more}; go on from a checkpoint "
+            "that was saved before (alpa.restore), with a smaller learning rate or other data"
+        )

@@ -10,17 +10,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from alpa.runtime.checkpoints.checkpoint import latest_step, restore, resume, save
     from alpa.runtime.create_state import create_state
     from alpa.runtime.jit import parallelize
     from alpa.runtime.markers import grad, mark_layer_boundary, value_and_grad
 
-__all__ = ["create_state", "grad", "mark_layer_boundary", "parallelize", "value_and_grad"]
+__all__ = [
+    "create_state",
+    "grad",
+    "latest_step",
+    "mark_layer_boundary",
+    "parallelize",
+    "restore",
+    "resume",
+    "save",
+    "value_and_grad",
+]
 
 _MODULES = {
     "create_state": "alpa.runtime.create_state",
     "grad": "alpa.runtime.markers",
+    "latest_step": "alpa.runtime.checkpoints.checkpoint",
     "mark_layer_boundary": "alpa.runtime.markers",
     "parallelize": "alpa.runtime.jit",
+    "restore": "alpa.runtime.checkpoints.checkpoint",
+    "resume": "alpa.runtime.checkpoints.checkpoint",
+    "save": "alpa.runtime.checkpoints.checkpoint",
     "value_and_grad": "alpa.runtime.markers",
 }
 

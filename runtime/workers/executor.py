@@ -11,7 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from alpa.dialects.attributes import Slice
 from alpa.passes.analysis.planned import Fragment, Program
+from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.executable import Executable, Stage
 from alpa.runtime.instructions import write_script
 from alpa.runtime.pjrt import CompilerOptions, bytecode
@@ -19,7 +21,7 @@ from alpa.runtime.placement import abstract_mesh, numpy_dtype, sharding_of
 from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.stages import module_name
 from alpa.runtime.workers.cluster import posts_of
-from alpa.runtime.workers.group import Call, WorkerGroup
+from alpa.runtime.workers.group import Call, WorkerGroup, wait_for
 from alpa.runtime.workers.options import WorkerOptions
 from alpa.runtime.workers.remote_array import Copy, PlacedArgument, RemoteArray
 from alpa.runtime.workers.worker import ArrayId, StepCall, StepTimes
@@ -64,6 +66,10 @@ class RayExecutable(Executable):
     def stages(self) -> Mapping[str, Stage]:
         return self._stages
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._group.is_stopped
+
     def place(self, number: int, array: Any) -> PlacedArgument:
         """As of every executable; returns at once, and the next steps wait for it.
 
@@ -98,6 +104,24 @@ class RayExecutable(Executable):
         return self._signature.created(
             numbers, arrays, partial(self._array, calls, self._argument_shape)
         )
+
+    def restore(self, numbers: Sequence[int], stored: Sequence[StoredArray]) -> list[Any]:
+        call_number, by_number = self._group.next_number(), dict(zip(numbers, stored, strict=True))
+        arrays: dict[int, Copy] = {}
+        calls: dict[str, Call] = {}
+        for mesh, positions in self._signature.wanted(numbers).items():
+            parts: dict[int, tuple[StoredArray, Slice | None]] = {}
+            for position in positions:
+                argument = self._program.arguments[position]
+                parts[position] = by_number[argument.number], argument.attributes.slice
+                key = (call_number, position)
+                arrays[position] = Copy(mesh=mesh, value=argument.value, key=key)
+            calls[mesh] = self._group.call(mesh, "restore", self._loaded, call_number, parts)
+        restored = self._signature.created(
+            numbers, arrays, partial(self._array, calls, self._argument_shape)
+        )
+        wait_for(calls.values(), self._group.options.checkpoint_timeout_seconds)
+        return restored
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         self._signature.check_number(arguments)

@@ -8,16 +8,17 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import ray
 from jaxlib import version
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from alpa.runtime.checkpoints.errors import CheckpointError
 from alpa.runtime.instructions import Script
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.workers.cluster import (
@@ -33,12 +34,26 @@ from alpa.runtime.workers.worker import ArrayId, Started, Worker
 
 _log = logging.getLogger(__name__)
 
+_GRACE_SECONDS = 1.0  # that Ray may take to notice that a process has ended
+_DOING = {
+    "endpoint": "while it started",
+    "start": "while it started",
+    "connect": "while it started",
+    "load": "while it compiled",
+    "step": "in a step",
+    "create": "while it made a state",
+    "write": "while it wrote a checkpoint",
+    "restore": "while it read a checkpoint",
+}
+
 
 class Call:
     """A call to several workers, which may still be under way."""
 
-    def __init__(self, group: WorkerGroup, posts: Sequence[Post], refs: Sequence[Any]) -> None:
-        self._group = group
+    def __init__(
+        self, group: WorkerGroup, method: str, posts: Sequence[Post], refs: Sequence[Any]
+    ) -> None:
+        self._group, self._method = group, method
         self._waiting = dict(zip(refs, posts, strict=True))
         self._refs = list(refs)
         self._values: dict[Any, Any] = {}
@@ -47,31 +62,58 @@ class Call:
         ready, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting) or 1, timeout=0)
         return len(ready) == len(self._waiting)
 
-    def wait(self) -> list[Any]:
-        """What each worker answers.
+    def wait(self, seconds: float | None = None) -> list[Any]:
+        """What each worker answers, within `seconds`, or `timeout_seconds` of the options.
 
         Raises:
-            WorkerError: one has failed, or they take longer than `timeout_seconds`.
+            WorkerError: a worker of the plan has died or failed, or they take longer. All workers
+                are stopped then.
+            CheckpointError: a checkpoint cannot be written or read. The workers live on.
         """
-        self._group.check_alive()
-        deadline = time.monotonic() + self._group.options.timeout_seconds
+        group = self._group
+        group.check_alive()
+        seconds = group.options.timeout_seconds if seconds is None else seconds
+        deadline = time.monotonic() + seconds
         while self._waiting:
+            # These may wait in vain for tiles of a worker of which nothing is awaited here.
+            some = [*self._waiting, *group.watches]
             left = max(0.0, deadline - time.monotonic())
-            done, _ = ray.wait(list(self._waiting), num_returns=1, timeout=left)
+            done, _ = ray.wait(some, num_returns=1, timeout=left)
             if not done:
                 late = ", ".join(post.name for post in self._waiting.values())
-                raise self._group.fail(
-                    f"{late}: no answer for {self._group.options.timeout_seconds:g} s; it hangs, "
-                    "or needs a larger timeout_seconds"
+                raise group.fail(
+                    f"{late}: no answer {_DOING.get(self._method, '')} for {seconds:g} s; it "
+                    "hangs, or needs a larger timeout_seconds"
                 )
             (ref,) = done
-            post = self._waiting[ref]
+            if ref in group.watches:
+                raise group.died(ref, self._method)
+            post = self._waiting.pop(ref)
             try:
                 self._values[ref] = ray.get(ref)
+            except RayTaskError as error:
+                if isinstance(error.cause, CheckpointError):
+                    raise CheckpointError(f"{post.name}: {error.cause}") from error
+                # What fails in one worker may be that another one has died.
+                ended, _ = ray.wait(list(group.watches), num_returns=1, timeout=_GRACE_SECONDS)
+                if ended:
+                    raise group.died(ended[0], self._method) from error
+                raise group.fail(f"{post.name}: {error}") from error
             except RayError as error:
-                raise self._group.fail(f"{post.name}: {error}") from error
-            del self._waiting[ref]
+                raise group.died(group.watch_of(post), self._method) from error
         return [self._values[ref] for ref in self._refs]
+
+
+def wait_for(calls: Iterable[Call], seconds: float) -> None:
+    """Waits until all calls have ended, then raises what the first that failed raises."""
+    failure: CheckpointError | None = None
+    for call in calls:
+        try:
+            call.wait(seconds)
+        except CheckpointError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 class WorkerGroup:
@@ -94,6 +136,8 @@ class WorkerGroup:
         check_processes(self._posts, platform)
         placement, bundles = reserve(self._posts, platform, options.timeout_seconds)
         self._actors: list[Any] = []
+        self.watches: dict[Any, Post] = {}
+        """calls that do not return while the worker of a post lives"""
         self._stop = weakref.finalize(self, _stop, self._actors, placement)
         self._start(platform, placement, bundles)
         self.lowering_platform = self._connect()
@@ -101,7 +145,7 @@ class WorkerGroup:
 
     def can_run(self, posts: Sequence[Post]) -> bool:
         """Whether the workers live and are those that a program needs."""
-        return self._failure is None and self._posts == tuple(posts)
+        return not self.is_stopped and self._posts == tuple(posts)
 
     def load(
         self,
@@ -132,7 +176,7 @@ class WorkerGroup:
         self.check_alive()
         posts = [post for post in self._posts if post.mesh == mesh]
         refs = [getattr(self._actors[post.rank], method).remote(*arguments) for post in posts]
-        return Call(self, posts, refs)
+        return Call(self, method, posts, refs)
 
     def collect(self, mesh: str) -> list[ArrayId]:
         """The mesh's garbage, which the caller passes on."""
@@ -143,6 +187,31 @@ class WorkerGroup:
         """Raises WorkerError if the workers are stopped."""
         if self._failure is not None:
             raise WorkerError(self._failure)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the workers have failed, or were closed."""
+        return self._failure is not None
+
+    def watch_of(self, post: Post) -> Any:
+        """The call that returns when a worker has died."""
+        return next(ref for ref, it in self.watches.items() if it == post)
+
+    def died(self, watch: Any, method: str) -> WorkerError:
+        """A worker has died while a method was awaited of it or of another one."""
+        post = self.watches[watch]
+        try:
+            ray.get(watch, timeout=_GRACE_SECONDS)
+        except RayError as error:
+            *_, why = str(error).strip().splitlines()
+        else:
+            why = "Ray says nothing of the reason"
+        doing = _DOING.get(method, f"while {method} was awaited")
+        return self.fail(
+            f"{post.name} has died {doing}. The arrays of all workers of the plan are lost with "
+            "it; take the state from a checkpoint (alpa.resume) or make it anew "
+            f"(alpa.create_state), which starts new workers. Ray says: {why}"
+        )
 
     def fail(self, reason: str) -> WorkerError:
         """Stops all workers: a mesh fails as a whole, and the others wait for it in vain."""
@@ -159,7 +228,7 @@ class WorkerGroup:
     ) -> None:
         remote: Any = ray.remote  # its types know no options of actors
         level = logging.getLogger("alpa").getEffectiveLevel()
-        actor = remote(concurrency_groups={"io": 1})(Worker)
+        actor = remote(concurrency_groups={"io": 1, "watch": 1})(Worker)
         for post in self._posts:
             strategy = PlacementGroupSchedulingStrategy(
                 placement_group=placement,
@@ -172,6 +241,7 @@ class WorkerGroup:
                     **actor_resources(post, platform),
                 ).remote(post, platform, self.options, level)
             )
+            self.watches[self._actors[-1].watch.remote()] = post
 
     def _connect(self) -> str:
         """Lets the workers meet; the name of their platform."""
@@ -206,7 +276,7 @@ class WorkerGroup:
             getattr(actor, method).remote(*them)
             for actor, them in zip(self._actors, arguments, strict=True)
         ]
-        return Call(self, self._posts, refs).wait()
+        return Call(self, method, self._posts, refs).wait()
 
 
 def _environment(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, str]:

@@ -22,7 +22,10 @@ class WorkerOptions:
         transport: how tiles travel between meshes; `auto` is `device`
             (`jax.experimental.transfer`) where the platform has it, else `sockets`.
         cache_directory: of compiled executables, on each host; None keeps none.
-        timeout_seconds: how long a worker waits for another, and the caller for a step.
+        timeout_seconds: how long a worker waits for another, and the caller for any of them: for
+            their start, for compiling, for a step.
+        checkpoint_timeout_seconds: how long the caller waits for the workers to write or read a
+            checkpoint.
         steps_ahead: steps that may be under way before a call waits for the oldest.
         environment: variables of the workers' environment.
         pin_cores: each worker keeps to CPU cores of its own, as many as it has devices.
@@ -33,6 +36,7 @@ class WorkerOptions:
     transport: Transport = "auto"
     cache_directory: str | None = "~/.cache/alpa"
     timeout_seconds: float = 600.0
+    checkpoint_timeout_seconds: float = 3600.0
     steps_ahead: int = 2
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     pin_cores: bool = False

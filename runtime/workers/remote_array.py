@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from alpa.passes.analysis.planned import ProgramArgument
-from alpa.runtime.mesh_array import MeshArray
-from alpa.runtime.workers.group import Call, WorkerGroup
+from alpa.runtime.checkpoints.stored_array import Shape, Write
+from alpa.runtime.keepers import Keeper, KeptArray
+from alpa.runtime.workers.group import Call, WorkerGroup, wait_for
 from alpa.runtime.workers.worker import ArrayId
 
 
@@ -24,7 +25,47 @@ class Copy:
     key: ArrayId
 
 
-class RemoteArray(MeshArray):
+@dataclass(frozen=True, kw_only=True)
+class Workers(Keeper):
+    """The workers of a group, each of which has its shards of an array."""
+
+    group: WorkerGroup
+
+    def shard_shapes(self, arrays: Sequence[RemoteArray]) -> list[Shape]:
+        return self._ask(arrays, "shard_shapes")
+
+    def write(self, arrays: Sequence[RemoteArray], writes: Sequence[Write]) -> None:
+        self._ask(arrays, "write", writes)
+
+    def are_finite(self, arrays: Sequence[RemoteArray]) -> list[bool]:
+        return self._ask(arrays, "are_finite")
+
+    def _ask(self, arrays: Sequence[RemoteArray], method: str, *others: Sequence[Any]) -> list[Any]:
+        """Asks one mesh of each array, all meshes at once; the answers of the first worker there.
+
+        `others` are further arguments, an item for each array.
+        """
+        mine: dict[str, list[int]] = {}
+        keys: list[ArrayId] = []
+        for number, array in enumerate(arrays):
+            copy = array.first_copy()
+            mine.setdefault(copy.mesh, []).append(number)
+            keys.append(copy.key)
+        calls = {
+            mesh: self.group.call(
+                mesh, method, *([them[i] for i in numbers] for them in (keys, *others))
+            )
+            for mesh, numbers in mine.items()
+        }
+        wait_for(calls.values(), self.group.options.checkpoint_timeout_seconds)
+        answers: dict[int, Any] = {}
+        for mesh, numbers in mine.items():
+            first = calls[mesh].wait()[0] or [None] * len(numbers)
+            answers.update(zip(numbers, first, strict=True))
+        return [answers[number] for number in range(len(arrays))]
+
+
+class RemoteArray(KeptArray):
     """An array in the workers of a plan, of which several meshes may hold a copy.
 
     A step in the same workers takes it where it lies. It is freed when it is collected, deleted or
@@ -49,8 +90,22 @@ class RemoteArray(MeshArray):
         copies = [it for it in self._copies if it.mesh == mesh and group is self._group]
         return next((it for it in copies if it.value == value), copies[0] if copies else None)
 
+    @property
+    def keeper(self) -> Keeper:
+        return Workers(group=self._group)
+
+    def first_copy(self) -> Copy:
+        """The copy that is looked at.
+
+        Raises:
+            RuntimeError: the array was deleted or donated.
+        """
+        self.check_alive()
+        return self._copies[0]
+
     def check_alive(self) -> None:
-        """Raises RuntimeError if the array was deleted or donated."""
+        """Raises RuntimeError if the array was deleted or donated, or its workers are stopped."""
+        self._group.check_alive()
         if self.is_deleted():
             raise RuntimeError(
                 f"Array has been deleted with shape={self.dtype}{list(self.shape)}: it was donated "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ from jax import export
 from jaxlib import version
 
 from alpa.dialects import parse
+from alpa.dialects.attributes import Slice
+from alpa.runtime.checkpoints.stored_array import Shape, StoredArray, Write
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.instructions import Instruction, Script
 from alpa.runtime.interpreter import Interpreter, Store
+from alpa.runtime.keepers import HERE
 from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module
 from alpa.runtime.placement import Placement
 from alpa.runtime.stages import compile_stages
@@ -226,6 +230,36 @@ class Worker:
         arrays = jax.block_until_ready(make([]))
         self._held.update({(call, p): array for p, array in zip(positions, arrays, strict=True)})
 
+    def restore(
+        self, number: int, call: int, parts: Mapping[int, tuple[StoredArray, Slice | None]]
+    ) -> None:
+        """Reads arguments of a program from a checkpoint, by their positions in the planned @main,
+        and holds them as a step's results are held."""
+        loaded = self._programs[number]
+        shardings, arguments = loaded.placement.shardings, loaded.script.program.arguments
+        read = {
+            (call, position): stored.read(shardings[arguments[position].value], part)
+            for position, (stored, part) in parts.items()
+        }
+        self._held.update(read)
+
+    def shard_shapes(self, keys: Sequence[ArrayId]) -> list[Shape]:
+        """As of every keeper."""
+        return HERE.shard_shapes([self._array(key) for key in keys])
+
+    def write(self, keys: Sequence[ArrayId], writes: Sequence[Write]) -> None:
+        """As of every keeper, this process's shards."""
+        HERE.write([self._array(key) for key in keys], writes)
+
+    def are_finite(self, keys: Sequence[ArrayId]) -> list[bool]:
+        """As of every keeper."""
+        return HERE.are_finite([self._array(key) for key in keys])
+
+    @ray.method(concurrency_group="watch")
+    def watch(self) -> None:
+        """Never returns: whoever waits for it learns at once that this process has ended."""
+        threading.Event().wait()
+
     @ray.method(concurrency_group="io")
     def place(self, number: int, key: ArrayId, array: np.ndarray) -> None:
         """Puts an argument of a program on the devices ahead of the step that takes it."""
@@ -239,8 +273,7 @@ class Worker:
     @ray.method(concurrency_group="io")
     def fetch(self, key: ArrayId) -> list[tuple[tuple[slice, ...], np.ndarray]]:
         """This process's shards of a result, each once, and where they are in it."""
-        array = self._held[key]
-        assert isinstance(array, jax.Array)  # what is placed is not fetched
+        array = self._array(key)
         shards = (shard for shard in array.addressable_shards if shard.replica_id == 0)
         return [(shard.index, np.asarray(shard.data)) for shard in shards]
 
@@ -264,6 +297,11 @@ class Worker:
         stats = self._programs[number].stages[stage].memory()
         names = (name for name in dir(stats) if name.endswith("_in_bytes"))
         return {name: getattr(stats, name) for name in names}
+
+    def _array(self, key: ArrayId) -> jax.Array:
+        array = self._held[key]
+        assert isinstance(array, jax.Array)  # what is placed is not looked at
+        return array
 
     def _free(self, keys: Sequence[ArrayId]) -> None:
         for key in keys:

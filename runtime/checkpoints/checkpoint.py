@@ -1,0 +1,170 @@
+"""`alpa.save`, `alpa.restore`, `alpa.resume`: a training state on disk.
+
+    step, state = alpa.resume("checkpoints", init, train_step, batch)
+    while step < 1000:
+        state, loss = train_step(state, batches[step])
+        step += 1
+        if step % 100 == 0:
+            alpa.save("checkpoints", step, state, keep=3)
+
+A checkpoint is a folder by the number of its step. Each array is one, whatever meshes it was cut
+between, so that any plan can take it: of the same cluster or another, of either executor. The
+devices that have a part of the state write it, and those that want a part read it; it is nowhere
+gathered. The folder is one that all hosts reach by its name.
+
+Only one process at a time may save to a folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint.path import atomicity_types
+from orbax.checkpoint.path import step as steps
+
+from alpa.runtime.calls import Leaf
+from alpa.runtime.checkpoints.errors import CheckpointError
+from alpa.runtime.checkpoints.manifest import Manifest, names_of, type_text
+from alpa.runtime.checkpoints.writing import StateLeaf, write
+from alpa.runtime.create_state import NewState, create_state
+from alpa.runtime.jit import Parallelized
+
+_NAMES = steps.standard_name_format()
+
+
+def save(directory: str | Path, step: int, state: Any, *, keep: int | None = None) -> Path:
+    """Writes a state, which any tree of arrays is, as the checkpoint of a step; waits until it is.
+
+    Until all is written the folder has another name. So whatever happens meanwhile, the
+    checkpoints before are as they were, and this one is whole or not there.
+
+    Args:
+        directory: of the checkpoints; made where it is not there.
+        step: the number of steps that the state has seen.
+        state: as a parallelised function returns it, or plain arrays; functions in it are not
+            saved.
+        keep: how many checkpoints stay, the latest ones; by default all.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: there is a checkpoint of this step already, or it cannot be written; the
+            state is as it was.
+        WorkerError: a worker has failed.
+    """
+    root = _root(directory)
+    if step < 0 or (keep is not None and keep < 1):
+        raise ValueError(f"step is {step} and keep {keep}; they are at least 0 and 1")
+    folder = root / _NAMES.build_name(step)
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists, and is not overwritten; delete it or save another")
+    found, _ = jax.tree_util.tree_flatten_with_path(state)
+    leaves = [Leaf(argument="state", path=("state", *path), value=leaf) for path, leaf in found]
+    arrays = [leaf for leaf in leaves if leaf.type is not None]
+    if not arrays:
+        raise CheckpointError("the state has no arrays; there is nothing to save")
+    names = names_of(leaf.path[1:] for leaf in arrays)
+    for unfinished in root.glob(f"*{atomicity_types.TMP_DIR_SUFFIX}*"):
+        shutil.rmtree(unfinished)
+    write(
+        folder,
+        step,
+        {n: StateLeaf.of(leaf.type, leaf.value) for n, leaf in zip(names, arrays, strict=True)},
+    )
+    if keep is not None:
+        for old in _all_steps(root)[:-keep]:
+            _delete(root / _NAMES.build_name(old))
+    return folder
+
+
+def latest_step(directory: str | Path) -> int | None:
+    """The step of the latest checkpoint; None where there is none."""
+    return next(reversed(_all_steps(_root(directory))), None)
+
+
+def restore(
+    directory: str | Path,
+    init_fn: Callable[[], Any],
+    train_step: Parallelized | None = None,
+    *others: Any,
+    step: int | None = None,
+    argnums: int | Sequence[int] = 0,
+) -> Any:
+    """The state of a checkpoint, each array where the plan of a step wants it.
+
+        state = alpa.restore("checkpoints", init, train_step, batch)
+
+    Each device reads its share. The checksum of all that is read is checked.
+
+    Args:
+        directory: of the checkpoints.
+        init_fn: a function without arguments that makes such a state; it is traced, not run. What
+            is no array in the state comes from it.
+        train_step, others, argnums: as with `create_state`; without `train_step` the arrays are
+            numpy's, in this process.
+        step: by default the latest.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it is another program's, or damaged.
+        ValueError: as with `create_state`.
+    """
+    root = _root(directory)
+    step = latest_step(root) if step is None else step
+    if step is None:
+        raise CheckpointError(f"{root} holds no checkpoint; save one with alpa.save")
+    folder = root / _NAMES.build_name(step)
+    if not folder.is_dir():
+        there = ", ".join(map(str, _all_steps(root))) or "none"
+        raise CheckpointError(f"{root} holds no checkpoint of step {step}; there are {there}")
+    manifest = Manifest.read(folder)
+    if manifest.step != step:
+        raise CheckpointError(f"{folder} holds step {manifest.step}; rename it, or take another")
+    wanted = NewState(init_fn, argnums)
+    names = names_of(leaf.path[1:] for leaf in wanted.leaves)
+    types = [type_text(leaf.type) for leaf in wanted.leaves]
+    manifest.check(dict(zip(names, types, strict=True)), folder)
+    stored = [manifest.arrays[name].at(folder, name) for name in names]
+    if train_step is None:
+        return wanted.result([array.read_whole() for array in stored])
+    prepared, numbers = wanted.place(train_step, others)
+    return wanted.result(prepared.executable.restore(numbers, stored))
+
+
+def resume(
+    directory: str | Path,
+    init_fn: Callable[[], Any],
+    train_step: Parallelized,
+    *others: Any,
+    argnums: int | Sequence[int] = 0,
+) -> tuple[int, Any]:
+    """The step and the state of the latest checkpoint; step 0 and a new state where there is none.
+
+    For the beginning of a program that may be started again, and for going on after a worker was
+    lost: new workers are started where the old ones have failed.
+
+    Args, Raises: as with `restore`.
+    """
+    step = latest_step(directory)
+    if step is None:
+        return 0, create_state(init_fn, train_step, *others, argnums=argnums)
+    return step, restore(directory, init_fn, train_step, *others, step=step, argnums=argnums)
+
+
+def _root(directory: str | Path) -> Path:
+    return Path(directory).expanduser().absolute()
+
+
+def _all_steps(root: Path) -> list[int]:
+    """The steps of the checkpoints that were written to their end, in order."""
+    return sorted(found.step for found in _NAMES.find_all(root)) if root.is_dir() else []
+
+
+def _delete(folder: Path) -> None:
+    """Deletes a checkpoint; where that is interrupted, nothing that looks like one is left."""
+    doomed = folder.with_name(folder.name + atomicity_types.TMP_DIR_SUFFIX)
+    shutil.rmtree(folder.rename(doomed))

@@ -1,0 +1,194 @@
+"""One array on disk, which many processes write and read, each its own part.
+
+The format is zarr 3 as tensorstore and orbax read it, without compression. Each chunk carries a
+CRC-32C, which is checked when it is read; a chunk that is missing is an error and never zeros. What
+shape and chunks are is told by the checkpoint's manifest: where the file of the array says
+something else, it is refused.
+
+Processes that write the same array write whole chunks only, so that no one reads what another is
+about to write: `chunk_shape` chooses chunks of which each shard is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+import jax
+import numpy as np
+import tensorstore as ts
+from jax.sharding import NamedSharding
+
+from alpa.dialects.attributes import Slice
+from alpa.runtime.checkpoints.errors import CheckpointError
+
+_CHUNK_BYTES = 64 << 20
+"""at most, so that a device whose shard is smaller reads little that is not its own"""
+_IN_FLIGHT_BYTES = 1 << 30
+"""of host memory for what is being written"""
+
+Shape = tuple[int, ...]
+
+
+def chunk_shape(shape: Shape, itemsize: int, shards: Iterable[tuple[Shape, Shape]]) -> Shape:
+    """The largest chunks of at most 64 MiB that pieces of an array are made of.
+
+    `shards` are, for each piece, where it begins and the shape of its shards, which lie side by
+    side from there.
+    """
+    sizes = list(shape)
+    for start, shard in shards:
+        sizes = [gcd(size, *ends) for size, *ends in zip(sizes, start, shard, strict=True)]
+    chunk = [max(1, size) for size in sizes]
+    while prod(chunk) * itemsize > _CHUNK_BYTES and max(chunk) > 1:
+        dim = chunk.index(max(chunk))
+        chunk[dim] //= next(n for n in range(2, chunk[dim] + 1) if chunk[dim] % n == 0)
+    return tuple(chunk)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredArray:
+    """Where an array is stored, and how: `dtype` by numpy's name, chunks of one shape."""
+
+    path: str
+    shape: Shape
+    dtype: str
+    chunk: Shape
+
+    def create(self) -> None:
+        """Makes the array, without elements.
+
+        Raises:
+            CheckpointError: it cannot be written, or there is one already.
+        """
+        with _errors("cannot write", self.path):
+            ts.open(self._spec(), create=True).result()
+
+    def read(self, sharding: NamedSharding, part: Slice | None) -> jax.Array:
+        """A part of the array, or the whole, in a sharding; reads this process's shards alone.
+
+        Raises:
+            CheckpointError: it is not there, or damaged.
+        """
+        with _errors("cannot read", self.path):
+            whole = self._open()
+            if part is not None:
+                rows = slice(part.start, part.stop)
+                whole = whole[(*[slice(None)] * part.dim, rows)].translate_to[0]
+            shape: Shape = tuple(whole.shape)
+            # Replicas are read once, and all shards at the same time.
+            places = sharding.addressable_devices_indices_map(shape).values()
+            reads = {str(at): whole[at].read() for at in {str(at): at for at in places}.values()}
+            with jax.enable_x64(True):
+                return jax.make_array_from_callback(
+                    shape, sharding, lambda at: reads[str(at)].result()
+                )
+
+    def read_whole(self) -> np.ndarray:
+        """The array in this process's memory.
+
+        Raises:
+            CheckpointError: it is not there, or damaged.
+        """
+        with _errors("cannot read", self.path):
+            return self._open().read().result()
+
+    def _open(self) -> Any:
+        return ts.open(self._spec(), open=True).result()
+
+    def begin_write(self, at: Sequence[int], shard: np.ndarray) -> Any:
+        """Begins to write a part of the array; a future of tensorstore's."""
+        region = tuple(
+            slice(start, start + size) for start, size in zip(at, shard.shape, strict=True)
+        )
+        # The driver has written the array's description, which need not be read again.
+        target = ts.open(self._spec(), open=True, assume_metadata=True).result()
+        return target[region].write(shard)
+
+    def _spec(self) -> dict[str, Any]:
+        zero: Any = False if self.dtype == "bool" else 0
+        chunks = {"chunk_shape": list(self.chunk)}
+        return {
+            "driver": "zarr3",
+            "kvstore": {"driver": "file", "path": f"{self.path}/"},
+            "metadata": {
+                "shape": list(self.shape),
+                "data_type": self.dtype,
+                "chunk_grid": {"name": "regular", "configuration": chunks},
+                "chunk_key_encoding": {"name": "default"},
+                "codecs": [
+                    {"name": "bytes", "configuration": {"endian": "little"}},
+                    {"name": "crc32c"},
+                ],
+                "fill_value": [zero, zero] if self.dtype.startswith("complex") else zero,
+            },
+            # Else chunks of zeros are left out, and cannot be told from those that were lost.
+            "store_data_equal_to_fill_value": True,
+            "fill_missing_data_reads": False,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """An array, or a piece of one, to be written from `start` on."""
+
+    stored: StoredArray
+    start: Shape
+
+
+def write_shards(writes: Iterable[tuple[Any, Write]]) -> None:
+    """Writes the shards of arrays that this process has, each by one of those that have it.
+
+    Raises:
+        CheckpointError: they cannot be written.
+    """
+    futures: list[tuple[str, Any]] = []
+    size = 0
+    for array, write in writes:
+        for at, shard in _shards(array):
+            start = [a + b for a, b in zip(write.start, at, strict=True)]
+            with _errors("cannot write", write.stored.path):
+                futures.append((write.stored.path, write.stored.begin_write(start, shard)))
+            size += shard.nbytes
+            if size > _IN_FLIGHT_BYTES:
+                _finish(futures)
+                size = 0
+    _finish(futures)
+
+
+def shard_shape(array: Any) -> Shape:
+    """The shape of an array's shards; that of the whole where it has none."""
+    return (
+        tuple(array.sharding.shard_shape(array.shape))
+        if isinstance(array, jax.Array)
+        else tuple(np.shape(array))
+    )
+
+
+def _shards(array: Any) -> Iterable[tuple[list[int], np.ndarray]]:
+    if not isinstance(array, jax.Array):
+        yield [0] * np.ndim(array), np.asarray(array)
+        return
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            yield [at.start or 0 for at in shard.index], np.asarray(shard.data)
+
+
+def _finish(futures: list[tuple[str, Any]]) -> None:
+    for path, future in futures:
+        with _errors("cannot write", path):
+            future.result()
+    futures.clear()
+
+
+@contextmanager
+def _errors(what: str, path: str) -> Any:
+    """What tensorstore says, as a CheckpointError."""
+    try:
+        yield
+    except (ValueError, IndexError, OSError) as error:
+        reason, *_ = str(error).partition(" [source locations=")
+        raise CheckpointError(f"{what} {path}: {reason}") from error

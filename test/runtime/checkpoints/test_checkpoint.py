@@ -1,0 +1,222 @@
+"""What is saved is what is restored, or there is an error that says why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import alpa
+from alpa.dialects.attributes import Slice
+from alpa.runtime import CheckpointError
+from alpa.runtime.checkpoints import manifest
+from alpa.runtime.cut_array import CutArray
+
+
+def fetched(tree: Any) -> list[np.ndarray]:
+    """The arrays of a tree, of random keys their words."""
+    return [
+        np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+        for leaf in jax.tree.leaves(tree)
+    ]
+
+
+def is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def assert_equal(tree: Any, expected: list[np.ndarray]) -> None:
+    for one, it in zip(fetched(tree), expected, strict=True):
+        assert one.dtype == it.dtype
+        np.testing.assert_array_equal(one, it)
+
+
+def test_training_goes_on_as_if_it_had_not_stopped(training: Any, tmp_path: Path) -> None:
+    step = training.parallelize()
+    number, state = alpa.resume(tmp_path, training.init, step, training.batch(0))
+    assert number == 0
+    state, losses = training.run(step, state, range(3))
+    folder = alpa.save(tmp_path, 3, state)
+    assert folder == tmp_path / "3"
+    saved = fetched(state)
+    _, expected = training.run(step, state, range(3, 6))
+
+    number, resumed = alpa.resume(tmp_path, training.init, step, training.batch(0))
+    assert number == 3
+    assert_equal(resumed, saved)
+    assert training.run(step, resumed, range(3, 6))[1] == expected
+    assert losses[0] != expected[0]
+
+    # Another plan, on one mesh; no plan at all; orbax without Alpa.
+    other = training.parallelize(cluster="cpu:1x4", mesh_shape="2x2")
+    resumed = alpa.restore(tmp_path, training.init, other, training.batch(0))
+    np.testing.assert_allclose(training.run(other, resumed, range(3, 6))[1], expected, rtol=1e-6)
+    on_host = alpa.restore(tmp_path, training.init)
+    assert_equal(on_host, saved)
+    plain = ocp.PyTreeCheckpointer().restore(folder)
+    np.testing.assert_array_equal(plain["state.params.0.w"], on_host["params"][0]["w"])
+
+
+def every_kind() -> dict[str, Any]:
+    devices = jax.devices()
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=devices[:4])
+    sharding = jax.NamedSharding(mesh, jax.P("b"))
+    rows = np.arange(48.0, dtype=np.float32).reshape(2, 6, 4)
+    return {
+        "sharded": jax.device_put(np.arange(12, dtype=np.int32).reshape(6, 2), sharding),
+        "cut": CutArray(
+            {
+                Slice(1, 2, 6): jax.device_put(rows[:, 2:], devices[1]),
+                Slice(1, 0, 2): jax.device_put(rows[:, :2], devices[0]),
+            }
+        ),
+        "bf16": jnp.full((3,), 1.5, jnp.bfloat16),
+        "int4": jnp.ones(4, jnp.int4),
+        "bool": jnp.array([True, False]),
+        "complex": jnp.array([1 + 2j]),
+        "f64": np.array([1e300]),
+        "empty": jnp.zeros((0, 3)),
+        "zeros": jnp.zeros((2, 2)),
+        "a/b": {"..": 1, "c": 2.5},
+        "keys": jax.random.split(jax.random.key(1)),
+        "raw": jax.random.PRNGKey(2),
+    }
+
+
+def test_arrays_of_every_kind(tmp_path: Path) -> None:
+    with jax.enable_x64(True):
+        state = {"state": every_kind(), "function": jnp.tanh}
+        alpa.save(tmp_path, 0, state)
+        restored = alpa.restore(tmp_path, lambda: jax.tree.map(as_jax, state))
+    assert restored["function"] is jnp.tanh
+    assert_equal(restored["state"], fetched(state["state"]))
+
+
+def as_jax(leaf: Any) -> Any:
+    """What `init` might make in the place of a leaf."""
+    if isinstance(leaf, jax.Array) or not hasattr(leaf, "dtype"):
+        return leaf
+    return jnp.asarray(np.asarray(leaf))
+
+
+def new(shape: int = 4) -> dict[str, Any]:
+    return {"a": jnp.arange(float(shape)), "b": jnp.zeros((2, 3))}
+
+
+def damaged(folder: Path, how: str) -> None:
+    """Harms a checkpoint of `new()`."""
+    chunk, manifest = folder / "state.b" / "c" / "0" / "0", folder / "alpa.json"
+    if how == "a flipped bit":
+        content = bytearray(chunk.read_bytes())
+        content[5] ^= 4
+        chunk.write_bytes(content)
+    elif how == "a truncated chunk":
+        chunk.write_bytes(chunk.read_bytes()[:-8])
+    elif how == "a lost chunk":
+        chunk.unlink()
+    elif how == "a lost array":
+        shutil.rmtree(folder / "state.b")
+    elif how == "a description that says something else":
+        path = folder / "state.b" / "zarr.json"
+        path.write_text(path.read_text().replace('"chunk_shape":[2,3]', '"chunk_shape":[1,3]'))
+    elif how == "a changed manifest":
+        manifest.write_text(manifest.read_text().replace("float32", "float64"))
+    elif how == "a truncated manifest":
+        manifest.write_bytes(manifest.read_bytes()[:100])
+    elif how == "a pickle":
+        manifest.write_bytes(b"\x80\x04\x8c\x08builtins\x8c\x04exit\x93)R.")
+    elif how == "a lost manifest":
+        manifest.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("a flipped bit", r"cannot read .*state\.b: .*Digest mismatch"),
+        ("a truncated chunk", r"cannot read .*state\.b: "),
+        ("a lost chunk", r"cannot read .*state\.b: .*missing"),
+        ("a lost array", r"cannot read .*state\.b: "),
+        ("a description that says something else", r"cannot read .*state\.b: .*chunk"),
+        ("a changed manifest", r"alpa\.json is damaged: its checksum is wrong; take another step"),
+        ("a truncated manifest", r"alpa\.json is damaged"),
+        ("a pickle", r"alpa\.json is damaged"),
+        ("a lost manifest", r"holds no checkpoint of Alpa's: no alpa\.json"),
+    ],
+)
+def test_what_is_damaged_is_refused(how: str, message: str, tmp_path: Path) -> None:
+    for step in (1, 2):
+        alpa.save(tmp_path, step, new())
+    damaged(tmp_path / "2", how)
+    with pytest.raises(CheckpointError, match=message):
+        alpa.restore(tmp_path, new)
+    assert_equal(alpa.restore(tmp_path, new, step=1), fetched(new()))
+
+
+def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
+    alpa.save(tmp_path, 1, new())
+    another = r"1 is of another program \(\w{12}\) than this state \(\w{12}\): it has "
+    with pytest.raises(CheckpointError, match=another + r"state\.a: float32\[4\] where .*\[5\]"):
+        alpa.restore(tmp_path, partial(new, 5))
+    with pytest.raises(CheckpointError, match=another + r"nothing more where this has state\.c"):
+        alpa.restore(tmp_path, lambda: new() | {"c": jnp.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"state\.b: float32\[2,3\] where .*\[3,2\]"):
+        alpa.restore(tmp_path, lambda: new() | {"b": jnp.zeros((3, 2))})
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = alpa.save(tmp_path, 1, new()) / "alpa.json"
+    content = json.loads(path.read_text()) | {"format": 2}
+    del content["checksum"]
+    path.write_text(json.dumps(content | {"checksum": manifest._checksum(content)}))
+    with pytest.raises(CheckpointError, match="has the format 2, and this version of Alpa reads 1"):
+        alpa.restore(tmp_path, new)
+
+
+def test_steps_are_kept_and_never_overwritten(tmp_path: Path) -> None:
+    root = tmp_path / "new" / "folder"
+    assert alpa.latest_step(root) is None
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint; save one with alpa\.save"):
+        alpa.restore(root, new)
+    for step in (2, 10, 9):
+        alpa.save(root, step, new())
+    assert alpa.latest_step(root) == 10
+    with pytest.raises(CheckpointError, match="10 exists, and is not overwritten"):
+        alpa.save(root, 10, new())
+    with pytest.raises(CheckpointError, match="no checkpoint of step 3; there are 2, 9, 10"):
+        alpa.restore(root, new, step=3)
+    alpa.save(root, 11, new(), keep=2)
+    assert sorted(path.name for path in root.iterdir()) == ["10", "11"]
+    (root / "11").rename(root / "12")
+    with pytest.raises(CheckpointError, match="12 holds step 11; rename it"):
+        alpa.restore(root, new)
+    with pytest.raises(ValueError, match="step is -1"):
+        alpa.save(root, -1, new())
+    with pytest.raises(CheckpointError, match="no arrays"):
+        alpa.save(root, 20, {"f": jnp.tanh})
+    with pytest.raises(CheckpointError, match=r"two arrays of the state are called state\.a\.b"):
+        alpa.save(root, 20, {"a.b": jnp.zeros(1), "a": {"b": jnp.zeros(1)}})
+
+
+def test_a_save_that_fails_harms_nothing(tmp_path: Path) -> None:
+    """An array is gone, or the disk takes no more; what is left behind goes with the next save."""
+    alpa.save(tmp_path, 1, new())
+    gone = new()
+    gone["b"].delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        alpa.save(tmp_path, 2, gone)
+    assert alpa.latest_step(tmp_path) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+    alpa.save(tmp_path, 3, new())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3"]
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    with pytest.raises((CheckpointError, OSError)):
+        alpa.save(file, 1, new())
