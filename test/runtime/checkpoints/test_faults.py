@@ -1,0 +1,281 @@
+"""Whatever dies, the caller hears of it soon, and goes on from the last checkpoint.
+
+The random moments are drawn from a seed, the number of the test.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import alpa
+from alpa.runtime import WorkerError
+
+SOON = 30.0  # seconds
+KINDS = ("starting", "in a step", "saving")
+
+
+def descendants(root: int) -> dict[int, str]:
+    """The processes below one, by their ids, and what they are called."""
+    listed = subprocess.run(
+        ["ps", "-eo", "pid=,ppid=,stat=,args="], check=True, capture_output=True, text=True
+    ).stdout
+    rows = [line.split(None, 3) for line in listed.splitlines()]
+    alive = {int(r[0]): (int(r[1]), r[3]) for r in rows if len(r) == 4 and r[2][0] != "Z"}
+    found: dict[int, str] = {}
+    below = [root]
+    while below:
+        parent = below.pop()
+        for pid, (its_parent, name) in alive.items():
+            if its_parent == parent and pid not in found:
+                found[pid] = name
+                below.append(pid)
+    return found
+
+
+def workers() -> list[int]:
+    """The processes of this one's workers."""
+    return [pid for pid, name in descendants(os.getpid()).items() if name.startswith("ray::Worker")]
+
+
+class Killer(threading.Thread):
+    """Kills one of the workers some seconds after something has come about."""
+
+    def __init__(self, when: Callable[[], bool], delay: float, draw: random.Random) -> None:
+        super().__init__(daemon=True)
+        self._when, self._delay, self._draw = when, delay, draw
+        self.killed_at: float | None = None
+        self._given_up = threading.Event()
+
+    def run(self) -> None:
+        while not self._when():
+            if self._given_up.wait(0.002):
+                return
+        if self._given_up.wait(self._delay):
+            return
+        if victims := workers():
+            os.kill(self._draw.choice(victims), signal.SIGKILL)
+            self.killed_at = time.monotonic()
+
+    def give_up(self) -> None:
+        self._given_up.set()
+        self.join()
+
+
+class Run:
+    """A training that saves each step, and the losses that it has seen, by step."""
+
+    def __init__(self, training: Any, directory: Path) -> None:
+        self.directory = directory / "checkpoints"
+        self.losses: dict[int, float] = {}
+        self.doing, self.steps = "", 0
+        training.workers = replace(training.workers, cache_directory=str(directory / "cache"))
+        self._training = training
+        self._step = training.parallelize("ray")
+
+    def train(self, until: int) -> None:
+        self.doing, self.steps = "starting", 0
+        init, batch = self._training.init, self._training.batch
+        number, state = alpa.resume(self.directory, init, self._step, batch(0))
+        while number < until:
+            self.doing = "in a step"
+            state, loss = self._step(state, batch(number))
+            seen = self.losses.setdefault(number, float(loss))
+            assert seen == float(loss)  # what is run again gives the same
+            number += 1
+            self.doing = "saving"
+            alpa.save(self.directory, number, state, keep=2)
+            self.steps += 1
+
+    def train_until_killed(self, kind: str, draw: random.Random) -> float:
+        """Seconds from the death of a worker to the error."""
+        before, steps = set(workers()), draw.randrange(2)
+        when: dict[str, tuple[Callable[[], bool], float]] = {
+            "starting": (lambda: bool(set(workers()) - before), 4.0),
+            "in a step": (lambda: self.doing == kind and self.steps >= steps, 0.02),
+            "saving": (lambda: self.doing == kind and self.steps >= steps, 0.04),
+        }
+        condition, longest = when[kind]
+        killer = Killer(condition, draw.uniform(0, longest), draw)
+        killer.start()
+        try:
+            with pytest.raises(WorkerError) as caught:
+                self.train(until=10_000)
+            heard = time.monotonic()
+        finally:
+            killer.give_up()
+        assert killer.killed_at is not None
+        message = str(caught.value)
+        assert re.match(r"mesh_[01] on host [01] has died .*alpa\.resume.*Ray says: .", message)
+        return heard - killer.killed_at
+
+
+def assert_training_survives(
+    training: Any, directory: Path, kinds: Sequence[str], seed: int
+) -> list[float]:
+    """Kills a worker for each kind; the seconds until that was noticed."""
+    draw = random.Random(seed)
+    run = Run(training, directory)
+    seconds = [run.train_until_killed(kind, draw) for kind in kinds]
+    assert max(seconds) < SOON
+    run.train(until=len(run.losses) + 1)
+    local = training.parallelize()
+    state = alpa.create_state(training.init, local, training.batch(0))
+    _, expected = training.run(local, state, range(len(run.losses)))
+    assert [run.losses[n] for n in range(len(run.losses))] == expected
+    return seconds
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_worker_is_killed(training: Any, tmp_path: Path) -> None:
+    assert_training_survives(training, tmp_path, KINDS, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_worker_is_killed_at_20_moments(training: Any, tmp_path: Path) -> None:
+    kinds = [KINDS[n % len(KINDS)] for n in range(20)]
+    seconds = assert_training_survives(training, tmp_path, kinds, seed=1)
+    print(f"20 deaths noticed within {max(seconds):.2f} s")  # noqa: T201
+
+
+SAVING = """
+    import sys
+    import jax.numpy as jnp
+    import alpa
+    print("saving", flush=True)
+    for step in range(1, 1000):
+        state = {name: jnp.full((64, 1024), float(step)) for name in "abcdefgh"}
+        alpa.save(sys.argv[1], step, state, keep=2)
+        print(step, flush=True)
+"""
+
+
+def assert_checkpoint_survives(directory: Path, draw: random.Random) -> int:
+    """Kills a process while it saves; the step of the checkpoint that is there afterwards."""
+    code = textwrap.dedent(SAVING)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, directory], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    with child:
+        assert child.stdout.readline() == "saving\n"
+        time.sleep(draw.uniform(0, 2))
+        child.kill()
+        said = [int(line) for line in child.stdout.read().split()]
+    latest = alpa.latest_step(directory) or 0
+    last = max(said, default=0)
+    assert latest in (last, last + 1)  # it may have died before it could say so
+    if not latest:
+        return 0
+    state = alpa.restore(directory, lambda: dict.fromkeys("abcdefgh", jnp.zeros((64, 1024))))
+    for array in state.values():
+        np.testing.assert_array_equal(array, np.full((64, 1024), float(latest), np.float32))
+    return latest
+
+
+def test_a_save_is_interrupted(tmp_path: Path) -> None:
+    assert_checkpoint_survives(tmp_path, random.Random(2))
+
+
+@pytest.mark.slow
+def test_a_save_is_interrupted_at_20_moments(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    steps = [assert_checkpoint_survives(tmp_path / str(n), draw) for n in range(20)]
+    print(f"latest steps: {steps}")  # noqa: T201
+    assert sum(step > 0 for step in steps) >= 10
+
+
+TRAINING = """
+    import logging, sys
+    from pathlib import Path
+    import ray
+    ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=200_000_000)
+    sys.path.insert(0, sys.argv[1])
+    from conftest import Training
+    import alpa
+    training = Training()
+    step = training.parallelize("ray")
+    directory = Path(sys.argv[2])
+    print("starting", flush=True)
+    number, state = alpa.resume(directory, training.init, step, training.batch(0))
+    print("training", flush=True)
+    while True:
+        state, loss = step(state, training.batch(number))
+        number += 1
+        alpa.save(directory, number, state, keep=2)
+        print(number, float(loss).hex(), flush=True)
+"""
+
+
+class DriverRun:
+    """A driver in a process of its own, which is killed and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.losses: dict[int, str] = {}
+
+    def kill(self, draw: random.Random) -> float:
+        """Starts the driver, and kills it at a random moment.
+
+        Returns:
+            The seconds until no process that it has started is left.
+        """
+        command = [sys.executable, "-c", textwrap.dedent(TRAINING), Path(__file__).parent]
+        child = subprocess.Popen(
+            [*command, self.directory], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert child.stdout is not None
+        with child:
+            wait_for = draw.choice(["starting", "training", "training"])
+            while (line := child.stdout.readline().strip()) != wait_for:
+                assert line
+            time.sleep(draw.uniform(0, 8 if wait_for == "starting" else 0.5))
+            started = descendants(child.pid)
+            child.kill()
+            killed_at = time.monotonic()
+            orphans = {pid: name for pid, name in started.items() if "ray" in name}
+            assert orphans
+            while left := [
+                pid for pid in orphans if Path(f"/proc/{pid}/cmdline").exists() and alive(pid)
+            ]:
+                assert time.monotonic() - killed_at < SOON, [orphans[pid] for pid in left]
+                time.sleep(0.1)
+            seconds = time.monotonic() - killed_at
+            for said in child.stdout.read().splitlines():
+                if len(said.split()) == 2:
+                    number, loss = said.split()
+                    assert self.losses.setdefault(int(number), loss) == loss
+        return seconds
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.slow
+def test_the_driver_is_killed_at_20_moments(tmp_path: Path) -> None:
+    draw = random.Random(4)
+    run = DriverRun(tmp_path)
+    seconds = [run.kill(draw) for _ in range(20)]
+    print(f"all processes ended within {max(seconds):.1f} s; {len(run.losses)} steps")  # noqa: T201
+    assert run.losses
