@@ -17,6 +17,7 @@ Only one process at a time may save to a folder.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -156,7 +157,8 @@ def resume(
 
 
 def _root(directory: str | Path) -> Path:
-    return Path(directory).expanduser().absolute()
+    # Without `..`, which tensorstore does not take; links stay, other hosts may have others.
+    return Path(os.path.abspath(Path(directory).expanduser()))
 
 
 def _all_steps(root: Path) -> list[int]:

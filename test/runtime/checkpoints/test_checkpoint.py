@@ -181,7 +181,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_steps_are_kept_and_never_overwritten(tmp_path: Path) -> None:
-    root = tmp_path / "new" / "folder"
+    root = tmp_path / "new" / ".." / "a folder"
     assert alpa.latest_step(root) is None
     with pytest.raises(CheckpointError, match=r"holds no checkpoint; save one with alpa\.save"):
         alpa.restore(root, new)
@@ -193,8 +193,9 @@ def test_steps_are_kept_and_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint of step 3; there are 2, 9, 10"):
         alpa.restore(root, new, step=3)
     alpa.save(root, 11, new(), keep=2)
-    assert sorted(path.name for path in root.iterdir()) == ["10", "11"]
-    (root / "11").rename(root / "12")
+    assert sorted(path.name for path in (tmp_path / "a folder").iterdir()) == ["10", "11"]
+    folder = tmp_path / "a folder"
+    (folder / "11").rename(folder / "12")
     with pytest.raises(CheckpointError, match="12 holds step 11; rename it"):
         alpa.restore(root, new)
     with pytest.raises(ValueError, match="step is -1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import jax
 import pytest
 
 import alpa
-from alpa.runtime import WorkerOptions
+from alpa.runtime import CheckpointError, WorkerOptions
+from alpa.runtime.checkpoints.manifest import Manifest
 from alpa.tools import zoo
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -51,6 +53,7 @@ def assert_continues(directory: Path, plans: list[tuple[str, str, str]]) -> None
     alpa.save(directory, STEPS, state)
     _, expected = losses(step, state)
     assert expected[-1] < before[0]
+    check_damage_is_survived(step, state, directory)
     step.executable(state, batch).close()
     for executor, cluster, mesh_shape in plans:
         other = parallelize(executor, cluster, mesh_shape)
@@ -60,6 +63,26 @@ def assert_continues(directory: Path, plans: list[tuple[str, str, str]]) -> None
         assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) <= bound, cluster
         if executor == "ray":
             other.executable(state, batch).close()
+
+
+def check_damage_is_survived(step: Any, state: Any, directory: Path) -> None:
+    """A worker refuses a flipped bit, and goes on with what it has."""
+    copy = directory / str(STEPS + 1)
+    shutil.copytree(directory / str(STEPS), copy)
+    manifest = Manifest.read(copy)
+    Manifest(step=STEPS + 1, arrays=manifest.arrays).write(copy)
+    chunk = max((path for path in copy.rglob("c/**/*") if path.is_file()), key=size)
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"mesh_[01] on host [01]: cannot read .*Digest"):
+        alpa.restore(directory, lambda: PROGRAM.init_state(0), step, PROGRAM.random_batch(1, 8))
+    losses(step, state)
+    shutil.rmtree(copy)
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def test_other_meshes_and_the_local_executor(tmp_path: Path) -> None:
