@@ -1,0 +1,1 @@
+"""Random programs on random clusters, planned, run and compared with plain jax."""

@@ -1,0 +1,129 @@
+"""Plans and runs random programs and compares them with plain jax.
+
+    python -m alpa.tools.random_programs --seed 0 --count 100 --minutes 20
+
+A seed says all: the program, its numbers, the cluster and the options of the passes. What the
+compiler refuses, with a sentence, counts as refused. A failure prints its seed, what the program
+is, and the command that repeats it; `--widen` computes it in 64 bits, where what differs is no
+rounding. The exit status is 0 if nothing failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+
+from alpa.tools.arguments import count
+from alpa.tools.output import markdown_header, markdown_row
+from alpa.tools.random_programs import options as random_options
+from alpa.tools.random_programs.check import Outcome
+from alpa.tools.random_programs.program import draw
+from alpa.tools.random_programs.workers import outcomes
+
+KINDS = ("passed", "refused", "failed")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line; the exit status is 0 if no program failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m alpa.tools.random_programs",
+        description="Plans and runs random programs and compares them with plain jax.",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first; default: %(default)s")
+    parser.add_argument("--count", type=count, default=1, help="of seeds; default: %(default)s")
+    parser.add_argument("--minutes", type=float, help="begin no program after these")
+    parser.add_argument("--jobs", type=count, default=1, help="processes; default: %(default)s")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for each program")
+    parser.add_argument("--widen", action="store_true", help="compute in 64 bits")
+    parser.add_argument("--show", action="store_true", help="print the programs, run nothing")
+    parser.add_argument("--log", type=Path, help="write a line of JSON for each program")
+    options = parser.parse_args(arguments)
+    seeds = range(options.seed, options.seed + options.count)
+    if options.show:
+        for seed in seeds:
+            program = draw(seed)
+            print(f"{seed}: {program}\n    {random_options.draw(program)}")
+        return 0
+    start = time.monotonic()
+    found: list[Outcome] = []
+    for outcome in outcomes(
+        seeds,
+        jobs=options.jobs,
+        timeout=options.timeout,
+        minutes=options.minutes,
+        widen=options.widen,
+    ):
+        found.append(outcome)
+        _tell(outcome, widen=options.widen)
+        if options.log is not None:
+            with options.log.open("a") as file:
+                file.write(f"{json.dumps(outcome.to_json())}\n")
+    seconds = time.monotonic() - start
+    print("\n".join(table(found, seconds)))
+    return int(any(outcome.kind == "failed" for outcome in found))
+
+
+def _tell(outcome: Outcome, *, widen: bool) -> None:
+    if outcome.kind == "passed":
+        return
+    print(f"seed {outcome.seed} {outcome.kind}: {outcome.reason}", flush=True)
+    if outcome.kind == "failed":
+        program = draw(outcome.seed)
+        chosen = " ".join(f"{k}={v}" for k, v in random_options.draw(program).items())
+        flag = " --widen" if widen else ""
+        print(f"    {program}\n    alpa{{{chosen}}}")
+        print(f"    python -m alpa.tools.random_programs --seed {outcome.seed}{flag}", flush=True)
+
+
+def table(found: Sequence[Outcome], seconds: float) -> Iterator[str]:
+    """What a run has found, as Markdown: all programs, then those that ran, by what is in them."""
+    ran = [one for one in found if one.meshes]
+    kinds = Counter(one.kind for one in found)
+    seeds = [one.seed for one in found]
+    versions = f"jax {jax.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}"
+    if not found:
+        yield "no program was run"
+        return
+    yield (
+        f"seeds {min(seeds)} to {max(seeds)}: {len(found)} programs in {seconds / 60:.1f} min, "
+        f"{sum(one.seconds for one in found) / len(found):.1f} s each; {versions}"
+    )
+    yield ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
+    pipelined = sum(one.meshes > 1 and one.micro_batches > 1 for one in ran)
+    yield f"{pipelined} of {len(found)} on two meshes or more with several micro-batches"
+    yield ""
+    yield markdown_header(("of the programs that ran", "how many"))
+    yield _row("ops", (op for one in ran for op in one.ops))
+    yield _row("type", (one.dtype for one in ran))
+    yield _row("optimizer", (one.optimizer or "none (inference)" for one in ran))
+    yield _row("meshes", (str(one.meshes) for one in ran))
+    yield _row("devices", (str(one.devices) for one in ran))
+    yield _row("micro-batches", (str(one.micro_batches) for one in ran))
+    refusals = Counter(_sentence(one.reason) for one in found if one.kind == "refused")
+    if refusals:
+        yield ""
+        yield markdown_header(("refused because", "how many"))
+        for sentence, number in refusals.most_common():
+            yield markdown_row((sentence, str(number)))
+
+
+def _row(name: str, values: Iterable[str]) -> str:
+    counts = sorted(Counter(values).items())
+    return markdown_row((name, ", ".join(f"{value} {number}" for value, number in counts)))
+
+
+def _sentence(reason: str) -> str:
+    """A refusal without its numbers."""
+    return re.sub(r"\d+(\.\d+)?", "N", reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
