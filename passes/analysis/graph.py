@@ -86,14 +86,22 @@ class Graph:
                     break
         return marked
 
-    def first_equal(self) -> list[int]:
+    def first_equal(self, *, ignore_positions: bool = False) -> list[int]:
         """For each value the first one that is computed in the same way, itself if there is none.
 
         An `optimization_barrier` counts as the identity: so what rematerialisation computes once
         more is found equal to what it repeats.
+
+        `ignore_positions`: integers that depend on no argument are equal where their types are. jax
+        folds the positions that are known when it traces in the forward part, and has a barrier
+        between them and what rematerialisation makes of them.
         """
         first = list(range(len(self.values)))
         number = {value: i for i, value in enumerate(self.values)}
+        if ignore_positions:
+            of_type: dict[ir.Type, int] = {}
+            for v in self._positions(number):
+                first[v] = of_type.setdefault(self.values[v].type, v)
 
         @cache
         def recipe_of(o: int) -> Hashable:
@@ -104,6 +112,8 @@ class Graph:
         seen: dict[Hashable, int] = {}
         for o, (op, operands) in enumerate(zip(self.ops, self.operands, strict=True)):
             name = op.name
+            if all(first[v] != v for v in self.results[o]):
+                continue  # positions
             if name == "stablehlo.optimization_barrier":
                 same = [first[number[operand]] for operand in op.operands]
             else:
@@ -115,6 +125,24 @@ class Graph:
             for result, equal in zip(self.results[o], same, strict=True):
                 first[result] = equal
         return first
+
+    def _positions(self, number: dict[ir.Value, int]) -> list[int]:
+        """The integers that depend on no argument; of a barrier, each result by its operand."""
+        fixed = [False] * len(self.values)
+        for op, operands, results in zip(self.ops, self.operands, self.results, strict=True):
+            if op.name == "stablehlo.optimization_barrier":
+                known = [fixed[number[operand]] for operand in op.operands]
+            else:
+                known = [all(fixed[v] for v in operands)] * len(results)
+            for v, is_fixed in zip(results, known, strict=True):
+                fixed[v] = is_fixed
+        return [v for v, is_fixed in enumerate(fixed) if is_fixed and self._holds_integers(v)]
+
+    def _holds_integers(self, v: int) -> bool:
+        type_ = self.values[v].type
+        return isinstance(type_, ir.RankedTensorType) and isinstance(
+            type_.element_type, ir.IntegerType
+        )
 
 
 def _numbers(number: dict[ir.Value, int], values: Iterable[ir.Value]) -> list[int]:

@@ -62,7 +62,7 @@ def split_step(graph: Graph, roles: Roles) -> StepParts:
     if not updates:
         everything: list[Part | None] = ["forward"] * len(graph.ops)
         return StepParts(everything, [True] * len(graph.values), False)
-    splitter = _Splitter(graph, batch, graph.first_equal())
+    splitter = _Splitter(graph, batch, graph.first_equal(ignore_positions=True))
     results = [graph.returned[r] for r in range(len(graph.returned)) if r not in pairs]
     forward, learned = splitter.forward(results, pairs, state)
     part = splitter.parts(forward, learned)

@@ -65,6 +65,26 @@ def test_first_equal() -> None:
     assert graph.first_equal() == [0, 1, 2, 3, 4, 1, 0, 2, 3, 9, 4, 11]
 
 
+def test_first_equal_but_for_positions() -> None:
+    graph = graph_of(
+        "%x: tensor<4xf32>, %i: tensor<i32>",
+        """
+        %one = stablehlo.constant dense<1> : tensor<i32>
+        %0 = stablehlo.dynamic_slice %x, %one, sizes = [2] : (tensor<4xf32>, tensor<i32>)
+          -> tensor<2xf32>
+        %1:2 = stablehlo.optimization_barrier %x, %one : tensor<4xf32>, tensor<i32>
+        %two = stablehlo.add %1#1, %1#1 : tensor<i32>
+        %2 = stablehlo.dynamic_slice %1#0, %two, sizes = [2] : (tensor<4xf32>, tensor<i32>)
+          -> tensor<2xf32>
+        %3 = stablehlo.dynamic_slice %1#0, %i, sizes = [2] : (tensor<4xf32>, tensor<i32>)
+          -> tensor<2xf32>
+        """,
+    )
+    # x, i | one, slice | barrier | two, slice, slice
+    assert graph.first_equal() == [0, 1, 2, 3, 0, 2, 6, 7, 8]
+    assert graph.first_equal(ignore_positions=True) == [0, 1, 2, 3, 0, 2, 2, 3, 8]
+
+
 def test_bytes_of_elements() -> None:
     module = parse(
         "func.func @main(%a: tensor<complex<f32>>, %b: tensor<i1>, %c: tensor<bf16>, "
