@@ -215,7 +215,8 @@ class Prepared:
 
     def _load(self) -> Executable:
         target = self._target
-        target.executables[:] = [it for it in target.executables if not it.is_stopped]
+        family = target.family
+        family.executables[:] = [it for it in family.executables if not it.is_stopped]
         module = self.plan.module
         if self.lowered.num_micro_batches > 1 and target.loss_reduction == "sum":
             module = ir.Module.parse(str(module), module.context)
@@ -226,9 +227,9 @@ class Prepared:
             target.devices,
             compiler_options=target.compiler_options,
             workers=target.workers,
-            beside=target.family.executables,
+            beside=family.executables,
         )
-        target.family.executables.append(executable)
+        family.executables.append(executable)
         return executable
 
     @cached_property
