@@ -26,13 +26,15 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.solve import placement, stage_dp
+from alpa.passes.solve.workers import Workers
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, class_solver
 from alpa.passes.stages.cost import Boundary, boundary_of, layer_of
+from alpa.passes.stages.costing import Costing
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
-from alpa.passes.stages.options import Option, option_of, stage_problem
+from alpa.passes.stages.options import PRICES, Option, option_of, stage_problem
 from alpa.passes.stages.remat import Remat
-from alpa.passes.stages.views import logical_shapes
+from alpa.passes.stages.views import OneDevice, View, logical_shapes
 from alpa.tools import zoo
 
 NUM_LAYERS = 4
@@ -335,6 +337,28 @@ def test_views_of_a_submesh() -> None:
     assert logical_shapes(3, 1, 2) == [(3, 1)]
     assert logical_shapes(1, 4, 2, ordered=True) == [(1, 4), (2, 2), (4, 1)]
     assert logical_shapes(2, 2, 2, ordered=True) == [(2, 2), (4, 1)]
+
+
+def test_rematerialised_layers_may_be_of_other_classes() -> None:
+    """Their costs are read by their own classes: here those of another program stand for them."""
+    with costs_of(straight_step()) as plain, costs_of(skipping_step()) as again:
+        assert plain.classes.links.keys() - again.classes.links.keys()
+        workers = Workers(0)
+        one = OneDevice.of(
+            Costing(solver=plain.solver, workers=workers),
+            lambda: Costing(solver=again.solver, workers=workers),
+            may_rematerialise=True,
+        )
+        view = View.of(one, 1, 2, (2,))
+        for _ in range(2):
+            view.begin()
+            view.finish()
+        found = view.options()[-1]
+        *_, costs = again.solver.pose(1, 2, (2,)).solve(PRICES)
+    expected = option_of(again.solver, costs, 1, 2, (2,))
+    assert found.remat == 1
+    for name in ("seconds", "update", "state_bytes", "activation_bytes", "exchanged_bytes"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), err_msg=name)
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
