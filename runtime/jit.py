@@ -244,9 +244,8 @@ def parallelize(
             mesh_shape=mesh_shape,
         )
     Cluster.parse(settings.cluster)
-    if num_micro_batches != "auto" and (
-        not isinstance(num_micro_batches, int) or num_micro_batches < 1
-    ):
+    number: Any = num_micro_batches
+    if number != "auto" and (not isinstance(number, int) or number < 1):
         raise ValueError(
             f"num_micro_batches is {num_micro_batches!r}; expected a number of at least 1, or auto"
         )

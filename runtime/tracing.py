@@ -10,7 +10,7 @@ import inspect
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, update_wrapper
 from typing import Any, cast
 
 import jax
@@ -81,9 +81,9 @@ class Traced:
             return results
 
         # What jax says of an error is to name the user's function and its place.
-        flat.__name__ = name
-        flat.__signature__ = inspect.signature(flat)
-        flat.__wrapped__ = fun
+        signature = inspect.signature(flat)
+        update_wrapper(flat, fun, updated=())
+        flat.__name__, flat.__signature__ = name, signature
         structs = [type_.struct() for type_ in types]
         self.stages = jax.jit(flat, keep_unused=True).trace(*structs)
         self._fun = fun
