@@ -4,11 +4,27 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ray.cluster_utils import Cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@contextmanager
+def running_cluster(*, needed: bool) -> Generator[dict[str, str]]:
+    """A Ray cluster that this process does not join, as the environment variable that names it."""
+    if not needed:
+        yield {}
+        return
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8})
+    try:
+        yield {"RAY_ADDRESS": cluster.address}
+    finally:
+        cluster.shutdown()
 
 
 @pytest.mark.slow
@@ -19,7 +35,10 @@ def test_an_example_learns(path: Path) -> None:
     # The example asks for its devices itself.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, path]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    with running_cluster(needed=path.stem == "joined_cluster") as address:
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env=environment | address
+        )
     losses = [float(text) for text in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
     assert losses[-1] < 0.7 * losses[0]
     assert "is planned anew" not in done.stderr
