@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+import jax
 import ray
 from jaxlib import version
 from ray.exceptions import RayError, RayTaskError
@@ -30,11 +31,14 @@ from alpa.runtime.workers.cluster import (
 )
 from alpa.runtime.workers.errors import WorkerError
 from alpa.runtime.workers.options import Platform, WorkerOptions
+from alpa.runtime.workers.transport import TransportError
 from alpa.runtime.workers.worker import ArrayId, Started, Worker
 
 _log = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 1.0  # that Ray may take to notice that a process has ended
+# What a worker says of tiles that do not come: perhaps because another one has died.
+_PERHAPS_A_PEER = (TransportError, jax.errors.JaxRuntimeError)
+_GRACE_SECONDS = 5.0  # that Ray may take to notice that a process has ended
 _DOING = {
     "endpoint": "while it started",
     "start": "while it started",
@@ -94,10 +98,10 @@ class Call:
             except RayTaskError as error:
                 if isinstance(error.cause, CheckpointError):
                     raise CheckpointError(f"{post.name}: {error.cause}") from error
-                # What fails in one worker may be that another one has died.
-                ended, _ = ray.wait(list(group.watches), num_returns=1, timeout=_GRACE_SECONDS)
-                if ended:
-                    raise group.died(ended[0], self._method) from error
+                if isinstance(error.cause, _PERHAPS_A_PEER):
+                    ended, _ = ray.wait(list(group.watches), num_returns=1, timeout=_GRACE_SECONDS)
+                    if ended:
+                        raise group.died(ended[0], self._method) from error
                 raise group.fail(f"{post.name}: {error}") from error
             except RayError as error:
                 raise group.died(group.watch_of(post), self._method) from error

@@ -305,7 +305,8 @@ class Worker:
 
     def _free(self, keys: Sequence[ArrayId]) -> None:
         for key in keys:
-            del self._held[key]
+            # What a checkpoint that was refused would have held has never been here.
+            self._held.pop(key, None)
 
 
 def _log_to_stderr(level: int) -> None:

@@ -263,7 +263,7 @@ class DriverRun:
             wait_for = draw.choice(["starting", "training", "training"])
             while (line := child.stdout.readline().strip()) != wait_for:
                 assert line
-            time.sleep(draw.uniform(0, 8 if wait_for == "starting" else 0.5))
+            time.sleep(draw.uniform(0, 8 if wait_for == "starting" else 4))
             started = descendants(child.pid)
             child.kill()
             killed_at = time.monotonic()
