@@ -159,6 +159,8 @@ def deferrable(block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
         user = use.owner
         if user == end:
             return use.operand_number in wanted
+        if not user.results:
+            return False  # the end of a branch that returns the value as it is
         return user.results[0] in found and use.operand_number in linear_operands(user)
 
     for op in reversed(list(block.operations)):

@@ -129,6 +129,24 @@ def test_only_what_flows_through_linear_ops_into_gradients_stays_unreduced():
     assert ops[3].results[0] not in sums.deferrable(block, [1, 2, 3])
 
 
+def test_a_value_that_a_branch_returns_as_it_is_is_used() -> None:
+    module = parse("""
+    func.func @main(%x: tensor<8x4xf32>, %n: tensor<i32>) -> tensor<4xf32> {
+      %zero = stablehlo.constant dense<0.0> : tensor<f32>
+      %0 = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0]
+          : (tensor<8x4xf32>, tensor<f32>) -> tensor<4xf32>
+      %1 = "stablehlo.case"(%n) ({
+        stablehlo.return %0 : tensor<4xf32>
+      }, {
+        %2 = stablehlo.constant dense<0.0> : tensor<4xf32>
+        stablehlo.return %2 : tensor<4xf32>
+      }) : (tensor<i32>) -> tensor<4xf32>
+      return %1 : tensor<4xf32>
+    }""")
+    block = body(main_function(module))
+    assert list(block.operations)[1].results[0] not in sums.deferrable(block, [0])
+
+
 REDUCTIONS = """
 func.func @main(%x: tensor<8x4xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) {{
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
