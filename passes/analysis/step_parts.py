@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+from operator import or_
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import GRADIENT, Part
@@ -33,6 +36,19 @@ SAME_ELEMENTS = TRIVIAL - {
     "stablehlo.reduce",
 }
 """Ops whose result holds the operand's elements, each changed for itself."""
+
+_PRODUCTS = {
+    "stablehlo.convolution",
+    "stablehlo.divide",
+    "stablehlo.dot_general",
+    "stablehlo.dynamic_slice",
+    "stablehlo.dynamic_update_slice",
+    "stablehlo.gather",
+    "stablehlo.multiply",
+    "stablehlo.scatter",
+    "stablehlo.select",
+}
+"""Ops of which the average over the micro-batches is not that of their operands' averages."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +130,11 @@ class _Splitter:
             if o < 0 or not any(self.batch[v] for v in graph.results[o]):
                 continue
             op = graph.ops[o]
-            if op.name not in SAME_ELEMENTS and not is_marker(op, GRADIENT):
+            # A row of a stack of layers' gradients is broadcast to a stack of one.
+            same = op.name in (*SAME_ELEMENTS, "stablehlo.broadcast_in_dim")
+            if not is_marker(op, GRADIENT) and not (
+                same and any(_elements(graph.values[v]) == elements for v in graph.operands[o])
+            ):
                 found.append(o)
                 continue
             for v in graph.operands[o]:
@@ -131,10 +151,14 @@ class _Splitter:
         """Each op's part for a choice of forward ops."""
         graph, batch = self.graph, self.batch
         towards = graph.cone(learned)
-        last_use = self._uses_activation(forward, towards)
+        before = self._before_marks(towards)
+        last_use = self._uses_activation(forward, towards, before)
         backward = graph.cone(
             v for o, used in enumerate(last_use) if used for v in graph.results[o]
         )
+        while products := self._products(forward, backward, towards, before):
+            more = graph.cone(v for o in products for v in graph.results[o])
+            backward = [a or b for a, b in zip(backward, more, strict=True)]
         parts: list[Part | None] = []
         after: list[bool] = [False] * len(graph.values)
         for o, results in enumerate(graph.results):
@@ -158,14 +182,22 @@ class _Splitter:
         self._pull_reductions(parts)
         return parts
 
-    def _uses_activation(self, forward: list[bool], towards: list[bool]) -> list[bool]:
-        graph, batch, first_equal = self.graph, self.batch, self.first_equal
+    def _before_marks(self, towards: list[bool]) -> list[bool]:
+        """The ops that may compute gradients.
+
+        Where our front end has marked the gradients, what comes after is update. Not all before
+        is backward: the sum of a shared parameter's gradients is update with a marker, too.
+        """
+        graph = self.graph
         marked = [
             v for o, op in enumerate(graph.ops) if is_marker(op, GRADIENT) for v in graph.results[o]
         ]
-        # Where our front end has marked the gradients, what comes after is update. Not all before
-        # is backward: the sum of a shared parameter's gradients is update with a marker, too.
-        before = graph.cone(marked) if marked else towards
+        return graph.cone(marked) if marked else towards
+
+    def _uses_activation(
+        self, forward: list[bool], towards: list[bool], before: list[bool]
+    ) -> list[bool]:
+        graph, batch, first_equal = self.graph, self.batch, self.first_equal
         return [
             towards[o]
             and before[o]
@@ -176,6 +208,34 @@ class _Splitter:
             )
             for o in range(len(graph.ops))
         ]
+
+    def _products(
+        self, forward: list[bool], backward: list[bool], towards: list[bool], before: list[bool]
+    ) -> list[int]:
+        """Ops that multiply what is made of other values of the backward part.
+
+        An update multiplies a gradient by what is made of it, or of all, and never two gradients by
+        one another. So one of the factors is an activation that was computed once more and that
+        `first_equal` did not know again, as jax may compute it in another way the second time.
+        """
+        graph, found = self.graph, list[int]()
+        made_of, bit = [0] * len(graph.values), 1
+        for o, results in enumerate(graph.results):
+            if forward[o]:
+                continue
+            if backward[o]:
+                for v in results:
+                    if self.batch[v] and any(not backward[user] for user in graph.users[v]):
+                        made_of[v], bit = bit, bit << 1
+                continue
+            factors = [made_of[v] for v in graph.operands[o] if made_of[v]]
+            if towards[o] and before[o] and graph.ops[o].name in _PRODUCTS:
+                pairs = combinations(factors, 2)
+                if any(not a & b for a, b in pairs):
+                    found.append(o)
+            for v in results:
+                made_of[v] = reduce(or_, factors, 0)
+        return found
 
     def _pull_reductions(self, parts: list[Part | None]) -> None:
         """Moves linear ops that shrink a gradient, a bias' sum over the batch above all, from

@@ -1,0 +1,73 @@
+"""What is forward, backward and update, where a program makes it hard to see."""
+
+from __future__ import annotations
+
+from alpa.dialects import body, main_function, parse
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.roles import infer_roles
+from alpa.passes.analysis.step_parts import split_step
+
+
+def parts_of(text: str) -> dict[str, list[str | None]]:
+    """For each name of ops their parts, in program order."""
+    module = parse(text)
+    function = main_function(module)
+    graph = Graph.of(body(function))
+    part = split_step(graph, infer_roles(function, graph)).part
+    found: dict[str, list[str | None]] = {}
+    for op, its in zip(graph.ops, part, strict=True):
+        found.setdefault(op.name.removeprefix("stablehlo."), []).append(its)
+    return found
+
+
+def test_what_is_computed_once_more_in_another_way_is_not_left_to_the_update() -> None:
+    """An average of activations times one of gradients is not the average of the products."""
+    parts = parts_of("""
+    func.func @main(%w: tensor<4x4xf32>, %v: tensor<4x4xf32> {alpa.role = "state"},
+        %x: tensor<8x4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+        -> (tensor<4x4xf32> {alpa.result = "state:1"}, tensor<f32> {alpa.result = "mean"}) {
+      %zero = stablehlo.constant dense<0.0> : tensor<f32>
+      %u = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+          : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+      %h = stablehlo.tanh %u : tensor<8x4xf32>
+      %y = stablehlo.dot_general %h, %v, contracting_dims = [1] x [0]
+          : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+      %square = stablehlo.multiply %y, %y : tensor<8x4xf32>
+      %loss = stablehlo.reduce(%square init: %zero) applies stablehlo.add across dimensions = [0, 1]
+          : (tensor<8x4xf32>, tensor<f32>) -> tensor<f32>
+      %dy = stablehlo.add %y, %y : tensor<8x4xf32>
+      %again = stablehlo.optimization_barrier %h : tensor<8x4xf32>
+      %minus = stablehlo.negate %again : tensor<8x4xf32>
+      %plus = stablehlo.negate %minus : tensor<8x4xf32>
+      %dv = stablehlo.dot_general %plus, %dy, contracting_dims = [0] x [0]
+          : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+      %squared = stablehlo.divide %dv, %dv : tensor<4x4xf32>
+      %new = stablehlo.subtract %v, %squared : tensor<4x4xf32>
+      return %new, %loss : tensor<4x4xf32>, tensor<f32>
+    }""")
+    assert parts["negate"] == ["backward", "backward"]
+    assert parts["dot_general"] == ["forward", "forward", "backward"]
+    assert parts["divide"] == parts["subtract"] == ["update"]
+
+
+def test_a_stack_of_one_gradient_that_is_returned_is_no_loss() -> None:
+    parts = parts_of("""
+    func.func @main(%w: tensor<1x4xf32> {alpa.role = "state"},
+        %x: tensor<8x4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+        -> (tensor<1x4xf32> {alpa.result = "state:0"}, tensor<f32> {alpa.result = "mean"},
+            tensor<1x4xf32> {alpa.result = "mean"}) {
+      %zero = stablehlo.constant dense<0.0> : tensor<f32>
+      %row = stablehlo.reshape %w : (tensor<1x4xf32>) -> tensor<4xf32>
+      %rows = stablehlo.broadcast_in_dim %row, dims = [1] : (tensor<4xf32>) -> tensor<8x4xf32>
+      %y = stablehlo.multiply %x, %rows : tensor<8x4xf32>
+      %loss = stablehlo.reduce(%y init: %zero) applies stablehlo.add across dimensions = [0, 1]
+          : (tensor<8x4xf32>, tensor<f32>) -> tensor<f32>
+      %wave = stablehlo.cosine %y : tensor<8x4xf32>
+      %dw = stablehlo.reduce(%wave init: %zero) applies stablehlo.add across dimensions = [0]
+          : (tensor<8x4xf32>, tensor<f32>) -> tensor<4xf32>
+      %stack = stablehlo.broadcast_in_dim %dw, dims = [1] : (tensor<4xf32>) -> tensor<1x4xf32>
+      %new = stablehlo.subtract %w, %stack : tensor<1x4xf32>
+      return %new, %loss, %stack : tensor<1x4xf32>, tensor<f32>, tensor<1x4xf32>
+    }""")
+    assert parts["reduce"] == ["forward", "backward"]
+    assert parts["cosine"] == ["backward"]
