@@ -155,7 +155,8 @@ class LocalBytes:
     def _scattered(self, space: Space, type_: ir.RankedTensorType) -> np.ndarray | None:
         assert space.sums is not None
         held = np.zeros((len(space.strategies), len(space.sums.layouts)))
-        for pair, way in space.sums.ways.items():
+        (whole,) = (self.of(layouts, type_) for layouts in space.results)
+        for (i, j), way in space.sums.ways.items():
             if way.scattered:
-                held[pair] = self._bytes(way.computed[0], type_)
+                held[i, j] = whole[i]
         return None if held.max() < _SMALL * self.graph.cluster.device.memory else held

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from math import inf, prod
 
@@ -41,10 +42,18 @@ def scatters(
 ) -> Iterator[Strategy]:
     """The strategies that scatter the sum over some of its axes, which divide it evenly."""
     (layout,) = strategy.results
-    for dims in product((None, *range(len(shape))), repeat=len(strategy.reduced)):
-        scattered = tuple(
-            (a, d) for a, d in zip(strategy.reduced, dims, strict=True) if d is not None
-        )
+    for grown, scattered in _scattered_layouts(layout, strategy.reduced, shape, sizes):
+        yield replace(strategy, results=(grown,), scattered=scattered)
+
+
+@lru_cache(maxsize=65536)
+def _scattered_layouts(
+    layout: Layout, reduced: tuple[int, ...], shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[Layout, tuple[tuple[int, int], ...]], ...]:
+    """What a sum's layout grows to, and the axes with the dimensions that they shard."""
+    found: list[tuple[Layout, tuple[tuple[int, int], ...]]] = []
+    for dims in product((None, *range(len(shape))), repeat=len(reduced)):
+        scattered = tuple((a, d) for a, d in zip(reduced, dims, strict=True) if d is not None)
         grown = list(layout)
         for axis, dim in scattered:
             grown[dim] = (*grown[dim], axis)
@@ -55,7 +64,8 @@ def scatters(
             if axes
         )
         if scattered and ascending and divides:
-            yield replace(strategy, results=(tuple(grown),), scattered=scattered)
+            found.append((tuple(grown), scattered))
+    return tuple(found)
 
 
 def unreduced(strategy: Strategy) -> Strategy:
