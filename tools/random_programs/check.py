@@ -92,7 +92,7 @@ def check(seed: int, *, widen: bool = False, load: Load = load_fast) -> Outcome:
         except PlanningError as error:
             kind, reason, meshes = "refused", error.diagnostics[0].message, []
         else:
-            reason = "; ".join(differences(program, run))
+            reason = "; ".join(differences(program, run, Reference.of(program)))
             kind, meshes = "failed" if reason else "passed", planned.meshes
     return Outcome(
         kind=kind,
@@ -135,10 +135,24 @@ def planned_step(
     return executable.program, run
 
 
-def differences(program: RandomProgram, run: Run) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """Steps of plain jax, in the types of the program and in 64 bits."""
+
+    plain: Callable[..., Any]
+    exact: Callable[..., Any]
+
+    @classmethod
+    def of(cls, program: RandomProgram) -> Reference:
+        return cls(
+            plain=jax.jit(program.looped_function(), compiler_options=_FAST_COMPILE),
+            exact=jax.jit(program.widened().looped_function(), compiler_options=_FAST_COMPILE),
+        )
+
+
+def differences(program: RandomProgram, run: Run, reference: Reference) -> list[str]:
     """What is wrong with the results of `run`, step by step; nothing where all is equal."""
-    plain = jax.jit(program.looped_function(), compiler_options=_FAST_COMPILE)
-    exact = jax.jit(program.widened().looped_function(), compiler_options=_FAST_COMPILE)
+    plain, exact = reference.plain, reference.exact
     state, *others = program.arguments(0)
     for step in range(STEPS):
         old = jax.tree.map(np.asarray, state)
