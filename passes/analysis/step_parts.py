@@ -130,8 +130,12 @@ class _Splitter:
             if o < 0 or not any(self.batch[v] for v in graph.results[o]):
                 continue
             op = graph.ops[o]
-            # A row of a stack of layers' gradients is broadcast to a stack of one.
-            same = op.name in (*SAME_ELEMENTS, "stablehlo.broadcast_in_dim")
+            # A layer's gradient is broadcast to a stack of one layer, which is shaped as the state;
+            # a norm broadcasts its statistics to the shape of what it normalises.
+            same = op.name in SAME_ELEMENTS or (
+                op.name == "stablehlo.broadcast_in_dim"
+                and graph.values[graph.results[o][0]].type == graph.values[new].type
+            )
             if not is_marker(op, GRADIENT) and not (
                 same and any(_elements(graph.values[v]) == elements for v in graph.operands[o])
             ):
