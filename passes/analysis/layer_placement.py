@@ -201,10 +201,11 @@ def _place_backward(flow: _Flow, users: list[set[int]], states: set[int]) -> Non
     the layer that makes or uses most of the forward values it reads. Other backward ops are
     residuals, made of forward values alone (`cos(x)`): they fit every layer that their operands
     do, and go where they are read. What is made of the batch alone, such as a mask that is
-    computed once more, draws no reader to a layer.
+    computed once more, or one over the mask's sum, draws no reader to a layer.
     """
     graph, slot = flow.graph, flow.slot
     last = _loss_layer(flow)
+    of_batch = _made_of_batch(flow, states)
     lowest: dict[int, int] = {}
     fitting: dict[int, set[int]] = {}
     for o in range(len(graph.ops)):
@@ -233,7 +234,9 @@ def _place_backward(flow: _Flow, users: list[set[int]], states: set[int]) -> Non
         elif low == last:
             slot[o] = Slot("backward", last)
         elif all(
-            fitting.get(graph.producer[v]) == set() if graph.producer[v] >= 0 else v not in states
+            of_batch[p] or fitting.get(p) == set()
+            if (p := graph.producer[v]) >= 0
+            else v not in states
             for v in flow.sources[o]
         ):
             lowest[o] = low
@@ -245,6 +248,16 @@ def _place_backward(flow: _Flow, users: list[set[int]], states: set[int]) -> Non
         readers = [slot[u] for v in graph.results[o] for u in _readers(flow, v)]
         layers = [r.layer for r in readers if r is not None and r.part == "backward"]
         slot[o] = Slot("backward", max([lowest[o], *layers]))
+
+
+def _made_of_batch(flow: _Flow, states: set[int]) -> list[bool]:
+    """Whether an op is of the forward part and made of no state."""
+    producer = flow.graph.producer
+    found: list[bool] = []
+    for part, sources in zip(flow.part, flow.sources, strict=True):
+        made = (found[producer[v]] if producer[v] >= 0 else v not in states for v in sources)
+        found.append(part == "forward" and all(made))
+    return found
 
 
 def _loss_layer(flow: _Flow) -> int:

@@ -692,3 +692,61 @@ def test_the_backward_part_reverses_kernels_itself() -> None:
         if any(inner.name == "stablehlo.reverse" for inner in body(op).operations)
     }
     assert reversing == {"backward"}
+
+
+# The first layer embeds by @w, the third one projects back by it. What divides the loss is made
+# of the batch in the second layer, and the loss in the fourth one.
+MASKED = """
+!m = tensor<8x8xf32>
+func.func public @main(
+    %w: !m {alpa.role = "state", tf.aliasing_output = 0 : i32},
+    %v: !m {alpa.role = "state", tf.aliasing_output = 1 : i32},
+    %x: !m {alpa.role = "batch", alpa.batch_dim = 0 : i64},
+    %n: !m {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+    -> (!m {alpa.result = "state:0"}, !m {alpa.result = "state:1"}, tensor<f32>) {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %one = stablehlo.constant dense<1.0> : tensor<f32>
+  %rate = stablehlo.constant dense<0.1> : !m
+  %h0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (!m, !m) -> !m
+  %b0 = stablehlo.custom_call @alpa.layer_boundary(%h0) : (!m) -> !m
+  %mask = stablehlo.reduce(%n init: %zero) applies stablehlo.add across dimensions = [0, 1]
+    : (!m, tensor<f32>) -> tensor<f32>
+  %h1 = stablehlo.dot_general %b0, %v, contracting_dims = [1] x [0] : (!m, !m) -> !m
+  %b1 = stablehlo.custom_call @alpa.layer_boundary(%h1) : (!m) -> !m
+  %y = stablehlo.dot_general %b1, %w, contracting_dims = [1] x [1] : (!m, !m) -> !m
+  %b2 = stablehlo.custom_call @alpa.layer_boundary(%y) : (!m) -> !m
+  %e = stablehlo.exponential %b2 : !m
+  %sum = stablehlo.reduce(%e init: %zero) applies stablehlo.add across dimensions = [0, 1]
+    : (!m, tensor<f32>) -> tensor<f32>
+  %loss = stablehlo.divide %sum, %mask : tensor<f32>
+
+  %scale = stablehlo.divide %one, %mask : tensor<f32>
+  %scales = stablehlo.broadcast_in_dim %scale, dims = [] : (tensor<f32>) -> !m
+  %again = stablehlo.exponential %y : !m
+  %dy = stablehlo.multiply %again, %scales : !m
+  %dw1 = stablehlo.dot_general %dy, %h1, contracting_dims = [0] x [0] : (!m, !m) -> !m
+  %dh1 = stablehlo.dot_general %dy, %w, contracting_dims = [1] x [0] : (!m, !m) -> !m
+  %dv = stablehlo.dot_general %h0, %dh1, contracting_dims = [0] x [0] : (!m, !m) -> !m
+  %dh0 = stablehlo.dot_general %dh1, %v, contracting_dims = [1] x [1] : (!m, !m) -> !m
+  %dw0 = stablehlo.dot_general %x, %dh0, contracting_dims = [0] x [0] : (!m, !m) -> !m
+  %dw = stablehlo.add %dw0, %dw1 : !m
+  %sw = stablehlo.multiply %dw, %rate : !m
+  %sv = stablehlo.multiply %dv, %rate : !m
+  %w2 = stablehlo.subtract %w, %sw : !m
+  %v2 = stablehlo.subtract %v, %sv : !m
+  return %w2, %v2, %loss : !m, !m, tensor<f32>
+}
+"""
+
+
+def test_what_the_loss_is_divided_by_draws_no_gradient_to_the_layer_that_makes_it() -> None:
+    module = alpa.passes.run(MASKED, "simplify-trivial-ops,layer-cluster{clustering=manual}")
+    dots = {
+        str(op.attributes["origin"]): sum(
+            inner.operation.name == "stablehlo.dot_general" for inner in walk(body(op))
+        )
+        for op in body(main_function(module)).operations
+        if "origin" in op.attributes
+    }
+    found = [dots.get(f'#mpmd.user_origin<"layer_{k}"(1)>', 0) for k in range(4)]
+    assert found == [1, 2, 2, 0]
