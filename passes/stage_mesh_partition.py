@@ -145,11 +145,11 @@ class StageMeshPartition(Pass):
         if self.remat == "layer":
             rematerialise(function)
             graph = Graph.of(body(function))
+        meshes = self._given_meshes(function, cluster, given, remark)
         if not graph.ops:
             raise PassError(
                 function, "there is nothing to plan: the results are arguments as they are"
             )
-        meshes = self._given_meshes(function, cluster, given, remark)
         stages = self._stages(function, graph, origins, cluster, given, meshes)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)

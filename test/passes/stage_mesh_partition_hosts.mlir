@@ -2,14 +2,16 @@
 
 // Two stages are put on a host each; devices are
 // numbered over the whole cluster. Under 1F1B the first stage keeps two micro-batches in flight and
-// the second one, of 128 MiB each, over four devices: 32 MiB more on each.
+// the second one, of 128 MiB each, over four devices: 32 MiB more on each. The batch of four
+// micro-batches is 128 MiB a device of the first one, and what it sends 32 MiB; of the second one,
+// two versions of what it receives and one of what it sends are 96 MiB.
 !a = tensor<4096x8192xf32>
 !p = tensor<4096x4096xf32>
 // CHECK-LABEL: module {
 // CHECK-NEXT: sdy.mesh @mesh_0 = <["axis0"=2, "axis1"=2]>
 // CHECK-NEXT: sdy.mesh @mesh_1 = <["axis0"=2, "axis1"=2]>
 // CHECK: alpa.meshes = [{devices = array<i64: 0, 1, 2, 3>, hosts = array<i64: 0>, logical_shape = array<i64: 2, 2>, name = "mesh_0"}, {devices = array<i64: 4, 5, 6, 7>, hosts = array<i64: 1>, logical_shape = array<i64: 2, 2>, name = "mesh_1"}]
-// CHECK-SAME: num_micro_batches = 4 : i64, predicted_peak_bytes = array<i64: 352321536, 318767104>
+// CHECK-SAME: num_micro_batches = 4 : i64, predicted_peak_bytes = array<i64: 520093696, 419430400>
 // CHECK-SAME: schedule = "1f1b"
 func.func public @two_hosts(%w0: !p {alpa.role = "state"}, %w1: !p {alpa.role = "state"}, %x: !a {alpa.role = "batch", alpa.batch_dim = 1 : i64})
     -> (!p {alpa.result = "state:0"}, !p {alpa.result = "state:1"}) {
