@@ -54,11 +54,14 @@ def workers() -> list[int]:
 
 
 class Killer(threading.Thread):
-    """Kills one of the workers some seconds after something has come about."""
+    """Kills one of the workers that were not there before, some seconds after something has come
+    about."""
 
-    def __init__(self, when: Callable[[], bool], delay: float, draw: random.Random) -> None:
+    def __init__(
+        self, when: Callable[[], bool], delay: float, draw: random.Random, before: set[int]
+    ) -> None:
         super().__init__(daemon=True)
-        self._when, self._delay, self._draw = when, delay, draw
+        self._when, self._delay, self._draw, self._before = when, delay, draw, before
         self.killed_at: float | None = None
         self._given_up = threading.Event()
 
@@ -68,7 +71,8 @@ class Killer(threading.Thread):
                 return
         if self._given_up.wait(self._delay):
             return
-        if victims := workers():
+        # Others may still be ending, of programs before this one.
+        if victims := sorted(set(workers()) - self._before):
             os.kill(self._draw.choice(victims), signal.SIGKILL)
             self.killed_at = time.monotonic()
 
@@ -113,11 +117,11 @@ class Run:
             "saving": (lambda: self.doing == kind and self.steps >= steps, 0.04),
         }
         condition, longest = when[kind]
-        killer = Killer(condition, draw.uniform(0, longest), draw)
+        killer = Killer(condition, draw.uniform(0, longest), draw, before)
         killer.start()
         try:
             with pytest.raises(WorkerError) as caught:
-                self.train(until=10_000)
+                self.train(until=200)  # long before that a worker is gone
             heard = time.monotonic()
         finally:
             killer.give_up()
