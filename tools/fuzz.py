@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -338,14 +338,6 @@ def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 
 
-def findings(
-    numbers: Sequence[int], seed: int, corpus: Sequence[Seed], seconds: float
-) -> Iterator[Finding | None]:
-    """Runs cases one by one, and yields for each what is wrong."""
-    for number in numbers:
-        yield run(number, seed, corpus, seconds)
-
-
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m alpa.tools.fuzz",
@@ -376,7 +368,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     begin, found = time.perf_counter(), Counter[str]()
     numbers = range(options.first, options.first + options.count)
-    for finding in findings(numbers, options.seed, corpus, options.timeout):
+    for number in numbers:
+        finding = run(number, options.seed, corpus, options.timeout)
         if finding is None:
             continue
         found[finding.problem] += 1
