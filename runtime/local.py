@@ -55,7 +55,7 @@ class LocalExecutable(Executable):
     def __call__(self, *arguments: Any) -> tuple[jax.Array | CutArray, ...]:
         self._signature.check_number(arguments)
         store: Store = {}
-        recorder = Recorder(self._script, settle=self._trace is not None)
+        recorder = None if self._trace is None else Recorder(self._script, settle=True)
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
             for argument in self.program.arguments:
                 given = arguments[argument.number]
@@ -65,10 +65,13 @@ class LocalExecutable(Executable):
                 array = self._signature.part(argument, given)
                 array = self._copies.find(array, self._placement.shardings[argument.value])
                 self._interpreter.feed(store, argument, array)
-            recorder.start()
-            self._interpreter.run(store, self._script.instructions, after=recorder)
+            if recorder is None:
+                self._interpreter.run(store, self._script.instructions)
+            else:
+                recorder.start()
+                self._interpreter.run(store, self._script.instructions, after=recorder)
             results = self._collect(store)
-        if self._trace is not None:
+        if recorder is not None and self._trace is not None:
             jax.block_until_ready(results)
             names = [mesh.name for mesh in self.program.meshes]
             self._trace.add([recorder.of(name, name) for name in names])

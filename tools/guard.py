@@ -11,7 +11,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+
+from alpa.dialects import ir, parse_file
 
 
 def guard(name: str) -> None:
@@ -49,6 +51,19 @@ def _sentence(number: signal.Signals) -> str:
         "program is bytecode, or was changed by hand, it is broken in a way that MLIR does not "
         "notice; else a pass fails on it, and --print-ir-after-all shows which"
     )
+
+
+def parse_within(file: str, context: ir.Context | None = None) -> ir.Module:
+    """A verified module from a file, text or bytecode.
+
+    Raises:
+        OSError: it cannot be read; MLIR's own message for that names no reason.
+        ir.MLIRError: it does not parse or verify.
+    """
+    with open(file, "rb") as stream:
+        binary = is_bytecode(stream.read(4))
+    with reading_bytecode() if binary else nullcontext():
+        return parse_file(file, context)
 
 
 def is_bytecode(data: bytes) -> bool:

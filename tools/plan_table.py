@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import NoReturn
 
-from alpa.dialects import format_error, ir, parse_file
+from alpa.dialects import format_error, ir
 from alpa.dialects.checks import CheckError
 from alpa.passes import PassError
 from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.pipelines.diagnostics import place_of
-from alpa.tools.guard import guard, is_bytecode, reading_bytecode
+from alpa.tools.guard import guard, parse_within
 
 _EXAMPLE = """\
 example:
@@ -34,12 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", metavar="PLANNED", help="a planned module, text or bytecode")
     options = parser.parse_args(arguments)
     try:
-        # MLIR's own message for a file that cannot be read names no reason.
-        with open(options.file, "rb") as stream:
-            binary = is_bytecode(stream.read(4))
-        with reading_bytecode() if binary else nullcontext():
-            module = parse_file(options.file)
-        sys.stdout.write(plan_table(module))
+        sys.stdout.write(plan_table(parse_within(options.file)))
     except OSError as error:
         print(f"{options.file}: error: {error.strerror}", file=sys.stderr)
     except ir.MLIRError as error:

@@ -5,13 +5,12 @@ A program that cannot be had is a PlanningError, as if a pass had refused it.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
-from alpa.dialects import ir, make_context, parse, parse_file
+from alpa.dialects import ir, make_context, parse
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening
 from alpa.runtime.planning import PlanningError
-from alpa.tools.guard import is_bytecode, reading_bytecode
+from alpa.tools.guard import parse_within
 from alpa.tools.zoo import TrainingProgram
 
 ZOO = "zoo:"
@@ -19,19 +18,14 @@ ZOO = "zoo:"
 
 def read(file: str) -> ir.Module:
     """Parses a file, text or bytecode. Raises PlanningError."""
-    try:
-        # MLIR's own message for a file that cannot be read names no reason.
-        with open(file, "rb") as stream:
-            binary = is_bytecode(stream.read(4))
-    except OSError as error:
-        problem = Diagnostic("error", Place(file), error.strerror or str(error))
-        raise PlanningError((problem,)) from error
     context = make_context()
     said: list[Diagnostic] = []
     with listening(context, said.append):
         try:
-            with reading_bytecode() if binary else nullcontext():
-                return parse_file(file, context)
+            return parse_within(file, context)
+        except OSError as error:
+            problem = Diagnostic("error", Place(file), error.strerror or str(error))
+            raise PlanningError((problem,)) from error
         except ir.MLIRError as error:
             problem = Diagnostic("error", Place(file), error.message)
             raise PlanningError(tuple(said) or (problem,)) from error
