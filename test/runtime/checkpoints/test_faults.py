@@ -72,9 +72,9 @@ class Killer(threading.Thread):
         if self._given_up.wait(self._delay):
             return
         # Others may still be ending, of programs before this one.
-        if victims := sorted(set(workers()) - self._before):
-            os.kill(self._draw.choice(victims), signal.SIGKILL)
-            self.killed_at = time.monotonic()
+        victims = sorted(set(workers()) - self._before)
+        os.kill(self._draw.choice(victims), signal.SIGKILL)
+        self.killed_at = time.monotonic()
 
     def give_up(self) -> None:
         self._given_up.set()
@@ -111,6 +111,7 @@ class Run:
     def train_until_killed(self, kind: str, draw: random.Random) -> float:
         """Seconds from the death of a worker to the error."""
         before, steps = set(workers()), draw.randrange(2)
+        self.doing = "starting"  # no longer what the last training did when it ended
         when: dict[str, tuple[Callable[[], bool], float]] = {
             "starting": (lambda: bool(set(workers()) - before), 4.0),
             "in a step": (lambda: self.doing == kind and self.steps >= steps, 0.02),
