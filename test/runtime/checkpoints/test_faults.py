@@ -122,7 +122,7 @@ class Run:
         killer.start()
         try:
             with pytest.raises(WorkerError) as caught:
-                self.train(until=200)  # long before that a worker is gone
+                self.train(until=len(self.losses) + 200)  # long before that a worker is gone
             heard = time.monotonic()
         finally:
             killer.give_up()
