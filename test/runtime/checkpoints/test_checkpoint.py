@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
+import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,3 +225,25 @@ def test_a_save_that_fails_harms_nothing(tmp_path: Path) -> None:
     file.write_text("not a folder")
     with pytest.raises((CheckpointError, OSError)):
         alpa.save(file, 1, new())
+
+
+def test_a_full_disk_harms_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it, which the process sets itself."""
+    code = """
+        import resource, sys
+        import jax.numpy as jnp
+        import alpa
+        state = {"a": jnp.arange(100_000)}
+        alpa.save(sys.argv[1], 1, state)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        try:
+            alpa.save(sys.argv[1], 2, state)
+        except alpa.runtime.CheckpointError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), tmp_path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert re.match(r"cannot write .*state\.a.*File too large", done.stdout)
+    assert alpa.latest_step(tmp_path) == 1
+    alpa.save(tmp_path, 2, {"a": jnp.zeros(3)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]

@@ -22,6 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ray
 
 import alpa
 from alpa.runtime import WorkerError
@@ -108,6 +109,10 @@ class Run:
             alpa.save(self.directory, number, state, keep=2)
             self.steps += 1
 
+    def continued(self) -> Any:
+        """What another step gives after the last one."""
+        return self._step(self.state, self._training.batch(len(self.losses)))
+
     def train_until_killed(self, kind: str, draw: random.Random) -> float:
         """Seconds from the death of a worker to the error."""
         before, steps = set(workers()), draw.randrange(2)
@@ -131,16 +136,16 @@ class Run:
         assert re.match(r"mesh_[01] on host [01] has died .*alpa\.resume.*Ray says: .", message)
         if self.state is not None:  # it is lost, and no workers are started for it
             with pytest.raises(WorkerError, match="stopped, load it again: mesh_"):
-                self._step(self.state, self._training.batch(0))
+                self.continued()
         assert_gone(set(workers()))
         return heard - killer.killed_at
 
 
-def assert_gone(processes: set[int]) -> None:
-    """Waits until processes have ended."""
+def assert_gone(processes: set[int], within: float = SOON) -> None:
+    """Waits until processes have ended, some seconds at most."""
     begin = time.monotonic()
     while left := [pid for pid in processes if alive(pid)]:
-        assert time.monotonic() - begin < SOON, left
+        assert time.monotonic() - begin < within, left
         time.sleep(0.05)
 
 
@@ -179,6 +184,23 @@ def test_a_worker_is_killed_at_20_moments(training: Any, tmp_path: Path) -> None
     kinds = [KINDS[n % len(KINDS)] for n in range(20)]
     seconds = assert_training_survives(training, tmp_path, kinds, seed=1)
     print(f"20 deaths noticed within {max(seconds):.2f} s")  # noqa: T201
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_worker_hangs(training: Any, tmp_path: Path) -> None:
+    """It is stopped, as one that waits for a dead file system is."""
+    training.workers = replace(training.workers, timeout_seconds=15)
+    run = Run(training, tmp_path)
+    run.train(until=2)
+    mine = workers()
+    os.kill(mine[0], signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(WorkerError, match=r"no answer in a step for 15 s; .* timeout_seconds"):
+        float(run.continued()[1])
+    assert time.monotonic() - begin < SOON
+    assert_gone(set(mine))
+    run.train(until=4)
 
 
 SAVING = """
@@ -228,7 +250,8 @@ TRAINING = """
     import logging, sys
     from pathlib import Path
     import ray
-    ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=200_000_000)
+    own = dict(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000)
+    ray.init(address=sys.argv[3], **own if sys.argv[3] == "local" else {})
     sys.path.insert(0, sys.argv[1])
     from conftest import Training
     import alpa
@@ -247,11 +270,15 @@ TRAINING = """
 
 
 class DriverRun:
-    """A driver in a process of its own, which is killed and started again."""
+    """A driver in a process of its own, which is killed and started again.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    It starts a Ray cluster itself, or joins the one at `address`, which this process has started.
+    """
+
+    def __init__(self, directory: Path, address: str = "local") -> None:
+        self.directory, self.address = directory, address
         self.losses: dict[int, str] = {}
+        self.started: set[int] = set()
 
     def kill(self, draw: random.Random) -> float:
         """Starts the driver, and kills it at a random moment.
@@ -261,7 +288,10 @@ class DriverRun:
         """
         command = [sys.executable, "-c", textwrap.dedent(TRAINING), Path(__file__).parent]
         child = subprocess.Popen(
-            [*command, self.directory], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [*command, self.directory, self.address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         assert child.stdout is not None
         with child:
@@ -269,11 +299,13 @@ class DriverRun:
             while (line := child.stdout.readline().strip()) != wait_for:
                 assert line
             time.sleep(draw.uniform(0, 8 if wait_for == "starting" else 4))
-            started = descendants(child.pid)
+            above = child.pid if self.address == "local" else os.getpid()
+            started = descendants(above)
             child.kill()
             killed_at = time.monotonic()
-            # Ray's own agents look after their parent less often.
             assert_gone({pid for pid, name in started.items() if name.startswith("ray::Worker")})
+            if self.address == "local":
+                self.started |= set(started)
             seconds = time.monotonic() - killed_at
             for said in child.stdout.read().splitlines():
                 if len(said.split()) == 2:
@@ -289,3 +321,17 @@ def test_the_driver_is_killed_at_20_moments(tmp_path: Path) -> None:
     seconds = [run.kill(draw) for _ in range(20)]
     print(f"all workers ended within {max(seconds):.1f} s; {len(run.losses)} steps")  # noqa: T201
     assert run.losses
+    # Two agents of Ray's wait for a minute that their cluster comes back.
+    assert_gone(run.started, within=90)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_driver_on_a_shared_cluster_is_killed(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    run = DriverRun(tmp_path, ray.get_runtime_context().gcs_address)
+    seconds = [run.kill(draw) for _ in range(5)]
+    print(f"all workers ended within {max(seconds):.1f} s; {len(run.losses)} steps")  # noqa: T201
+    assert run.losses
+    assert ray.is_initialized()
+    assert ray.cluster_resources()["CPU"] == 16

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_a_plan_lies_on_two_nodes_of_which_one_joins_later(tmp_path: Path) -> None:
+def test_a_plan_lies_on_two_nodes_of_which_one_joins_later_and_is_lost() -> None:
     """In a process of its own, as this one has joined the cluster of the other tests."""
     script = Path(__file__).with_name("two_nodes.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -30,3 +31,6 @@ def test_a_plan_lies_on_two_nodes_of_which_one_joins_later(tmp_path: Path) -> No
     )
     assert found["nodes"] == 2
     assert found["loss"] == pytest.approx(found["expected"], rel=1e-4)
+    assert re.match(r"mesh_[01] on host [01] has died .*alpa\.resume", found["lost"])
+    assert found["seconds"] < 30
+    assert found["loss_again"] == found["loss"]

@@ -1,9 +1,13 @@
-"""Run by `test_nodes.py`: trains on a Ray cluster of its own, whose second node joins later."""
+"""Run by `test_nodes.py`: trains on a Ray cluster of its own.
+
+The second node joins later, is lost, and another one takes its place.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 import jax
@@ -14,7 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 import alpa
-from alpa.runtime import WorkerOptions
+from alpa.runtime import WorkerError, WorkerOptions
 from alpa.runtime.workers.errors import ClusterSizeError
 
 
@@ -48,7 +52,7 @@ def main() -> None:
             refused = ""
         except ClusterSizeError as error:
             refused = str(error)
-        cluster.add_node(num_cpus=2)
+        second = cluster.add_node(num_cpus=2)
         cluster.wait_for_nodes()
         _, loss = step(weights, x)
         _, expected = jax.jit(train_step)(weights, x)
@@ -65,6 +69,16 @@ def main() -> None:
             "loss": float(loss),
             "expected": float(expected),
         }
+        cluster.remove_node(second, allow_graceful=False)
+        begin = time.monotonic()
+        try:
+            step(weights, x)[1].block_until_ready()
+            found["lost"] = ""
+        except WorkerError as error:
+            found |= {"lost": str(error), "seconds": time.monotonic() - begin}
+        cluster.add_node(num_cpus=2)
+        cluster.wait_for_nodes()
+        found["loss_again"] = float(step(weights, x)[1])
         sys.stdout.write(f"{json.dumps(found)}\n")
         del step, loss
         ray.shutdown()
