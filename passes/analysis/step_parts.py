@@ -1,12 +1,13 @@
 """Tells forward, backward and update of a training step apart, by analysis alone.
 
-The idea: the *forward* part computes the loss. An op of the *backward* part uses an activation
-of the forward pass, or leads to an op that does; what comes after the last use of any
-activation is the *update*. What flows from backward to update are the gradients. So Adam's
-`g * g` is update (no activation in it) and `dot(activation, dy)` is backward, whatever the
-optimizer, and without a marker in the program. The sum of a shared parameter's gradients uses
-no activation either: it belongs to the update, as Alpa's walkthrough, step 2, wants it. What
-rematerialisation computes once more is an activation, too, though the backward part makes it.
+The idea: the *forward* part computes the loss. An op of the *backward* part uses an activation of
+the forward pass, or leads to an op that does; what comes after the last use of any activation is
+the *update*. What flows from backward to update are the gradients. So Adam's `g * g` is update (no
+activation in it) and `dot(activation, dy)` is backward, whatever the optimizer, and without a
+marker in the program. The sum of a shared parameter's gradients uses no activation either: it
+belongs to the update, as Alpa's walkthrough, step 2, wants it. What rematerialisation computes once
+more is an activation, too, though the backward part makes it. Running averages and counters are
+written by the forward part (`running_state.py`).
 
 Which results are losses: a *gradient* is what one meets on the way back from a new state, through
 element-wise ops; a result that depends on one (a gradient's norm) is no loss. The forward part
@@ -19,6 +20,7 @@ Only ops that depend on the batch are told apart; the others are computed where 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
@@ -28,6 +30,7 @@ from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import GRADIENT, Part
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.roles import Roles
+from alpa.passes.analysis.running_state import running_states
 from alpa.passes.simplify.op_kinds import TRIVIAL
 
 SAME_ELEMENTS = TRIVIAL - {
@@ -97,12 +100,17 @@ class _Splitter:
         """The forward ops and the new values of the parameters that learn."""
         graph = self.graph
         on_state = graph.depends(state)
-        gradients = {a: self._gradients(graph.returned[r]) for r, a in pairs.items()}
+        new = {a: graph.returned[r] for r, a in pairs.items()}
+        marks = [o for o, op in enumerate(graph.ops) if is_marker(op, GRADIENT)]
+        changes = {a: self._changes(v, up_to=frozenset(marks)) for a, v in new.items()}
+        running = running_states(graph, changes, results, marks)
+        new = {a: v for a, v in new.items() if a not in running}
+        gradients = {a: self._changes(v) for a, v in new.items()}
         metrics = [graph.cone([v]) for v in results if self.batch[v] and on_state[v]]
         losses = [
             cone
             for cone in metrics
-            if not any(cone[o] for a in state & self._read(cone) for o in gradients[a])
+            if not any(cone[o] for a in self._read(cone) for o in gradients.get(a, ()))
         ]
         forward = [any(inside) for inside in zip([False] * len(graph.ops), *losses, strict=True)]
         common = self._common(gradients)
@@ -115,13 +123,19 @@ class _Splitter:
         ):
             # The loss itself is not returned: more layers lead to the gradients than to metrics.
             forward = [a or b for a, b in zip(forward, common, strict=True)]
-        return forward, self._learned(forward, pairs)
+        # New values of parameters: state that the loss depends on, and that the batch changes.
+        used = self._read(forward)
+        return forward, [v for a, v in new.items() if a in used and self.batch[v]]
 
-    def _gradients(self, new: int) -> list[int]:
+    def _changes(self, new: int, *, up_to: Collection[int] = ()) -> list[int]:
         """The ops whose results a new state is made of element by element, as far as they depend
-        on the batch: of a parameter, those that compute its gradient."""
+        on the batch: of a parameter, those that compute its gradient.
+
+        What a state is selected by is not what it is made of. `up_to` are ops to end at.
+        """
         graph = self.graph
         elements = _elements(graph.values[new])
+        is_choice = _is_boolean(graph.values[new])
         found: list[int] = []
         seen = {new}
         stack = [new]
@@ -136,13 +150,17 @@ class _Splitter:
                 op.name == "stablehlo.broadcast_in_dim"
                 and graph.values[graph.results[o][0]].type == graph.values[new].type
             )
-            if not is_marker(op, GRADIENT) and not (
-                same and any(_elements(graph.values[v]) == elements for v in graph.operands[o])
-            ):
+            alike = [
+                v
+                for v in graph.operands[o]
+                if _elements(graph.values[v]) == elements
+                and (is_choice or not _is_boolean(graph.values[v]))
+            ]
+            if o in up_to or not (alike and (same or is_marker(op, GRADIENT))):
                 found.append(o)
                 continue
-            for v in graph.operands[o]:
-                if v not in seen and _elements(graph.values[v]) == elements:
+            for v in alike:
+                if v not in seen:
                     seen.add(v)
                     stack.append(v)
         return [o for o in found if graph.ops[o].name != "stablehlo.broadcast_in_dim"]
@@ -281,12 +299,6 @@ class _Splitter:
             "stablehlo.transpose",
         )
 
-    def _learned(self, forward: list[bool], pairs: dict[int, int]) -> list[int]:
-        """New values of parameters: state that the loss depends on, and that the batch changes."""
-        used = self._read(forward)
-        new = {a: self.graph.returned[r] for r, a in pairs.items()}
-        return [value for a, value in new.items() if a in used and self.batch[value]]
-
     def _common(self, gradients: dict[int, list[int]]) -> list[bool]:
         """The ops that the gradients of all parameters depend on.
 
@@ -318,6 +330,11 @@ class _Splitter:
 def _elements(value: ir.Value) -> int:
     type_ = value.type
     return math.prod(type_.shape) if isinstance(type_, ir.RankedTensorType) else 0
+
+
+def _is_boolean(value: ir.Value) -> bool:
+    type_ = value.type
+    return isinstance(type_, ir.RankedTensorType) and str(type_.element_type) == "i1"
 
 
 def is_marker(op: ir.OpView, target: str) -> bool:

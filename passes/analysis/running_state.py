@@ -1,0 +1,127 @@
+"""Which states are running averages, counters and the like: written by the forward part.
+
+A parameter and a running mean look alike: the loss reads both, and the new value of both is made
+element by element of the old one and of a *change* that depends on the batch. Of a parameter that
+is its gradient, added up over the micro-batches; of a running mean it is a statistic of
+activations, and what the forward part has written goes on to the next micro-batch.
+
+Where the gradients are marked (`alpa.grad`), a change that depends on no mark is a statistic.
+Elsewhere the second derivatives of the loss tell. A gradient depends on its own parameter, unless
+the loss is linear in it, and a statistic does not depend on the average that it is put into. So a
+change is a statistic if it does not depend on its own state and
+
+- the loss is not linear in that state, or
+- it does not depend on another state either whose change depends on this one: second derivatives
+  are symmetric.
+
+A statistic that depends on its own average is taken for a gradient: it needs the marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+
+from alpa.passes.analysis.graph import Graph
+
+_PRODUCTS = frozenset(f"stablehlo.{name}" for name in ("convolution", "dot_general", "multiply"))
+_CURVED = frozenset(
+    {
+        "chlo.erf",
+        "chlo.square",
+        *(
+            f"stablehlo.{name}"
+            for name in (
+                "cosine",
+                "exponential",
+                "exponential_minus_one",
+                "log",
+                "log_plus_one",
+                "logistic",
+                "power",
+                "rsqrt",
+                "sine",
+                "sqrt",
+                "tanh",
+            )
+        ),
+    }
+)
+"""Ops of one operand whose second derivative is not zero."""
+
+
+def running_states(
+    graph: Graph,
+    changes: Mapping[int, Sequence[int]],
+    results: Sequence[int],
+    marks: Sequence[int],
+) -> frozenset[int]:
+    """The states that the forward part writes.
+
+    Args:
+        graph: of the whole step.
+        changes: for each state, an argument, the ops that compute its change.
+        results: the values that come back and are no new states, losses among them.
+        marks: the ops that mark gradients.
+    """
+    changes = {state: ops for state, ops in changes.items() if ops}
+    if marks:
+        of_marks, _ = _made_of(graph, dict.fromkeys(marks, 1), {})
+        return frozenset(
+            state for state, ops in changes.items() if not any(of_marks[o] for o in ops)
+        )
+    bit = {state: 1 << number for number, state in enumerate(changes)}
+    made_of, curved = _made_of(graph, {}, bit)
+    reads = {state: _union(made_of[o] for o in ops) for state, ops in changes.items()}
+    gradients = {o for state, ops in changes.items() if reads[state] & bit[state] for o in ops}
+    cones = [graph.cone([v]) for v in results]
+    losses = [cone for cone in cones if not any(cone[o] for o in gradients)]
+    cones = [
+        *losses,
+        graph.cone(v for ops in changes.values() for o in ops for v in graph.results[o]),
+    ]
+    bends = _union(curved[o] for cone in cones for o, inside in enumerate(cone) if inside)
+    # Moments of an optimizer are read by no change: their own says nothing of symmetry.
+    every = _union(reads.values())
+    return frozenset(
+        state
+        for state, read in reads.items()
+        if not read & bit[state]
+        and (
+            bends & bit[state]
+            or any(
+                other_reads & bit[state] and every & bit[other] and not read & bit[other]
+                for other, other_reads in reads.items()
+            )
+        )
+    )
+
+
+def _made_of(
+    graph: Graph, ops: Mapping[int, int], arguments: Mapping[int, int]
+) -> tuple[list[int], list[int]]:
+    """For each op the sets, as bits, of the ops and arguments that it is made of, and of those of
+    them that it is not linear in."""
+    of_value = [0] * len(graph.values)
+    for argument, bits in arguments.items():
+        of_value[argument] = bits
+    made_of: list[int] = []
+    curved: list[int] = []
+    for o, (op, operands) in enumerate(zip(graph.ops, graph.operands, strict=True)):
+        sets = [of_value[v] for v in operands]
+        made = _union([ops.get(o, 0), *sets])
+        for v in graph.results[o]:
+            of_value[v] = made
+        made_of.append(made)
+        if op.name in _CURVED or (op.name in _PRODUCTS and len(sets) == 1):
+            curved.append(made)
+        elif op.name in _PRODUCTS:
+            curved.append(sets[0] & sets[1])
+        else:
+            curved.append(sets[-1] if op.name == "stablehlo.divide" else 0)
+    return made_of, curved
+
+
+def _union(sets: Iterable[int]) -> int:
+    return reduce(or_, sets, 0)
