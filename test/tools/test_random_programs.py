@@ -81,8 +81,22 @@ def test_the_table_counts_what_ran_and_what_was_refused() -> None:
     refused = Outcome(seed=2, kind="refused", reason="cannot cut 2 ops into 4 layers")
     text = "\n".join(tool.table([ran, refused], 60))
     assert "1 passed, 1 refused, 0 failed" in text
-    assert "1 of 2 on two meshes or more with several micro-batches" in text
+    assert "1 of the 1 that passed on two meshes or more with several micro-batches" in text
     assert "| cannot cut N ops into N layers | 1 |" in text
+
+
+def test_a_run_goes_on_until_enough_programs_have_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def outcomes(seeds: range, **_: Any) -> Any:
+        return [Outcome(seed=s, kind="refused" if s % 4 == 0 else "passed") for s in seeds]
+
+    monkeypatch.setattr(tool, "outcomes", outcomes)
+    assert tool.main(["--seed", "8", "--passed", "9"]) == 0
+    text = capsys.readouterr().out
+    # Of the first nine 8, 12 and 16 are refused.
+    assert "seeds 8 to 19: 12 programs" in text
+    assert "9 passed, 3 refused, 0 failed" in text
 
 
 # Faults: each makes another script of a sound one, or carries tiles in another way.

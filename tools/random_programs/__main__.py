@@ -1,6 +1,7 @@
 """Plans and runs random programs and compares them with plain jax.
 
     python -m alpa.tools.random_programs --seed 0 --count 100 --minutes 20
+    python -m alpa.tools.random_programs --seed 10000 --passed 2000 --jobs 2
 
 A seed says all: the program, its numbers, the cluster and the options of the passes. What the
 compiler refuses, with a sentence, counts as refused. A failure prints its seed, what the program
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Plans and runs random programs and compares them with plain jax.",
     )
     parser.add_argument("--seed", type=int, default=0, help="the first; default: %(default)s")
-    parser.add_argument("--count", type=count, default=1, help="of seeds; default: %(default)s")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--count", type=count, default=1, help="of seeds; default: %(default)s")
+    length.add_argument("--passed", type=count, help="go on until so many programs have passed")
     parser.add_argument("--minutes", type=float, help="begin no program after these")
     parser.add_argument("--jobs", type=count, default=1, help="processes; default: %(default)s")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for each program")
@@ -46,21 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the programs, run nothing")
     parser.add_argument("--log", type=Path, help="write a line of JSON for each program")
     options = parser.parse_args(arguments)
-    seeds = range(options.seed, options.seed + options.count)
     if options.show:
-        for seed in seeds:
+        for seed in range(options.seed, options.seed + options.count):
             program = draw(seed)
             print(f"{seed}: {program}\n    {random_options.draw(program)}")
         return 0
     start = time.monotonic()
     found: list[Outcome] = []
-    for outcome in outcomes(
-        seeds,
-        jobs=options.jobs,
-        timeout=options.timeout,
-        minutes=options.minutes,
-        widen=options.widen,
-    ):
+    for outcome in _run(options):
         found.append(outcome)
         _tell(outcome, widen=options.widen)
         if options.log is not None:
@@ -69,6 +65,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = time.monotonic() - start
     print("\n".join(table(found, seconds)))
     return int(any(outcome.kind == "failed" for outcome in found))
+
+
+def _run(options: argparse.Namespace) -> Iterator[Outcome]:
+    """The outcomes of `--count` seeds, or of as many as `--passed` takes."""
+    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    seed, missing = options.seed, options.passed or options.count
+    while missing:
+        passed, left = 0, None if deadline is None else (deadline - time.monotonic()) / 60
+        for outcome in outcomes(
+            range(seed, seed + missing),
+            jobs=options.jobs,
+            timeout=options.timeout,
+            minutes=left,
+            widen=options.widen,
+        ):
+            passed += outcome.kind == "passed"
+            yield outcome
+        if options.passed is None or not passed:
+            return
+        seed, missing = seed + missing, missing - passed
 
 
 def _tell(outcome: Outcome, *, widen: bool) -> None:
@@ -84,8 +100,7 @@ def _tell(outcome: Outcome, *, widen: bool) -> None:
 
 
 def table(found: Sequence[Outcome], seconds: float) -> Iterator[str]:
-    """What a run has found, as Markdown: all programs, then those that ran, by what is in them."""
-    ran = [one for one in found if one.meshes]
+    """What a run has found, as Markdown: all programs, then what is in those that passed."""
     kinds = Counter(one.kind for one in found)
     seeds = [one.seed for one in found]
     versions = f"jax {jax.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -97,16 +112,21 @@ def table(found: Sequence[Outcome], seconds: float) -> Iterator[str]:
         f"{sum(one.seconds for one in found) / len(found):.1f} s each; {versions}"
     )
     yield ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
-    pipelined = sum(one.meshes > 1 and one.micro_batches > 1 for one in ran)
-    yield f"{pipelined} of {len(found)} on two meshes or more with several micro-batches"
+    passed = [one for one in found if one.kind == "passed"]
+    pipelined = sum(one.meshes > 1 and one.micro_batches > 1 for one in passed)
+    yield (
+        f"{pipelined} of the {len(passed)} that passed on two meshes or more with several "
+        "micro-batches"
+    )
     yield ""
-    yield markdown_header(("of the programs that ran", "how many"))
-    yield _row("ops", (op for one in ran for op in one.ops))
-    yield _row("type", (one.dtype for one in ran))
-    yield _row("optimizer", (one.optimizer or "none (inference)" for one in ran))
-    yield _row("meshes", (str(one.meshes) for one in ran))
-    yield _row("devices", (str(one.devices) for one in ran))
-    yield _row("micro-batches", (str(one.micro_batches) for one in ran))
+    yield markdown_header(("of the programs that passed", "how many"))
+    yield _row("ops", (op for one in passed for op in one.ops))
+    yield _row("what", ("training" if one.optimizer else "inference" for one in passed))
+    yield _row("type", (one.dtype for one in passed))
+    yield _row("optimizer", (one.optimizer or "none (inference)" for one in passed))
+    yield _row("meshes", (str(one.meshes) for one in passed))
+    yield _row("devices", (str(one.devices) for one in passed))
+    yield _row("micro-batches", (str(one.micro_batches) for one in passed))
     refusals = Counter(_sentence(one.reason) for one in found if one.kind == "refused")
     if refusals:
         yield ""

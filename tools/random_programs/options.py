@@ -9,7 +9,9 @@ from alpa.tools.random_programs.program import RandomProgram
 
 _STREAM = 0xC105
 _CLUSTERS = ("cpu:1x1", "cpu:1x2", "cpu:1x4", "cpu:1x8", "cpu:2x1", "cpu:2x2", "cpu:2x4")
-_CLUSTER_SHARES = (0.04, 0.12, 0.16, 0.06, 0.14, 0.24, 0.24)
+_CLUSTER_SHARES = (0.02, 0.12, 0.16, 0.06, 0.14, 0.26, 0.24)
+_HEAVY = frozenset({"convolution", "dot", "scan"})
+"""Kinds of ops by whose number `clustering=equal-ops` cuts."""
 _INTRAS = ("data-parallel", "zero2", "zero3", "heuristic", "megatron", "none")
 
 
@@ -33,11 +35,13 @@ def draw(program: RandomProgram) -> dict[str, str]:
     layers = 1 + sum(block.boundary for block in program.blocks[:-1])
     if not marked:
         layers = int(generator.integers(2, min(6, len(program.blocks) + 1) + 1))
-        options["num-layers"] = str(layers)
-        if chosen(0.1):
+        heavy = sum(bool(block.layer.kinds & _HEAVY) for block in program.blocks)
+        if chosen(0.15) and heavy:
             options["clustering"] = "equal-ops"
-    stages = min(devices, layers, int(generator.choice([1, 2, 2, 2, 3, 3, 4])))
-    if chosen(0.8):
+            layers = min(layers, heavy)
+        options["num-layers"] = str(layers)
+    stages = min(devices, layers, int(generator.choice([1, 2, 2, 2, 2, 3, 3, 4])))
+    if chosen(0.9):
         options["num-stages"] = str(stages)
     elif chosen(0.3) and devices % stages == 0:
         options |= {"mesh-shape": f"1x{devices // stages}", "equal-layers": "true"}

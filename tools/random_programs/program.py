@@ -391,7 +391,7 @@ def draw(seed: int) -> RandomProgram:
         blocks=blocks,
         extras=frozenset(extras if training else extras & _INFERENCE),
         micro_batch=int(generator.choice([1, 2, 3, 4, 8])),
-        micro_batches=int(generator.choice([1, 2, 4], p=[0.25, 0.35, 0.4])),
+        micro_batches=int(generator.choice([1, 2, 4], p=[0.12, 0.44, 0.44])),
     )
 
 
