@@ -184,13 +184,12 @@ class _Exporter:
         copy = op.operation.clone(ip=ir.InsertionPoint(op))
         source = body(copy)
         known: dict[ir.Value, Sharding] = {}
-        values = self.program.values
         with ir.InsertionPoint(block):
             for value, outer, old, new in zip(
                 fragment.inputs, op.operands, source.arguments, block.arguments, strict=False
             ):
                 scaled = fragment.part == "update" and value in self.program.totals
-                inner = self._scaled(op, new, values[value]) if scaled else new
+                inner = self._scaled(op, new, value) if scaled else new
                 old.replace_all_uses_with(inner)
                 known[inner] = _planned(outer)
         operations = list(source.operations)
@@ -205,12 +204,16 @@ class _Exporter:
             func.ReturnOp([*results, *(single[i] for i in extra)])
         copy.erase()
 
-    def _scaled(self, op: ir.OpView, gradient: ir.Value, value: Value) -> ir.Value:
-        """The mean of a gradient that was added up, where it lies."""
-        if self.loss_scale == 1.0:
-            return gradient
-        factor = filled(ir.RankedTensorType(gradient.type), self.loss_scale)
-        mean = stablehlo.multiply(gradient, factor)
+    def _scaled(self, op: ir.OpView, total: ir.Value, number: int) -> ir.Value:
+        """The mean of a gradient, or of a loss, that was added up, where it lies."""
+        kind, value = (
+            self.program.losses.get(self.program.sources[number]),
+            self.program.values[number],
+        )
+        scales = {None: self.loss_scale, "mean": 1 / self.program.num_micro_batches, "sum": 1.0}
+        if scales[kind] == 1.0:
+            return total
+        mean = stablehlo.multiply(total, filled(ir.RankedTensorType(total.type), scales[kind]))
         if self.meshes[value.mesh].size == 1 or not value.shape:
             return mean
         return sdy.ShardingConstraintOp(mean, sharding=_attr(op, value)).result

@@ -9,8 +9,11 @@ them, and with them one answer to each of these questions:
 - **gradients**: what a backward fragment produces and an update fragment consumes, directly or
   through transfers. They are added up over the micro-batches where they are produced, and
   transferred once per step.
-- **totals**: the values whose version in the update phase is that sum: gradients and their
-  transfers. What else flows into an update is the last micro-batch's version.
+- **losses**: what a forward fragment produces, a result says it is the mean or the sum of, and an
+  update fragment consumes, directly or through transfers. They are added up like gradients.
+- **totals**: the values whose version in the update phase is that sum: gradients, losses and their
+  transfers. What else varies and flows into an update is a state that the forward part has carried
+  through all micro-batches; of anything else there is no one version for the update to read.
 - **micro_used**: values whose versions of the single micro-batches are needed. A gradient can be
   among them.
 """
@@ -49,6 +52,7 @@ ACCUMULATORS = "alpa.accumulators"
 EXTRA_RESULTS = "alpa.extra_results"
 DONATED = "alpa.donated"
 
+_SUMS = ("mean", "sum")
 _ORDER: dict[Part | None, int] = {None: 0, "forward": 1, "backward": 2, "update": 3}
 
 
@@ -269,15 +273,50 @@ class Program:
         return frozenset(produced & self._update_used)
 
     @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Of each value the one that it is a copy of, through transfers; most are their own."""
+        sources = list(range(len(self.values)))
+        for step in self.transfers:
+            sources[step.target] = sources[step.source]
+        return tuple(sources)
+
+    @cached_property
+    def losses(self) -> dict[int, str]:
+        """What forward fragments produce, updates consume, and results are a mean or a sum of:
+        which of the two."""
+        kinds = {
+            self.sources[result.value]: result.attributes.role.kind
+            for result in self.results
+            if result.attributes.role is not None and result.attributes.role.kind in _SUMS
+        }
+        produced = {v for f in self.fragments if f.part == "forward" for v in f.outputs}
+        return {
+            value: kinds[value]
+            for value in sorted(produced & self._update_used & kinds.keys())
+            if self.values[value].is_float
+        }
+
+    @cached_property
     def totals(self) -> frozenset[int]:
-        """Gradients and the transfers of them that reach an update; empty for one micro-batch."""
+        """Gradients, losses and the transfers of them that reach an update; empty for one
+        micro-batch."""
         if self.num_micro_batches == 1:
             return frozenset()
-        totals = set(self.gradients)
+        totals = {*self.gradients, *self.losses}
         for step in self.transfers:
             if step.source in totals and step.target in self._update_used:
                 totals.add(step.target)
         return frozenset(totals)
+
+    @cached_property
+    def unsettled(self) -> frozenset[int]:
+        """Varying values of which there is no one version for the update phase to read."""
+        if self.num_micro_batches == 1:
+            return frozenset()
+        settled = {self.sources[value] for value in self.carries.values()}
+        return frozenset(
+            value for value in self.varying - self.totals if self.sources[value] not in settled
+        )
 
     @cached_property
     def micro_used(self) -> frozenset[int]:
@@ -288,7 +327,7 @@ class Program:
         used: set[int] = set(self.carries.values())
         for result in self.results:
             role = result.attributes.role
-            summed = role is not None and role.kind in ("mean", "sum")
+            summed = role is not None and role.kind in _SUMS
             if not (summed and result.value in self.totals):
                 used.add(result.value)
         for step in reversed(self.steps):
@@ -451,6 +490,17 @@ def _check_step(program: Program, step: Fragment | Transfer, op: ir.OpView) -> N
                 f"operand {number} of this {step.part} fragment is made by the {part} part; "
                 "over the micro-batches every forward runs before its backward, "
                 "and these before the update",
+            )
+        if step.part == "update" and value in program.unsettled:
+            it = program.values[value]
+            type_ = "x".join([*map(str, it.shape), it.dtype])
+            raise PassError(
+                op,
+                f"operand {number} of this update fragment, a {type_}, "
+                + ("an argument" if part is None else f"made by the {part} part")
+                + f", is another one in each of the {program.num_micro_batches} micro-batches, "
+                "and the update runs once, after all of them; return it as a result whose mean or "
+                "sum is meant, which the update then reads, or plan with 1 micro-batch",
             )
     for number, value in enumerate(step.outputs):
         if value in program.totals and not program.values[value].is_float:

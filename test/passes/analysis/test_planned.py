@@ -110,6 +110,9 @@ def test_one_micro_batch_has_no_totals() -> None:
 
 def test_forward_state_is_carried() -> None:
     text = TEXT.replace("return %h, %n", "return %h, %f")
+    with pytest.raises(PassError, match="operand 0 of this update fragment, a 8xf32, an argument"):
+        read(parse(text))
+    text = text.replace("(%w, %g0, %d)", "(%k, %g0, %d)")
     assert read(parse(text)).carries == {W: F}
     assert W in read(parse(text)).varying
 

@@ -1,0 +1,81 @@
+"""Updates that read what the forward part computes: of the loss they see what the caller does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import alpa
+from alpa.runtime.planning import PlanningError
+from alpa.runtime.reference import compare
+
+Loss = Callable[[Any, Any], Any]
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32) / 2
+
+
+PARAMS = {"a": _normal(4, 8), "b": _normal(8, 8), "c": _normal(8, 4)}
+BATCH = {"x": _normal(16, 4), "y": _normal(16, 4) + 1}
+
+
+def errors(params: Any, batch: Any) -> Any:
+    h = jnp.tanh(batch["x"] @ params["a"])
+    alpa.mark_layer_boundary()
+    return (jnp.tanh(h @ params["b"]) @ params["c"] - batch["y"]) ** 2
+
+
+def mean(params: Any, batch: Any) -> Any:
+    return jnp.mean(errors(params, batch))
+
+
+def total(params: Any, batch: Any) -> Any:
+    return jnp.sum(errors(params, batch))
+
+
+def step_of(loss: Loss, *, returned: bool = True) -> Any:
+    """Gradient descent with a rate that depends on the loss."""
+
+    def step(params: Any, batch: Any) -> Any:
+        value, grads = alpa.value_and_grad(loss)(params, batch)
+        rate = jnp.where(value < 1e6, 0.05 * value / (1 + value), 0)
+        params = jax.tree.map(lambda w, g: w - rate * g, params, grads)
+        return (params, value) if returned else params
+
+    return step
+
+
+def parallelize(step: Any, **options: Any) -> Any:
+    return alpa.parallelize(
+        step,
+        cluster="cpu:2x2",
+        num_micro_batches=4,
+        state_argnums=0,
+        batch_argnums=1,
+        mesh_shape="1x2",
+        inter="equal-layers",
+        **options,
+    )
+
+
+@pytest.mark.parametrize(("loss", "reduction"), [(mean, "mean"), (total, "sum")])
+def test_an_update_reads_the_loss_of_the_whole_batch(loss: Loss, reduction: str) -> None:
+    step = step_of(loss)
+    found = parallelize(step, loss_reduction=reduction)(PARAMS, BATCH)
+    rows = compare(jax.tree.leaves(found), jax.tree.leaves(step(PARAMS, BATCH)))
+    assert all(row.error <= row.bound for row in rows), rows
+
+
+def test_what_is_another_in_each_micro_batch_is_refused() -> None:
+    refused = (
+        r"operand \d of this update fragment, a \S+, made by the forward part, is another one in "
+        r"each of the 4 micro-batches.*; return it as a result"
+    )
+    with pytest.raises(PlanningError, match=refused):
+        parallelize(step_of(mean, returned=False))(PARAMS, BATCH)
