@@ -13,6 +13,7 @@ import jax
 from alpa.dialects.attributes import Plan
 from alpa.passes.analysis.planned import Program
 from alpa.runtime.checkpoints.stored_array import StoredArray
+from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.trace import Trace
 
 
@@ -100,6 +101,17 @@ class Executable(ABC):
         Raises:
             TypeError, ValueError: number, shape or dtype of the arguments are not the program's.
         """
+
+    def usage(self) -> dict[str, ProcessUsage]:
+        """What the processes that run it hold of their hosts: memory, files, threads.
+
+        By name, the caller's own as `caller`; steps go on meanwhile.
+
+        Raises:
+            OSError: a host is not Linux.
+            WorkerError: a worker has failed.
+        """
+        return {"caller": ProcessUsage.of()}
 
     @contextmanager
     def trace(self, path: str | Path | None = None) -> Generator[Trace]:

@@ -18,6 +18,7 @@ from alpa.runtime.executable import Executable, Stage
 from alpa.runtime.instructions import write_script
 from alpa.runtime.pjrt import CompilerOptions, bytecode
 from alpa.runtime.placement import abstract_mesh, numpy_dtype, sharding_of
+from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.stages import module_name
 from alpa.runtime.workers.cluster import posts_of
@@ -192,6 +193,9 @@ class RayExecutable(Executable):
             )
             for mesh in self._program.meshes
         }
+
+    def usage(self) -> dict[str, ProcessUsage]:
+        return super().usage() | self._group.usage()
 
     def close(self) -> None:
         """Stops the workers and gives their places back; the arrays are lost.

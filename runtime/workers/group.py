@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from alpa.runtime.checkpoints.errors import CheckpointError
 from alpa.runtime.instructions import Script
 from alpa.runtime.pjrt import CompilerOptions
+from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.workers.cluster import (
     Post,
     actor_resources,
@@ -181,6 +182,11 @@ class WorkerGroup:
         posts = [post for post in self._posts if post.mesh == mesh]
         refs = [getattr(self._actors[post.rank], method).remote(*arguments) for post in posts]
         return Call(self, method, posts, refs)
+
+    def usage(self) -> dict[str, ProcessUsage]:
+        """What each worker's process holds of its host; waits for no step."""
+        usages = self._each("usage", [() for _ in self._posts])
+        return {post.name: it for post, it in zip(self._posts, usages, strict=True)}
 
     def collect(self, mesh: str) -> list[ArrayId]:
         """The mesh's garbage, which the caller passes on."""

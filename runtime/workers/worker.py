@@ -26,6 +26,7 @@ from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.keepers import HERE
 from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module
 from alpa.runtime.placement import Placement
+from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.stages import compile_stages
 from alpa.runtime.tiles import Tiles
 from alpa.runtime.trace import Recorder, WorkerSpans
@@ -287,6 +288,11 @@ class Worker:
             for array in (held.values() if isinstance(held, dict) else [held])
         ]
         return sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
+
+    @ray.method(concurrency_group="io")
+    def usage(self) -> ProcessUsage:
+        """What this process holds of its host."""
+        return ProcessUsage.of()
 
     def hlo_text(self, number: int, stage: str) -> str:
         """A compiled fragment after partitioning and optimisation."""
