@@ -248,6 +248,8 @@ class WorkerGroup:
                 actor.options(
                     scheduling_strategy=strategy,
                     runtime_env={"env_vars": _environment(post, platform, self.options)},
+                    # Ray's head would keep a record of every call, up to a hundred thousand.
+                    enable_task_events=False,
                     **actor_resources(post, platform),
                 ).remote(post, platform, self.options, level)
             )
