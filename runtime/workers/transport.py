@@ -140,16 +140,12 @@ class SocketTransport(Transport):
         self._addresses = addresses
 
     def send(self, peer: int, arrays: Sequence[jax.Array]) -> None:
-        if peer not in self._outgoing:
-            ip, port, secret = self._addresses[peer].split()
-            connection = socket.create_connection((ip, int(port)), timeout=self._seconds)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(struct.pack("!32sI", secret.encode(), self.rank))
-            self._outgoing[peer] = connection
-        connection = self._outgoing[peer]
         parts = [_bytes(array) for array in arrays]
         sizes = [len(part) for part in parts]
         try:
+            if peer not in self._outgoing:
+                self._outgoing[peer] = self._connected(peer)
+            connection = self._outgoing[peer]
             connection.sendall(struct.pack(f"!I{len(sizes)}Q", len(sizes), *sizes))
             for part in parts:
                 connection.sendall(part)
@@ -168,6 +164,14 @@ class SocketTransport(Transport):
             for part, shape in zip(message, shapes, strict=True)
         ]
 
+    def _connected(self, peer: int) -> socket.socket:
+        """A connection to a worker, which has been told who comes."""
+        ip, port, secret = self._addresses[peer].split()
+        connection = socket.create_connection((ip, int(port)), timeout=self._seconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(struct.pack("!32sI", secret.encode(), self.rank))
+        return connection
+
     def _accept(self) -> None:
         while True:
             connection, _ = self._listener.accept()
@@ -175,9 +179,16 @@ class SocketTransport(Transport):
 
     def _take_in(self, connection: socket.socket) -> None:
         with connection:
-            secret, peer = struct.unpack("!32sI", _read(connection, struct.calcsize("!32sI")))
+            # Who says nothing would keep the thread and the connection.
+            connection.settimeout(self._seconds)
+            try:
+                secret, peer = struct.unpack("!32sI", _read(connection, struct.calcsize("!32sI")))
+            except OSError:
+                return
             if not secrets.compare_digest(secret, self._secret.encode()):
                 return
+            # Now the receiver waits, with its own deadline: the next tiles may be long in coming.
+            connection.settimeout(None)
             inbox = self._inboxes[peer]
             try:
                 while True:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import time
 from contextlib import suppress
 
 import jax
@@ -67,6 +69,33 @@ def test_nobody_is_listened_to_without_the_secret() -> None:
         first.send(1, [jnp.ones(3)])
     with pytest.raises(TransportError, match="has waited"):
         second.receive(0, [shape_of(np.zeros(3, np.float32), 1)])
+
+
+def test_who_says_nothing_is_let_go() -> None:
+    """So that nobody can use up a worker's threads and files."""
+    _, second = pair("sockets", seconds=0.2)
+    ip, port, _ = second.address.split()
+    with socket.create_connection((ip, int(port)), timeout=20) as connection:
+        assert connection.recv(1) == b""  # closed by the other side
+
+
+def test_a_pause_between_messages_may_be_long() -> None:
+    """Longer than a receiver waits: it is not waiting yet."""
+    first, second = pair("sockets", seconds=0.3)
+    for number in range(2):
+        first.send(1, [jnp.full(3, number, jnp.float32)])
+        (got,) = second.receive(0, [shape_of(np.zeros(3, np.float32), 1)])
+        np.testing.assert_array_equal(got, np.full(3, number, np.float32))
+        time.sleep(0.6)
+
+
+def test_a_worker_that_has_gone_takes_no_tiles() -> None:
+    first, second = pair("sockets", seconds=0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    first.connect([first.address, f"127.0.0.1 {port} {second.address.split()[2]}"])
+    with pytest.raises(TransportError, match="mesh_1 on host 0 takes no tiles any more"):
+        first.send(1, [jnp.ones(3)])
 
 
 def test_an_unknown_transport() -> None:
