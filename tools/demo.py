@@ -51,6 +51,7 @@ from alpa.runtime.placement import numpy_dtype
 from alpa.runtime.reference import compare
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
+from alpa.tools.devices import DevicesError, make_devices
 from alpa.tools.run_file import widened
 from alpa.tools.zoo import TrainingProgram, TrainState
 
@@ -264,7 +265,7 @@ def _demo(options: argparse.Namespace) -> bool:
         )
     num_devices = _num_devices(options.cluster)
     _check_memory(program, num_devices)
-    _make_devices(num_devices)
+    make_devices(num_devices)
     batches, size = options.num_micro_batches, options.micro_batch_size
     print(
         f"{options.model}: {program.num_parameters():,} parameters, {options.optimizer}, "
@@ -301,19 +302,6 @@ def _num_devices(cluster: str) -> int:
         return Cluster.parse(cluster).num_devices
     except ClusterError as error:
         raise DemoError(str(error)) from error
-
-
-def _make_devices(count: int) -> None:
-    """Asks jax for so many CPU devices, which it makes at its first use."""
-    jax.config.update("jax_platforms", "cpu")
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:
-        if len(jax.devices()) < count:
-            raise DemoError(
-                f"the cluster has {count} devices, jax has made {len(jax.devices())} already; "
-                "start the demo in a process of its own"
-            ) from error
 
 
 def _check_memory(program: TrainingProgram, num_devices: int) -> None:
@@ -432,7 +420,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = "\n".join(messages) or error.message
     except PassError as error:
         message = error.message
-    except (DemoError, runtime.LoadError, runtime.ClusterSizeError, runtime.WorkerError) as error:
+    except (
+        DemoError,
+        DevicesError,
+        runtime.LoadError,
+        runtime.ClusterSizeError,
+        runtime.WorkerError,
+    ) as error:
         message = str(error)
     except KeyboardInterrupt:
         message = "interrupted"

@@ -1,0 +1,4 @@
+"""A training that goes on and on, and whether what it holds of its hosts stays the same.
+
+`training` is what runs, `samples` what is recorded of it, `verdict` what is made of that.
+"""

@@ -1,0 +1,137 @@
+"""The training that is watched: a model of the zoo on meshes, with all that a long run does.
+
+Batches are placed ahead of their steps, the loss of each step is looked at when the next one is
+under way, a checkpoint is saved now and then and old ones are deleted, and the same meshes evaluate
+the state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+import alpa
+from alpa.runtime import Executable, WorkerOptions, prefetch
+from alpa.runtime.jit import Parallelized
+from alpa.tools.zoo import TrainingProgram, TrainState
+
+
+class SoakError(Exception):
+    """The run cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A program with the plan that it is run by, and how often it saves and evaluates.
+
+    `keep` checkpoints stay. `batch_size` are samples of a step.
+    """
+
+    program: TrainingProgram
+    batch_size: int
+    executor: Literal["local", "ray"]
+    cluster: str
+    mesh_shape: str
+    num_micro_batches: int
+    seed: int
+    folder: Path
+    save_every: int
+    evaluate_every: int
+    keep: int = 2
+
+    @cached_property
+    def _step(self) -> Parallelized:
+        return alpa.parallelize(
+            self.program.train_step,
+            cluster=self.cluster,
+            num_micro_batches=self.num_micro_batches,
+            donate_argnums=0,
+            schedule="1f1b",
+            inter="equal-layers",
+            mesh_shape=self.mesh_shape,
+            executor=self.executor,
+            workers=WorkerOptions(cache_directory=None) if self.executor == "ray" else None,
+        )
+
+    @cached_property
+    def _evaluate(self) -> Parallelized:
+        def evaluate(state: TrainState, batch: Any) -> Any:
+            loss, _ = self.program.loss(state.params, state.model_state, batch)
+            return loss
+
+        return alpa.parallelize(evaluate, like=self._step, batch_argnums=1)
+
+    @cached_property
+    def executable(self) -> Executable:
+        """The compiled step; the first time, it is planned and its workers are started.
+
+        Raises:
+            PlanningError: there is no plan for it.
+            ClusterSizeError, WorkerError: the workers cannot be started.
+        """
+        return self._step.executable(self.program.state_shapes(), self._shapes)
+
+    def steps(self) -> Iterator[tuple[int, float]]:
+        """Trains for ever, from the last checkpoint on; yields the number of each step and its
+        seconds, those of saving and evaluation left out.
+
+        Raises:
+            SoakError: a loss is not finite.
+            WorkerError: a worker has failed.
+        """
+        first, state = alpa.resume(self.folder, self._init, self._step, self._shapes)
+        leaves, structure = jax.tree.flatten(state)
+        del state  # it is donated to the first step
+        batches = prefetch(self.executable, self._batches(first, len(leaves)))
+        loss_before: Any = None
+        for number in count(first + 1):
+            begin = time.perf_counter()
+            *leaves, loss = self.executable(*leaves, *next(batches).values())
+            if loss_before is not None:
+                _check_finite("the loss before step", number, loss_before)
+            loss_before = loss
+            yield number, time.perf_counter() - begin
+            if number % self.evaluate_every == 0:
+                found = self._evaluate(jax.tree.unflatten(structure, leaves), self._batch(number))
+                _check_finite("the evaluation after step", number, found)
+            if number % self.save_every == 0:
+                alpa.save(
+                    self.folder, number, jax.tree.unflatten(structure, leaves), keep=self.keep
+                )
+
+    def close(self) -> None:
+        """Stops what runs it, with Ray the workers."""
+        close = getattr(self.executable, "close", None)
+        if close is not None:
+            close()
+
+    def _init(self) -> TrainState:
+        return self.program.init_state(self.seed)
+
+    @property
+    def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return self.program.batch_shapes(self.batch_size)
+
+    def _batch(self, step: int) -> dict[str, np.ndarray]:
+        """The same one for the same step, whenever it is run."""
+        drawn = self.program.random_batch(self.seed + step, self.batch_size)
+        return {name: np.asarray(array) for name, array in drawn.items()}
+
+    def _batches(self, first: int, number_of_state: int) -> Iterator[dict[int, np.ndarray]]:
+        """By the numbers of the step's arguments: the batch follows the state."""
+        for step in count(first):
+            arrays = jax.tree.leaves(self._batch(step))
+            yield {number_of_state + n: array for n, array in enumerate(arrays)}
+
+
+def _check_finite(what: str, step: int, loss: Any) -> None:
+    if not np.isfinite(float(loss)):
+        raise SoakError(f"{what} {step} is {float(loss)}; try another --seed")

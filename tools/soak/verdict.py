@@ -1,0 +1,157 @@
+"""Whether a run that was watched is flat, or what of it grows.
+
+**Before the verdict** the first half of the samples is left out: compiling, caches and allocators
+that fill are no leaks. What is kept is a series of values by time, for each thing that was
+measured.
+
+**A series grows** where the line of Theil and Sen through the second half, whose slope is the
+median of the slopes between all pairs of samples, rises
+
+* in bytes: by at least 1 MiB in that time, and by more than 2 % of its median in an hour;
+* in numbers of files, sockets, threads: by at least one in that time.
+
+Single outliers, and a jump that stays one, do not move that slope; of a leak that is a staircase
+the steps are counted.
+
+**Steps** become slower where the median of the second half's exceeds that of the first half's by
+more than a limit, 10 % unless told otherwise. The first window of the run is left out. The same is
+asked of the processor time of all processes for each step, saving and evaluation included, which
+other work on the machine changes less.
+
+With fewer than ten samples in a half there is no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import numpy as np
+
+from alpa.tools.soak.samples import Sample
+
+Unit = Literal["bytes", "count", "seconds"]
+
+FEWEST = 10  # samples in a half, for a verdict
+RISE = {"bytes": 1 << 20, "count": 1.0}  # at least, in the second half
+SHARE_PER_HOUR = 0.02  # of the median, for bytes
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of one series; `grows` is None where it is too short to say.
+
+    `begin` and `end` are medians of the first and the last third of its second half, for seconds
+    of both halves. `per_hour` and `per_step` are the slope, in units.
+    """
+
+    name: str
+    unit: Unit
+    begin: float
+    end: float
+    per_hour: float
+    per_step: float
+    grows: bool | None
+
+
+def verdicts(samples: Sequence[Sample], slower: float) -> list[Verdict]:
+    """Of all that was measured; `slower` is the share by which steps may take longer later on."""
+    half = samples[len(samples) // 2 :]
+    if len(half) < 2:
+        return []
+    hours = np.array([sample.seconds for sample in half]) / _HOUR
+    steps = np.array([sample.steps for sample in half], np.float64)
+    found = [
+        judge(name, unit, hours, steps, np.array(values))
+        for (name, unit), values in series(half).items()
+    ]
+    found.append(judge_steps([sample.step_seconds for sample in samples], slower))
+    return [*found, judge_processor(samples, slower)]
+
+
+def series(samples: Sequence[Sample]) -> Mapping[tuple[str, Unit], list[float]]:
+    """The values of all that may grow, by name and unit; of processes that live to the end."""
+    found: dict[tuple[str, Unit], list[float]] = {}
+    for process in samples[-1].processes:
+        usages = [sample.processes[process] for sample in samples if process in sample.processes]
+        if len(usages) < len(samples):
+            continue
+        found[f"{process}: own memory", "bytes"] = [it.own_bytes for it in usages]
+        found[f"{process}: open files", "count"] = [it.open_files for it in usages]
+        found[f"{process}: sockets", "count"] = [it.sockets for it in usages]
+        found[f"{process}: threads", "count"] = [it.threads for it in usages]
+    if samples[-1].object_store_bytes is not None:
+        found["object store", "bytes"] = [sample.object_store_bytes or 0 for sample in samples]
+    found["files of checkpoints", "count"] = [sample.checkpoint_files for sample in samples]
+    return found
+
+
+def judge(
+    name: str,
+    unit: Unit,
+    hours: np.ndarray,
+    steps: np.ndarray,
+    values: np.ndarray,
+) -> Verdict:
+    """One series: [n] times in hours, [n] numbers of steps, [n] values."""
+    third = max(1, len(values) // 3)
+    per_hour = theil_sen(hours, values)
+    rise = per_hour * float(hours[-1] - hours[0])
+    grows: bool | None = rise >= RISE[unit]
+    if unit == "bytes":
+        grows = grows and per_hour > SHARE_PER_HOUR * float(np.median(values))
+    return Verdict(
+        name=name,
+        unit=unit,
+        begin=float(np.median(values[:third])),
+        end=float(np.median(values[-third:])),
+        per_hour=per_hour,
+        per_step=theil_sen(steps, values),
+        grows=None if len(values) < FEWEST else grows,
+    )
+
+
+def judge_steps(seconds: Sequence[float], slower: float) -> Verdict:
+    """The medians of the windows' medians, of the first half and the second one."""
+    kept = seconds[1:] if len(seconds) > 2 else seconds
+    middle = len(kept) // 2
+    return _slower("step", median(kept[:middle]), median(kept[middle:]), middle, slower)
+
+
+def judge_processor(samples: Sequence[Sample], slower: float) -> Verdict:
+    """The means of both halves, of the processes that were there in all samples."""
+    names = set.intersection(*(set(sample.processes) for sample in samples))
+
+    def per_step(first: Sample, last: Sample) -> float:
+        used = [it.processes[n].processor_seconds for n in names for it in (first, last)]
+        return (sum(used[1::2]) - sum(used[::2])) / max(1, last.steps - first.steps)
+
+    middle = len(samples) // 2
+    begin = per_step(samples[0], samples[middle])
+    end = per_step(samples[middle], samples[-1])
+    return _slower("processor time per step", begin, end, middle, slower)
+
+
+def _slower(name: str, begin: float, end: float, count: int, limit: float) -> Verdict:
+    return Verdict(
+        name=name,
+        unit="seconds",
+        begin=begin,
+        end=end,
+        per_hour=0.0,
+        per_step=0.0,
+        grows=None if count < FEWEST else end > (1 + limit) * begin,
+    )
+
+
+def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
+    """The median of the slopes between all pairs of points of different x; 0 where there is none.
+
+    [n] each, x in ascending order.
+    """
+    dx, dy = x[None, :] - x[:, None], y[None, :] - y[:, None]
+    later = dx > 0
+    return float(np.median(dy[later] / dx[later])) if later.any() else 0.0
