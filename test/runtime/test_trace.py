@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import alpa.runtime
+from alpa import passes
 from alpa.runtime import Executable, WorkerOptions
 from alpa.runtime.instructions import Move, meshes_of, write_script
 from alpa.runtime.trace import Span as RecordedSpan
 from alpa.runtime.trace import Split, Trace, WorkerSpans
+from alpa.tools import zoo
 
 
 def arguments() -> list[np.ndarray]:
@@ -53,6 +59,14 @@ def check_events(step: Executable, events: list[dict[str, Any]], steps: int) -> 
     runs = Counter(rows[names[e["pid"]], e["tid"]] for e in slices)
     assert runs["layer_0.forward"] == runs["layer_1.forward"] == 3 * steps
     assert runs["update_1.update"] == steps
+    check_flows(step, events, steps)
+
+
+def check_flows(step: Executable, events: list[dict[str, Any]], steps: int) -> None:
+    """An arrow for each move between meshes, from a slice of a send to one of a receive."""
+    names = names_of("process", events)
+    rows = names_of("thread", events)
+    slices = [e for e in events if e["ph"] == "X"]
     script = write_script(step.program)
     moves = [
         i
@@ -66,14 +80,25 @@ def check_events(step: Executable, events: list[dict[str, Any]], steps: int) -> 
     for number, start in starts.items():
         end = ends[number]
         assert start["ts"] <= end["ts"]
-        assert rows[names[start["pid"]], start["tid"]] == f"send to {names[end['pid']]}"
-        assert rows[names[end["pid"]], end["tid"]] == f"receive from {names[start['pid']]}"
+        assert (start["name"], start["cat"]) == (end["name"], end["cat"])  # else they are no pair
+        assert rows[start["pid"], start["tid"]] == f"send to {names[end['pid'], 0]}"
+        assert rows[end["pid"], end["tid"]] == f"receive from {names[start['pid'], 0]}"
+        assert end["bp"] == "e"  # it belongs to the slice that it is in, not to the next one
     for flow in (*starts.values(), *ends.values()):
         assert any(
             (s["pid"], s["tid"]) == (flow["pid"], flow["tid"])
             and s["ts"] <= flow["ts"] <= s["ts"] + s["dur"] + 1e-3
             for s in slices
         )
+
+
+def names_of(what: str, events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
+    """Of processes or threads; a process is the thread 0 of itself."""
+    return {
+        (e["pid"], e["tid"]): re.sub(r" on host \d+$", "", e["args"]["name"])
+        for e in events
+        if e["name"] == f"{what}_name"
+    }
 
 
 def test_local_steps(moves: str, tmp_path: Path) -> None:
@@ -100,6 +125,67 @@ def test_steps_on_ray(moves: str, tmp_path: Path) -> None:
         whole = [max(w.end for w in them) - min(w.begin for w in them) for them in trace.steps]
         for split in trace.splits().values():
             assert split.total == pytest.approx(sum(whole) / 2, rel=0.02)
+
+
+PIPELINE = "cluster=cpu:2x1 num-layers=2 num-stages=2 num-micro-batches=4 schedule=1f1b"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_training_step_under_1f1b_on_ray(tmp_path: Path) -> None:
+    sizes = {"num_layers": 2, "hidden_size": 16, "vocab_size": 32, "sequence_length": 8}
+    program = zoo.get("gpt-tiny", optimizer="sgd", **sizes)
+    planned = passes.run(program.lower(2), f"alpa{{{PIPELINE}}}")
+    batch = jax.tree.leaves(program.random_batch(0, 8))
+    state: list[Any] = [np.asarray(leaf) for leaf in jax.tree.leaves(program.init_state())]
+    path = tmp_path / "step.json"
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
+    with alpa.runtime.load(planned, executor="ray", workers=workers) as step:
+        *state, _ = step(*state, *batch)
+        with step.trace(path) as trace:
+            begin = time.perf_counter()
+            *state, _ = step(*state, *batch)
+            seconds = time.perf_counter() - begin
+    events = json.loads(path.read_text(), parse_constant=pytest.fail)["traceEvents"]
+    check_flows(step, events, 1)
+    (workers_spans,) = trace.steps
+    whole = max(w.end for w in workers_spans) - min(w.begin for w in workers_spans)
+    assert whole <= seconds
+    processes, rows = names_of("process", events), names_of("thread", events)
+    assert sorted(processes.values()) == ["mesh_0", "mesh_1"]
+    splits = trace.splits()
+    for (process, _), name in processes.items():
+        slices = sorted(
+            (e for e in events if e["ph"] == "X" and e["pid"] == process), key=lambda e: e["ts"]
+        )
+        check_order(name, [(rows[e["pid"], e["tid"]], e["args"]["micro_batch"]) for e in slices])
+        # A worker does one thing after another. Nothing of its time counts twice, in microseconds.
+        busy = 0.0
+        for one, later in pairwise(slices):
+            assert one["ts"] + one["dur"] <= later["ts"] + 1e-3 * one["dur"] + 1
+        for kind in ("arguments", "compute", "send", "receive"):
+            busy += sum(e["dur"] for e in slices if e["cat"] == kind)
+        assert busy == pytest.approx(sum(e["dur"] for e in slices))
+        assert slices[0]["ts"] >= 0
+        assert slices[-1]["ts"] + slices[-1]["dur"] <= 1.001e6 * whole + 1
+        (split,) = [it for worker, it in splits.items() if worker.startswith(name)]
+        compute = sum(e["dur"] for e in slices if e["cat"] == "compute")
+        assert split.compute == pytest.approx(1e-6 * compute, rel=1e-3)
+        assert split.compute + split.transfer <= 1e-6 * busy * 1.001
+        assert split.compute + split.transfer + split.idle == pytest.approx(whole, rel=0.02)
+
+
+def check_order(mesh: str, slices: list[tuple[str, int | None]]) -> None:
+    """Of four micro-batches under 1F1B: the first stage is one forward ahead of the last one."""
+    runs = [
+        (row.rpartition(".")[2][0], m)
+        for row, m in slices
+        if row.endswith((".forward", ".backward")) and m is not None
+    ]
+    f, b = [[(kind, m) for m in range(4)] for kind in "fb"]
+    if mesh == "mesh_0":
+        assert runs == [f[0], f[1], b[0], f[2], b[1], f[3], b[2], b[3]]
+    else:
+        assert runs == [f[0], b[0], f[1], b[1], f[2], b[2], f[3], b[3]]
 
 
 def span(kind: Any, begin: float, end: float, move: int | None = None) -> RecordedSpan:
