@@ -121,7 +121,7 @@ class RayExecutable(Executable):
         restored = self._signature.created(
             numbers, arrays, partial(self._array, calls, self._argument_shape)
         )
-        wait_for(calls.values(), self._group.options.checkpoint_timeout_seconds)
+        wait_for(calls.values(), "checkpoint_timeout_seconds")
         return restored
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:

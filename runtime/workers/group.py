@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import ray
@@ -47,9 +47,15 @@ _DOING = {
     "load": "while it compiled",
     "step": "in a step",
     "create": "while it made a state",
+    "shard_shapes": "while it wrote a checkpoint",
     "write": "while it wrote a checkpoint",
     "restore": "while it read a checkpoint",
+    "are_finite": "while it looked for NaN",
 }
+
+
+Timeout = Literal["timeout_seconds", "checkpoint_timeout_seconds"]
+"""The option of `WorkerOptions` that says how long a call may take."""
 
 
 class Call:
@@ -67,8 +73,8 @@ class Call:
         ready, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting) or 1, timeout=0)
         return len(ready) == len(self._waiting)
 
-    def wait(self, seconds: float | None = None) -> list[Any]:
-        """What each worker answers, within `seconds`, or `timeout_seconds` of the options.
+    def wait(self, timeout: Timeout = "timeout_seconds") -> list[Any]:
+        """What each worker answers, within the seconds of an option.
 
         Raises:
             WorkerError: a worker of the plan has died or failed, or they take longer. All workers
@@ -77,7 +83,7 @@ class Call:
         """
         group = self._group
         group.check_alive()
-        seconds = group.options.timeout_seconds if seconds is None else seconds
+        seconds: float = getattr(group.options, timeout)
         deadline = time.monotonic() + seconds
         while self._waiting:
             # These may wait in vain for tiles of a worker of which nothing is awaited here.
@@ -87,15 +93,15 @@ class Call:
             if not done:
                 late = ", ".join(post.name for post in self._waiting.values())
                 raise group.fail(
-                    f"{late}: no answer {_DOING.get(self._method, '')} for {seconds:g} s; it "
-                    "hangs, or needs a larger timeout_seconds"
+                    f"{late}: no answer {_doing(self._method)} for {seconds:g} s; it hangs, or "
+                    f"needs a larger {timeout}"
                 )
             (ref,) = done
             if ref in group.watches:
                 raise group.died(ref, self._method)
             post = self._waiting.pop(ref)
             try:
-                self._values[ref] = ray.get(ref)
+                self._values[ref] = ray.get(ref, timeout=max(left, _GRACE_SECONDS))
             except RayTaskError as error:
                 if isinstance(error.cause, CheckpointError):
                     raise CheckpointError(f"{post.name}: {error.cause}") from error
@@ -109,12 +115,12 @@ class Call:
         return [self._values[ref] for ref in self._refs]
 
 
-def wait_for(calls: Iterable[Call], seconds: float) -> None:
+def wait_for(calls: Iterable[Call], timeout: Timeout) -> None:
     """Waits until all calls have ended, then raises what the first that failed raises."""
     failure: CheckpointError | None = None
     for call in calls:
         try:
-            call.wait(seconds)
+            call.wait(timeout)
         except CheckpointError as error:
             failure = failure or error
     if failure is not None:
@@ -216,10 +222,9 @@ class WorkerGroup:
             *_, why = str(error).strip().splitlines()
         else:
             why = "Ray says nothing of the reason"
-        doing = _DOING.get(method, f"while {method} was awaited")
         return self.fail(
-            f"{post.name} has died {doing}. The arrays of all workers of the plan are lost with "
-            "it; take the state from a checkpoint (alpa.resume) or make it anew "
+            f"{post.name} has died {_doing(method)}. The arrays of all workers of the plan are "
+            "lost with it; take the state from a checkpoint (alpa.resume) or make it anew "
             f"(alpa.create_state), which starts new workers. Ray says: {why}"
         )
 
@@ -289,6 +294,10 @@ class WorkerGroup:
             for actor, them in zip(self._actors, arguments, strict=True)
         ]
         return Call(self, method, self._posts, refs).wait()
+
+
+def _doing(method: str) -> str:
+    return _DOING.get(method, f"while {method} was awaited")
 
 
 def _environment(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, str]:

@@ -15,6 +15,9 @@ Transport = Literal["auto", "device", "sockets"]
 class WorkerOptions:
     """Options of `load` for `executor="ray"`.
 
+    All that is waited for in or for the workers has one of the two timeouts. What this process
+    reads and writes by itself takes as long as its file system does.
+
     Attributes:
         address: the Ray cluster, as `ray.init` takes it; by default the one that is connected, else
             one that runs on this host, else a new one in this process.
@@ -22,10 +25,11 @@ class WorkerOptions:
         transport: how tiles travel between meshes; `auto` is `device`
             (`jax.experimental.transfer`) where the platform has it, else `sockets`.
         cache_directory: of compiled executables, on each host; None keeps none.
-        timeout_seconds: how long a worker waits for another, and the caller for any of them: for
-            their start, for compiling, for a step.
+        timeout_seconds: how long a worker waits for another, to connect and for tiles, and the
+            caller for any of them: for a place on the cluster, their start, for compiling, for a
+            step.
         checkpoint_timeout_seconds: how long the caller waits for the workers to write or read a
-            checkpoint.
+            checkpoint, or to look at all of a state.
         steps_ahead: steps that may be under way before a call waits for the oldest.
         environment: variables of the workers' environment.
         pin_cores: each worker keeps to CPU cores of its own, as many as it has devices.

@@ -57,7 +57,7 @@ class Workers(Keeper):
             )
             for mesh, numbers in mine.items()
         }
-        wait_for(calls.values(), self.group.options.checkpoint_timeout_seconds)
+        wait_for(calls.values(), "checkpoint_timeout_seconds")
         answers: dict[int, Any] = {}
         for mesh, numbers in mine.items():
             first = calls[mesh].wait()[0] or [None] * len(numbers)

@@ -178,6 +178,26 @@ def test_a_worker_is_killed(training: Any, tmp_path: Path) -> None:
     assert_training_survives(training, tmp_path, KINDS, seed=0)
 
 
+@pytest.mark.usefixtures("ray_cluster")
+def test_workers_that_hang_are_ended(training: Any, tmp_path: Path) -> None:
+    """The error names the timeout that was over, and they are gone though they do not listen."""
+    training.workers = replace(training.workers, checkpoint_timeout_seconds=1.0)
+    before = set(workers())
+    step = training.parallelize("ray")
+    state = alpa.create_state(training.init, step, training.batch(0))
+    state, loss = step(state, training.batch(0))
+    assert np.isfinite(float(loss))
+    mine = set(workers()) - before
+    assert len(mine) == 2
+    for pid in mine:
+        os.kill(pid, signal.SIGSTOP)
+    late = r"no answer while it wrote a checkpoint for 1 s; .* larger checkpoint_timeout_seconds"
+    with pytest.raises(WorkerError, match=late):
+        alpa.save(tmp_path, 1, state)
+    assert alpa.latest_step(tmp_path) is None
+    assert_gone(mine)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_worker_is_killed_at_20_moments(training: Any, tmp_path: Path) -> None:
