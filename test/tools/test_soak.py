@@ -200,6 +200,13 @@ def test_a_few_steps_are_recorded(tmp_path: Path) -> None:
     assert not [name for name in records_of_ray() if "Worker" in name]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_twenty_minutes_are_flat() -> None:
+    # Whatever else runs on the machine makes steps slower; memory and files are not its business.
+    assert main(["--minutes", "20", "--slower", "100"]) == 0
+
+
 def records_of_ray() -> list[str]:
     """The calls that Ray's head has heard of, with one that is made now."""
 
