@@ -29,7 +29,7 @@ from orbax.checkpoint.path import step as steps
 
 from alpa.runtime.calls import Leaf
 from alpa.runtime.checkpoints.errors import CheckpointError
-from alpa.runtime.checkpoints.manifest import Manifest, names_of, type_text
+from alpa.runtime.checkpoints.manifest import Manifest, names_of
 from alpa.runtime.checkpoints.writing import StateLeaf, write
 from alpa.runtime.create_state import NewState, create_state
 from alpa.runtime.jit import Parallelized
@@ -127,7 +127,7 @@ def restore(
         raise CheckpointError(f"{folder} holds step {manifest.step}; rename it, or take another")
     wanted = NewState(init_fn, argnums)
     names = names_of(leaf.path[1:] for leaf in wanted.leaves)
-    types = [type_text(leaf.type) for leaf in wanted.leaves]
+    types = [leaf.type for leaf in wanted.leaves]
     manifest.check(dict(zip(names, types, strict=True)), folder)
     stored = [manifest.arrays[name].at(folder, name) for name in names]
     if train_step is None:

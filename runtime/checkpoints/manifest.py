@@ -1,8 +1,9 @@
 """What a checkpoint says of itself: its format, its step, whose state it holds, and which arrays.
 
 `alpa.json` lies beside the arrays, with a checksum of its own. Nothing else in the folder is
-believed: where the arrays are follows from the state that is wanted, what shape they have and how
-they are cut into chunks from here.
+believed: where the arrays are follows from the state that is wanted, and so does what shape they
+have; how they are cut into chunks, and which those are, from here. The checksums tell what was
+damaged or mixed up; they keep out nobody who may write to the folder and can work them out.
 """
 
 from __future__ import annotations
@@ -12,33 +13,65 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
 import jax
+import jax.numpy as jnp
 
 from alpa.runtime.calls import LeafType
 from alpa.runtime.checkpoints.errors import CheckpointError
-from alpa.runtime.checkpoints.stored_array import Shape, StoredArray
+from alpa.runtime.checkpoints.stored_array import Shape, StoredArray, open_regular
 
-FORMAT = 1
+FORMAT = 2
 _FILE = "alpa.json"
+_SHOWN = 200
+"""letters of a name and a type that an error repeats"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An array of a state: its type, as the program has it, and how it is stored."""
+    """An array of a state: its type, as the program has it, and how it is stored.
+
+    `checksums` are those of its chunks in row-major order.
+    """
 
     type: str
     shape: Shape
     dtype: str
     chunk: Shape
+    checksums: tuple[int, ...]
+
+    @classmethod
+    def read(cls, content: Any) -> Entry:
+        """Raises ValueError where it is no description of an array."""
+        match content:
+            case {
+                "type": str(type_),
+                "shape": list(shape),
+                "dtype": str(dtype),
+                "chunk": list(chunk),
+                "checksums": list(checksums),
+            } if _are_cut(shape, chunk, checksums):
+                return cls(
+                    type=type_,
+                    shape=tuple(shape),
+                    dtype=dtype,
+                    chunk=tuple(chunk),
+                    checksums=tuple(checksums),
+                )
+        raise ValueError("it describes an array that cannot be")
 
     def at(self, folder: Path, name: str) -> StoredArray:
         """Where it is stored."""
         return StoredArray(
-            path=str(folder / name), shape=self.shape, dtype=self.dtype, chunk=self.chunk
+            path=str(folder / name),
+            shape=self.shape,
+            dtype=self.dtype,
+            chunk=self.chunk,
+            checksums=self.checksums,
         )
 
 
@@ -65,38 +98,40 @@ class Manifest:
         """Raises CheckpointError where there is none, or none that can be believed."""
         path = folder / _FILE
         try:
-            content = json.loads(path.read_bytes())
+            with open_regular(path) as file, open(file, "rb", closefd=False) as stream:
+                content = _checked(json.loads(stream.read()))
+            if content.get("format") == FORMAT:
+                return cls._of(content)
         except FileNotFoundError:
             raise CheckpointError(f"{folder} holds no checkpoint of Alpa's: no {_FILE}") from None
-        except ValueError as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: {error}; take another step") from error
-        if not isinstance(content, dict):
-            raise CheckpointError(f"{path} is damaged: no object of JSON; take another step")
-        content = cast(dict[str, Any], content)
-        # Checked first: what comes later trusts that each key is as it was written.
-        checksum = content.pop("checksum", None)
-        if checksum != _checksum(content):
-            raise CheckpointError(f"{path} is damaged: its checksum is wrong; take another step")
-        if content["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path} has the format {content['format']}, and this version of Alpa reads "
-                f"{FORMAT}; install the version that wrote it"
-            )
-        entries = {
-            name: Entry(
-                type=it["type"],
-                shape=tuple(it["shape"]),
-                dtype=it["dtype"],
-                chunk=tuple(it["chunk"]),
-            )
-            for name, it in content["arrays"].items()
-        }
-        return cls(step=content["step"], arrays=entries)
+        raise CheckpointError(
+            f"{path} has the format {content.get('format')}, and this version of Alpa reads "
+            f"{FORMAT}; install the version that wrote it"
+        )
 
-    def check(self, wanted: Mapping[str, str], folder: Path) -> None:
+    @classmethod
+    def _of(cls, content: dict[str, Any]) -> Manifest:
+        """Raises ValueError where it is no manifest: the checksum keeps out what was not meant."""
+        match content:
+            case {"step": int(step), "arrays": dict(arrays)}:
+                entries = {name: Entry.read(it) for name, it in arrays.items()}
+                return cls(step=step, arrays=entries)
+        raise ValueError("it has no step and arrays")
+
+    def check(self, types: Mapping[str, LeafType], folder: Path) -> None:
         """Raises CheckpointError unless it holds a state of these types by these names."""
         there = {name: entry.type for name, entry in self.arrays.items()}
-        if fingerprint(there) == fingerprint(wanted):
+        wanted = {name: type_text(type_) for name, type_ in types.items()}
+        if there == wanted:
+            for name, type_ in types.items():
+                entry = self.arrays[name]
+                if (entry.shape, entry.dtype) != stored_type(type_):
+                    raise CheckpointError(
+                        f"{folder / _FILE} is damaged: {name} of type {entry.type} cannot be "
+                        f"stored as {entry.dtype} of shape {entry.shape}; take another step"
+                    )
             return
         differences = [
             (theirs, ours)
@@ -121,6 +156,7 @@ class Manifest:
                     "shape": list(entry.shape),
                     "dtype": entry.dtype,
                     "chunk": list(entry.chunk),
+                    "checksums": list(entry.checksums),
                 }
                 for name, entry in sorted(self.arrays.items())
             },
@@ -150,9 +186,38 @@ def names_of(paths: Iterable[Any]) -> list[str]:
     return names
 
 
+def stored_type(type_: LeafType) -> tuple[Shape, str]:
+    """Shape and dtype of what is stored of an array: of random keys, their words."""
+    struct = type_.struct()
+    if type_.is_typed_key:
+        struct = jax.eval_shape(jax.random.key_data, struct)
+    return tuple(struct.shape), jnp.dtype(struct.dtype).name
+
+
 def type_text(type_: LeafType) -> str:
     """A type as a state's arrays are compared by: a number that Python made is an array, too."""
     return str(type_.strong)
+
+
+def _checked(content: Any) -> dict[str, Any]:
+    """Without the checksum, which is right; else raises ValueError."""
+    if not isinstance(content, dict):
+        raise ValueError("no object of JSON")
+    content = cast(dict[str, Any], content)
+    if content.pop("checksum", None) != _checksum(content):
+        raise ValueError("its checksum is wrong")
+    return content
+
+
+def _are_cut(shape: list[Any], chunk: list[Any], checksums: list[Any]) -> bool:
+    """Whether an array of a shape is made of as many chunks as there are checksums."""
+    numbers = [*shape, *chunk, *checksums]
+    if len(shape) != len(chunk) or not all(type(it) is int and it >= 0 for it in numbers):
+        return False
+    if not all(each and size % each == 0 for size, each in zip(shape, chunk, strict=True)):
+        return False
+    counts = [size // each for size, each in zip(shape, chunk, strict=True)]
+    return prod(counts) == len(checksums)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -160,4 +225,8 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def _shown(item: tuple[str, str] | None) -> str:
-    return "nothing more" if item is None else f"{item[0]}: {item[1]}"
+    """Of a manifest that was forged, too: in letters that can be printed, and not too many."""
+    if item is None:
+        return "nothing more"
+    text = ": ".join(item).encode("ascii", "backslashreplace").decode()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

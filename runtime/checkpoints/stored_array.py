@@ -3,7 +3,8 @@
 The format is zarr 3 as tensorstore and orbax read it, without compression. Each chunk carries a
 CRC-32C, which is checked when it is read; a chunk that is missing is an error and never zeros. What
 shape and chunks are is told by the checkpoint's manifest: where the file of the array says
-something else, it is refused.
+something else, it is refused. The manifest also knows the CRC-32C of each chunk, so that a whole
+chunk in the place of another one, or one of another checkpoint, is not taken for it.
 
 Processes that write the same array write whole chunks only, so that no one reads what another is
 about to write: `chunk_shape` chooses chunks of which each shard is made.
@@ -11,13 +12,20 @@ about to write: `chunk_shape` chooses chunks of which each shard is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 from jax.sharding import NamedSharding
@@ -29,6 +37,10 @@ _CHUNK_BYTES = 64 << 20
 """at most, so that a device whose shard is smaller reads little that is not its own"""
 _IN_FLIGHT_BYTES = 1 << 30
 """of host memory for what is being written"""
+_CRC = struct.Struct("<I")
+"""CRC-32C, behind the bytes of each chunk"""
+_OPENERS = 16
+"""threads; a file of a network's file system takes about a millisecond to open"""
 
 Shape = tuple[int, ...]
 
@@ -51,12 +63,16 @@ def chunk_shape(shape: Shape, itemsize: int, shards: Iterable[tuple[Shape, Shape
 
 @dataclass(frozen=True, kw_only=True)
 class StoredArray:
-    """Where an array is stored, and how: `dtype` by numpy's name, chunks of one shape."""
+    """Where an array is stored, and how: `dtype` by numpy's name, chunks of one shape.
+
+    `checksums` are those of the chunks in row-major order, once they are written.
+    """
 
     path: str
     shape: Shape
     dtype: str
     chunk: Shape
+    checksums: tuple[int, ...] = ()
 
     def create(self) -> None:
         """Makes the array, without elements.
@@ -81,7 +97,10 @@ class StoredArray:
             shape: Shape = tuple(whole.shape)
             # Replicas are read once, and all shards at the same time.
             places = sharding.addressable_devices_indices_map(shape).values()
-            reads = {str(at): whole[at].read() for at in {str(at): at for at in places}.values()}
+            shards = {str(at): whole[at] for at in places}
+            for shard in shards.values():
+                self._check_chunks(shard, part)
+            reads = {at: shard.read() for at, shard in shards.items()}
             with jax.enable_x64(True):
                 return jax.make_array_from_callback(
                     shape, sharding, lambda at: reads[str(at)].result()
@@ -94,10 +113,63 @@ class StoredArray:
             CheckpointError: it is not there, or damaged.
         """
         with _errors("cannot read", self.path):
-            return self._open().read().result()
+            whole = self._open()
+            self._check_chunks(whole, None)
+            return whole.read().result()
+
+    def written_checksums(self) -> tuple[int, ...]:
+        """The checksums of all chunks, as their files have them.
+
+        Raises:
+            CheckpointError: a chunk is not there, or not whole.
+        """
+        with _errors("cannot read", self.path), ThreadPoolExecutor(_OPENERS) as pool:
+            return tuple(pool.map(self._checksum, product(*map(range, self._grid))))
 
     def _open(self) -> Any:
-        return ts.open(self._spec(), open=True).result()
+        with open_regular(Path(self.path, "zarr.json")):
+            return ts.open(self._spec(), open=True).result()
+
+    @property
+    def _grid(self) -> Shape:
+        """The numbers of chunks along each dimension."""
+        return tuple(size // each for size, each in zip(self.shape, self.chunk, strict=True))
+
+    def _check_chunks(self, region: Any, part: Slice | None) -> None:
+        """Raises ValueError unless the chunks of a region are those that were written.
+
+        `region` is of tensorstore, in the coordinates of the part that is read.
+        """
+        begin, end = list(region.domain.inclusive_min), list(region.domain.exclusive_max)
+        if part is not None:
+            begin[part.dim] += part.start
+            end[part.dim] += part.start
+        touched = (
+            range(first // size, -(-last // size))
+            for first, last, size in zip(begin, end, self.chunk, strict=True)
+        )
+        for at in product(*touched):
+            number = 0
+            for index, count in zip(at, self._grid, strict=True):
+                number = number * count + index
+            if self._checksum(at) != self.checksums[number]:
+                raise ValueError(
+                    f"chunk {at} is not the one that was saved, but another chunk's or checkpoint's"
+                )
+
+    def _checksum(self, at: Shape) -> int:
+        """The checksum at the end of a chunk's file. Raises ValueError, OSError."""
+        path = Path(self.path, "c", *map(str, at))
+        wanted = prod(self.chunk) * jnp.dtype(self.dtype).itemsize + _CRC.size
+        try:
+            with open_regular(path) as file:
+                size = os.fstat(file).st_size
+                if size != wanted:
+                    raise ValueError(f"chunk {at} has {size} bytes and not {wanted}")
+                (checksum,) = _CRC.unpack(os.pread(file, _CRC.size, size - _CRC.size))
+        except FileNotFoundError:
+            raise ValueError(f"chunk {at} is missing") from None
+        return checksum
 
     def begin_write(self, at: Sequence[int], shard: np.ndarray) -> Any:
         """Begins to write a part of the array; a future of tensorstore's."""
@@ -129,6 +201,24 @@ class StoredArray:
             "store_data_equal_to_fill_value": True,
             "fill_missing_data_reads": False,
         }
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[int]:
+    """A file to read, as a descriptor.
+
+    Raises:
+        ValueError: it is none, but something that may never end or begin, such as a pipe.
+        OSError: it cannot be opened.
+    """
+    # To open a pipe that nobody writes to would wait for ever.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ValueError(f"{path.name} is no regular file")
+        yield file
+    finally:
+        os.close(file)
 
 
 @dataclass(frozen=True, kw_only=True)

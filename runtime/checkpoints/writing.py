@@ -13,7 +13,7 @@ without OCDBT, which `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,7 @@ def _write(folder: Path, leaves: Mapping[str, StateLeaf]) -> dict[str, Entry]:
             shape=shape,
             dtype=dtype.name,
             chunk=chunk_shape(shape, dtype.itemsize, ends),
+            checksums=(),
         )
         stored = entries[name].at(folder, name)
         stored.create()
@@ -143,4 +144,7 @@ def _write(folder: Path, leaves: Mapping[str, StateLeaf]) -> dict[str, Entry]:
         return [None] * len(mine)
 
     keepers.ask(flat, order)
-    return entries
+    return {
+        name: replace(entry, checksums=entry.at(folder, name).written_checksums())
+        for name, entry in entries.items()
+    }

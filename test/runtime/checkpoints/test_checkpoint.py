@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -115,9 +116,25 @@ def new(shape: int = 4) -> dict[str, Any]:
     return {"a": jnp.arange(float(shape)), "b": jnp.zeros((2, 3))}
 
 
+def sign(folder: Path, **changes: Any) -> None:
+    """Puts into a manifest what `changes` says, with the right checksum; None takes out."""
+    path = folder / "alpa.json"
+    content = json.loads(path.read_text()) | changes
+    content = {key: it for key, it in content.items() if it is not None and key != "checksum"}
+    path.write_text(json.dumps(content | {"checksum": manifest._checksum(content)}))
+
+
+def entry(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The entries of a manifest, that of `b` with other values."""
+    arrays = json.loads((folder / "alpa.json").read_text())["arrays"]
+    arrays["state.b"] |= changes
+    return arrays
+
+
 def damaged(folder: Path, how: str) -> None:
     """Harms a checkpoint of `new()`."""
     chunk, manifest = folder / "state.b" / "c" / "0" / "0", folder / "alpa.json"
+    description = folder / "state.b" / "zarr.json"
     if how == "a flipped bit":
         content = bytearray(chunk.read_bytes())
         content[5] ^= 4
@@ -129,8 +146,43 @@ def damaged(folder: Path, how: str) -> None:
     elif how == "a lost array":
         shutil.rmtree(folder / "state.b")
     elif how == "a description that says something else":
-        path = folder / "state.b" / "zarr.json"
-        path.write_text(path.read_text().replace('"chunk_shape":[2,3]', '"chunk_shape":[1,3]'))
+        text = description.read_text().replace('"chunk_shape":[2,3]', '"chunk_shape":[1,3]')
+        description.write_text(text)
+    elif how == "another array's chunk":
+        shutil.copy(folder / "state.c" / "c" / "0" / "0", chunk)
+    elif how == "the same chunk of another step":
+        shutil.copy(folder.parent / "1" / "state.b" / "c" / "0" / "0", chunk)
+    elif how == "a longer chunk":
+        chunk.write_bytes(chunk.read_bytes() + b"more")
+    elif how == "a pipe for a chunk":
+        chunk.unlink()
+        os.mkfifo(chunk)
+    elif how == "a pipe for a description":
+        description.unlink()
+        os.mkfifo(description)
+    elif how == "a deep description":
+        description.write_text("[" * 200_000)
+    elif how == "a device for a manifest":
+        manifest.unlink()
+        manifest.symlink_to("/dev/zero")
+    elif how == "a deep manifest":
+        manifest.write_text("[" * 200_000)
+    elif how == "a manifest without arrays":
+        sign(folder, arrays=None)
+    elif how == "a manifest with a name out of the folder":
+        arrays = entry(folder)
+        sign(folder, arrays=arrays | {"../../1/state.b": arrays.pop("state.b")})
+    elif how == "a manifest with a name that cannot be printed":
+        arrays = entry(folder)
+        sign(folder, arrays=arrays | {"state.b\udc80" + "x" * 5000: arrays.pop("state.b")})
+    elif how == "a manifest with a huge array":
+        sign(folder, arrays=entry(folder, shape=[1 << 62, 3], chunk=[1 << 62, 3]))
+    elif how == "a manifest with chunks of nothing":
+        sign(folder, arrays=entry(folder, chunk=[0, 3]))
+    elif how == "a manifest with a text for a size":
+        sign(folder, arrays=entry(folder, shape=["2", 3]))
+    elif how == "a manifest with another type":
+        sign(folder, arrays=entry(folder, dtype="object"))
     elif how == "a changed manifest":
         manifest.write_text(manifest.read_text().replace("float32", "float64"))
     elif how == "a truncated manifest":
@@ -153,15 +205,36 @@ def damaged(folder: Path, how: str) -> None:
         ("a truncated manifest", r"alpa\.json is damaged"),
         ("a pickle", r"alpa\.json is damaged"),
         ("a lost manifest", r"holds no checkpoint of Alpa's: no alpa\.json"),
+        ("another array's chunk", r"state\.b: chunk \(0, 0\) is not the one that was saved"),
+        ("the same chunk of another step", r"state\.b: chunk \(0, 0\) is not the one that was "),
+        ("a longer chunk", r"state\.b: chunk \(0, 0\) has 32 bytes and not 28"),
+        ("a pipe for a chunk", r"cannot read .*state\.b: 0 is no regular file"),
+        ("a pipe for a description", r"cannot read .*state\.b: zarr\.json is no regular file"),
+        ("a deep description", r"cannot read .*state\.b: "),
+        ("a device for a manifest", r"alpa\.json is damaged: alpa\.json is no regular file"),
+        ("a deep manifest", r"alpa\.json is damaged: maximum recursion depth"),
+        ("a manifest without arrays", r"alpa\.json is damaged: it has no step and arrays"),
+        ("a manifest with a name out of the folder", r"is of another program .* has \.\./\.\./1"),
+        (
+            "a manifest with a name that cannot be printed",
+            r"is of another program .* it has state\.b\\udc80x{150,200}\.\.\. where",
+        ),
+        ("a manifest with a huge array", r"state\.b of type float32\[2,3\] cannot be stored as"),
+        ("a manifest with chunks of nothing", r"damaged: it describes an array that cannot be"),
+        ("a manifest with a text for a size", r"damaged: it describes an array that cannot be"),
+        ("a manifest with another type", r"float32\[2,3\] cannot be stored as object"),
     ],
 )
 def test_what_is_damaged_is_refused(how: str, message: str, tmp_path: Path) -> None:
-    for step in (1, 2):
-        alpa.save(tmp_path, step, new())
+    def saved() -> dict[str, Any]:
+        return new() | {"c": jnp.ones((2, 3))}
+
+    alpa.save(tmp_path, 1, saved())
+    alpa.save(tmp_path, 2, saved() | {"b": jnp.full((2, 3), 2.0)})
     damaged(tmp_path / "2", how)
     with pytest.raises(CheckpointError, match=message):
-        alpa.restore(tmp_path, new)
-    assert_equal(alpa.restore(tmp_path, new, step=1), fetched(new()))
+        alpa.restore(tmp_path, saved)
+    assert_equal(alpa.restore(tmp_path, saved, step=1), fetched(saved()))
 
 
 def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -176,11 +249,8 @@ def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    path = alpa.save(tmp_path, 1, new()) / "alpa.json"
-    content = json.loads(path.read_text()) | {"format": 2}
-    del content["checksum"]
-    path.write_text(json.dumps(content | {"checksum": manifest._checksum(content)}))
-    with pytest.raises(CheckpointError, match="has the format 2, and this version of Alpa reads 1"):
+    sign(alpa.save(tmp_path, 1, new()), format=3)
+    with pytest.raises(CheckpointError, match="has the format 3, and this version of Alpa reads 2"):
         alpa.restore(tmp_path, new)
 
 
