@@ -1,11 +1,20 @@
-"""Compiled executables on disk, so that a program is compiled once for its devices and versions."""
+"""Compiled executables on disk, so that a program is compiled once for its devices and versions.
+
+An executable is machine code, which XLA loads and runs as it is: a flipped bit may end the process
+or change results, and whoever can write to the folder can run code as its reader. So each file
+begins with a hash of its key and its bytes; one that is damaged, another program's, or something
+else is never loaded, but reported by a warning with its name, compiled anew and replaced. The hash
+is no signature: what keeps others out is that they cannot write to the folder, which is checked.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxlib import version
+
+_log = logging.getLogger(__name__)
+
+_MAGIC = b"alpa executable 1\n"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class UnsafeCacheError(ValueError):
+    """Others than this user could write to the folder of the cache, or into a file of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +59,69 @@ class CompileCache:
         return hashlib.sha256(json.dumps(made_for).encode() + module).hexdigest()
 
     def read(self, key: str) -> bytes | None:
-        """A serialised executable; None where there is none."""
+        """A serialised executable; None where there is none, or none that can be believed.
+
+        Raises:
+            UnsafeCacheError: others can write there.
+        """
+        path = self._path(key)
         try:
-            return self._path(key).read_bytes()
-        except FileNotFoundError:
+            self._check_owner(self.directory, os.stat(self.directory))
+            # To open a pipe that nobody writes to would wait for ever.
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            return self._refused(path, f"it cannot be read ({error.strerror})")
+        with open(file, "rb") as stream:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                return self._refused(path, "it is no regular file")
+            self._check_owner(path, status)
+            head = stream.read(len(_MAGIC) + hashlib.sha256().digest_size)
+            executable = stream.read()
+        if not head.startswith(_MAGIC):
+            return self._refused(path, "it is no executable that this version of Alpa has written")
+        if head != _head(key, executable):
+            return self._refused(path, "it is damaged, or another program's")
+        return executable
 
     def write(self, key: str, executable: bytes) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.directory, delete=False) as file:
-            file.write(executable)
-        os.replace(file.name, self._path(key))
+        """Keeps an executable; where that is not possible, a warning says why."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.directory, delete=False) as file:
+                try:
+                    file.write(_head(key, executable) + executable)
+                    file.flush()
+                    os.replace(file.name, self._path(key))
+                except OSError:
+                    os.unlink(file.name)
+                    raise
+        except OSError as error:
+            _log.warning("%s cannot be kept in the cache: %s", self._path(key), error.strerror)
+
+    @staticmethod
+    def _refused(path: Path, reason: str) -> None:
+        _log.warning("%s of the cache is not used: %s; it is compiled anew", path, reason)
+
+    @staticmethod
+    def _check_owner(path: Path, status: os.stat_result) -> None:
+        if status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_WRITE:
+            return
+        raise UnsafeCacheError(
+            f"{path} (mode {stat.filemode(status.st_mode)}, user {status.st_uid}) holds machine "
+            "code and can be written by others than this user; take the right from them (chmod "
+            "go-w), or give another folder or None as cache_directory"
+        )
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}.xla"
+
+
+def _head(key: str, executable: bytes) -> bytes:
+    """What a file begins with: its key is part of the hash, so that no other's is taken for it."""
+    return _MAGIC + hashlib.sha256(key.encode() + b"\0" + executable).digest()
 
 
 @cache
