@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 # What a worker says of tiles that do not come: perhaps because another one has died.
 _PERHAPS_A_PEER = (TransportError, jax.errors.JaxRuntimeError)
+_LOOPBACK = "127.0.0.1"
 _GRACE_SECONDS = 5.0  # that Ray may take to notice that a process has ended
 _DOING = {
     "endpoint": "while it started",
@@ -263,21 +264,28 @@ class WorkerGroup:
     def _connect(self) -> str:
         """Lets the workers meet; the name of their platform."""
         endpoints = self._each("endpoint", [() for _ in self._posts])
-        for post, (_, found) in zip(self._posts, endpoints, strict=True):
+        for post, (_, _, found) in zip(self._posts, endpoints, strict=True):
             if found != version.__version__:
                 raise self.fail(
                     f"{post.name} has jaxlib {found}, and this process {version.__version__}; "
                     "install the same everywhere"
                 )
+        # Nobody from outside the node has to reach workers that are all on one.
+        together = len({ip for ip, _, _ in endpoints}) == 1
+        ips = [_LOOPBACK if together else ip for ip, _, _ in endpoints]
         names = [post.name for post in self._posts]
         owners = {device: post.rank for post in self._posts for device in post.devices}
         meeting = {
-            post.mesh: address
-            for post, (address, _) in zip(self._posts, endpoints, strict=True)
+            post.mesh: f"{ip}:{port}"
+            for post, ip, (_, port, _) in zip(self._posts, ips, endpoints, strict=True)
             if post.process == 0
         }
         starts: list[Started] = self._each(
-            "start", [(meeting[post.mesh], names, owners) for post in self._posts]
+            "start",
+            [
+                (ip, meeting[post.mesh], names, owners)
+                for post, ip in zip(self._posts, ips, strict=True)
+            ],
         )
         kinds = " and ".join(sorted({start.transport for start in starts}))
         _log.info("tiles travel by %s", kinds)

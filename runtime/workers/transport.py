@@ -2,10 +2,14 @@
 
 Each ordered pair of workers is a queue of messages. A sender never waits for its receiver; a
 receiver waits until its deadline and then says for whom.
+
+A worker listens at one address, that of its node or, where all workers are on one node, of the
+loopback. Whoever connects needs its secret, which the others are told through Ray.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import queue
 import secrets
@@ -70,12 +74,14 @@ class Transport(ABC):
 class DeviceTransport(Transport):
     """From device memory to device memory by `jax.experimental.transfer`.
 
-    The receiver pulls what the sender offers under a number: the receiver's own and that of the
-    message, because all receivers pull from the same server.
+    The receiver pulls what the sender offers under a number, which follows from the sender's
+    secret, the receiver's own number and that of the message: all receivers pull from the same
+    server, and others who reach it know no number that it would answer to.
     """
 
     def __init__(self, ip: str, *args: Any) -> None:
         super().__init__(*args)
+        self._secret = secrets.token_hex(16)
         client = jax.local_devices()[0].client
         self._server = transfer.start_transfer_server(client, f"{ip}:0", [f"{ip}:0"])
         self._connections: dict[int, Any] = {}
@@ -85,19 +91,22 @@ class DeviceTransport(Transport):
 
     @property
     def address(self) -> str:
-        return self._server.address()
+        """Host and port, and a secret, from which the numbers of messages follow."""
+        return f"{self._server.address()} {self._secret}"
 
     def connect(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
 
     def send(self, peer: int, arrays: Sequence[jax.Array]) -> None:
-        self._server.await_pull(_number(peer, self._sent[peer]), list(arrays))
+        number = _number(self._secret, peer, self._sent[peer])
+        self._server.await_pull(number, list(arrays))
         self._sent[peer] += 1
 
     def receive(self, peer: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+        address, secret = self._addresses[peer].split()
         if peer not in self._connections:
-            self._connections[peer] = self._server.connect(self._addresses[peer])
-        number = _number(self.rank, self._received[peer])
+            self._connections[peer] = self._server.connect(address)
+        number = _number(secret, self.rank, self._received[peer])
         self._received[peer] += 1
         arrays = self._connections[peer].pull(number, list(shapes))
         # A pull has no deadline of its own.
@@ -109,8 +118,10 @@ class DeviceTransport(Transport):
         return arrays
 
 
-def _number(receiver: int, message: int) -> int:
-    return receiver << 40 | message
+def _number(secret: str, receiver: int, message: int) -> int:
+    """Of 63 bits, as the server takes them."""
+    digest = hashlib.sha256(f"{secret} {receiver} {message}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1
 
 
 class SocketTransport(Transport):

@@ -117,14 +117,18 @@ class Worker:
         """What Ray puts before the lines of this process's log."""
         return self._post.name
 
-    def endpoint(self) -> tuple[str, str]:
-        """An address for the mesh's processes to meet at, and the version of jaxlib here."""
+    def endpoint(self) -> tuple[str, int, str]:
+        """The address of this node, a free port for the mesh's processes to meet at, and the
+        version of jaxlib here."""
         with socket.socket() as probe:
-            probe.bind((_ip(), 0))
-            return f"{_ip()}:{probe.getsockname()[1]}", version.__version__
+            probe.bind(("", 0))  # on all addresses, and nobody is listened to
+            port = probe.getsockname()[1]
+        return ray.util.get_node_ip_address(), port, version.__version__
 
-    def start(self, coordinator: str, names: Sequence[str], owners: Mapping[int, int]) -> Started:
-        """Takes hold of the devices."""
+    def start(
+        self, ip: str, coordinator: str, names: Sequence[str], owners: Mapping[int, int]
+    ) -> Started:
+        """Takes hold of the devices, and listens at an address of this node, and at no other."""
         post, seconds = self._post, self._options.timeout_seconds
         if post.processes > 1:
             if self._platform == "cpu":
@@ -134,6 +138,7 @@ class Worker:
                 post.processes,
                 post.process,
                 initialization_timeout=int(seconds),
+                coordinator_bind_address=coordinator,  # else all addresses
             )
         found, wanted = jax.local_devices(), len(post.devices)
         if len(found) != wanted or found[0].platform != self._platform:
@@ -142,7 +147,7 @@ class Worker:
                 f"of {found[0].platform} there"
             )
         self._transport = open_transport(
-            self._options.transport, _ip(), post.rank, names, owners, seconds
+            self._options.transport, ip, post.rank, names, owners, seconds
         )
         return Started(
             transport=type(self._transport).__name__,
@@ -322,10 +327,6 @@ def _log_to_stderr(level: int) -> None:
     logger = logging.getLogger("alpa")
     logger.addHandler(handler)
     logger.setLevel(level)
-
-
-def _ip() -> str:
-    return ray.util.get_node_ip_address()
 
 
 def _pin(post: Post) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +193,47 @@ def test_logs_of_workers_reach_the_caller(
             time.sleep(0.1)
             text += "".join(capfd.readouterr())
     assert re.search(r"\(mesh_\d on host 0 pid=\d+\).* INFO alpa\S*: compiled \d fragments", text)
+
+
+def listening(process: int) -> set[str]:
+    """The addresses at which a process listens, as /proc has them: in hexadecimal, swapped."""
+    sockets = set[str]()
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            sockets.add(os.readlink(file))
+    found = set[str]()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            _, address, _, state, *_ = line.split()
+            if state == "0A" and f"socket:[{line.split()[9]}]" in sockets:
+                found.add(address.partition(":")[0])
+    return found
+
+
+def children(process: int) -> list[int]:
+    """Of a process, and of these in turn."""
+    direct = list[int]()
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # it may end meanwhile
+            direct += map(int, task.read_text().split())
+    return direct + [it for child in direct for it in children(child)]
+
+
+def name_of(process: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text()
+    return ""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("transport", ["device", "sockets"])
+def test_workers_on_one_node_listen_at_its_loopback_only(moves: str, transport: Any) -> None:
+    """Beside that of Ray, which each of its processes has at all addresses."""
+    ours, rays = "0100007F", "0" * 32
+    before = listening(os.getpid())
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=60, transport=transport)
+    with alpa.runtime.load(moves, executor="ray", workers=workers):
+        assert listening(os.getpid()) == before
+        found = [listening(it) for it in children(os.getpid()) if "Worker" in name_of(it)]
+    assert found.count({ours, rays}) >= 2, found
+    assert all(it <= {ours, rays} for it in found)
