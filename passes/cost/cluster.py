@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from alpa.passes.cost.cluster_file import read_cluster_file
-from alpa.passes.cost.device import ClusterError, Device, Link
+from alpa.passes.cost.device import ClusterError, Device, Link, size_problem
 from alpa.passes.cost.presets import PRESETS
 
 __all__ = ["Cluster", "ClusterError", "Device", "Link"]
@@ -33,6 +33,9 @@ class Cluster:
         for name in ("hosts", "devices_per_host"):
             if getattr(self, name) < 1:
                 raise ClusterError(f"{name} must be at least 1, not {getattr(self, name)}")
+        problem = size_problem(self.hosts, self.devices_per_host)
+        if problem is not None:
+            raise ClusterError(problem)
 
     @property
     def num_devices(self) -> int:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from alpa.passes.cost.device import ClusterError, Device, Link
+from alpa.passes.cost.device import ClusterError, Device, Link, size_problem
 
 Key = tuple[str, ...]
 
@@ -112,9 +112,13 @@ class _Reader:
         name = self._value(("device", "name"))
         if not isinstance(name, str):
             raise self._error(("device", "name"), f"name must be a string, not {name!r}")
+        hosts, devices = self._count(("hosts",)), self._count(("devices_per_host",))
+        problem = size_problem(hosts, devices)
+        if problem is not None:
+            raise self._error(("hosts",), problem)
         return ClusterFields(
-            hosts=self._count(("hosts",)),
-            devices_per_host=self._count(("devices_per_host",)),
+            hosts=hosts,
+            devices_per_host=devices,
             device=Device(
                 name=name,
                 memory=self._memory(("device", "memory")),

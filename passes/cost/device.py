@@ -17,6 +17,10 @@ class ClusterError(ValueError):
         self.message, self.place = message, place
 
 
+MOST_DEVICES = 4096
+"""The search looks at every size of a mesh at every place: 512 hosts take it minutes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """A link in the alpha-beta model: moving ``b`` bytes takes ``latency + b / bandwidth`` s."""
@@ -76,3 +80,14 @@ def size_text(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.3g} TiB"
+
+
+def size_problem(hosts: int, devices_per_host: int) -> str | None:
+    """What is wrong with the size of a cluster, in words; None if nothing is."""
+    devices = hosts * devices_per_host
+    if devices <= MOST_DEVICES:
+        return None
+    return (
+        f"{hosts:,} hosts x {devices_per_host:,} devices are {devices:,}; Alpa plans for "
+        f"{MOST_DEVICES:,} at most"
+    )

@@ -113,6 +113,11 @@ def test_roofline():
         ("f16 = 125e12, bf", "f16 = -1.0, bf", r":6: f16 must be greater than 0 .* not -1.0"),
         ("hosts = 8", "hosts = 0", r":1: hosts must be a whole number from 1 on, not 0"),
         ("hosts = 8", "hosts = 2.5", r":1: hosts must be a whole number"),
+        (
+            "hosts = 8",
+            "hosts = 9223372036854775807",
+            r":1: 9,223,372,036,854,775,807 hosts x 4 .* Alpa plans for 4,096 at most",
+        ),
         ("hosts = 8", "hosts = true", r":1: hosts must be a number, not True"),
         (
             "bandwidth = 150e9",
