@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext as jax_extension
 from jaxlib.mlir.dialects import chlo, func, mpmd, sdy, stablehlo
@@ -23,6 +25,7 @@ __all__ = [
     "format_error",
     "func",
     "ir",
+    "is_bytecode",
     "is_public",
     "main_function",
     "make_context",
@@ -58,6 +61,34 @@ class UnreadableError(ir.MLIRError):
         self._message = f"this is no MLIR module: {reason}"
         self._error_diagnostics: list[ir.DiagnosticInfo] = []
 
+    def __str__(self) -> str:
+        return self._message
+
+
+_DEEPEST = 1000
+"""Brackets in brackets. MLIR's reader calls itself for each, and where that is too deep, which is
+from some 3000 modules in modules on, it takes the process along."""
+_BRACKETS = b"([{)]}"
+_OTHERS = bytes(set(range(256)) - {*_BRACKETS})
+_NO_CODE = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*')
+"""Strings and comments."""
+
+
+def _check_depth(text: bytes) -> None:
+    """Raises UnreadableError for a text, or something else than text, that is nested too deep."""
+    if is_bytecode(text) or _depth(text) <= _DEEPEST:
+        return
+    # Brackets in strings and comments may have no partners, and are left out where it matters.
+    depth = _depth(_NO_CODE.sub(b"", text))
+    if depth > _DEEPEST:
+        raise UnreadableError(f"it has {depth:,} brackets in one another, and {_DEEPEST:,} at most")
+
+
+def _depth(text: bytes) -> int:
+    brackets = np.frombuffer(text.translate(None, _OTHERS), np.uint8)
+    opens = np.isin(brackets, list(b"([{"))
+    return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))
+
 
 def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
     """A verified module from MLIR text or bytecode.
@@ -65,6 +96,7 @@ def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
     Raises:
         ir.MLIRError: the source does not parse or verify; the diagnostics are located.
     """
+    _check_depth(source.encode(errors="replace") if isinstance(source, str) else source)
     try:
         return ir.Module.parse(source, context or make_context())
     except (ValueError, MemoryError) as error:
@@ -73,10 +105,17 @@ def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
 
 def parse_file(path: str | Path, context: ir.Context | None = None) -> ir.Module:
     """As `parse`, for a file; locations carry its path."""
+    if Path(path).is_file():
+        _check_depth(Path(path).read_bytes())
     try:
         return ir.Module.parseFile(str(path), context or make_context())
     except (ValueError, MemoryError) as error:
         raise UnreadableError(str(error)) from error
+
+
+def is_bytecode(data: bytes) -> bool:
+    """Whether a file that begins like this is MLIR bytecode."""
+    return data.startswith(b"ML\xefR")
 
 
 def attributes_of(op: ir.OpView) -> list[tuple[str, ir.Attribute | str]]:

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from alpa.dialects import ir, make_context, parse, parse_file, passmanager
+from alpa.dialects import ir, is_bytecode, make_context, parse, parse_file, passmanager
 from alpa.passes import pipeline
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
-from alpa.tools.guard import guard, is_bytecode, reading_bytecode
+from alpa.tools.guard import guard, reading_bytecode
 
 _SPLIT_MARKER = "// -----"
 _LARGE_CONSTANT = 16

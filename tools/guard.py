@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 
-from alpa.dialects import ir, parse_file
+from alpa.dialects import ir, is_bytecode, parse_file
 
 
 def guard(name: str) -> None:
@@ -64,11 +64,6 @@ def parse_within(file: str, context: ir.Context | None = None) -> ir.Module:
         binary = is_bytecode(stream.read(4))
     with reading_bytecode() if binary else nullcontext():
         return parse_file(file, context)
-
-
-def is_bytecode(data: bytes) -> bool:
-    """Whether a file that begins like this is MLIR bytecode."""
-    return data.startswith(b"ML\xefR")
 
 
 @contextmanager

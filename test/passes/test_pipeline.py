@@ -232,3 +232,26 @@ def test_importing_the_package_loads_no_mlir_and_running_passes_no_jax() -> None
         "alpa.passes.run('', 'cse'); assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("stablehlo.add", "stablehlo.addd"),
+        ("%0, %1", "%0, %7"),
+        ("tensor<4xf32>\n  return", "tensor<5xf32>\n  return"),
+        ("return %2", "return %2, %2"),
+        ("return", "@return"),
+        ("}\n", ""),
+        ("func.func @main(%x: tensor<4xf32>)", "func.func @main(%x: tensor<?xf32>)"),
+    ],
+)
+def test_a_text_that_is_broken_is_an_error_with_its_place(old: str, new: str) -> None:
+    assert old in PROGRAM
+    with pytest.raises(ir.MLIRError) as raised:
+        alpa.passes.run(PROGRAM.replace(old, new, 1), "alpa{cluster=cpu:1x1}")
+    first, *_ = raised.value.error_diagnostics
+    place = place_of(first.location)
+    assert place.line >= 1
+    assert place.column >= 1
+    assert first.message

@@ -1,0 +1,32 @@
+"""Texts that MLIR's reader, which calls itself for each bracket, would not survive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alpa.dialects import ir, parse, parse_file
+
+DEEP = {
+    "modules": "module {" * 4000 + "}" * 4000,
+    "lists": "func.func private @f() attributes {a = " + "[" * 20_000,
+    "dictionaries": "func.func private @f() attributes {a = " + "{b = " * 20_000,
+    "unclosed strings": '"(\n' * 20_000,
+}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_what_is_nested_too_deep_is_refused(text: str, tmp_path: Path) -> None:
+    message = r"this is no MLIR module: it has \d+,\d+ brackets in one another, and 1,000 at most"
+    path = tmp_path / "deep.mlir"
+    path.write_text(text)
+    for read, source in ((parse, text), (parse, text.encode()), (parse_file, path)):
+        with pytest.raises(ir.MLIRError, match=message):
+            read(source)
+
+
+def test_what_is_long_and_what_stands_in_strings_is_not_deep() -> None:
+    function = 'func.func private @f{}() attributes {{a = [[1], [2]], b = "("}} // {{'
+    text = "\n".join(function.format(number) for number in range(3000))
+    assert len(parse(text).body.operations) == 3000
