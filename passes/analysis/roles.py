@@ -35,6 +35,7 @@ _NOT_ELEMENTWISE = frozenset(
         "reduce_window",
         "sort",
         "custom_call",
+        "composite",
         "case",
         "if",
         "fft",
@@ -207,7 +208,8 @@ def nearest_arguments(graph: Graph, value: int) -> dict[int, int]:
                 found[v] = depth
             continue
         op = graph.ops[graph.producer[v]]
-        if op.name in _NOT_ELEMENTWISE or not op.name.startswith(_ELEMENTWISE_PREFIXES):
+        name = op.operation.name  # an op may have an attribute that hides its own `name`
+        if name in _NOT_ELEMENTWISE or not name.startswith(_ELEMENTWISE_PREFIXES):
             continue
         for operand in graph.operands[graph.producer[v]]:
             if operand not in seen and graph.values[operand].type == wanted:

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import alpa.passes
-from alpa.dialects import body, main_function
+from alpa.dialects import body, main_function, parse
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.roles import Roles, infer_roles
 
@@ -114,3 +114,17 @@ def test_what_is_asked_another_layout_is_no_state() -> None:
     assert in_layouts('[{"a"}, {}]', '[{}, {"b"}]').state_pairs() == {}
     assert in_layouts('[{"a"}, {}]', '[{"a"}, {"one"}]').state_pairs() == {0: 0}
     assert in_layouts('[{"a"}, {?}]', '[{"a"}, {"b"}]').state_pairs() == {0: 0}
+
+
+def test_a_composite_hides_no_name() -> None:
+    """Its attribute `name` is not what kind of op it is."""
+    text = """
+    func.func public @main(%w: tensor<4xf32>, %x: tensor<4xf32>) -> tensor<4xf32> {
+      %0 = stablehlo.composite "my.op" %w {decomposition = @f} : (tensor<4xf32>) -> tensor<4xf32>
+      return %0 : tensor<4xf32>
+    }
+    func.func private @f(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }
+    """
+    module = parse(text)
+    function = main_function(module)
+    assert infer_roles(function, Graph.of(body(function))).state_pairs() == {}
