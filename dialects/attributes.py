@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from alpa.dialects.bindings import func, ir
 
@@ -37,6 +37,64 @@ BUFFER_DONOR = "jax.buffer_donor"
 
 LAYER_BOUNDARY = "alpa.layer_boundary"
 GRADIENT = "alpa.gradient"
+
+
+_EXPECTED: dict[type[ir.Attribute], str] = {
+    ir.StringAttr: "a string",
+    ir.IntegerAttr: "an integer",
+    ir.FloatAttr: "a floating-point number",
+    ir.DenseI64ArrayAttr: "array<i64: ...>",
+    ir.ArrayAttr: "a list",
+    ir.DictAttr: "a dictionary",
+    ir.FlatSymbolRefAttr: "a symbol",
+}
+
+_Kind = TypeVar("_Kind", bound=ir.Attribute)
+
+
+def typed(name: str, attr: ir.Attribute | None, kind: type[_Kind]) -> _Kind:
+    """An attribute of the kind that it has to be; ValueError where it is another, or none."""
+    if attr is None:
+        raise ValueError(f"there is no {name}; expected {_EXPECTED[kind]}")
+    if not isinstance(attr, kind):
+        raise ValueError(f"{name} is {attr}; expected {_EXPECTED[kind]}")
+    return attr
+
+
+def entries(attr: ir.DictAttr) -> dict[str, ir.Attribute]:
+    """What a dictionary attribute holds; raises ValueError where jaxlib has no class for it."""
+    names = [named.name for named in attr]
+    try:
+        # `attr` of an entry would end the process where this raises.
+        return {name: attr[name] for name in names}
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+class _Fields:
+    """The entries of a dictionary attribute; what is missing or of another kind is a ValueError."""
+
+    def __init__(self, name: str, attr: ir.Attribute) -> None:
+        self._name = name
+        self._entries = entries(typed(name, attr, ir.DictAttr))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def string(self, key: str) -> str:
+        return self._get(key, ir.StringAttr).value
+
+    def integer(self, key: str) -> int:
+        return self._get(key, ir.IntegerAttr).value
+
+    def number(self, key: str) -> float:
+        return self._get(key, ir.FloatAttr).value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        return tuple(self._get(key, ir.DenseI64ArrayAttr))
+
+    def _get(self, key: str, kind: type[_Kind]) -> _Kind:
+        return typed(f"{key} of {self._name}", self._entries.get(key), kind)
 
 
 def i64(value: int) -> ir.IntegerAttr:
@@ -270,12 +328,13 @@ class MeshAssignment:
 
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> MeshAssignment:
-        fields = ir.DictAttr(attr)
+        """Raises ValueError where it is none."""
+        fields = _Fields(MESHES, attr)
         return cls(
-            name=ir.StringAttr(fields["name"]).value,
-            hosts=tuple(ir.DenseI64ArrayAttr(fields["hosts"])),
-            devices=tuple(ir.DenseI64ArrayAttr(fields["devices"])),
-            logical_shape=tuple(ir.DenseI64ArrayAttr(fields["logical_shape"])),
+            name=fields.string("name"),
+            hosts=fields.integers("hosts"),
+            devices=fields.integers("devices"),
+            logical_shape=fields.integers("logical_shape"),
         )
 
     def to_attr(self) -> ir.DictAttr:
@@ -290,9 +349,10 @@ class MeshAssignment:
 
 
 def read_meshes(function: func.FuncOp) -> list[MeshAssignment]:
-    """`alpa.meshes`; empty where the function has none."""
+    """`alpa.meshes`; empty where the function has none. Raises ValueError for other things."""
     attr = function.attributes.get(MESHES)
-    return [] if attr is None else [MeshAssignment.from_attr(item) for item in ir.ArrayAttr(attr)]
+    items = [] if attr is None else typed(MESHES, attr, ir.ArrayAttr)
+    return [MeshAssignment.from_attr(item) for item in items]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,18 +367,17 @@ class Plan:
 
     @classmethod
     def read(cls, function: func.FuncOp) -> Self | None:
+        """None where the function has none; raises ValueError where it is no plan."""
         attr = function.attributes.get(PLAN)
         if attr is None:
             return None
-        fields = ir.DictAttr(attr)
+        fields = _Fields(PLAN, attr)
         return cls(
-            num_micro_batches=ir.IntegerAttr(fields["num_micro_batches"]).value,
-            schedule=_one_of(
-                "the schedule", ir.StringAttr(fields["schedule"]).value, get_args(Schedule)
-            ),
-            predicted_step_seconds=ir.FloatAttr(fields["predicted_step_seconds"]).value,
-            predicted_peak_bytes=tuple(ir.DenseI64ArrayAttr(fields["predicted_peak_bytes"])),
-            cluster=ir.StringAttr(fields["cluster"]).value if "cluster" in fields else "",
+            num_micro_batches=fields.integer("num_micro_batches"),
+            schedule=_one_of("the schedule", fields.string("schedule"), get_args(Schedule)),
+            predicted_step_seconds=fields.number("predicted_step_seconds"),
+            predicted_peak_bytes=fields.integers("predicted_peak_bytes"),
+            cluster=fields.string("cluster") if "cluster" in fields else "",
         )
 
     def write(self, function: func.FuncOp) -> None:
@@ -371,23 +430,29 @@ class SolverReport:
 
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> Self:
-        fields = ir.DictAttr(attr)
+        """Raises ValueError where it is none."""
+        fields = _Fields(SOLVER, attr)
         return cls(
-            mesh=ir.StringAttr(fields["mesh"]).value,
-            intra=ir.StringAttr(fields["intra"]).value,
-            status=ir.StringAttr(fields["status"]).value,
-            objective=ir.FloatAttr(fields["objective"]).value,
-            bound=ir.FloatAttr(fields["bound"]).value,
-            variables=ir.IntegerAttr(fields["variables"]).value,
-            peak_bytes=ir.IntegerAttr(fields["peak_bytes"]).value,
-            folded=ir.FloatAttr(fields["folded"]).value if "folded" in fields else None,
+            mesh=fields.string("mesh"),
+            intra=fields.string("intra"),
+            status=fields.string("status"),
+            objective=fields.number("objective"),
+            bound=fields.number("bound"),
+            variables=fields.integer("variables"),
+            peak_bytes=fields.integer("peak_bytes"),
+            folded=fields.number("folded") if "folded" in fields else None,
         )
 
 
 def read_solver_reports(function: func.FuncOp) -> list[SolverReport]:
-    """`alpa.solver` of @main, a report per mesh; none before shardings are found."""
+    """`alpa.solver` of @main, a report per mesh; none before shardings are found.
+
+    Raises:
+        ValueError: it is something else.
+    """
     attr = function.attributes.get(SOLVER)
-    return [] if attr is None else [SolverReport.from_attr(a) for a in ir.ArrayAttr(attr)]
+    items = [] if attr is None else typed(SOLVER, attr, ir.ArrayAttr)
+    return [SolverReport.from_attr(item) for item in items]
 
 
 def write_solver_reports(function: func.FuncOp, reports: Sequence[SolverReport]) -> None:
@@ -404,14 +469,15 @@ class Reshard:
 
     @classmethod
     def read(cls, op: ir.OpView) -> Self | None:
+        """None where the transfer has none; raises ValueError where it is something else."""
         attr = op.attributes.get(RESHARD)
         if attr is None:
             return None
-        fields = ir.DictAttr(attr)
+        fields = _Fields(RESHARD, attr)
         return cls(
-            method=ir.StringAttr(fields["method"]).value,
-            slow_bytes=ir.IntegerAttr(fields["slow_bytes"]).value,
-            fast_bytes=ir.IntegerAttr(fields["fast_bytes"]).value,
+            method=fields.string("method"),
+            slow_bytes=fields.integer("slow_bytes"),
+            fast_bytes=fields.integer("fast_bytes"),
         )
 
     def write(self, op: ir.OpView) -> None:
@@ -429,25 +495,30 @@ def read_part(op: ir.OpView) -> Part | None:
     attr = op.attributes.get(PART)
     if attr is None:
         return None
-    return _one_of(PART, ir.StringAttr(attr).value, get_args(Part))
+    return _one_of(PART, typed(PART, attr, ir.StringAttr).value, get_args(Part))
 
 
 def read_remat(op: ir.OpView) -> tuple[int, ...]:
     """`alpa.remat` of a fragment: the layers whose forward ops it computes again."""
-    attr = op.attributes.get(REMAT)
-    return () if attr is None else tuple(ir.DenseI64ArrayAttr(attr))
+    return read_ints(op, REMAT)
 
 
 def read_int(op: ir.OpView | ir.Operation, name: str) -> int | None:
-    """An integer attribute of an op, or None."""
+    """An integer attribute of an op, or None; raises ValueError where it is none."""
     attr = op.attributes.get(name)
-    return None if attr is None else ir.IntegerAttr(attr).value
+    return None if attr is None else typed(name, attr, ir.IntegerAttr).value
+
+
+def read_ints(op: ir.OpView | ir.Operation, name: str) -> tuple[int, ...]:
+    """An `array<i64>` of an op, empty where it has none; raises ValueError for something else."""
+    attr = op.attributes.get(name)
+    return () if attr is None else tuple(typed(name, attr, ir.DenseI64ArrayAttr))
 
 
 def read_float(op: ir.OpView | ir.Operation, name: str) -> float | None:
-    """A float attribute of an op, or None."""
+    """A float attribute of an op, or None; raises ValueError where it is none."""
     attr = op.attributes.get(name)
-    return None if attr is None else ir.FloatAttr(attr).value
+    return None if attr is None else typed(name, attr, ir.FloatAttr).value
 
 
 def _one_of(name: str, text: str, allowed: tuple[Any, ...]) -> Any:
@@ -483,7 +554,7 @@ def signature_attrs(
 
 
 def _dictionaries(signature: ir.Attribute) -> list[dict[str, ir.Attribute]]:
-    return [{item.name: item.attr for item in ir.DictAttr(d)} for d in ir.ArrayAttr(signature)]
+    return [entries(ir.DictAttr(d)) for d in ir.ArrayAttr(signature)]
 
 
 def _without(attrs: dict[str, ir.Attribute], names: set[str]) -> dict[str, ir.Attribute]:
@@ -491,7 +562,7 @@ def _without(attrs: dict[str, ir.Attribute], names: set[str]) -> dict[str, ir.At
 
 
 def _string(attrs: dict[str, ir.Attribute], name: str) -> str | None:
-    return ir.StringAttr(attrs[name]).value if name in attrs else None
+    return typed(name, attrs[name], ir.StringAttr).value if name in attrs else None
 
 
 def _slice(attrs: dict[str, ir.Attribute]) -> Slice | None:
@@ -499,4 +570,4 @@ def _slice(attrs: dict[str, ir.Attribute]) -> Slice | None:
 
 
 def _int(attrs: dict[str, ir.Attribute], name: str) -> int | None:
-    return ir.IntegerAttr(attrs[name]).value if name in attrs else None
+    return typed(name, attrs[name], ir.IntegerAttr).value if name in attrs else None

@@ -36,7 +36,10 @@ def check_planned(module: ir.Module) -> None:
     )
     if main is None:
         raise CheckError(module.operation.location, "the module has no public function")
-    meshes = _check_meshes(module, main)
+    meshes = check_meshes(main)
+    for op in module.body.operations:
+        if isinstance(op, sdy.MeshOp):
+            _check_mesh_symbol(op, meshes)
     for number, argument in enumerate(main.entry_block.arguments):
         _check_value(main, f"argument {number}", argument, meshes)
     for op in main.entry_block.operations:
@@ -49,8 +52,16 @@ def check_planned(module: ir.Module) -> None:
             )
 
 
-def _check_meshes(module: ir.Module, main: func.FuncOp) -> dict[str, Mesh]:
-    topology, assigned = read_topology(main), read_meshes(main)
+def check_meshes(main: func.FuncOp) -> dict[str, Mesh]:
+    """The meshes of the topology, which `alpa.meshes` gives devices.
+
+    Raises:
+        CheckError: they do not agree.
+    """
+    try:
+        topology, assigned = read_topology(main), read_meshes(main)
+    except ValueError as error:
+        raise CheckError(main.location, str(error)) from error
     if not topology:
         raise CheckError(main.location, "the function has no mpmd.topology: it is not planned yet")
     names = [mesh.name for mesh in assigned]
@@ -73,6 +84,19 @@ def _check_meshes(module: ir.Module, main: func.FuncOp) -> dict[str, Mesh]:
                 f"{mesh.name} of shape {sizes} needs {prod(sizes)} devices, alpa.meshes gives it "
                 f"{len(mesh.devices)}",
             )
+        hosts = mesh.hosts
+        if not hosts or len(mesh.devices) % len(hosts) or len({*hosts}) != len(hosts):
+            raise CheckError(
+                main.location,
+                f"{mesh.name} has {len(mesh.devices)} devices on hosts {list(hosts)}, and each of "
+                "its hosts has as many of them",
+            )
+        if min(*hosts, *mesh.devices) < 0:
+            raise CheckError(
+                main.location,
+                f"{mesh.name} has hosts {list(hosts)} and devices {list(mesh.devices)}; they are "
+                "numbers from 0 on",
+            )
         for device in mesh.devices:
             if device in owners:
                 raise CheckError(
@@ -80,9 +104,6 @@ def _check_meshes(module: ir.Module, main: func.FuncOp) -> dict[str, Mesh]:
                     f"device {device} is in {owners[device]} and again in {mesh.name}",
                 )
             owners[device] = mesh.name
-    for op in module.body.operations:
-        if isinstance(op, sdy.MeshOp):
-            _check_mesh_symbol(op, topology)
     return topology
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
@@ -53,7 +54,7 @@ def load(
         ir.MLIRError: the module does not parse.
     """
     module = _module(planned)
-    try:
+    with refusing():
         check_planned(module)
         program = plans.read(module)
         if not all(fragment.module for fragment in program.fragments):
@@ -61,9 +62,6 @@ def load(
             module = separate(module.operation)
             ExportStages().run(module, lambda location, text: None)
             program = plans.read(module)
-    except (CheckError, PassError) as error:
-        place = str(error.location).removeprefix("loc(").removesuffix(")").replace('"', "")
-        raise LoadError(f"{place}: {error.message}") from error
     nested = {
         ir.StringAttr(op.attributes["sym_name"]).value: op
         for op in module.body.operations
@@ -83,6 +81,16 @@ def load(
     placement = Placement(program=program, devices=tuple(devices or jax.devices()))
     stages = compile_stages(modules, placement, compiler_options=compiler_options)
     return LocalExecutable(placement, stages)
+
+
+@contextmanager
+def refusing() -> Generator[None]:
+    """What a check finds wrong with a plan becomes a LoadError."""
+    try:
+        yield
+    except (CheckError, PassError) as error:
+        place = str(error.location).removeprefix("loc(").removesuffix(")").replace('"', "")
+        raise LoadError(f"{place}: {error.message}") from error
 
 
 def _module(source: str | bytes | Path | ir.Module) -> ir.Module:

@@ -215,7 +215,7 @@ def fingerprint(module: ir.Module) -> str:
 def planned_for(module: ir.Module) -> str | None:
     """The fingerprint of the program that a planned module was made for, if it tells."""
     attr = module.operation.attributes.get(PROGRAM)
-    return None if attr is None else ir.StringAttr(attr).value
+    return attr.value if isinstance(attr, ir.StringAttr) else None
 
 
 def plan(module: ir.Module, settings: Settings, clock: Clock) -> Planned:

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from alpa import passes
-from alpa.dialects import ir, main_function, parse_file
-from alpa.dialects.attributes import Plan
+from alpa.dialects import ir, is_bytecode, parse_file
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.cost.cluster import Cluster
@@ -23,7 +22,7 @@ from alpa.runtime.calls import Call
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
 from alpa.runtime.keepers import not_finite
-from alpa.runtime.loading import load
+from alpa.runtime.loading import load, refusing
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.pjrt import CompilerOptions, Device, lowering_platform
@@ -173,18 +172,31 @@ class Prepared:
         return settings
 
     def _read(self, path: str | Path) -> tuple[Lowered, StepPlan]:
-        """A saved plan, and the step at its micro-batch size."""
+        """A saved plan, and the step at its micro-batch size.
+
+        Raises:
+            ir.MLIRError, LoadError: it is no plan.
+            PlanMismatchError: it is of another program, or another batch.
+        """
         if not Path(path).is_file():
             raise FileNotFoundError(
                 f"there is no plan {path}; save one by {self.step.name}.plan(...).save(path)"
             )
+        with open(path, "rb") as file:
+            if is_bytecode(file.read(4)):
+                # MLIR's reader ends the process at some that is damaged.
+                raise PlanMismatchError(
+                    f"{path} is bytecode, and a saved plan is text; write it by alpa-opt"
+                )
         module = parse_file(path)
-        plan = Plan.read(main_function(module))
-        if plan is None:
+        with refusing():
+            report = PlanReport.of(module)
+        try:
+            lowered = self.lower(report.num_micro_batches)
+        except ValueError as error:
             raise PlanMismatchError(
-                f"{path} holds no alpa.plan; save one by `.plan(...).save(path)`"
-            )
-        lowered = self.lower(plan.num_micro_batches)
+                f"{path} was planned for {report.num_micro_batches} micro-batches: {error}"
+            ) from error
         made_for, this = planned_for(module), fingerprint(lowered.module)
         if made_for != this:
             raise PlanMismatchError(
@@ -192,7 +204,7 @@ class Prepared:
                 f"{self.step.name} is for these arguments ({this[:12]}): the function, the shapes, "
                 "or the version of jax have changed; plan it anew"
             )
-        return lowered, StepPlan(module=module, report=PlanReport.of(module))
+        return lowered, StepPlan(module=module, report=report)
 
     def lower(self, number: int) -> Lowered:
         target = self._target

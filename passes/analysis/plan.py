@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from alpa.dialects import func
-from alpa.dialects.attributes import Plan
+from alpa.dialects.attributes import Plan, read_meshes
+from alpa.dialects.checks import CheckError, check_meshes
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 
 
 def plan_and_cluster(function: func.FuncOp) -> tuple[Plan, Cluster]:
-    """Raises PassError where there is no plan, or its cluster is unknown here."""
+    """The plan and its cluster, in which the meshes have room.
+
+    Raises:
+        PassError: there is no plan, its cluster is unknown here, or the meshes are none of it.
+    """
     try:
         plan = Plan.read(function)
         if plan is None:
             raise PassError(function, "no alpa.plan; run stage-mesh-partition before this pass")
-        return plan, Cluster.parse(plan.cluster)
+        cluster = Cluster.parse(plan.cluster)
+        check_meshes(function)
     except ClusterError as error:
         raise PassError(function, str(error)) from error
-    except (ValueError, KeyError) as error:
+    except CheckError as error:
+        raise PassError(error.location, error.message) from error
+    except ValueError as error:
         raise PassError(function, f"malformed alpa.plan: {error}") from error
+    for mesh in read_meshes(function):
+        hosts, devices = len(mesh.hosts), len(mesh.devices) // len(mesh.hosts)
+        if hosts > cluster.hosts or devices > cluster.devices_per_host:
+            raise PassError(
+                function,
+                f"{mesh.name} of {hosts}x{devices} devices does not fit into the cluster "
+                f"{plan.cluster}",
+            )
+    return plan, cluster

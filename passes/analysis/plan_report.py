@@ -37,6 +37,7 @@ from alpa.passes.analysis.annotated import annotated_fragments
 from alpa.passes.analysis.planned import Program, Transfer
 from alpa.passes.analysis.predicted_collectives import collectives_of
 from alpa.passes.analysis.split_factors import SplitFactors, in_words
+from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.rules import populated
 
@@ -261,7 +262,10 @@ class _Reader:
         self._program = planned.read(module)
 
     def solver(self) -> SolverSummary | None:
-        return SolverSummary.of(tuple(read_solver_reports(self._function)))
+        try:
+            return SolverSummary.of(tuple(read_solver_reports(self._function)))
+        except ValueError as error:
+            raise PassError(self._function, str(error)) from error
 
     def fields(self) -> dict[str, Any]:
         """The fields of a report that the module tells."""

@@ -37,9 +37,12 @@ from alpa.dialects.attributes import (
     output_number,
     read_arguments,
     read_float,
+    read_int,
+    read_ints,
     read_meshes,
     read_part,
     read_results,
+    typed,
 )
 from alpa.dialects.bindings import func, ir, main_function, mpmd
 from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
@@ -53,6 +56,9 @@ EXTRA_RESULTS = "alpa.extra_results"
 DONATED = "alpa.donated"
 
 _SUMS = ("mean", "sum")
+MOST_MICRO_BATCHES = 1 << 16
+"""Each has instructions of its own; with more, a step would be ready to run after minutes only."""
+
 _ORDER: dict[Part | None, int] = {None: 0, "forward": 1, "backward": 2, "update": 3}
 
 
@@ -416,6 +422,13 @@ class _Reader:
         return self.numbers[value]
 
     def step(self, op: ir.OpView) -> Fragment | Transfer:
+        try:
+            return self._step(op)
+        except ValueError as error:
+            raise PassError(op, str(error)) from error
+
+    def _step(self, op: ir.OpView) -> Fragment | Transfer:
+        """Raises ValueError where an attribute is none that it can have."""
         if isinstance(op, mpmd.TransferOp):
             reshard = Reshard.read(op)
             return Transfer(
@@ -426,30 +439,26 @@ class _Reader:
             )
         if not isinstance(op, mpmd.FragmentOp):
             raise PassError(op, f"a planned @main holds fragments and transfers, not {op.name}")
-        try:
-            part = read_part(op)
-        except ValueError as error:
-            raise PassError(op, str(error)) from error
+        part = read_part(op)
         if part is None:
             raise PassError(op, 'the fragment needs alpa.part = "forward", "backward" or "update"')
         origins = tuple(Origin.from_attr(a) for a in ir.ArrayAttr(op.attributes["origin"]))
-        stage = op.attributes.get("stage_id")
         symbol = op.attributes.get(MODULE)
-        module = None if symbol is None else ir.FlatSymbolRefAttr(symbol).value
+        module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
         mesh = ir.StringAttr(op.attributes["mesh_name"]).value
         return Fragment(
             name=module or f"{mesh}.{origin_name(origins)}.{part}",
             mesh=mesh,
             part=part,
-            stage=None if stage is None else ir.IntegerAttr(stage).value,
+            stage=read_int(op, "stage_id"),
             inputs=tuple(self.numbers[value] for value in op.operands),
             outputs=tuple(self.number(value, op) for value in op.results),
             origins=origins,
             seconds=read_float(op, SECONDS) or 0.0,
             module=module,
-            accumulators=_numbers(op, ACCUMULATORS),
-            extra_results=_numbers(op, EXTRA_RESULTS),
-            donated=_numbers(op, DONATED),
+            accumulators=read_ints(op, ACCUMULATORS),
+            extra_results=read_ints(op, EXTRA_RESULTS),
+            donated=read_ints(op, DONATED),
         )
 
 
@@ -474,14 +483,17 @@ def origin_name(origins: tuple[Origin, ...]) -> str:
     return "_".join(texts) or "inferred"
 
 
-def _numbers(op: ir.OpView, name: str) -> tuple[int, ...]:
-    attr = op.attributes.get(name)
-    return () if attr is None else tuple(ir.DenseI64ArrayAttr(attr))
-
-
 def _check_step(program: Program, step: Fragment | Transfer, op: ir.OpView) -> None:
     if isinstance(step, Transfer):
         return
+    results, arguments = len(step.outputs), len(step.inputs) + len(step.accumulators)
+    for name, numbers, count, what in (
+        (ACCUMULATORS, step.accumulators, results, "results"),
+        (EXTRA_RESULTS, step.extra_results, results, "results"),
+        (DONATED, step.donated, arguments, "arguments"),
+    ):
+        if not all(0 <= number < count for number in numbers):
+            raise PassError(op, f"{name} is {list(numbers)}; the fragment has {count} {what}")
     for number, value in enumerate(step.inputs):
         part = program.parts[value]
         if _ORDER[part] > _ORDER[step.part]:
@@ -514,12 +526,31 @@ def _check_step(program: Program, step: Fragment | Transfer, op: ir.OpView) -> N
 
 
 def _check_interface(program: Program, main: func.FuncOp) -> None:
+    for what, one in (
+        *((f"argument {i}", argument) for i, argument in enumerate(program.arguments)),
+        *((f"result {i}", result) for i, result in enumerate(program.results)),
+    ):
+        shape, part = program.values[one.value].shape, one.attributes.slice
+        if one.number < 0:
+            raise PassError(main, f"{what} has the number {one.number} in the given program")
+        if part is None:
+            continue
+        fits = 0 <= part.dim < len(shape) and part.start >= 0
+        if not fits or part.stop - part.start != shape[part.dim]:
+            raise PassError(
+                main,
+                f"{what} of shape {list(shape)} cannot be rows {part.start} to {part.stop} of "
+                f"dimension {part.dim}",
+            )
     numbers = {result.number for result in program.results}
     if numbers != set(range(len(numbers))):
         raise PassError(main, f"the results' alpa.output are {sorted(numbers)}: one is missing")
     batches = program.num_micro_batches
-    if batches < 1:
-        raise PassError(main, f"alpa.plan has num_micro_batches = {batches}; it takes at least 1")
+    if not 1 <= batches <= MOST_MICRO_BATCHES:
+        raise PassError(
+            main,
+            f"alpa.plan has num_micro_batches = {batches}; it takes 1 to {MOST_MICRO_BATCHES:,}",
+        )
     if batches == 1:
         return
     for i, argument in enumerate(program.arguments):

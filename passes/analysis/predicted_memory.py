@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator, walk
+from alpa.dialects.attributes import read_ints
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import Annotated, annotated_fragments, has_own_ops, rank
 from alpa.passes.analysis.graph import folds_into_dots
@@ -95,9 +96,9 @@ def memory_of(annotated: Annotated) -> FragmentMemory:
         for value, outer in zip(terminator(block).operands, fragment.results, strict=True)
     ]
     arguments = [annotated.local_bytes(value) for value in block.arguments]
-    accumulated = [results[i] for i in _numbers(fragment, planned.ACCUMULATORS)]
-    donated = [arguments[i] for i in _numbers(fragment, planned.DONATED)]
-    extra = [results[i] for i in _numbers(fragment, planned.EXTRA_RESULTS)]
+    accumulated = [results[i] for i in read_ints(fragment, planned.ACCUMULATORS)]
+    donated = [arguments[i] for i in read_ints(fragment, planned.DONATED)]
+    extra = [results[i] for i in read_ints(fragment, planned.EXTRA_RESULTS)]
     return FragmentMemory(
         arguments=sum(arguments) + sum(accumulated),
         results=sum(results) + sum(extra),
@@ -143,8 +144,8 @@ class _Clock:
     def _find_returned(self) -> None:
         """Results of the fragment have their place; an accumulated one is added to its sum."""
         fragment = self.annotated.fragment
-        added = {*_numbers(fragment, planned.ACCUMULATORS)}
-        added -= {*_numbers(fragment, planned.EXTRA_RESULTS)}
+        added = {*read_ints(fragment, planned.ACCUMULATORS)}
+        added -= {*read_ints(fragment, planned.EXTRA_RESULTS)}
         for i, value in enumerate(terminator(body(fragment)).operands):
             while i not in added:
                 self._returned.add(value)
@@ -353,8 +354,3 @@ def _makers(op: ir.OpView, block: ir.Block) -> list[ir.OpView]:
     owners = (value.owner for reader in readers for value in reader.operands)
     found = (o.opview for o in owners if not isinstance(o, ir.Block) and o.operation.block == block)
     return list(dict.fromkeys(found))
-
-
-def _numbers(op: ir.OpView, name: str) -> tuple[int, ...]:
-    attr = op.attributes.get(name)
-    return () if attr is None else tuple(ir.DenseI64ArrayAttr(attr))

@@ -61,6 +61,24 @@ CASES = {
         "func.func",
         "device 3 is in mesh_0 and again in mesh_1",
     ),
+    "devices_of_unequal_hosts": (
+        '{name = "mesh_1", hosts = array<i64: 0>',
+        '{name = "mesh_1", hosts = array<i64: 0, 1, 2>',
+        "func.func",
+        "mesh_1 has 4 devices on hosts [0, 1, 2], and each of its hosts has as many of them",
+    ),
+    "a_device_below_0": (
+        "array<i64: 4, 5, 6, 7>",
+        "array<i64: 4, 5, 6, -1>",
+        "func.func",
+        "mesh_1 has hosts [0] and devices [4, 5, 6, -1]; they are numbers from 0 on",
+    ),
+    "a_name_that_is_none": (
+        '{name = "mesh_1", hosts',
+        "{name = 1 : i64, hosts",
+        "func.func",
+        "name of alpa.meshes is 1 : i64; expected a string",
+    ),
     "mesh_symbol": (
         'sdy.mesh @mesh_0 = <["a"=2, "b"=2]>',
         'sdy.mesh @mesh_0 = <["a"=4, "b"=2]>',

@@ -60,3 +60,31 @@ module {
     return %0 : !x1
   }
 }
+
+// -----
+
+!x0 = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>, sharding=<@mesh_0, [{}]>>
+module {
+  sdy.mesh @mesh_0 = <["axis0"=2]>
+  // expected-error @+1 {{mesh_0 has logical_shape (7,) in alpa.meshes and axes of sizes (2,) in the topology}}
+  func.func public @another_shape(%x: !x0) -> !x0 attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["axis0"=2]>>>,
+      alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 7>}],
+      alpa.plan = {cluster = "cpu:1x2", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0>}} {
+    return %x : !x0
+  }
+}
+
+// -----
+
+!x0 = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>, sharding=<@mesh_0, [{}]>>
+module {
+  sdy.mesh @mesh_0 = <["axis0"=2]>
+  // expected-error @+1 {{mesh_0 of 1x2 devices does not fit into the cluster cpu:1x1}}
+  func.func public @a_smaller_cluster(%x: !x0) -> !x0 attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["axis0"=2]>>>,
+      alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>}],
+      alpa.plan = {cluster = "cpu:1x1", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0>}} {
+    return %x : !x0
+  }
+}

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import logging
+import pickle
 import weakref
 from functools import partial
 from typing import Any
@@ -17,6 +19,8 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import alpa
+from alpa.dialects import ir
+from alpa.runtime import LoadError
 from alpa.runtime.planning import PlanningError
 from alpa.runtime.prepared import PlanMismatchError
 from alpa.runtime.reference import compare
@@ -347,6 +351,41 @@ def test_a_plan_prints_its_table_and_is_taken_again(
     other = alpa.parallelize(train_step, cluster="cpu:1x2", plan=tmp_path / "planned.mlir")
     with pytest.raises(PlanMismatchError, match="planned for another program"):
         other.plan(shapes, random_batch(8))
+
+
+def test_a_plan_that_is_damaged_or_none_is_refused(tmp_path: Any) -> None:
+    shapes, batch = jax.eval_shape(new_state), random_batch(4)
+    options: dict[str, Any] = {"cluster": "cpu:1x2", "num_micro_batches": 2}
+    plan = alpa.parallelize(train_step, **options).prepare(shapes, batch).plan
+    path = tmp_path / "planned.mlir"
+    plan.save(path)
+    text = path.read_text()
+    bytecode = io.BytesIO()
+    plan.module.operation.write_bytecode(bytecode)
+
+    def refused(data: bytes, error: type[Exception], message: str) -> None:
+        path.write_bytes(data)
+        step = alpa.parallelize(train_step, **options, plan=path)
+        with pytest.raises(error, match=message):
+            step.executable(shapes, batch)
+        assert path.read_bytes() == data
+
+    def changed(old: str, new: str) -> bytes:
+        assert old in text
+        return text.replace(old, new, 1).encode()
+
+    refused(text[: len(text) // 2].encode(), ir.MLIRError, "Unable to parse")
+    refused(pickle.dumps(text), ir.MLIRError, "Unable to parse")
+    refused(bytecode.getvalue(), PlanMismatchError, "is bytecode, and a saved plan is text")
+    refused(b"module {}", LoadError, "no public function")
+    refused(changed("alpa.program = ", "alpa.other = "), PlanMismatchError, r"program \(unknown\)")
+    refused(
+        changed('alpa.program = "', 'alpa.program = 0, alpa.was = "'), PlanMismatchError, "unkn"
+    )
+    number = "num_micro_batches = 2 : i64"
+    refused(changed(number, "num_micro_batches = 3 : i64"), PlanMismatchError, "for 3 micro-batch")
+    refused(changed(number, 'num_micro_batches = "2"'), LoadError, r'is "2"; expected an integer')
+    refused(changed('status = "', 'status = 1 : i64, was = "'), LoadError, "status of alpa.solver")
 
 
 def test_the_loss_may_be_a_sum() -> None:

@@ -435,6 +435,67 @@ def test_not_planned() -> None:
         alpa.runtime.load(text)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('{name = "mesh_0"', "{name = 2 : i64", r"name of alpa\.meshes is 2 : i64; expected a str"),
+        ("hosts = array<i64: 0>, ", "", r"there is no hosts of alpa\.meshes; expected array<i64"),
+        ("alpa.meshes = [", "alpa.meshes = 1 : i64, was = [", r"alpa\.meshes is 1 : i64; expected"),
+        ("num_micro_batches = 3 : i64", 'num_micro_batches = "3"', r"micro_batches .* is \"3\""),
+        ("num_micro_batches = 3", "num_micro_batches = 4294967296", r"it takes 1 to 65,536"),
+        ('schedule = "gpipe"', 'schedule = "none"', r'schedule is "none"; expected one of gpipe'),
+        ('alpa.role = "batch"', "alpa.role = 1 : i64", r"alpa\.role is 1 : i64; expected a string"),
+        (
+            "alpa.batch_dim = 0 : i64",
+            'alpa.batch_dim = "0"',
+            r'alpa\.batch_dim is "0"; expected an',
+        ),
+        (
+            'alpa.part = "update"',
+            "alpa.part = 1 : i64",
+            r"alpa\.part is 1 : i64; expected a string",
+        ),
+        (
+            'alpa.part = "update"',
+            'alpa.part = "update", alpa.module = @m, alpa.accumulators = array<i64: 7>',
+            r"alpa\.accumulators is \[7\]; the fragment has 1 results",
+        ),
+        (
+            'schedule = "gpipe"',
+            'schedule = "gpipe", more = array<i0: 0>',
+            r"cast unknown element type DenseArrayAttr",
+        ),
+        (
+            "alpa.input = 3 : i64",
+            "alpa.input = 3 : i64, my.more = array<i0: 0>",
+            r"cast unknown element type DenseArrayAttr",
+        ),
+        ("alpa.input = 3 : i64", "alpa.input = -1 : i64", r"argument 4 has the number -1 in the"),
+        (
+            "alpa.input = 3 : i64",
+            "alpa.input = 3 : i64, alpa.slice = array<i64: 0, 1, 9>",
+            r"argument 4 of shape \[4\] cannot be rows 1 to 9 of dimension 0",
+        ),
+        (
+            "alpa.input = 3 : i64",
+            "alpa.input = 3 : i64, alpa.slice = array<i64: 7, 0, 4>",
+            r"argument 4 of shape \[4\] cannot be rows 0 to 4 of dimension 7",
+        ),
+        (
+            'alpa.part = "update"',
+            'alpa.part = "update", alpa.module = @m, alpa.donated = 1 : i64',
+            r"alpa\.donated is 1 : i64; expected array<i64",
+        ),
+    ],
+)
+def test_a_plan_with_an_attribute_that_cannot_be(
+    moves: str, old: str, new: str, message: str
+) -> None:
+    assert old in moves
+    with pytest.raises(alpa.runtime.LoadError, match=rf"^-:\d+:\d+: .*{message}"):
+        alpa.runtime.load(moves.replace(old, new, 1))
+
+
 def test_an_exported_module_without_its_stages() -> None:
     text = tied(1).replace("{alpa.part", "{alpa.module = @gone, alpa.part")
     with pytest.raises(alpa.runtime.LoadError, match="no module @gone; run export-stages"):
