@@ -3,49 +3,104 @@
 from __future__ import annotations
 
 import os
+import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from alpa.tools import fuzz
+import alpa
+from alpa.tools.fuzz import checkpoints, commands
+from alpa.tools.fuzz.corpus import Corpus, read_seeds
+from alpa.tools.fuzz.mutations import mutate_attribute
+from alpa.tools.fuzz.process import Harm
 
 PASSES = Path(__file__).parents[1] / "passes"
 
-CLUSTER = """\
-hosts = 2
-devices_per_host = 4
-[device]
-name = "X"
-memory = "16GiB"
-peak_flops = { f32 = 15.7e12 }
-memory_bandwidth = 900e9
-[intra_host]
-bandwidth = 150e9
-latency = 5e-6
-[inter_host]
-bandwidth = 3.125e9
-latency = 20e-6
-"""
+
+def corpus(*files: str) -> Corpus:
+    seeds = read_seeds([PASSES / file for file in files])
+    return Corpus(seeds=tuple(seeds), checkpoints=Path("nowhere"))
 
 
-def test_a_case_follows_from_its_number() -> None:
-    corpus = fuzz.seeds([PASSES / "layer_cluster.mlir"])
-    inputs = [fuzz.case(number, 3, corpus)[1:3] for number in range(20)]
-    assert inputs == [fuzz.case(number, 3, corpus)[1:3] for number in range(20)]
-    texts = [seed.text.encode() for seed in corpus]
-    assert sum(data not in texts for _, data in inputs) >= 15
+@pytest.mark.parametrize("kind", ["program", "bytecode", "cluster", "roles"])
+def test_a_case_follows_from_its_number(kind: str) -> None:
+    seeds = corpus("layer_cluster.mlir")
+
+    def case(number: int) -> tuple[bytes, tuple[str, ...]]:
+        drawn = commands.draw(f"3:{number}", kind, seeds, commands.to_bytecode)
+        return drawn.data, drawn.arguments
+
+    inputs = [case(number) for number in range(20)]
+    assert inputs == [case(number) for number in range(20)]
+    whole = [seed.text.encode() for seed in seeds.seeds]
+    assert sum(data not in whole for data, _ in inputs) >= 15
+    assert len({data for data, _ in inputs}) >= 15
 
 
-def test_broken_input_is_answered(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
-    files = [str(PASSES / "layer_cluster.mlir"), str(PASSES / "split_loops.mlir"), str(tmp_path)]
+def test_a_command_is_named_without_its_bytecode() -> None:
+    seeds = corpus("layer_cluster.mlir")
+    for number in range(20):
+        drawn = commands.draw(f"0:{number}", "bytecode", seeds, commands.to_bytecode)
+        assert drawn.data.startswith(b"ML\xefR") or drawn.seed == "layer_cluster.mlir"
+        named = commands.draw(f"0:{number}", "bytecode", seeds, lambda _: None)
+        assert (named.arguments, named.seed) == (drawn.arguments, drawn.seed)
+
+
+def test_an_attribute_of_a_plan_is_another_one() -> None:
+    text = (PASSES / "export_stages.mlir").read_text().split("// -----")[0]
+    changed = {mutate_attribute(text, random.Random(number)) for number in range(30)}
+    assert len(changed) > 15
+    for one in changed:
+        lines = [a for a, b in zip(text.splitlines(), one.splitlines(), strict=True) if a != b]
+        assert len(lines) <= 1
+    assert mutate_attribute("module {}", random.Random(0)) == "module {}"
+
+
+def test_every_kind_of_broken_input_is_answered(tmp_path: Path) -> None:
+    files = [str(PASSES / "layer_cluster.mlir"), str(PASSES / "split_loops.mlir")]
     command = [sys.executable, "-m", "alpa.tools.fuzz", *files, "--count", "40", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "seed 1, 40 cases" in done.stdout
+    assert done.stdout.endswith("findings: none\n")
+    assert len(re.findall(r"^ *\w+ +\d+ cases, \d+ refused$", done.stdout, re.MULTILINE)) == 8
+
+
+def test_a_state_that_is_another_one_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is a folder that reading has changed."""
+    for step in (1, 2):
+        alpa.save(tmp_path / "checkpoints", step, checkpoints.init(step))
+    (tmp_path / "another").mkdir()
+    case = checkpoints.CheckpointCase(number="0:0", whole=tmp_path, by_plan=False)
+    empty = tmp_path / "case"
+
+    def run(damage: Any) -> int:
+        monkeypatch.setattr(checkpoints, "_DAMAGES", (damage,))
+        shutil.rmtree(empty, ignore_errors=True)
+        empty.mkdir()
+        monkeypatch.chdir(empty)
+        return case.run(empty)
+
+    def nothing(folder: Path, generator: random.Random) -> None:
+        pass
+
+    def forged(folder: Path, generator: random.Random) -> None:
+        """The other step's checkpoint, by this one's number."""
+        shutil.rmtree(folder / "checkpoints" / "2")
+        alpa.save(folder / "checkpoints", 2, checkpoints.init(1))
+
+    assert run(nothing) == 0
+    with pytest.raises(Harm, match="restored another state"):
+        run(forged)
 
 
 @pytest.mark.parametrize(
@@ -56,22 +111,27 @@ def test_broken_input_is_answered(tmp_path: Path) -> None:
         ("[][0]", "traceback"),
         ("sys.exit(3)", "traceback"),
         ("sys.exit(1)", "silent"),
-        ("print('no', file=sys.stderr); open('out', 'w'); sys.exit(1)", "wrote"),
+        ("raise process.Harm('wrote')", "wrote"),
         ("print('no', file=sys.stderr); sys.exit(1)", None),
         ("sys.exit(0)", None),
     ],
 )
 def test_what_is_a_finding(line: str, problem: str | None, tmp_path: Path) -> None:
     script = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom alpa.tools import fuzz\n"
-        f"def command():\n    {line}\n    return 0\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        "status, said = fuzz._child(command, folder, 2)\n"
-        "print(fuzz._problem(status, said, wrote=(folder / 'out').exists()))"
+        "import os, sys, time\nfrom pathlib import Path\nfrom alpa.tools.fuzz import process\n"
+        f"def case(number):\n    if number == 1:\n        {line}\n    return 0\n"
+        f"said = Path({str(tmp_path / 'said')!r})\n"
+        "for number, answer in process.answers(range(3), case, said, 2):\n"
+        "    print(number, answer.problem)\n"
+        "status, said = process.alone(lambda: case(1), said, 2)\n"
+        "print(process.problem(status, said))"
     )
     # In a process without jax's threads, which a fork would leave without their locks' owners.
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.strip() == str(problem), done.stderr
+    # The cases before and after it are answered.
+    alone = "traceback" if problem == "wrote" else problem
+    expected = f"0 None\n1 {problem}\n2 None\n{alone}\n"
+    assert done.stdout == expected, done.stderr
 
 
 @pytest.mark.parametrize(
