@@ -37,7 +37,7 @@ STEPS = 2
 _TIMES = 4  # the distance of plain jax to the run in 64 bits
 _EXACT = 1e-9  # of what is computed in 64 bits
 # Programs run twice: fewer LLVM passes compile several times as fast.
-_FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 Load = Callable[[ir.Module], Executable]
 
@@ -65,7 +65,7 @@ class Outcome:
 
 def load_fast(planned: ir.Module) -> Executable:
     """The executable of a planned module, soon compiled."""
-    return runtime.load(planned, compiler_options=_FAST_COMPILE)
+    return runtime.load(planned, compiler_options=FAST_COMPILE)
 
 
 def check(seed: int, *, widen: bool = False, load: Load = load_fast) -> Outcome:
@@ -145,8 +145,8 @@ class Reference:
     @classmethod
     def of(cls, program: RandomProgram) -> Reference:
         return cls(
-            plain=jax.jit(program.looped_function(), compiler_options=_FAST_COMPILE),
-            exact=jax.jit(program.widened().looped_function(), compiler_options=_FAST_COMPILE),
+            plain=jax.jit(program.looped_function(), compiler_options=FAST_COMPILE),
+            exact=jax.jit(program.widened().looped_function(), compiler_options=FAST_COMPILE),
         )
 
 
