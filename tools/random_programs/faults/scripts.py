@@ -38,6 +38,19 @@ def _first_batch_again(script: Script) -> Script:
     return _each(script, change)
 
 
+def _not_carried(script: Script) -> Script:
+    """Each micro-batch starts from the state of the step, not from that of the one before."""
+    carries = script.program.carries
+
+    def change(i: Instruction) -> Instruction:
+        if not isinstance(i, Run):
+            return i
+        pairs = zip(i.fragment.inputs, i.inputs, strict=True)
+        return replace(i, inputs=tuple((v, 0) if v in carries else key for v, key in pairs))
+
+    return _each(script, change)
+
+
 def _fresh_accumulators(script: Script) -> Script:
     """Each micro-batch begins its gradients anew: only the last one's are left."""
 
@@ -119,6 +132,7 @@ def _one_mesh_updated(script: Script) -> Script:
 
 FAULTS = (
     _in_script("the first micro-batch is read again", "inputs", _first_batch_again),
+    _in_script("a state is not carried on", "inputs", _not_carried),
     _in_script("buffers are reused too early", "inputs", _reused_buffers),
     _in_script("accumulators start anew", "sums", _fresh_accumulators),
     _in_script("the last micro-batch is not added", "sums", _last_not_added),
