@@ -62,7 +62,8 @@ class Entry:
                     chunk=tuple(chunk),
                     checksums=tuple(checksums),
                 )
-        raise ValueError("it describes an array that cannot be")
+            case _:
+                raise ValueError("it describes an array that cannot be")
 
     def at(self, folder: Path, name: str) -> StoredArray:
         """Where it is stored."""
@@ -118,7 +119,8 @@ class Manifest:
             case {"step": int(step), "arrays": dict(arrays)}:
                 entries = {name: Entry.read(it) for name, it in arrays.items()}
                 return cls(step=step, arrays=entries)
-        raise ValueError("it has no step and arrays")
+            case _:
+                raise ValueError("it has no step and arrays")
 
     def check(self, types: Mapping[str, LeafType], folder: Path) -> None:
         """Raises CheckpointError unless it holds a state of these types by these names."""

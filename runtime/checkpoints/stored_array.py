@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,7 +204,7 @@ class StoredArray:
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[int]:
+def open_regular(path: Path) -> Generator[int]:
     """A file to read, as a descriptor.
 
     Raises:

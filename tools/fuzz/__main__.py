@@ -22,8 +22,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,17 @@ class Fuzz:
 
     def answers(self, numbers: Sequence[int], seconds: float) -> Any:
         """The answers to cases; a command that a signal has ended is run as its users run it."""
-        for number, answer in answers(numbers, self.run, self._said, seconds):
+        # Broken bytecode may leave a broken heap behind, for which other cases would be blamed.
+        bytecode = [number for number in numbers if self.kind(number) == "bytecode"]
+        others = [number for number in numbers if self.kind(number) != "bytecode"]
+        for number, answer in chain(*(self._answers(them, seconds) for them in (others, bytecode))):
             case = self.case(number, with_data=False)
             if isinstance(case, CommandCase) and (answer.problem or "").startswith("signal"):
                 answer = self._guarded(case, seconds)
             yield number, case, answer
+
+    def _answers(self, numbers: Sequence[int], seconds: float) -> Iterator[tuple[int, Answer]]:
+        return answers(numbers, self.run, self._said, seconds)
 
     def _guarded(self, case: CommandCase, seconds: float) -> Answer:
         """What the command says with the input that lies there."""

@@ -62,7 +62,7 @@ class CheckpointCase:
             damage(folder, generator)
         before = _snapshot(folder)
         make = partial(init, _STEP)
-        arguments = (_planned_step(), batch()) if self.by_plan else ()
+        arguments: tuple[Any, ...] = (_planned_step(), batch()) if self.by_plan else ()
         state, refused = None, None
         try:
             alpa.latest_step("checkpoints")
