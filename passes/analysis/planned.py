@@ -12,8 +12,8 @@ them, and with them one answer to each of these questions:
 - **losses**: what a forward fragment produces, a result says it is the mean or the sum of, and an
   update fragment consumes, directly or through transfers. They are added up like gradients.
 - **totals**: the values whose version in the update phase is that sum: gradients, losses and their
-  transfers. What else varies and flows into an update is a state that the forward part has carried
-  through all micro-batches; of anything else there is no one version for the update to read.
+  transfers. What else varies and flows into an update is the last micro-batch's version, of a
+  state that the forward part has carried on until then, or of what is the same in all of them.
 - **micro_used**: values whose versions of the single micro-batches are needed. A gradient can be
   among them.
 """
@@ -21,6 +21,7 @@ them, and with them one answer to each of these questions:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -44,9 +45,10 @@ from alpa.dialects.attributes import (
     read_results,
     typed,
 )
-from alpa.dialects.bindings import func, ir, main_function, mpmd
+from alpa.dialects.bindings import body, func, ir, main_function, mpmd
 from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
 from alpa.dialects.sharding import Mesh, Sharding
+from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.sharding.local_sums import stored
 
@@ -315,16 +317,6 @@ class Program:
         return frozenset(totals)
 
     @cached_property
-    def unsettled(self) -> frozenset[int]:
-        """Varying values of which there is no one version for the update phase to read."""
-        if self.num_micro_batches == 1:
-            return frozenset()
-        settled = {self.sources[value] for value in self.carries.values()}
-        return frozenset(
-            value for value in self.varying - self.totals if self.sources[value] not in settled
-        )
-
-    @cached_property
     def micro_used(self) -> frozenset[int]:
         """Varying values whose versions of the single micro-batches are needed.
 
@@ -388,8 +380,9 @@ def read(module: ir.Module) -> Program:
         ),
         plan=plan,
     )
+    unsettled = _unsettled(program, ops)
     for step, op in zip(program.steps, ops, strict=False):
-        _check_step(program, step, op)
+        _check_step(program, step, op, unsettled)
     _check_interface(program, main)
     return program
 
@@ -483,7 +476,38 @@ def origin_name(origins: tuple[Origin, ...]) -> str:
     return "_".join(texts) or "inferred"
 
 
-def _check_step(program: Program, step: Fragment | Transfer, op: ir.OpView) -> None:
+def _unsettled(program: Program, ops: Sequence[ir.OpView]) -> frozenset[int]:
+    """What updates read and is another one in each micro-batch: there is no one version of it.
+
+    It is neither a total nor a state that the forward part has carried on, and made of the batch,
+    or of such a state. Forward fragments make constants, too, and hand them on.
+    """
+    if program.num_micro_batches == 1:
+        return frozenset()
+    read = {v for f in program.fragments if f.part == "update" for v in f.inputs}
+    carried = {program.sources[value] for value in program.carries.values()}
+    found = {
+        value
+        for value in read & program.varying - program.totals
+        if program.sources[value] not in carried
+    }
+    if not found:
+        return frozenset()
+    changing = {a.value for a in program.arguments} & program.varying
+    for step, op in zip(program.steps, ops, strict=False):
+        if isinstance(step, Transfer):
+            changing |= {step.target} if step.source in changing else set()
+        elif step.part != "update":
+            graph = Graph.of(body(op))
+            depends = graph.depends(n for n, v in enumerate(step.inputs) if v in changing)
+            pairs = zip(step.outputs, graph.returned, strict=True)
+            changing.update(value for value, inner in pairs if depends[inner])
+    return frozenset(found & changing)
+
+
+def _check_step(
+    program: Program, step: Fragment | Transfer, op: ir.OpView, unsettled: frozenset[int]
+) -> None:
     if isinstance(step, Transfer):
         return
     results, arguments = len(step.outputs), len(step.inputs) + len(step.accumulators)
@@ -503,7 +527,7 @@ def _check_step(program: Program, step: Fragment | Transfer, op: ir.OpView) -> N
                 "over the micro-batches every forward runs before its backward, "
                 "and these before the update",
             )
-        if step.part == "update" and value in program.unsettled:
+        if step.part == "update" and value in unsettled:
             it = program.values[value]
             type_ = "x".join([*map(str, it.shape), it.dtype])
             raise PassError(

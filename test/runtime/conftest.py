@@ -9,8 +9,8 @@ import pytest
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-# `c` is carried, written on mesh_1 and read on both; `k` is moved once per step; `s` reaches an
-# update by a transfer that nothing else needs; results that are transfers or arguments.
+# `c` is carried, written on mesh_1 and read on both; `k` is moved once per step; the sum of `s`
+# reaches an update by a transfer that nothing else needs; results that are transfers or arguments.
 _MOVES = """
 !x0 = !mpmd.mesh_tensor<"mesh_0", tensor<4xf32>>
 !x1 = !mpmd.mesh_tensor<"mesh_1", tensor<4xf32>, sharding=<@mesh_1, [{"a"}]>>
@@ -28,7 +28,7 @@ module {
       %x: !x0 {alpa.input = 3 : i64, alpa.role = "batch", alpa.batch_dim = 0 : i64})
       -> (!c1 {alpa.result = "state:0"}, !x1 {alpa.result = "state:1"},
           !x1 {alpa.result = "sum"}, !x0 {alpa.result = "concat:0"}, !x0 {alpa.result = "mean"},
-          !b0 {alpa.result = "sum"}, !x0, !x1 {alpa.result = "last"})
+          !b0 {alpa.result = "sum"}, !x0, !x1 {alpa.result = "last"}, !x0 {alpa.result = "sum"})
       attributes {
         topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>, <"mesh_1" : <["a"=2]>>>,
         alpa.meshes = [
@@ -60,7 +60,8 @@ module {
       %0 = stablehlo.add %a, %d : tensor<4xf32>
       mpmd.return %0 : tensor<4xf32>
     } : (!x1, !x1) -> !x1
-    return %c2, %q, %h1, %x, %x, %b, %k0, %h1 : !c1, !x1, !x1, !x0, !x0, !b0, !x0, !x1
+    return %c2, %q, %h1, %x, %x, %b, %k0, %h1, %s
+      : !c1, !x1, !x1, !x0, !x0, !b0, !x0, !x1, !x0
   }
 }
 """

@@ -182,7 +182,7 @@ def tied_reference(w, v, r, x, y, *, batches: int, average: bool = True):
         gv = gv + dv
         r = 0.5 * (r + z.sum(axis=0))
     scale = 1 / batches if average else 1
-    w, v = w - 1e-3 * gw * scale, v - 1e-3 * (gv * scale + losses[-1])
+    w, v = w - 1e-3 * gw * scale, v - 1e-3 * (gv * scale + np.mean(losses))
     count = np.int32(8 * batches)
     results = (w, v, r, np.mean(losses), count, np.concatenate(predictions), losses[-1])
     return (*results, gv / batches)
@@ -313,8 +313,9 @@ def test_values_that_move_once_per_micro_batch_or_once_per_step(moves: str) -> N
         for part in parts:
             hidden.append(new * part + k)
             new = new + hidden[-1]
-        expected = [new, p + parts[-1] ** 2, sum(hidden), x, sum(parts) / 3]
-        assert_close([*results[:5], *results[6:]], [*expected, k, hidden[-1]])
+        squares = sum(part**2 for part in parts)
+        expected = [new, p + squares, sum(hidden), x, sum(parts) / 3]
+        assert_close([*results[:5], *results[6:]], [*expected, k, hidden[-1], squares])
         assert results[5].dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(results[5], np.float32), sum(parts), atol=5e-2)
         c, p = results[:2]

@@ -28,7 +28,6 @@ def main() -> None:
     for line in sys.stdin:
         outcome = check(int(line), widen=options.widen)
         print(json.dumps(outcome.to_json()), flush=True)
-        jax.clear_caches()
 
 
 if __name__ == "__main__":
