@@ -73,7 +73,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.layer_checks import check_stages, origins_of
+from alpa.passes.analysis.layer_checks import check_layers, check_stages, origins_of
 from alpa.passes.base import OptionError, Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.baselines import Intra
@@ -131,6 +131,7 @@ class StageMeshPartition(Pass):
             raise PassError(function, f"reserve is {self.reserve:g}; from 0 up to 1, which is all")
         graph = Graph.of(body(function))
         origins = origins_of(graph)
+        check_layers(function)
         if self.objective == "throughput":
             _require_forwards(graph.ops, origins)
         try:

@@ -57,3 +57,20 @@ func.func public @no_memory(%w: tensor<1048576x65536xf32> {alpa.role = "state"},
 func.func public @nothing_to_compute(%x: tensor<4xf32> {alpa.role = "constant"}) -> (tensor<4xf32> {alpa.result = "last"}) {
   return %x : tensor<4xf32>
 }
+
+// -----
+
+func.func public @from_an_update_into_a_layer(
+    %w: tensor<4xf32> {alpa.role = "constant"}, %x: tensor<4xf32> {alpa.role = "constant"})
+    -> (tensor<4xf32> {alpa.result = "last"}) {
+  // expected-note @+1 {{made here, by update_0}}
+  %0 = mpmd.named_computation<"update_0"> (%w) (%a: tensor<4xf32>) {
+    mpmd.return %a : tensor<4xf32>
+  } : (tensor<4xf32>) -> tensor<4xf32>
+  // expected-error @+1 {{operand 1 of layer_0, which is forward, is made by the update update_0}}
+  %1 = mpmd.named_computation<"layer_0"> (%x, %0) (%a: tensor<4xf32>, %b: tensor<4xf32>) {
+    %2 = stablehlo.multiply %a, %b : tensor<4xf32>
+    mpmd.return %2 : tensor<4xf32>
+  } : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
