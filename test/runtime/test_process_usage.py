@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,9 +48,15 @@ def test_memory_is_counted_where_it_is_written() -> None:
 
 
 def test_another_process() -> None:
-    code = "import sys; a = bytearray(64 << 20); sum(range(10**7)); print(); sys.stdin.read()"
+    code = """
+        import sys
+        a = bytearray(64 << 20)
+        sum(range(10**7))
+        print(flush=True)
+        sys.stdin.read()
+    """
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
