@@ -139,7 +139,7 @@ class _Versions:
         program = self.program
         if program.num_micro_batches == 1:
             return frozenset()
-        summed = {result.value for result in program.results if is_sum(result)}
+        summed = {result.value for result in program.results if result.sum_kind is not None}
         return frozenset(summed & program.varying - program.totals)
 
     def is_constant(self, transfer: Transfer) -> bool:
@@ -364,15 +364,11 @@ class _Writer:
         if value in program.varying and role is not None and batches > 1:
             if role.kind == "concat":
                 return Output(keys=tuple((value, m) for m in range(batches)), concat=role.index)
-            if is_sum(result):
-                return Output(keys=((value, None),), divisor=batches if role.kind == "mean" else 1)
+            if result.sum_kind is not None:
+                divisor = batches if result.sum_kind == "mean" else 1
+                return Output(keys=((value, None),), divisor=divisor)
             return Output(keys=(versions.version(value, batches - 1),))
         return Output(keys=(versions.last(value),))
-
-
-def is_sum(result: ProgramResult) -> bool:
-    role = result.attributes.role
-    return role is not None and role.kind in ("mean", "sum")
 
 
 def reads(instruction: Instruction) -> tuple[Key, ...]:

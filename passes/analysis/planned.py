@@ -57,7 +57,6 @@ ACCUMULATORS = "alpa.accumulators"
 EXTRA_RESULTS = "alpa.extra_results"
 DONATED = "alpa.donated"
 
-_SUMS = ("mean", "sum")
 MOST_MICRO_BATCHES = 1 << 16
 """Each has instructions of its own; with more, a step would be ready to run after minutes only."""
 
@@ -161,6 +160,12 @@ class ProgramResult:
     value: int
     number: int
     attributes: Result
+
+    @property
+    def sum_kind(self) -> str | None:
+        """`mean` or `sum` over the micro-batches, where it is one of the two."""
+        role = self.attributes.role
+        return role.kind if role is not None and role.kind in ("mean", "sum") else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,9 +298,9 @@ class Program:
         """What forward fragments produce, updates consume, and results are a mean or a sum of:
         which of the two."""
         kinds = {
-            self.sources[result.value]: result.attributes.role.kind
+            self.sources[result.value]: result.sum_kind
             for result in self.results
-            if result.attributes.role is not None and result.attributes.role.kind in _SUMS
+            if result.sum_kind is not None
         }
         produced = {v for f in self.fragments if f.part == "forward" for v in f.outputs}
         return {
@@ -324,9 +329,7 @@ class Program:
         """
         used: set[int] = set(self.carries.values())
         for result in self.results:
-            role = result.attributes.role
-            summed = role is not None and role.kind in _SUMS
-            if not (summed and result.value in self.totals):
+            if result.sum_kind is None or result.value not in self.totals:
                 used.add(result.value)
         for step in reversed(self.steps):
             if isinstance(step, Fragment):
@@ -601,7 +604,7 @@ def _check_result(program: Program, i: int, result: ProgramResult, main: func.Fu
         )
     if role.kind == "concat" and not 0 <= (role.index or 0) < len(value.shape):
         raise PassError(main, f'result {i} of rank {len(value.shape)} has alpa.result = "{role}"')
-    if role.kind in ("mean", "sum") and value.dtype == "i1":
+    if result.sum_kind is not None and value.dtype == "i1":
         raise PassError(
             main,
             f"result {i} is boolean and has no {role} over the {batches} micro-batches; return a "
