@@ -133,6 +133,9 @@ def _run(
         raise SolverFailedError(f"HiGHS failed on the sharding ILP: {error}") from error
     if model.status == cp.USER_LIMIT or (model.status == cp.OPTIMAL_INACCURATE):
         return model.solver_stats if options.get("mip_rel_gap") is not None else None
+    if model.status == cp.INFEASIBLE and "presolve" not in options:
+        # Its presolve takes some problems that have solutions for infeasible (HiGHS issue 3090).
+        return _run(matrices, x, constraints, deadline, {**options, "presolve": "off"})
     if model.status == cp.INFEASIBLE:
         raise InfeasibleError(tuple(range(matrices.offsets.size - 1)))
     if model.status != cp.OPTIMAL:
