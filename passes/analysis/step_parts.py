@@ -9,6 +9,9 @@ belongs to the update, as Alpa's walkthrough, step 2, wants it. What remateriali
 more is an activation, too, though the backward part makes it. Running averages and counters are
 written by the forward part (`running_state.py`).
 
+An update may read the loss, too, for its rate: a number that the forward part makes, and of which
+no gradient is made, is a *statistic*, and what follows from it belongs to the update.
+
 Which results are losses: a *gradient* is what one meets on the way back from a new state, through
 element-wise ops; a result that depends on one (a gradient's norm) is no loss. The forward part
 computes all the others, and, where these are made of fewer layers than the gradients, what all
@@ -20,7 +23,7 @@ Only ops that depend on the batch are told apart; the others are computed where 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
@@ -83,8 +86,8 @@ def split_step(graph: Graph, roles: Roles) -> StepParts:
         return StepParts(everything, [True] * len(graph.values), False)
     splitter = _Splitter(graph, batch, graph.first_equal(ignore_positions=True))
     results = [graph.returned[r] for r in range(len(graph.returned)) if r not in pairs]
-    forward, learned = splitter.forward(results, pairs, state)
-    part = splitter.parts(forward, learned)
+    forward, learned, gradients = splitter.forward(results, pairs, state)
+    part = splitter.parts(*splitter.with_statistics(forward, gradients), learned)
     return StepParts(part, batch, "update" in part)
 
 
@@ -96,16 +99,18 @@ class _Splitter:
 
     def forward(
         self, results: list[int], pairs: dict[int, int], state: set[int]
-    ) -> tuple[list[bool], list[int]]:
-        """The forward ops and the new values of the parameters that learn."""
+    ) -> tuple[list[bool], list[int], set[int]]:
+        """The forward ops, the new values of the parameters that learn, and the ops that compute
+        gradients."""
         graph = self.graph
         on_state = graph.depends(state)
         new = {a: graph.returned[r] for r, a in pairs.items()}
         marks = [o for o, op in enumerate(graph.ops) if is_marker(op, GRADIENT)]
-        changes = {a: self._changes(v, up_to=frozenset(marks)) for a, v in new.items()}
+        marked = graph.depends(v for o in marks for v in graph.results[o])
+        changes = {a: self._changes(v, marked, up_to=frozenset(marks)) for a, v in new.items()}
         running = running_states(graph, changes, results, marks)
         new = {a: v for a, v in new.items() if a not in running}
-        gradients = {a: self._changes(v) for a, v in new.items()}
+        gradients = {a: self._changes(v, marked) for a, v in new.items()}
         metrics = [graph.cone([v]) for v in results if self.batch[v] and on_state[v]]
         losses = [
             cone
@@ -125,13 +130,56 @@ class _Splitter:
             forward = [a or b for a, b in zip(forward, common, strict=True)]
         # New values of parameters: state that the loss depends on, and that the batch changes.
         used = self._read(forward)
-        return forward, [v for a, v in new.items() if a in used and self.batch[v]]
+        learned = [v for a, v in new.items() if a in used and self.batch[v]]
+        return forward, learned, {o for found in gradients.values() for o in found}
 
-    def _changes(self, new: int, *, up_to: Collection[int] = ()) -> list[int]:
+    def with_statistics(
+        self, forward: list[bool], gradients: set[int]
+    ) -> tuple[list[bool], list[bool]]:
+        """The forward ops with those that make statistics, and the ops that read these alone of
+        what the forward part makes. Marked gradients need no such search."""
+        graph = self.graph
+        if any(is_marker(op, GRADIENT) for op in graph.ops):
+            return forward, [False] * len(graph.ops)
+        is_number = [_elements(value) == 1 for value in graph.values]
+        is_forward = [p < 0 or (forward[p] and p not in gradients) for p in graph.producer]
+        makes_gradient = graph.cone(v for o in gradients for v in graph.results[o])
+        follows = [not a and not b for a, b in zip(forward, makes_gradient, strict=True)]
+        statistics: list[int] = []
+        for o, (operands, results) in enumerate(zip(graph.operands, graph.results, strict=True)):
+            if follows[o] and all(is_forward[v] for v in operands):
+                for v in results:
+                    is_forward[v] = True
+                statistics += [v for v in results if self.batch[v] and is_number[v]]
+
+        def reads(o: int, *, arrays: bool) -> bool:
+            return any(
+                self.batch[v] and is_forward[v] and is_number[v] != arrays
+                for v in graph.operands[o]
+            )
+
+        leads = graph.cone(statistics)
+        makes = graph.cone(
+            v
+            for o in range(len(graph.ops))
+            if leads[o] and reads(o, arrays=True)
+            for v in graph.results[o]
+        )
+        forward = [a or b for a, b in zip(forward, makes, strict=True)]
+        return forward, [
+            follows[o] and not makes[o] and reads(o, arrays=False) and not reads(o, arrays=True)
+            for o in range(len(graph.ops))
+        ]
+
+    def _changes(
+        self, new: int, marked: Sequence[bool], *, up_to: Collection[int] = ()
+    ) -> list[int]:
         """The ops whose results a new state is made of element by element, as far as they depend
         on the batch: of a parameter, those that compute its gradient.
 
-        What a state is selected by is not what it is made of. `up_to` are ops to end at.
+        What a state is selected by is not what it is made of. A rate is shaped as the state where
+        both are one number: then it is the operand that does not depend on a mark. `marked` says
+        which values do, `up_to` are ops to end at.
         """
         graph = self.graph
         elements = _elements(graph.values[new])
@@ -159,7 +207,7 @@ class _Splitter:
             if o in up_to or not (alike and (same or is_marker(op, GRADIENT))):
                 found.append(o)
                 continue
-            for v in alike:
+            for v in [v for v in alike if marked[v]] or alike:
                 if v not in seen:
                     seen.add(v)
                     stack.append(v)
@@ -169,11 +217,14 @@ class _Splitter:
         """The values that the ops of a cone read."""
         return {v for o, inside in enumerate(cone) if inside for v in self.graph.operands[o]}
 
-    def parts(self, forward: list[bool], learned: list[int]) -> list[Part | None]:
+    def parts(
+        self, forward: list[bool], of_statistics: list[bool], learned: list[int]
+    ) -> list[Part | None]:
         """Each op's part for a choice of forward ops."""
         graph, batch = self.graph, self.batch
         towards = graph.cone(learned)
         before = self._before_marks(towards)
+        before = [a and not b for a, b in zip(before, of_statistics, strict=True)]
         last_use = self._uses_activation(forward, towards, before)
         backward = graph.cone(
             v for o, used in enumerate(last_use) if used for v in graph.results[o]

@@ -39,16 +39,23 @@ def total(params: Any, batch: Any) -> Any:
     return jnp.sum(errors(params, batch))
 
 
-def step_of(loss: Loss, *, returned: bool = True) -> Any:
+def step_of(loss: Loss, *, returned: bool = True, value_and_grad: Any = alpa.value_and_grad) -> Any:
     """Gradient descent with a rate that depends on the loss."""
 
     def step(params: Any, batch: Any) -> Any:
-        value, grads = alpa.value_and_grad(loss)(params, batch)
+        value, grads = value_and_grad(loss)(params, batch)
         rate = jnp.where(value < 1e6, 0.05 * value / (1 + value), 0)
         params = jax.tree.map(lambda w, g: w - rate * g, params, grads)
         return (params, value) if returned else params
 
     return step
+
+
+def polyak(params: Any, batch: Any) -> Any:
+    """A rate of the loss and of the gradients."""
+    value, grads = jax.value_and_grad(mean)(params, batch)
+    rate = 0.01 * value / jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
+    return jax.tree.map(lambda w, g: w - rate * g, params, grads), value
 
 
 def parallelize(step: Any, **options: Any) -> Any:
@@ -64,18 +71,41 @@ def parallelize(step: Any, **options: Any) -> Any:
     )
 
 
+@pytest.mark.parametrize("value_and_grad", [alpa.value_and_grad, jax.value_and_grad])
 @pytest.mark.parametrize(("loss", "reduction"), [(mean, "mean"), (total, "sum")])
-def test_an_update_reads_the_loss_of_the_whole_batch(loss: Loss, reduction: str) -> None:
-    step = step_of(loss)
+def test_an_update_reads_the_loss_of_the_whole_batch(
+    loss: Loss, reduction: str, value_and_grad: Any
+) -> None:
+    step = step_of(loss, value_and_grad=value_and_grad)
     found = parallelize(step, loss_reduction=reduction)(PARAMS, BATCH)
     rows = compare(jax.tree.leaves(found), jax.tree.leaves(step(PARAMS, BATCH)))
     assert all(row.error <= row.bound for row in rows), rows
 
 
-def test_what_is_another_in_each_micro_batch_is_refused() -> None:
+def test_an_update_reads_the_loss_and_the_norm_of_the_gradients() -> None:
+    found = parallelize(polyak)(PARAMS, BATCH)
+    rows = compare(jax.tree.leaves(found), jax.tree.leaves(polyak(PARAMS, BATCH)))
+    assert all(row.error <= row.bound for row in rows), rows
+
+
+def test_a_parameter_of_one_number_has_a_rate_of_one_number() -> None:
+    """The mark tells them apart."""
+
+    def scaled(params: Any, batch: Any) -> Any:
+        return jnp.mean(params["scale"] * errors(params, batch))
+
+    step, params = step_of(scaled), {**PARAMS, "scale": np.float32(1.25)}
+    rows = compare(
+        jax.tree.leaves(parallelize(step)(params, BATCH)), jax.tree.leaves(step(params, BATCH))
+    )
+    assert all(row.error <= row.bound for row in rows), rows
+
+
+@pytest.mark.parametrize("value_and_grad", [alpa.value_and_grad, jax.value_and_grad])
+def test_what_is_another_in_each_micro_batch_is_refused(value_and_grad: Any) -> None:
     refused = (
         r"operand \d of this update fragment, a \S+, made by the forward part, is another one in "
         r"each of the 4 micro-batches.*; return it as a result"
     )
     with pytest.raises(PlanningError, match=refused):
-        parallelize(step_of(mean, returned=False))(PARAMS, BATCH)
+        parallelize(step_of(mean, returned=False, value_and_grad=value_and_grad))(PARAMS, BATCH)
