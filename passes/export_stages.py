@@ -38,7 +38,7 @@ After (with two or more micro-batches, where an update consumes `%g`)::
 added up.
 
 **Fails when** a sharding names another mesh, when a fragment is exported
-already, or when the program cannot be run in micro-batches (see `planned.read`).
+already, or when the program cannot be run in micro-batches (see `planned_checks`).
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import logical_meshes
 from alpa.passes.analysis.planned import Fragment, Program, Value
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.constraints import closed, materialise
@@ -248,7 +249,7 @@ class ExportStages(Pass):
             self._run(module)
 
     def _run(self, module: ir.Module) -> None:
-        program = planned.read(module)
+        program = read_planned(module)
         main = main_function(module)
         mean = self.loss_reduction == "mean" and program.num_micro_batches > 1
         exporter = _Exporter(

@@ -49,11 +49,11 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
-from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import layout_of, logical_meshes
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.plan import plan_and_cluster
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.analysis.step_time import step_seconds
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
@@ -77,7 +77,7 @@ class InsertCrossMeshReshard(Pass):
                 crossings.plan(op)
         fragments = [op for op in body(function).operations if isinstance(op, mpmd.FragmentOp)]
         if all(SECONDS in op.attributes for op in fragments):
-            seconds = step_seconds(planned.read(module))
+            seconds = step_seconds(read_planned(module))
             replace(plan, predicted_step_seconds=seconds).write(function)
 
 

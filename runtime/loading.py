@@ -12,7 +12,7 @@ import jax
 
 from alpa.dialects import ir, parse, parse_file
 from alpa.dialects.checks import CheckError, check_planned
-from alpa.passes.analysis import planned as plans
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.base import PassError
 from alpa.passes.export_stages import ExportStages
 from alpa.runtime.executable import Executable
@@ -56,12 +56,12 @@ def load(
     module = _module(planned)
     with refusing():
         check_planned(module)
-        program = plans.read(module)
+        program = read_planned(module)
         if not all(fragment.module for fragment in program.fragments):
             # The caller's module stays as it is.
             module = separate(module.operation)
             ExportStages().run(module, lambda location, text: None)
-            program = plans.read(module)
+            program = read_planned(module)
     nested = {
         ir.StringAttr(op.attributes["sym_name"]).value: op
         for op in module.body.operations

@@ -34,7 +34,7 @@ import jax
 from alpa.dialects import format_error, ir, parse_file
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes import PassError
-from alpa.passes.analysis import planned
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.analysis.predicted_collectives import Collective, predicted_collectives
 from alpa.passes.analysis.predicted_memory import FragmentMemory, predicted_memory
 from alpa.passes.export_stages import ExportStages
@@ -101,10 +101,10 @@ def check(
     """
     check_planned(module)
     module = separate(module.operation)
-    program = planned.read(module)
+    program = read_planned(module)
     if not all(fragment.module for fragment in program.fragments):
         ExportStages().run(module, lambda location, text: None)
-        program = planned.read(module)
+        program = read_planned(module)
     sizes = {mesh.name: len(mesh.devices) for mesh in program.meshes}
     if max(sizes.values()) > len(devices):
         raise ValueError(f"a mesh has {max(sizes.values())} devices, only {len(devices)} are here")
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = parse_file(options.file)
         check_planned(module)
-        devices = max((len(mesh.devices) for mesh in planned.read(module).meshes), default=1)
+        devices = max((len(mesh.devices) for mesh in read_planned(module).meshes), default=1)
         # Both have to be said before jax touches a device.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)

@@ -34,10 +34,10 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes.analysis import planned
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.layer_placement import CHEAP, union
 from alpa.passes.analysis.planned import Fragment, Program
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.analysis.step_parts import SAME_ELEMENTS, is_marker
 from alpa.passes.base import PassError
 from alpa.passes.stages.cost import layer_of, part_of
@@ -107,7 +107,7 @@ def check_stages(module: ir.Module, function: func.FuncOp) -> None:
         check_planned(module)
     except CheckError as error:
         raise PassError(error.location, error.message) from error
-    program = planned.read(module)
+    program = read_planned(module)
     ops = list(body(function).operations)[:-1]
     fragments = [
         (op, step)

@@ -32,9 +32,9 @@ from alpa.dialects.attributes import (
     read_solver_reports,
 )
 from alpa.dialects.checks import check_planned
-from alpa.passes.analysis import planned
 from alpa.passes.analysis.annotated import annotated_fragments
 from alpa.passes.analysis.planned import Program, Transfer
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.analysis.predicted_collectives import collectives_of
 from alpa.passes.analysis.split_factors import SplitFactors, in_words
 from alpa.passes.base import PassError
@@ -259,7 +259,7 @@ class _Reader:
         self._module = module
         self._function = main_function(module)
         self._ops = list(body(self._function).operations)[:-1]
-        self._program = planned.read(module)
+        self._program = read_planned(module)
 
     def solver(self) -> SolverSummary | None:
         try:

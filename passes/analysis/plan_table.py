@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from alpa.dialects import ir
-from alpa.passes.analysis import planned
+from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.plan_report import (
     PlanReport,
     StageReport,
@@ -25,7 +25,8 @@ from alpa.passes.analysis.plan_report import (
     parameters,
     states,
 )
-from alpa.passes.analysis.planned import Program, origin_name
+from alpa.passes.analysis.planned import Program
+from alpa.passes.analysis.planned_reader import origin_name, read_planned
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
 
@@ -45,7 +46,7 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
         CheckError, PassError: the module is not a planned one.
     """
     report = report or PlanReport.of(module)
-    program = planned.read(module)
+    program = read_planned(module)
     view = _View(report=report, program=program)
     parts = (_header, _stages, _limits, _transfers, _strategy, _roles)
     sections = ["\n".join(part(view)) for part in parts]
@@ -362,7 +363,7 @@ def _layers(names: Sequence[str]) -> str:
     numbers = [name.removeprefix("layer_") for name in names]
     if numbers and all(number.isdigit() for number in numbers):
         return _ranges(sorted(int(number) for number in numbers))
-    return origin_name(tuple(planned.Origin(name) for name in names)) if names else "-"
+    return origin_name(tuple(Origin(name) for name in names)) if names else "-"
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from alpa import passes
 from alpa.dialects import parse
-from alpa.dialects.attributes import Argument, Plan, Result, ResultRole, Role
-from alpa.passes.analysis import planned
+from alpa.dialects.attributes import Argument, Part, Plan, Result, ResultRole, Role
 from alpa.passes.analysis.planned import (
     DeviceMesh,
     Fragment,
@@ -24,6 +23,7 @@ from alpa.passes.analysis.planned import (
     Transfer,
     Value,
 )
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.analysis.step_time import pipeline_of, step_seconds
 from alpa.passes.solve import schedule as schedules
 from alpa.runtime.instructions import Add, Key, Move, Run, Script, write_script
@@ -61,7 +61,7 @@ class Builder:
             self.steps.append(Transfer(source=value, target=target))
         return self.moved[value, mesh]
 
-    def fragment(self, mesh: str, part: planned.Part, inputs: list[int], count: int) -> list[int]:
+    def fragment(self, mesh: str, part: Part, inputs: list[int], count: int) -> list[int]:
         inputs = list(dict.fromkeys(self.at(value, mesh) for value in inputs))
         outputs = [self.value(mesh) for _ in range(count)]
         self.steps.append(
@@ -247,7 +247,7 @@ def planned_zoo(family: str, num_stages: int) -> Program:
         f"{{cluster=cpu:2x4 num-stages={num_stages} num-micro-batches=6}}"
     )
     text = zoo.get(f"{family}-tiny", optimizer="sgd").lower(2)
-    return planned.read(parse(str(passes.run(text, pipeline))))
+    return read_planned(parse(str(passes.run(text, pipeline))))
 
 
 def with_schedule(program: Program, schedule: schedules.Schedule) -> Program:

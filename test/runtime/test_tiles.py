@@ -10,8 +10,8 @@ from alpa import passes
 from alpa.dialects import body, main_function
 from alpa.dialects.attributes import Plan, Reshard
 from alpa.dialects.sharding import Sharding
-from alpa.passes.analysis import planned
 from alpa.passes.analysis.planned import DeviceMesh, Program, Transfer, Value
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.runtime.placement import Placement
 from alpa.runtime.tiles import Tiles
 
@@ -136,7 +136,7 @@ def test_an_unknown_method() -> None:
 def test_what_runs_has_the_bytes_that_were_planned() -> None:
     options = "cluster=cpu:2x2 num-layers=2 num-stages=2 num-micro-batches=2"
     module = passes.run(STEP, f"alpa{{{options}}}")
-    program = planned.read(module)
+    program = read_planned(module)
     tiles = Tiles(Placement(program=program, devices=tuple(jax.devices())))
     reshards = [
         found for op in body(main_function(module)).operations if (found := Reshard.read(op))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from alpa.dialects import parse_file
-from alpa.passes.analysis import planned
 from alpa.passes.analysis.plan_report import PlanReport
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.tools import alpa_plan, zoo
 from alpa.tools.alpa_plan import main
 from alpa.tools.zoo import GPT_TINY
@@ -93,7 +93,7 @@ def test_a_zoo_program_becomes_a_plan_and_all_its_files(
     assert plan["solver"]["status"] == "optimal"
     assert plan["solver"]["gap"] == pytest.approx(0.0, abs=0.02)
 
-    fragments = planned.read(module).fragments
+    fragments = read_planned(module).fragments
     assert {path.name for path in stages.iterdir()} == {f"{f.name}.mlir" for f in fragments}
     for path in stages.iterdir():
         assert parse_file(path).operation.verify()

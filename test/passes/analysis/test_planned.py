@@ -5,7 +5,8 @@ import pytest
 from alpa.dialects import ir, make_context, parse
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import element_bytes
-from alpa.passes.analysis.planned import Fragment, Program, Value, origin_name, read
+from alpa.passes.analysis.planned import Fragment, Program, Value
+from alpa.passes.analysis.planned_reader import origin_name, read_planned
 from alpa.passes.base import PassError
 
 # A loss on mesh_1, one weight on mesh_0. `%g` is a gradient that the update reads on mesh_1 and
@@ -57,7 +58,7 @@ W, X, K, F, H, G, G0, D, N = range(9)
 
 def program(batches: int = 2) -> Program:
     text = TEXT.replace("num_micro_batches = 2", f"num_micro_batches = {batches}")
-    return read(parse(text))
+    return read_planned(parse(text))
 
 
 def test_it_outlives_the_module() -> None:
@@ -111,10 +112,10 @@ def test_one_micro_batch_has_no_totals() -> None:
 def test_forward_state_is_carried() -> None:
     text = TEXT.replace("return %h, %n", "return %h, %f")
     with pytest.raises(PassError, match="operand 0 of this update fragment, a 8xf32, an argument"):
-        read(parse(text))
+        read_planned(parse(text))
     text = text.replace("(%w, %g0, %d)", "(%k, %g0, %d)")
-    assert read(parse(text)).carries == {W: F}
-    assert W in read(parse(text)).varying
+    assert read_planned(parse(text)).carries == {W: F}
+    assert W in read_planned(parse(text)).varying
 
 
 @pytest.mark.parametrize(
@@ -144,4 +145,4 @@ def test_names_of_merged_layers(names: list[str], merged: str) -> None:
 )
 def test_errors(old: str, new: str, message: str) -> None:
     with pytest.raises(PassError, match=message):
-        read(parse(TEXT.replace(old, new)))
+        read_planned(parse(TEXT.replace(old, new)))

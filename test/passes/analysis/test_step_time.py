@@ -11,7 +11,6 @@ import pytest
 import alpa.passes
 from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import Argument, Part, Plan, read_solver_reports
-from alpa.passes.analysis import planned
 from alpa.passes.analysis.planned import (
     DeviceMesh,
     Fragment,
@@ -20,6 +19,7 @@ from alpa.passes.analysis.planned import (
     Transfer,
     Value,
 )
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.analysis.step_time import step_seconds
 from alpa.tools import zoo
 
@@ -74,7 +74,7 @@ def test_the_objective_is_near_the_final_plan(schedule: str) -> None:
     options = f"num-stages=2 num-micro-batches=8 schedule={schedule}"
     objective, module = plan(mlp(), "cpu:1x4", options)
     assert objective == pytest.approx(predicted(module), rel=0.05)
-    assert predicted(module) == step_seconds(planned.read(module))
+    assert predicted(module) == step_seconds(read_planned(module))
 
 
 @pytest.mark.slow

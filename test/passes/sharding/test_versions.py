@@ -9,8 +9,8 @@ import pytest
 from alpa import passes
 from alpa.dialects import body, func, ir, main_function, parse
 from alpa.dialects.attributes import Plan, Schedule, read_meshes
-from alpa.passes.analysis import planned
 from alpa.passes.analysis.planned import Program
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.runtime.instructions import Key, write_script
@@ -62,7 +62,7 @@ def test_versions_are_those_of_the_instructions_and_one_that_is_on_its_way(
     plan, cluster = Plan.read(function), Cluster.parse(CLUSTER)
     assert plan is not None
     assert plan.schedule == schedule
-    program = planned.read(module)
+    program = read_planned(module)
     values = values_of(function)
     assert len(values) == len(program.values)
     results = {result.value for result in program.results}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alpa.dialects import parse
-from alpa.passes.analysis import planned
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.runtime.workers import cluster
 from alpa.runtime.workers.cluster import actor_resources, posts_of
 from alpa.runtime.workers.options import Platform, WorkerOptions
@@ -14,7 +14,7 @@ from alpa.runtime.workers.options import Platform, WorkerOptions
 def test_a_worker_for_each_host_of_each_mesh(moves: str) -> None:
     ends = "devices = array<i64: 1, 2>"
     text = moves.replace(f"hosts = array<i64: 0>, {ends}", f"hosts = array<i64: 0, 3>, {ends}")
-    posts = posts_of(planned.read(parse(text)))
+    posts = posts_of(read_planned(parse(text)))
     assert [post.name for post in posts] == [
         "mesh_0 on host 0",
         "mesh_1 on host 0",
@@ -36,7 +36,7 @@ def test_a_worker_for_each_host_of_each_mesh(moves: str) -> None:
 def test_a_worker_asks_for_its_devices(
     moves: str, platform: Platform, asked: dict[str, object]
 ) -> None:
-    _, post = posts_of(planned.read(parse(moves)))
+    _, post = posts_of(read_planned(parse(moves)))
     assert actor_resources(post, platform) == asked
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from alpa import passes
 from alpa.dialects import ir
-from alpa.passes.analysis import planned as plans
 from alpa.passes.analysis.planned import Program
+from alpa.passes.analysis.planned_reader import read_planned
 from alpa.runtime.executable import Executable
 from alpa.runtime.instructions import Script, write_script
 from alpa.runtime.interpreter import Interpreter
@@ -49,7 +49,7 @@ class Sound:
         """Of a planned module, which is exported in place; on the devices of this process."""
         text = bytecode(planned.operation)
         modules = export(planned)
-        placement = Placement(program=plans.read(planned), devices=tuple(jax.devices()))
+        placement = Placement(program=read_planned(planned), devices=tuple(jax.devices()))
         return cls(seed=seed, planned=text, modules=modules, placement=placement)
 
     @property
