@@ -31,7 +31,7 @@ from typing import Any
 
 import jax
 
-from alpa.dialects import format_error, ir, parse_file
+from alpa.dialects import format_error, ir
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes import PassError
 from alpa.passes.analysis.planned_reader import read_planned
@@ -42,6 +42,7 @@ from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import Device, separate
 from alpa.runtime.truth import Truth, truth
+from alpa.tools.guard import guard, parse_within
 
 COLLECTIVES_SLACK = 1024
 MEMORY_SLACK = 4096
@@ -258,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         collectives=options.collectives_tolerance, memory=options.memory_tolerance
     )
     try:
-        module = parse_file(options.file)
+        module = parse_within(options.file)
         check_planned(module)
         devices = max((len(mesh.devices) for mesh in read_planned(module).meshes), default=1)
         # Both have to be said before jax touches a device.
@@ -269,7 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(format_error(error))
     except (CheckError, PassError) as error:
         return _fail(f"{place_of(error.location)}: error: {error.message}")
-    except (OSError, HloError, jax.errors.JaxRuntimeError) as error:
+    except OSError as error:
+        return _fail(f"{error.filename or options.file}: error: {error.strerror or error}")
+    except (HloError, jax.errors.JaxRuntimeError) as error:
         return _fail(f"{options.file}: error: {error}")
     if options.json:
         print(json.dumps(as_json(checks, tolerances), indent=2))
@@ -287,4 +290,5 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
+    guard("check_plan")
     sys.exit(main())

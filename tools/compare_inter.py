@@ -35,6 +35,7 @@ from alpa.passes.solve.placement import submeshes
 from alpa.runtime.planning import Clock, PlanningError, Settings, clustered, plan_clustered
 from alpa.tools import zoo
 from alpa.tools.arguments import count, share
+from alpa.tools.guard import guard
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
 
@@ -332,4 +333,5 @@ def _table(program: str, module: ir.Module, chosen: Sequence[Row], memory: int) 
 
 
 if __name__ == "__main__":
+    guard("compare_inter")
     sys.exit(main())

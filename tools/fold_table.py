@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from alpa import passes
-from alpa.dialects import format_error, ir, main_function, parse_file
+from alpa.dialects import format_error, ir, main_function
 from alpa.dialects.attributes import Part, SolverReport, read_solver_reports
 from alpa.passes import PassError
 from alpa.passes.analysis.fold_classes import (
@@ -29,6 +29,7 @@ from alpa.passes.analysis.fold_classes import (
     part_ops,
 )
 from alpa.passes.pipelines.diagnostics import place_of
+from alpa.tools.guard import guard, parse_within
 
 _EXAMPLE = """\
 example:
@@ -172,9 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     part: Part | None = None if options.part == "all" else options.part
     try:
-        with open(options.file, "rb"):
-            pass  # MLIR's own message for a file that cannot be read names no reason.
-        module = parse_file(options.file)
+        module = parse_within(options.file)
         if not is_clustered(module):
             if options.cost:
                 raise ValueError(
@@ -205,4 +204,5 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
+    guard("fold_table")
     sys.exit(main())

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from alpa import passes, runtime
-from alpa.dialects import format_error, ir, main_function, parse_file, stablehlo, terminator, walk
+from alpa.dialects import format_error, ir, main_function, stablehlo, terminator, walk
 from alpa.passes import PassError, pipeline
 from alpa.passes.analysis.planned import Program
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
@@ -43,6 +43,7 @@ from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import Clock, PlanningError, run_pass
 from alpa.runtime.reference import Comparison, compare, random_arguments, run_unplanned
 from alpa.tools import shrink
+from alpa.tools.guard import guard, parse_within
 
 _ADAPTIVE = 4  # times the distance of plain jax to the run in 64 bits
 _EXAMPLES = """\
@@ -304,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
         clock = Clock()
-        source = parse_file(options.file)
+        source = parse_within(options.file)
         if roles is not None:
             roles.apply(source)
         shrink.elided_to_arguments(source)
@@ -323,7 +324,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{place_of(error.location)}: error: {error.message}")
     except (PlanningError, RolesError) as error:
         return _fail(str(error))
-    except (OSError, ValueError, ClusterError) as error:
+    except OSError as error:
+        return _fail(f"{error.filename or options.file}: error: {error.strerror or error}")
+    except (ValueError, ClusterError) as error:
         return _fail(f"{options.file}: error: {error}")
     _print(rows, clock.seconds, quiet=options.quiet)
     return 0 if all(row.comparison.ok for row in rows) else 1
@@ -335,4 +338,5 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
+    guard("run_file")
     sys.exit(main())

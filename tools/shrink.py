@@ -36,7 +36,6 @@ from alpa.dialects import (
     func,
     ir,
     main_function,
-    parse_file,
     sdy,
     stablehlo,
     walk,
@@ -44,6 +43,7 @@ from alpa.dialects import (
 from alpa.dialects.attributes import ROLE
 from alpa.passes import PassError
 from alpa.passes.pipelines.diagnostics import place_of
+from alpa.tools.guard import guard, parse_within
 
 # MLIR numbers further ones of the same name: __elided___1.
 _ELIDED = "dense_resource<__elided__"
@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", dest="output", type=Path, metavar="OUT", help="default: print it")
     options = parser.parse_args(arguments)
     try:
-        module = parse_file(options.file)
+        module = parse_within(options.file)
         if options.elided_as_arguments:
             elided_to_arguments(module)
         shrink(module, dict(options.dims), trip_counts=options.trip_counts)
@@ -276,7 +276,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(format_error(error))
     except PassError as error:
         return _fail(f"{place_of(error.location)}: error: {error.message}")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return _fail(f"{error.filename or options.file}: error: {error.strerror or error}")
+    except ValueError as error:
         return _fail(f"{options.file}: error: {error}")
     return 0
 
@@ -287,4 +289,5 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
+    guard("shrink")
     sys.exit(main())
