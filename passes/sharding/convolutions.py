@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.sharding import ShardingRule
+from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.strategies import Strategy
 
 
@@ -29,17 +30,38 @@ def sound_rule(op: stablehlo.ConvolutionOp, rule: ShardingRule) -> ShardingRule:
 def sound_strategies(
     op: ir.OpView, strategies: tuple[Strategy, ...], sizes: tuple[int, ...]
 ) -> tuple[Strategy, ...]:
-    """Without those for which XLA's partitioner (jaxlib 0.10.2) computes a wrong result: partial
-    sums of a convolution with batch groups, where an axis of the mesh is left over."""
-    if not (isinstance(op, stablehlo.ConvolutionOp) and _has_batch_groups(op)):
+    """Without those at which XLA's partitioner (jaxlib 0.10.2) goes wrong where an axis of the mesh
+    is left over.
+
+    * Partial sums of a convolution with batch groups: the result is wrong.
+    * Features of a depthwise convolution with one tap: the process is aborted.
+    """
+    if not isinstance(op, stablehlo.ConvolutionOp):
         return strategies
     axes = {axis for axis, size in enumerate(sizes) if size > 1}
-    return tuple(
-        s
-        for s in strategies
-        if not s.reduced or all({a for dim in o for a in dim} == axes for o in s.operands)
-    )
+    if _has_batch_groups(op):
+        strategies = tuple(
+            s for s in strategies if not s.reduced or all(_axes(o) == axes for o in s.operands)
+        )
+    if _scales_features(op):
+        features = stablehlo.ConvDimensionNumbers(op.dimension_numbers).output_feature_dimension
+        strategies = tuple(
+            s for s in strategies if not s.results[0][features] or _axes(s.results[0]) == axes
+        )
+    return strategies
+
+
+def _axes(layout: Layout) -> set[int]:
+    return {axis for dim in layout for axis in dim}
 
 
 def _has_batch_groups(op: stablehlo.ConvolutionOp) -> bool:
     return ir.IntegerAttr(op.batch_group_count).value > 1
+
+
+def _scales_features(op: stablehlo.ConvolutionOp) -> bool:
+    """Whether each feature is multiplied by numbers of its own, one by one."""
+    dims = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
+    kernel = ir.RankedTensorType(op.rhs.type).shape
+    each = (dims.kernel_input_feature_dimension, *dims.kernel_spatial_dimensions)
+    return ir.IntegerAttr(op.feature_group_count).value > 1 and all(kernel[d] == 1 for d in each)

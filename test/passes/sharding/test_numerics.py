@@ -92,6 +92,15 @@ def grouped_convolution(x, w):
     return jax.grad(loss, (0, 1))(x, w)
 
 
+@program(some(3, 4, 5, 6), some(1, 1, 1, 6, seed=1))
+def one_tap_for_each_feature(x, w):
+    return jnp.tanh(
+        lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=CONV, feature_group_count=6
+        )
+    )
+
+
 @program(some(1, 254, 255, 3), some(3, 3, 3, 5, seed=1))
 def kernel_of_one_image(x, w):
     def loss(w):
@@ -252,6 +261,13 @@ def test_a_random_choice_on_two_meshes(name, monkeypatch):
 def test_gradients_that_only_the_window_or_the_batch_could_split(name):
     """XLA computes those wrongly where a mesh axis is left over: they must not be offered."""
     check(name, "alpa{cluster=cpu:2x2 num-layers=1 num-stages=1}")
+
+
+def test_features_with_one_tap_each_are_not_split_beside_copies():
+    """XLA aborts the process there."""
+    check(
+        "one_tap_for_each_feature", "alpa{cluster=cpu:2x2 num-layers=1 num-stages=1 mesh-shape=2x2}"
+    )
 
 
 @pytest.mark.parametrize("name", ["dense", "windows", "reshapes"])
