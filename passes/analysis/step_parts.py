@@ -29,9 +29,9 @@ from functools import reduce
 from itertools import combinations
 from operator import or_
 
-from alpa.dialects import ir, stablehlo
+from alpa.dialects import body, ir, stablehlo, terminator
 from alpa.dialects.attributes import GRADIENT, Part
-from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.graph import Graph, used_values
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.running_state import running_states
 from alpa.passes.simplify.op_kinds import TRIVIAL
@@ -302,9 +302,9 @@ class _Splitter:
                         made_of[v], bit = bit, bit << 1
                 continue
             factors = [made_of[v] for v in graph.operands[o] if made_of[v]]
-            if towards[o] and before[o] and graph.ops[o].name in _PRODUCTS:
-                pairs = combinations(factors, 2)
-                if any(not a & b for a, b in pairs):
+            if towards[o] and before[o] and len(factors) > 1:
+                of_value = {graph.values[v]: made_of[v] for v in graph.operands[o]}
+                if _multiplies(graph.ops[o], of_value):
                     found.append(o)
             for v in results:
                 made_of[v] = reduce(or_, factors, 0)
@@ -376,6 +376,39 @@ class _Splitter:
         if graph.ops[o].name == "stablehlo.optimization_barrier":
             return True
         return all(forward[graph.producer[self.first_equal[v]]] for v in graph.results[o])
+
+
+def _multiplies(op: ir.OpView, made_of: dict[ir.Value, int]) -> bool:
+    """Whether an op, or one in its regions, multiplies values that have no part in common.
+
+    `made_of`: the parts, as bits, of the values that it uses; what is inside is added.
+    """
+    if op.name in _PRODUCTS:
+        factors = [made_of[v] for v in op.operands if made_of.get(v)]
+        return any(not a & b for a, b in combinations(factors, 2))
+    if isinstance(op, stablehlo.WhileOp):
+        block, parts = body(op, 1), [made_of.get(v, 0) for v in op.operands]
+        while True:
+            made_of.update(zip(block.arguments, parts, strict=True))
+            if _multiplies_inside(block, made_of):
+                return True
+            carried = [made_of.get(v, 0) for v in terminator(block).operands]
+            more = [a | b for a, b in zip(parts, carried, strict=True)]
+            if more == parts:
+                return False
+            parts = more
+    if isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
+        return any(_multiplies_inside(block, made_of) for region in op.regions for block in region)
+    return False
+
+
+def _multiplies_inside(block: ir.Block, made_of: dict[ir.Value, int]) -> bool:
+    for op in block.operations:
+        if _multiplies(op, made_of):
+            return True
+        parts = reduce(or_, (made_of.get(v, 0) for v in used_values(op)), 0)
+        made_of.update(dict.fromkeys(op.results, parts))
+    return False
 
 
 def _elements(value: ir.Value) -> int:
