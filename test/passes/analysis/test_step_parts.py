@@ -50,6 +50,45 @@ def test_what_is_computed_once_more_in_another_way_is_not_left_to_the_update() -
     assert parts["divide"] == parts["subtract"] == ["update"]
 
 
+def test_a_loop_that_multiplies_by_what_is_computed_once_more_is_not_left_to_the_update() -> None:
+    parts = parts_of("""
+    func.func @main(%w: tensor<4x4xf32> {alpa.role = "state"},
+        %x: tensor<8x4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+        -> (tensor<4x4xf32> {alpa.result = "state:0"}, tensor<f32> {alpa.result = "mean"}) {
+      %zero = stablehlo.constant dense<0.0> : tensor<f32>
+      %start = stablehlo.constant dense<0> : tensor<i32>
+      %zeros = stablehlo.constant dense<0.0> : tensor<4x4xf32>
+      %u = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+          : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+      %y = stablehlo.tanh %u : tensor<8x4xf32>
+      %loss = stablehlo.reduce(%y init: %zero) applies stablehlo.add across dimensions = [0, 1]
+          : (tensor<8x4xf32>, tensor<f32>) -> tensor<f32>
+      %dy = stablehlo.multiply %y, %y : tensor<8x4xf32>
+      %again = stablehlo.optimization_barrier %u : tensor<8x4xf32>
+      %minus = stablehlo.negate %again : tensor<8x4xf32>
+      %plus = stablehlo.abs %minus : tensor<8x4xf32>
+      %0:4 = stablehlo.while(%i = %start, %h = %plus, %d = %dy, %sum = %zeros)
+          : tensor<i32>, tensor<8x4xf32>, tensor<8x4xf32>, tensor<4x4xf32>
+        cond {
+          %two = stablehlo.constant dense<2> : tensor<i32>
+          %more = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %more : tensor<i1>
+        } do {
+          %one = stablehlo.constant dense<1> : tensor<i32>
+          %next = stablehlo.add %i, %one : tensor<i32>
+          %dw = stablehlo.dot_general %h, %d, contracting_dims = [0] x [0]
+              : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+          %added = stablehlo.add %sum, %dw : tensor<4x4xf32>
+          stablehlo.return %next, %h, %d, %added
+              : tensor<i32>, tensor<8x4xf32>, tensor<8x4xf32>, tensor<4x4xf32>
+        }
+      %new = stablehlo.subtract %w, %0#3 : tensor<4x4xf32>
+      return %new, %loss : tensor<4x4xf32>, tensor<f32>
+    }""")
+    assert parts["abs"] == parts["while"] == ["backward"]
+    assert parts["subtract"] == ["update"]
+
+
 def test_a_stack_of_one_gradient_that_is_returned_is_no_loss() -> None:
     parts = parts_of("""
     func.func @main(%w: tensor<1x4xf32> {alpa.role = "state"},
