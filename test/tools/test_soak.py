@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import ray
@@ -40,7 +39,6 @@ def run(
     store: np.ndarray | None = None,
     steps: np.ndarray | None = None,
     processor: np.ndarray | None = None,
-    yardstick: np.ndarray | None = None,
 ) -> list[Sample]:
     """Half an hour, a sample every five seconds, ten steps in each second; flat but for noise."""
     noise = np.random.default_rng(0).normal(size=count)
@@ -49,7 +47,6 @@ def run(
     store = np.zeros(count) if store is None else store
     steps = 0.1 + 0.003 * noise if steps is None else steps
     processor = 7.0 * np.arange(count) if processor is None else processor
-    yardstick = np.full(count, 0.01) if yardstick is None else yardstick
     return [
         Sample(
             seconds=5.0 * n,
@@ -67,7 +64,6 @@ def run(
             checkpoint_files=12,
             step_seconds=float(steps[n]),
             slow_step_seconds=0.2,
-            yardstick_seconds=float(yardstick[n]),
         )
         for n in range(count)
     ]
@@ -129,14 +125,7 @@ def test_slower_steps_are_found() -> None:
     assert growing(run(steps=steps)) == []
     steps[181:] = 0.111
     assert growing(run(steps=steps)) == ["step"]
-    assert judge_steps(run(steps=steps), slower=0.2).grows is False
-
-
-def test_a_machine_that_becomes_slower_is_no_leak() -> None:
-    slow = np.where(np.arange(360) < 150, 1.0, 1.5)
-    used = np.cumsum(7.0 * slow)
-    assert growing(run(steps=0.1 * slow, processor=used, yardstick=0.01 * slow)) == []
-    assert growing(run(steps=0.1 * slow, processor=used)) == ["step", "processor time per step"]
+    assert judge_steps(steps.tolist(), slower=0.2).grows is False
 
 
 def test_more_work_for_each_step_is_found() -> None:
@@ -239,7 +228,6 @@ def test_wrong_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no program is called 'gpt-tinny'; try gpt-tiny" in capsys.readouterr().err
     assert main(["gpt-tiny-dropout"]) == 1
     assert "draws random numbers" in capsys.readouterr().err
-    assert len(jax.devices()) == 8  # jax makes them when it is first asked
     assert main(["--executor", "local", "--cluster", "cpu:4x4"]) == 1
     assert "the cluster has 16 devices, jax has made 8" in capsys.readouterr().err
     assert main(["--json", str(tmp_path / "no" / "soak.json")]) == 1

@@ -193,9 +193,7 @@ def _soak(options: argparse.Namespace) -> bool:
 def _report(samples: Sequence[Sample], found: Sequence[Verdict]) -> None:
     if samples:
         last = samples[-1]
-        print(f"{last.steps} steps in {last.seconds / 60:.1f} min, {len(samples)} samples")
-        fast, slow = (f(1e3 * sample.yardstick_seconds for sample in samples) for f in (min, max))
-        print(f"the yardstick took {fast:.1f} to {slow:.1f} ms\n")
+        print(f"{last.steps} steps in {last.seconds / 60:.1f} min, {len(samples)} samples\n")
     if not found:
         print("too short to say anything")
         return

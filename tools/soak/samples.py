@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +25,6 @@ class Sample:
         checkpoint_files: in the folder of the checkpoints, and below.
         step_seconds: the median of the steps since the sample before.
         slow_step_seconds: that of which 99 in 100 of them take less.
-        yardstick_seconds: the processor time of a piece of work that is always the same: how fast
-            the machine is at this moment.
     """
 
     seconds: float
@@ -37,7 +34,6 @@ class Sample:
     checkpoint_files: int
     step_seconds: float
     slow_step_seconds: float
-    yardstick_seconds: float
 
     @classmethod
     def of(
@@ -57,19 +53,7 @@ class Sample:
             checkpoint_files=sum(len(files) for _, _, files in os.walk(checkpoints)),
             step_seconds=float(np.median(window)),
             slow_step_seconds=float(np.percentile(window, 99)),
-            yardstick_seconds=_yardstick_seconds(),
         )
-
-
-def _yardstick_seconds(times: int = 5) -> float:
-    """The median time of this thread for sorting the same 200,000 numbers, about 10 ms."""
-    numbers = np.random.default_rng(0).random(200_000)
-    found: list[float] = []
-    for _ in range(times):
-        start = time.thread_time()
-        np.sort(numbers)
-        found.append(time.thread_time() - start)
-    return float(np.median(found))
 
 
 def _object_store_bytes() -> float:

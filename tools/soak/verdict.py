@@ -16,8 +16,7 @@ the steps are counted.
 **Steps** become slower where the median of the second half's exceeds that of the first half's by
 more than a limit, 10 % unless told otherwise. The first window of the run is left out. The same is
 asked of the processor time of all processes for each step, saving and evaluation included, which
-other work on the machine changes less. Both are taken relative to the yardstick, a piece of work
-that is always the same: what slows that down, such as a neighbour on the same core, is no leak.
+other work on the machine changes less.
 
 With fewer than ten samples in a half there is no verdict.
 """
@@ -69,7 +68,7 @@ def verdicts(samples: Sequence[Sample], slower: float) -> list[Verdict]:
         judge(name, unit, hours, steps, np.array(values))
         for (name, unit), values in series(half).items()
     ]
-    found.append(judge_steps(samples, slower))
+    found.append(judge_steps([sample.step_seconds for sample in samples], slower))
     return [*found, judge_processor(samples, slower)]
 
 
@@ -115,32 +114,24 @@ def judge(
     )
 
 
-def judge_steps(samples: Sequence[Sample], slower: float) -> Verdict:
-    """The medians of the windows' medians, of the first half and the second one, at the speed that
-    the machine has half of the time."""
-    kept = samples[1:] if len(samples) > 2 else samples
-    usual = median(sample.yardstick_seconds for sample in kept)
-    seconds = [sample.step_seconds * usual / sample.yardstick_seconds for sample in kept]
+def judge_steps(seconds: Sequence[float], slower: float) -> Verdict:
+    """The medians of the windows' medians, of the first half and the second one."""
+    kept = seconds[1:] if len(seconds) > 2 else seconds
     middle = len(kept) // 2
-    return _slower("step", median(seconds[:middle]), median(seconds[middle:]), middle, slower)
+    return _slower("step", median(kept[:middle]), median(kept[middle:]), middle, slower)
 
 
 def judge_processor(samples: Sequence[Sample], slower: float) -> Verdict:
-    """The means of both halves, of the processes that were there in all samples, at the speed that
-    the machine has half of the time."""
+    """The means of both halves, of the processes that were there in all samples."""
     names = set.intersection(*(set(sample.processes) for sample in samples))
-    usual = median(sample.yardstick_seconds for sample in samples)
 
-    def per_step(part: Sequence[Sample]) -> float:
-        used = [sum(it.processes[n].processor_seconds for n in names) for it in part]
-        seconds = [
-            (after - before) * usual / sample.yardstick_seconds
-            for before, after, sample in zip(used, used[1:], part[1:], strict=False)
-        ]
-        return sum(seconds) / max(1, part[-1].steps - part[0].steps)
+    def per_step(first: Sample, last: Sample) -> float:
+        used = [it.processes[n].processor_seconds for n in names for it in (first, last)]
+        return (sum(used[1::2]) - sum(used[::2])) / max(1, last.steps - first.steps)
 
     middle = len(samples) // 2
-    begin, end = per_step(samples[: middle + 1]), per_step(samples[middle:])
+    begin = per_step(samples[0], samples[middle])
+    end = per_step(samples[middle], samples[-1])
     return _slower("processor time per step", begin, end, middle, slower)
 
 
