@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import ray
@@ -228,6 +229,7 @@ def test_wrong_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no program is called 'gpt-tinny'; try gpt-tiny" in capsys.readouterr().err
     assert main(["gpt-tiny-dropout"]) == 1
     assert "draws random numbers" in capsys.readouterr().err
+    assert len(jax.devices()) == 8  # jax makes them when it is first asked
     assert main(["--executor", "local", "--cluster", "cpu:4x4"]) == 1
     assert "the cluster has 16 devices, jax has made 8" in capsys.readouterr().err
     assert main(["--json", str(tmp_path / "no" / "soak.json")]) == 1
