@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import combinations
 from operator import or_
 
@@ -97,6 +97,11 @@ class _Splitter:
     batch: list[bool]
     first_equal: list[int]
 
+    @cached_property
+    def marks(self) -> list[int]:
+        """The ops by which our front end marks gradients."""
+        return [o for o, op in enumerate(self.graph.ops) if is_marker(op, GRADIENT)]
+
     def forward(
         self, results: list[int], pairs: dict[int, int], state: set[int]
     ) -> tuple[list[bool], list[int], set[int]]:
@@ -105,10 +110,10 @@ class _Splitter:
         graph = self.graph
         on_state = graph.depends(state)
         new = {a: graph.returned[r] for r, a in pairs.items()}
-        marks = [o for o, op in enumerate(graph.ops) if is_marker(op, GRADIENT)]
-        marked = graph.depends(v for o in marks for v in graph.results[o])
-        changes = {a: self._changes(v, marked, up_to=frozenset(marks)) for a, v in new.items()}
-        running = running_states(graph, changes, results, marks)
+        marked = graph.depends(v for o in self.marks for v in graph.results[o])
+        marks = frozenset(self.marks)
+        changes = {a: self._changes(v, marked, up_to=marks) for a, v in new.items()}
+        running = running_states(graph, changes, results, self.marks)
         new = {a: v for a, v in new.items() if a not in running}
         gradients = {a: self._changes(v, marked) for a, v in new.items()}
         metrics = [graph.cone([v]) for v in results if self.batch[v] and on_state[v]]
@@ -139,7 +144,7 @@ class _Splitter:
         """The forward ops with those that make statistics, and the ops that read these alone of
         what the forward part makes. Marked gradients need no such search."""
         graph = self.graph
-        if any(is_marker(op, GRADIENT) for op in graph.ops):
+        if self.marks:
             return forward, [False] * len(graph.ops)
         is_number = [_elements(value) == 1 for value in graph.values]
         is_forward = [p < 0 or (forward[p] and p not in gradients) for p in graph.producer]
@@ -262,9 +267,7 @@ class _Splitter:
         is backward: the sum of a shared parameter's gradients is update with a marker, too.
         """
         graph = self.graph
-        marked = [
-            v for o, op in enumerate(graph.ops) if is_marker(op, GRADIENT) for v in graph.results[o]
-        ]
+        marked = [v for o in self.marks for v in graph.results[o]]
         return graph.cone(marked) if marked else towards
 
     def _uses_activation(
