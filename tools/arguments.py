@@ -13,8 +13,13 @@ def count(text: str) -> int:
     return number
 
 
+def count_or_zero(text: str) -> int:
+    """A number of at least 0."""
+    return 0 if text == "0" else count(text)
+
+
 def count_or_auto(text: str) -> int | str:
-    """The same, or `auto`."""
+    """A number of at least 1, or `auto`."""
     return text if text == "auto" else count(text)
 
 
@@ -28,5 +33,6 @@ def share(text: str) -> float:
 
 # What argparse calls the type in its messages.
 count.__name__ = "whole number"
+count_or_zero.__name__ = "whole number"
 count_or_auto.__name__ = "whole number or auto"
 share.__name__ = "share"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -18,8 +19,9 @@ from alpa.runtime.process_usage import ProcessUsage
 from alpa.tools import zoo
 from alpa.tools.soak.__main__ import main, table, watch
 from alpa.tools.soak.samples import Sample
-from alpa.tools.soak.training import Training
-from alpa.tools.soak.verdict import FEWEST, judge_steps, theil_sen, verdicts
+from alpa.tools.soak.training import SoakError, Training
+from alpa.tools.soak.turns import Round, Runner, Turn, rounds
+from alpa.tools.soak.verdict import FEWEST, FEWEST_ROUNDS, judge_rounds, theil_sen, verdicts
 
 MIB = 1 << 20
 USAGE = ProcessUsage(
@@ -38,16 +40,12 @@ def run(
     own: np.ndarray | None = None,
     files: np.ndarray | None = None,
     store: np.ndarray | None = None,
-    steps: np.ndarray | None = None,
-    processor: np.ndarray | None = None,
 ) -> list[Sample]:
     """Half an hour, a sample every five seconds, ten steps in each second; flat but for noise."""
     noise = np.random.default_rng(0).normal(size=count)
     own = 200.0 * MIB + 0.2 * MIB * noise if own is None else own
     files = np.full(count, 40) if files is None else files
     store = np.zeros(count) if store is None else store
-    steps = 0.1 + 0.003 * noise if steps is None else steps
-    processor = 7.0 * np.arange(count) if processor is None else processor
     return [
         Sample(
             seconds=5.0 * n,
@@ -58,12 +56,11 @@ def run(
                     USAGE,
                     own_bytes=int(own[n]),
                     open_files=int(files[n]),
-                    processor_seconds=float(processor[n]),
                 ),
             },
             object_store_bytes=float(store[n]),
             checkpoint_files=12,
-            step_seconds=float(steps[n]),
+            step_seconds=0.1,
             slow_step_seconds=0.2,
         )
         for n in range(count)
@@ -71,8 +68,8 @@ def run(
 
 
 def growing(samples: list[Sample]) -> list[str]:
-    found = verdicts(samples, slower=0.1)
-    assert len(found) == 2 * 4 + 4
+    found = verdicts(samples)
+    assert len(found) == 2 * 4 + 2
     assert all(it.grows is not None for it in found)
     return [it.name for it in found if it.grows]
 
@@ -86,7 +83,7 @@ def test_a_leak_of_memory_is_found() -> None:
     noise = np.random.default_rng(1).normal(size=360)
     leak = 200 * MIB + 50 * 400 * np.arange(360) + 0.2 * MIB * noise
     assert growing(run(own=leak)) == ["mesh_0: own memory"]
-    (found,) = [it for it in verdicts(run(own=leak), slower=0.1) if it.grows]
+    (found,) = [it for it in verdicts(run(own=leak)) if it.grows]
     assert found.per_step == pytest.approx(400, rel=0.05)
     assert found.per_hour == pytest.approx(720 * 50 * 400, rel=0.05)
 
@@ -120,18 +117,45 @@ def test_the_object_store_is_watched() -> None:
     assert growing(run(store=np.arange(360) * 0.1 * MIB)) == ["object store"]
 
 
+def taken(fresh: list[float], old: list[float]) -> list[Round]:
+    """Rounds with steps of so many seconds, each of which takes as much processor time again."""
+    return [
+        Round(
+            old=Turn(step_seconds=late, processor_seconds=late),
+            fresh=Turn(step_seconds=early, processor_seconds=early),
+        )
+        for early, late in zip(fresh, old, strict=True)
+    ]
+
+
 def test_slower_steps_are_found() -> None:
-    steps = np.full(360, 0.1)
-    steps[0] = 20  # which compiles
-    assert growing(run(steps=steps)) == []
-    steps[181:] = 0.111
-    assert growing(run(steps=steps)) == ["step"]
-    assert judge_steps(steps.tolist(), slower=0.2).grows is False
+    pace = [0.1, 0.15, 0.09, 0.12, 0.2]  # of the machine, from round to round
+    same = judge_rounds(taken(pace, [1.05 * it for it in pace]), slower=0.1)
+    assert [it.grows for it in same] == [False, False]
+    later = judge_rounds(taken(pace, [1.11 * it for it in pace]), slower=0.1)
+    assert [(it.name, it.grows) for it in later] == [
+        ("step, fresh and old", True),
+        ("processor time per step, fresh and old", True),
+    ]
+    assert later[0].begin == 0.12
+    assert later[0].end == pytest.approx(1.11 * 0.12)
+    assert judge_rounds(taken(pace, [1.11 * it for it in pace]), slower=0.2)[0].grows is False
+
+
+def test_a_round_that_other_work_disturbs_is_no_verdict() -> None:
+    assert judge_rounds(taken([0.1] * 5, [0.1, 0.9, 0.1, 0.1, 0.8]), slower=0.1)[0].grows is False
 
 
 def test_more_work_for_each_step_is_found() -> None:
-    later = np.where(np.arange(360) < 180, 7.0, 8.0)
-    assert growing(run(processor=np.cumsum(later))) == ["processor time per step"]
+    more = Round(
+        old=Turn(step_seconds=0.1, processor_seconds=0.3),
+        fresh=Turn(step_seconds=0.1, processor_seconds=0.2),
+    )
+    step, processor = judge_rounds([more] * FEWEST_ROUNDS, slower=0.1)
+    assert not step.grows
+    assert processor.grows
+    assert [it.grows for it in judge_rounds([more] * (FEWEST_ROUNDS - 1), slower=0.1)] == [None] * 2
+    assert judge_rounds([], slower=0.1) == []
 
 
 def test_a_process_that_came_late_is_left_out() -> None:
@@ -141,9 +165,9 @@ def test_a_process_that_came_late_is_left_out() -> None:
 
 
 def test_a_short_run_has_no_verdict() -> None:
-    found = verdicts(run(count=FEWEST), slower=0.1)
+    found = verdicts(run(count=FEWEST))
     assert [it.grows for it in found] == [None] * len(found)
-    assert verdicts(run(count=1), slower=0.1) == []
+    assert verdicts(run(count=1)) == []
 
 
 def test_the_slope_is_the_median_of_all() -> None:
@@ -155,11 +179,10 @@ def test_the_slope_is_the_median_of_all() -> None:
 
 def test_the_table_says_what_grows() -> None:
     leak = 200.0 * MIB + MIB * np.arange(360)
-    rows = [line.strip("| ").split(" | ") for line in table(verdicts(run(own=leak), slower=0.1))]
+    rows = [line.strip("| ").split(" | ") for line in table(verdicts(run(own=leak)))]
     by_name = {row[0]: row[1:] for row in rows[2:]}
     assert by_name["mesh_0: own memory"] == ["410 MiB", "530 MiB", "+720 MiB", "+20 MiB", "GROWS"]
     assert by_name["mesh_0: threads"] == ["50", "50", "0", "0", "flat"]
-    assert by_name["step"][-1] == "flat"
 
 
 def small_training(folder: Path) -> Training:
@@ -182,7 +205,7 @@ def small_training(folder: Path) -> Training:
 def test_a_few_steps_are_recorded(tmp_path: Path) -> None:
     training = small_training(tmp_path)
     assert len(training.executable.program.meshes) == 2
-    samples = list(watch(training, steps=7, seconds=60, every=0))
+    samples = list(watch(training, training.steps(), steps=7, seconds=60, every=0))
     assert [sample.steps for sample in samples] == list(range(1, 8))
     last = samples[-1]
     assert {"caller", "mesh_0 on host 0", "mesh_1 on host 1"} <= last.processes.keys()
@@ -204,8 +227,8 @@ def test_a_few_steps_are_recorded(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_twenty_minutes_are_flat() -> None:
-    # Whatever else runs on the machine makes steps slower; memory and files are not its business.
-    assert main(["--minutes", "20", "--slower", "100"]) == 0
+    # Whatever else runs on the machine changes its times; memory and files are not its business.
+    assert main(["--minutes", "20", "--rounds", "0"]) == 0
 
 
 def records_of_ray() -> list[str]:
@@ -242,10 +265,26 @@ def test_wrong_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_run_too_short_to_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "soak.json"
     arguments = ["--executor", "local", "--cluster", "cpu:2x1", "--mesh-shape", "1x1"]
-    assert main([*arguments, "--steps", "3", "--every", "0", "--json", str(path)]) == 0
+    arguments += ["--steps", "3", "--every", "0", "--save-every", "2", "--rounds", "2"]
+    assert main([*arguments, "--json", str(path)]) == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "too short to say"
     assert captured.err == ""  # quiet where it is no terminal
     record = json.loads(path.read_text())
     assert [sample["steps"] for sample in record["samples"]] == [1, 2, 3]
     assert {it["grows"] for it in record["verdicts"]} == {None}
+    # A fresh run in a process of its own has taken turns with this one.
+    assert len(record["rounds"]) == 2
+    for turn in (turn for one in record["rounds"] for turn in one.values()):
+        assert 0 < turn["step_seconds"] < 10
+        assert 0 <= turn["processor_seconds"] < 20
+
+
+def test_a_fresh_run_that_cannot_go_on_says_why() -> None:
+    class Old:
+        def turn(self) -> Turn:
+            return Turn(step_seconds=0.1, processor_seconds=0.1)
+
+    options = argparse.Namespace(cluster="cpu:2x1", model="gpt-tiny-dropout")
+    with pytest.raises(SoakError, match="the fresh run: gpt-tiny-dropout draws random numbers"):
+        list(rounds(cast(Runner, Old()), options, 1))

@@ -6,7 +6,8 @@ A model of the zoo is trained on two meshes under 1F1B, with batches that are pl
 checkpoint now and then and an evaluation on the same meshes. Every few seconds the memory, open
 files, sockets and threads of this process, of each worker and of Ray's own processes are recorded,
 and what Ray's object store holds, the files of checkpoints, and the times of the steps. At the end
-`verdict` says what of it grows. The exit status is 0 if nothing does.
+a fresh run in another process takes turns with this one, and `verdict` says what grows, and whether
+steps are slower than the fresh run's. The exit status is 0 if neither is so.
 
 With Ray it starts a cluster of its own in this process, unless the process has joined one.
 """
@@ -15,14 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import platform
 import sys
-import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,16 +30,15 @@ import ray
 
 from alpa import runtime
 from alpa.passes import PassError
-from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.cluster import ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.runtime.planning import PlanningError
-from alpa.tools import zoo
-from alpa.tools.arguments import count, share
-from alpa.tools.devices import make_devices
+from alpa.tools.arguments import count, count_or_zero, share
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.soak.samples import Sample
-from alpa.tools.soak.training import SoakError, Training
-from alpa.tools.soak.verdict import Verdict, verdicts
+from alpa.tools.soak.training import SoakError, Training, started
+from alpa.tools.soak.turns import Round, Runner, rounds
+from alpa.tools.soak.verdict import Verdict, judge_rounds, verdicts
 
 _EXAMPLES = """\
 examples:
@@ -51,13 +48,17 @@ examples:
 
 
 def watch(
-    training: Training, *, steps: int | None, seconds: float, every: float
+    training: Training,
+    running: Iterator[tuple[int, float]],
+    *,
+    steps: int | None,
+    seconds: float,
+    every: float,
 ) -> Iterator[Sample]:
     """Trains until so many steps or seconds are over, and yields a sample every so many seconds.
 
-    The first step, which waits for the workers to compile, counts as none.
+    The first of the `running` steps, which waits for the workers to compile, counts as none.
     """
-    running = training.steps()
     first, _ = next(running)
     begin = last = time.monotonic()
     window: list[float] = []
@@ -97,21 +98,6 @@ def _signed(text: Any, number: float) -> str:
     return f"{'-' if number < 0 else '+'}{text(abs(number))}" if number else "0"
 
 
-@contextmanager
-def _cluster(executor: str, devices: int) -> Generator[None]:
-    """A Ray cluster with so many CPU devices, in this process, where it has joined none."""
-    if executor != "ray" or ray.is_initialized():
-        yield
-        return
-    ray.init(
-        address="local", num_cpus=devices, include_dashboard=False, logging_level=logging.WARNING
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m alpa.tools.soak",
@@ -140,7 +126,15 @@ def _parser() -> argparse.ArgumentParser:
         type=share,
         default=0.1,
         metavar="S",
-        help="by how much steps may take longer in the second half; default: %(default)g",
+        help="by how much steps may take longer than a fresh run's; default: %(default)g",
+    )
+    add(
+        "--rounds",
+        type=count_or_zero,
+        default=10,
+        metavar="N",
+        help="turns of this run and of a fresh one at the end, from one checkpoint to the next; "
+        "0: none; default: %(default)s",
     )
     add("--checkpoints", type=Path, metavar="DIR", help="where they are; default: a new folder")
     add("--json", type=Path, metavar="FILE", help="where to write all samples and the verdict")
@@ -149,42 +143,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def _soak(options: argparse.Namespace) -> bool:
     """Whether nothing grows."""
-    devices = Cluster.parse(options.cluster).num_devices
-    program = zoo.get(options.model)
-    if any(entry.role == "key" for entry in program.config.inputs().values()):
-        raise SoakError(
-            f"{options.model} draws random numbers, which this run has not; try another"
-        )
-    make_devices(devices if options.executor == "local" else 1)
     samples: list[Sample] = []
-    with tempfile.TemporaryDirectory() as folder, _cluster(options.executor, devices):
-        training = Training(
-            program=program,
-            batch_size=options.batch_size,
-            executor=options.executor,
-            cluster=options.cluster,
-            mesh_shape=options.mesh_shape,
-            num_micro_batches=options.num_micro_batches,
-            seed=options.seed,
-            folder=options.checkpoints or Path(folder),
-            save_every=options.save_every,
-            evaluate_every=options.evaluate_every,
-        )
+    turns: list[Round] = []
+    with started(options) as training:
         _say(f"training on {len(training.executable.program.meshes)} meshes")
-        running = watch(
-            training, steps=options.steps, seconds=60 * options.minutes, every=options.every
-        )
+        running = training.steps()
+        limits = {"steps": options.steps, "seconds": 60 * options.minutes, "every": options.every}
         try:
-            for sample in running:
+            for sample in watch(training, running, **limits):
                 samples.append(sample)
                 _tell(sample)
+            if options.rounds:
+                _say("a fresh run starts, and takes turns with this one")
+                for turn in rounds(Runner(training, running), options, options.rounds):
+                    turns.append(turn)
+                    _tell_turn(turn)
         except KeyboardInterrupt:
             _say("interrupted: the verdict is of what there is")
-        finally:
-            training.close()
-    found = verdicts(samples, options.slower)
+    found = [*verdicts(samples), *judge_rounds(turns, options.slower)]
     if options.json is not None:
-        options.json.write_text(f"{json.dumps(_record(options, samples, found))}\n")
+        options.json.write_text(f"{json.dumps(_record(options, samples, turns, found))}\n")
     with until_the_reader_goes():
         _report(samples, found)
     return not any(it.grows for it in found)
@@ -205,7 +183,10 @@ def _report(samples: Sequence[Sample], found: Sequence[Verdict]) -> None:
 
 
 def _record(
-    options: argparse.Namespace, samples: Sequence[Sample], found: Sequence[Verdict]
+    options: argparse.Namespace,
+    samples: Sequence[Sample],
+    turns: Sequence[Round],
+    found: Sequence[Verdict],
 ) -> dict[str, Any]:
     return {
         "options": {name: str(value) for name, value in vars(options).items()},
@@ -216,6 +197,7 @@ def _record(
         },
         "cores": os.cpu_count(),
         "samples": [asdict(sample) for sample in samples],
+        "rounds": [asdict(turn) for turn in turns],
         "verdicts": [asdict(it) for it in found],
     }
 
@@ -226,6 +208,11 @@ def _tell(sample: Sample) -> None:
         f"{sample.seconds / 60:5.1f} min, step {sample.steps}: {1e3 * sample.step_seconds:.0f} ms, "
         f"{size_text(own)} in {len(sample.processes)} processes"
     )
+
+
+def _tell_turn(turn: Round) -> None:
+    fresh, old = (_milliseconds(it.step_seconds) for it in (turn.fresh, turn.old))
+    _say(f"fresh {fresh}, old {old}")
 
 
 def _say(text: str) -> None:

@@ -48,12 +48,17 @@ class Sample:
         return cls(
             seconds=seconds,
             steps=steps,
-            processes=executable.usage() | _children(),
+            processes=usage(executable),
             object_store_bytes=_object_store_bytes() if ray.is_initialized() else None,
             checkpoint_files=sum(len(files) for _, _, files in os.walk(checkpoints)),
             step_seconds=float(np.median(window)),
             slow_step_seconds=float(np.percentile(window, 99)),
         )
+
+
+def usage(executable: Executable) -> dict[str, ProcessUsage]:
+    """Of the caller, each worker, and the processes that the caller has started, by name."""
+    return executable.usage() | _children()
 
 
 def _object_store_bytes() -> float:

@@ -7,8 +7,12 @@ the state.
 
 from __future__ import annotations
 
+import argparse
+import logging
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -17,10 +21,14 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+import ray
 
 import alpa
+from alpa.passes.cost.cluster import Cluster
 from alpa.runtime import Executable, WorkerOptions, prefetch
 from alpa.runtime.jit import Parallelized
+from alpa.tools import zoo
+from alpa.tools.devices import make_devices
 from alpa.tools.zoo import TrainingProgram, TrainState
 
 
@@ -130,6 +138,59 @@ class Training:
         for step in count(first):
             arrays = jax.tree.leaves(self._batch(step))
             yield {number_of_state + n: array for n, array in enumerate(arrays)}
+
+
+@contextmanager
+def started(options: argparse.Namespace) -> Generator[Training]:
+    """The training that a command line asks for, with its workers, which are stopped at the end.
+
+    With Ray it is on the cluster that this process has joined, or on one of its own.
+
+    Raises:
+        SoakError: the model draws random numbers.
+        ValueError, ClusterError: the model or the cluster is not known, or jax has too few devices.
+        PlanningError: there is no plan for it.
+        ClusterSizeError, WorkerError: the workers cannot be started.
+    """
+    devices = Cluster.parse(options.cluster).num_devices
+    program = zoo.get(options.model)
+    if any(entry.role == "key" for entry in program.config.inputs().values()):
+        raise SoakError(
+            f"{options.model} draws random numbers, which this run has not; try another"
+        )
+    make_devices(devices if options.executor == "local" else 1)
+    with tempfile.TemporaryDirectory() as folder, _cluster(options.executor, devices):
+        training = Training(
+            program=program,
+            batch_size=options.batch_size,
+            executor=options.executor,
+            cluster=options.cluster,
+            mesh_shape=options.mesh_shape,
+            num_micro_batches=options.num_micro_batches,
+            seed=options.seed,
+            folder=options.checkpoints or Path(folder),
+            save_every=options.save_every,
+            evaluate_every=options.evaluate_every,
+        )
+        try:
+            yield training
+        finally:
+            training.close()
+
+
+@contextmanager
+def _cluster(executor: str, devices: int) -> Generator[None]:
+    """A Ray cluster with so many CPU devices, in this process, where it has joined none."""
+    if executor != "ray" or ray.is_initialized():
+        yield
+        return
+    ray.init(
+        address="local", num_cpus=devices, include_dashboard=False, logging_level=logging.WARNING
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _check_finite(what: str, step: int, loss: Any) -> None:

@@ -13,12 +13,11 @@ median of the slopes between all pairs of samples, rises
 Single outliers, and a jump that stays one, do not move that slope; of a leak that is a staircase
 the steps are counted.
 
-**Steps** become slower where the median of the second half's exceeds that of the first half's by
-more than a limit, 10 % unless told otherwise. The first window of the run is left out. The same is
-asked of the processor time of all processes for each step, saving and evaluation included, which
-other work on the machine changes less.
+**Steps** become slower where those of the old run take longer than those of a fresh one beside it,
+in the median of all rounds by more than a limit, 10 % unless told otherwise. The same is asked of
+the processor time of all processes for each step, saving and evaluation included.
 
-With fewer than ten samples in a half there is no verdict.
+With fewer than ten samples in a half, or five rounds, there is no verdict.
 """
 
 from __future__ import annotations
@@ -31,10 +30,12 @@ from typing import Literal
 import numpy as np
 
 from alpa.tools.soak.samples import Sample
+from alpa.tools.soak.turns import Round
 
 Unit = Literal["bytes", "count", "seconds"]
 
 FEWEST = 10  # samples in a half, for a verdict
+FEWEST_ROUNDS = 5
 RISE = {"bytes": 1 << 20, "count": 1.0}  # at least, in the second half
 SHARE_PER_HOUR = 0.02  # of the median, for bytes
 _HOUR = 3600.0
@@ -45,7 +46,7 @@ class Verdict:
     """What became of one series; `grows` is None where it is too short to say.
 
     `begin` and `end` are medians of the first and the last third of its second half, for seconds
-    of both halves. `per_hour` and `per_step` are the slope, in units.
+    those of the fresh run and of the old one. `per_hour` and `per_step` are the slope, in units.
     """
 
     name: str
@@ -57,19 +58,17 @@ class Verdict:
     grows: bool | None
 
 
-def verdicts(samples: Sequence[Sample], slower: float) -> list[Verdict]:
-    """Of all that was measured; `slower` is the share by which steps may take longer later on."""
+def verdicts(samples: Sequence[Sample]) -> list[Verdict]:
+    """Of all that was measured while the run went on by itself."""
     half = samples[len(samples) // 2 :]
     if len(half) < 2:
         return []
     hours = np.array([sample.seconds for sample in half]) / _HOUR
     steps = np.array([sample.steps for sample in half], np.float64)
-    found = [
+    return [
         judge(name, unit, hours, steps, np.array(values))
         for (name, unit), values in series(half).items()
     ]
-    found.append(judge_steps([sample.step_seconds for sample in samples], slower))
-    return [*found, judge_processor(samples, slower)]
 
 
 def series(samples: Sequence[Sample]) -> Mapping[tuple[str, Unit], list[float]]:
@@ -114,36 +113,33 @@ def judge(
     )
 
 
-def judge_steps(seconds: Sequence[float], slower: float) -> Verdict:
-    """The medians of the windows' medians, of the first half and the second one."""
-    kept = seconds[1:] if len(seconds) > 2 else seconds
-    middle = len(kept) // 2
-    return _slower("step", median(kept[:middle]), median(kept[middle:]), middle, slower)
+def judge_rounds(rounds: Sequence[Round], slower: float) -> list[Verdict]:
+    """The steps of an old run beside those of a fresh one; none without rounds.
+
+    `slower` is the share by which they may take longer.
+    """
+    if not rounds:
+        return []
+    fresh, old = [it.fresh for it in rounds], [it.old for it in rounds]
+    return [
+        _slower(name, [of(it) for it in fresh], [of(it) for it in old], slower)
+        for name, of in (
+            ("step, fresh and old", lambda turn: turn.step_seconds),
+            ("processor time per step, fresh and old", lambda turn: turn.processor_seconds),
+        )
+    ]
 
 
-def judge_processor(samples: Sequence[Sample], slower: float) -> Verdict:
-    """The means of both halves, of the processes that were there in all samples."""
-    names = set.intersection(*(set(sample.processes) for sample in samples))
-
-    def per_step(first: Sample, last: Sample) -> float:
-        used = [it.processes[n].processor_seconds for n in names for it in (first, last)]
-        return (sum(used[1::2]) - sum(used[::2])) / max(1, last.steps - first.steps)
-
-    middle = len(samples) // 2
-    begin = per_step(samples[0], samples[middle])
-    end = per_step(samples[middle], samples[-1])
-    return _slower("processor time per step", begin, end, middle, slower)
-
-
-def _slower(name: str, begin: float, end: float, count: int, limit: float) -> Verdict:
+def _slower(name: str, fresh: Sequence[float], old: Sequence[float], limit: float) -> Verdict:
+    ratios = [late / early for early, late in zip(fresh, old, strict=True)]
     return Verdict(
         name=name,
         unit="seconds",
-        begin=begin,
-        end=end,
+        begin=median(fresh),
+        end=median(old),
         per_hour=0.0,
         per_step=0.0,
-        grows=None if count < FEWEST else end > (1 + limit) * begin,
+        grows=None if len(ratios) < FEWEST_ROUNDS else median(ratios) > 1 + limit,
     )
 
 
