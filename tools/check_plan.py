@@ -31,17 +31,17 @@ from typing import Any
 
 import jax
 
-from alpa.dialects import format_error, ir
+from alpa.dialects import ir
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes import PassError
 from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.analysis.predicted_collectives import Collective, predicted_collectives
 from alpa.passes.analysis.predicted_memory import FragmentMemory, predicted_memory
 from alpa.passes.export_stages import ExportStages
-from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import Device, separate
 from alpa.runtime.truth import Truth, truth
+from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
 COLLECTIVES_SLACK = 1024
@@ -266,14 +266,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
         checks = check(module, jax.devices(), default_schedule=options.default_schedule)
-    except ir.MLIRError as error:
-        return _fail(format_error(error))
-    except (CheckError, PassError) as error:
-        return _fail(f"{place_of(error.location)}: error: {error.message}")
-    except OSError as error:
-        return _fail(f"{error.filename or options.file}: error: {error.strerror or error}")
-    except (HloError, jax.errors.JaxRuntimeError) as error:
-        return _fail(f"{options.file}: error: {error}")
+    except (
+        ir.MLIRError,
+        CheckError,
+        PassError,
+        OSError,
+        HloError,
+        jax.errors.JaxRuntimeError,
+    ) as error:
+        return fail(error, options.file)
     if options.json:
         print(json.dumps(as_json(checks, tolerances), indent=2))
     else:
@@ -282,11 +283,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, whats in wrong.items():
         print(f"@{name} differs in {', '.join(whats)}", file=sys.stderr)
     return 1 if wrong else 0
-
-
-def _fail(message: str) -> int:
-    print(message, file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from alpa import passes
-from alpa.dialects import format_error, ir, main_function
+from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import Part, SolverReport, read_solver_reports
 from alpa.passes import PassError
 from alpa.passes.analysis.fold_classes import (
@@ -29,6 +29,7 @@ from alpa.passes.analysis.fold_classes import (
     part_ops,
 )
 from alpa.passes.pipelines.diagnostics import place_of
+from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
 _EXAMPLE = """\
@@ -187,20 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.cost:
             reports = search(module, time_limit=options.time_limit, gap=options.gap)
             print(f"\n{cost_table(reports)}")
-    except ir.MLIRError as error:
-        return _fail(format_error(error))
-    except PassError as error:
-        return _fail(f"{place_of(error.location)}: error: {error.message}")
-    except OSError as error:
-        return _fail(f"{options.file}: error: {error.strerror}")
-    except ValueError as error:
-        return _fail(f"{options.file}: error: {error}")
+    except (ir.MLIRError, PassError, OSError, ValueError) as error:
+        return fail(error, options.file)
     return 0
-
-
-def _fail(message: str) -> int:
-    print(message, file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from alpa.dialects import format_error, ir
+from alpa.dialects import ir
 from alpa.dialects.checks import CheckError
 from alpa.passes import PassError
 from alpa.passes.analysis.plan_table import plan_table
-from alpa.passes.pipelines.diagnostics import place_of
+from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
 _EXAMPLE = """\
@@ -34,15 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         sys.stdout.write(plan_table(parse_within(options.file)))
-    except OSError as error:
-        print(f"{options.file}: error: {error.strerror}", file=sys.stderr)
-    except ir.MLIRError as error:
-        print(format_error(error), file=sys.stderr)
-    except (CheckError, PassError) as error:
-        print(f"{place_of(error.location)}: error: {error.message}", file=sys.stderr)
-    else:
-        return 0
-    return 1
+    except (ir.MLIRError, CheckError, PassError, OSError) as error:
+        return fail(error, options.file)
+    return 0
 
 
 def command(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -33,16 +33,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from alpa import passes, runtime
-from alpa.dialects import format_error, ir, main_function, stablehlo, terminator, walk
+from alpa.dialects import ir, main_function, stablehlo, terminator, walk
 from alpa.passes import PassError, pipeline
 from alpa.passes.analysis.planned import Program
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.pipelines.diagnostics import place_of
 from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import Clock, PlanningError, run_pass
 from alpa.runtime.reference import Comparison, compare, random_arguments, run_unplanned
 from alpa.tools import shrink
+from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
 _ADAPTIVE = 4  # times the distance of plain jax to the run in 64 bits
@@ -318,23 +318,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.output is not None:
             options.output.write_text(f"{planned.operation.get_asm()}\n")
         rows = run(source, planned, options.seed, clock)
-    except ir.MLIRError as error:
-        return _fail(format_error(error))
-    except PassError as error:
-        return _fail(f"{place_of(error.location)}: error: {error.message}")
     except (PlanningError, RolesError) as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.filename or options.file}: error: {error.strerror or error}")
-    except (ValueError, ClusterError) as error:
-        return _fail(f"{options.file}: error: {error}")
+        print(error, file=sys.stderr)
+        return 1
+    except (ir.MLIRError, PassError, OSError, ValueError, ClusterError) as error:
+        return fail(error, options.file)
     _print(rows, clock.seconds, quiet=options.quiet)
     return 0 if all(row.comparison.ok for row in rows) else 1
-
-
-def _fail(message: str) -> int:
-    print(message, file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

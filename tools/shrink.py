@@ -32,7 +32,6 @@ import numpy as np
 
 from alpa.dialects import (
     body,
-    format_error,
     func,
     ir,
     main_function,
@@ -42,7 +41,7 @@ from alpa.dialects import (
 )
 from alpa.dialects.attributes import ROLE
 from alpa.passes import PassError
-from alpa.passes.pipelines.diagnostics import place_of
+from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
 # MLIR numbers further ones of the same name: __elided___1.
@@ -272,20 +271,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(text, end="")
         else:
             options.output.write_text(text)
-    except ir.MLIRError as error:
-        return _fail(format_error(error))
-    except PassError as error:
-        return _fail(f"{place_of(error.location)}: error: {error.message}")
-    except OSError as error:
-        return _fail(f"{error.filename or options.file}: error: {error.strerror or error}")
-    except ValueError as error:
-        return _fail(f"{options.file}: error: {error}")
+    except (ir.MLIRError, PassError, OSError, ValueError) as error:
+        return fail(error, options.file)
     return 0
-
-
-def _fail(message: str) -> int:
-    print(message, file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":
