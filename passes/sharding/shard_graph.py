@@ -271,13 +271,15 @@ class ShardGraph:
         """
         key = (source, target, type_, weight)
         if key not in self.known.matrices:
-            if isinstance(type_, ir.RankedTensorType) and type_.rank > 0:
+            ranked = isinstance(type_, ir.RankedTensorType)
+            plain = ranked and all(len(layout) == type_.rank for layout in (*source, *target))
+            # A number has no layouts but its sums.
+            if ranked and (type_.rank > 0 or not plain):
                 table = self.known.tables.get(type_.rank)
                 if table is None:
                     table = ReshardTable(self.mesh, type_.rank)
                     self.known.tables[type_.rank] = table
                 itemsize = element_bytes(type_.element_type)
-                plain = all(len(layout) == type_.rank for layout in (*source, *target))
                 matrix_of = table.matrix if plain else partial(sums.matrix_with_sums, table)
                 matrix = matrix_of(source, target, tuple(type_.shape), itemsize)
             else:
@@ -311,7 +313,11 @@ class ShardGraph:
             self.add_constraint(op, weight)
         elif isinstance(view, sdy.ManualComputationOp):
             self._add_manual(op, view, weight)
-        elif all(_rank(v) == 0 for v in (*op.results, *op.operands)) and not has_effects(view):
+        elif (
+            all(_rank(v) == 0 for v in (*op.results, *op.operands))
+            and not any(v in self.placed and len(self.placed[v].layouts) > 1 for v in op.operands)
+            and not has_effects(view)
+        ):
             for result in op.results:
                 self.placed[result] = Placed(_SCALAR, _NO_LAYOUT, result.type)
         else:

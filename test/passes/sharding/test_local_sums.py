@@ -39,11 +39,24 @@ def tied(params, x):
     return jnp.mean((jnp.tanh(x @ w) @ w @ v) ** 2)
 
 
+def one_number(params, x):
+    w, scale = params
+    return jnp.mean((scale * jnp.tanh(x @ w)) ** 2)
+
+
+def numbers(params, x):
+    """The gradient of one of them is a sum of two."""
+    w, scale, shift = params
+    return jnp.mean((scale * jnp.tanh(x @ w + shift) + shift) ** 2)
+
+
 PROGRAMS = {
     "dense": (dense, (((63, 31), (31,)), (31, 9))),
     "convolution": (convolution, ((3, 3, 7, 5), (5,))),
     "embedding": (embedding, ((31, 15), (15,))),
     "tied": (tied, ((63, 63), (63, 9))),
+    "one number": (one_number, ((63, 31), ())),
+    "numbers": (numbers, ((63, 31), (), ())),
 }
 
 
