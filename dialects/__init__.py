@@ -25,6 +25,7 @@ from alpa.dialects.bindings import (
     sdy,
     stablehlo,
     terminator,
+    transform,
     walk,
     walk_outside_manual,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "sdy",
     "stablehlo",
     "terminator",
+    "transform",
     "walk",
     "walk_outside_manual",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Self, TypeVar, get_args
 
-from alpa.dialects.bindings import func, ir
+from alpa.dialects.bindings import func, ir, stablehlo
 
 Role = Literal["batch", "state", "key", "constant"]
 Part = Literal["forward", "backward", "update"]
@@ -37,6 +37,14 @@ BUFFER_DONOR = "jax.buffer_donor"
 
 LAYER_BOUNDARY = "alpa.layer_boundary"
 GRADIENT = "alpa.gradient"
+
+
+def marker_of(op: ir.OpView) -> str | None:
+    """Which of the front end's markers an op is: LAYER_BOUNDARY, GRADIENT, or none."""
+    if not isinstance(op, stablehlo.CustomCallOp):
+        return None
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    return target if target in (LAYER_BOUNDARY, GRADIENT) else None
 
 
 _EXPECTED: dict[type[ir.Attribute], str] = {

@@ -70,6 +70,7 @@ _DEEPEST = 1000
 from some 3000 modules in modules on, it takes the process along."""
 _BRACKETS = b"([{)]}"
 _OTHERS = bytes(set(range(256)) - {*_BRACKETS})
+_TRANSFORM = re.compile(r"(?:^|/)(jvp|transpose|vmap(?=\([^/]*transpose\())\(")
 _NO_CODE = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*')
 """Strings and comments."""
 
@@ -163,6 +164,23 @@ def _position(location: ir.Location) -> ir.FileLineColLoc | None:
     if isinstance(location, ir.FusedLoc):
         inner = cast(Iterable[ir.Location], location.locations)
         return next((found for each in inner if (found := _position(each)) is not None), None)
+    return None
+
+
+def transform(location: ir.Location) -> str | None:
+    """The outermost of jax's transformations that made an op: jvp, transpose, vmap of a transpose.
+
+    jax names its ops by the transformations that they went through, `transpose(jvp())/mul`, and
+    inlining keeps the name of the call. None where no name says so, as in text without locations.
+    """
+    if isinstance(location, ir.NameLoc):
+        match = _TRANSFORM.search(location.name_str)
+        return match[1] if match else None
+    if isinstance(location, ir.CallSiteLoc):
+        return transform(location.caller) or transform(location.callee)
+    if isinstance(location, ir.FusedLoc):
+        inner = cast(Iterable[ir.Location], location.locations)
+        return next((found for each in inner if (found := transform(each)) is not None), None)
     return None
 
 

@@ -43,10 +43,10 @@ import numpy as np
 from alpa.dialects import body, func, ir, stablehlo, terminator, walk
 from alpa.dialects.attributes import (
     FLOPS,
-    GRADIENT,
     LAYER_BOUNDARY,
     i64,
     input_number,
+    marker_of,
     output_number,
     write_interface,
 )
@@ -64,7 +64,7 @@ from alpa.passes.analysis.layer_placement import (
     resolve_parts,
 )
 from alpa.passes.analysis.roles import Roles, infer_roles
-from alpa.passes.analysis.step_parts import is_marker, split_step
+from alpa.passes.analysis.step_parts import split_step
 from alpa.passes.base import Pass, PassError, Remark, option
 
 _HEAVY_OPS_PER_LAYER = 4
@@ -91,7 +91,7 @@ class LayerCluster(Pass):
         parts = split_step(graph, roles)
         floating = Floating.find(graph, parts)
         part = resolve_parts(graph, parts, floating)
-        markers = [o for o, op in enumerate(graph.ops) if is_marker(op, LAYER_BOUNDARY)]
+        markers = [o for o, op in enumerate(graph.ops) if marker_of(op) == LAYER_BOUNDARY]
         for o in markers:
             if not graph.operands[o]:
                 part[o] = None  # It stands between ops, and computes nothing of any part.
@@ -228,7 +228,7 @@ def _outline(function: func.FuncOp, graph: Graph, placement: Placement) -> None:
     slots = sorted(own, key=_execution_order)
     groups = [_with_copies(graph, placement.floating, slot, own[slot]) for slot in slots]
     places = Counter(o for group in groups for o in group.ops)
-    moved = {o for o, count in places.items() if count == 1 and not _is_marker(graph.ops[o])}
+    moved = {o for o, count in places.items() if count == 1 and marker_of(graph.ops[o]) is None}
     crossing = set(graph.returned).union(*(group.inputs for group in groups))
     end = terminator(body(function))
     outside: dict[int, ir.Value] = {v: graph.values[v] for v in range(graph.num_arguments)}
@@ -239,10 +239,6 @@ def _outline(function: func.FuncOp, graph: Graph, placement: Placement) -> None:
     for o in reversed(range(len(graph.ops))):
         if o not in moved:
             graph.ops[o].erase()
-
-
-def _is_marker(op: ir.OpView) -> bool:
-    return is_marker(op, LAYER_BOUNDARY) or is_marker(op, GRADIENT)
 
 
 def _execution_order(slot: Slot) -> tuple[int, int, int]:
@@ -303,7 +299,7 @@ def _outline_group(
     flops = 0.0
     for o in group.ops:
         op = graph.ops[o]
-        if _is_marker(op):
+        if marker_of(op) is not None:
             inside.update(zip(op.results, [inside.get(v, v) for v in op.operands], strict=True))
             continue
         flops += op_cost.flops(op)

@@ -25,9 +25,8 @@ from dataclasses import dataclass
 
 from alpa.dialects import body, func, ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import (
-    GRADIENT,
-    LAYER_BOUNDARY,
     Part,
+    marker_of,
     read_arguments,
     read_results,
     state_pairs,
@@ -38,7 +37,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.layer_placement import CHEAP, union
 from alpa.passes.analysis.planned import Fragment, Program
 from alpa.passes.analysis.planned_reader import read_planned
-from alpa.passes.analysis.step_parts import SAME_ELEMENTS, is_marker
+from alpa.passes.analysis.step_parts import SAME_ELEMENTS
 from alpa.passes.base import PassError
 from alpa.passes.stages.cost import layer_of, part_of
 
@@ -124,7 +123,7 @@ def check_stages(module: ir.Module, function: func.FuncOp) -> None:
 
 def placed_ops(ops: Iterable[ir.OpView]) -> Counter[str]:
     """How often each kind of op stands there that is never copied: markers and cheap ops may be."""
-    return Counter(op.name for op in ops if op.name not in CHEAP and not _is_marker(op))
+    return Counter(op.name for op in ops if op.name not in CHEAP and marker_of(op) is None)
 
 
 def check_placed_once(before: Counter[str], function: func.FuncOp) -> None:
@@ -178,10 +177,6 @@ def _known(op: ir.OpView, origin: Origin) -> Origin:
 
 def _text(origin: Origin) -> str:
     return f"{origin.name}({origin.transpose_count})" if origin.transpose_count else origin.name
-
-
-def _is_marker(op: ir.OpView) -> bool:
-    return is_marker(op, LAYER_BOUNDARY) or is_marker(op, GRADIENT)
 
 
 def _inner(op: ir.OpView) -> list[ir.OpView]:

@@ -4,17 +4,19 @@ The idea: the *forward* part computes the loss. An op of the *backward* part use
 the forward pass, or leads to an op that does; what comes after the last use of any activation is
 the *update*. What flows from backward to update are the gradients. So Adam's `g * g` is update (no
 activation in it) and `dot(activation, dy)` is backward, whatever the optimizer, and without a
-marker in the program. The sum of a shared parameter's gradients uses no activation either: it
+marker in the program. Markers, where there are any, say where the backward part ends. The sum of a shared parameter's gradients uses no activation either: it
 belongs to the update, as Alpa's walkthrough, step 2, wants it. What rematerialisation computes once
 more is an activation, too, though the backward part makes it. Running averages and counters are
 written by the forward part (`running_state.py`).
 
-An update may read the loss, too, for its rate: a number that the forward part makes, and of which
-no gradient is made, is a *statistic*, and what follows from it belongs to the update.
+An update may read the loss, too, for its rate: without markers a number that the forward part
+makes, and of which no gradient is made, is a *statistic*, and what follows from it belongs to the
+update. The gradient of a factor of the loss is a value of the forward part, which without markers
+cannot be told from these.
 
 Which results are losses: a *gradient* is what one meets on the way back from a new state, through
-element-wise ops; a result that depends on one (a gradient's norm) is no loss. The forward part
-computes all the others, and, where these are made of fewer layers than the gradients, what all
+element-wise ops, or what is marked; a result that depends on one (its norm) is no loss. The forward
+part computes all the others, and, where these are made of fewer layers than the gradients, what all
 gradients depend on.
 
 Only ops that depend on the batch are told apart; the others are computed where they are used.
@@ -30,7 +32,7 @@ from itertools import combinations
 from operator import or_
 
 from alpa.dialects import body, ir, stablehlo, terminator
-from alpa.dialects.attributes import GRADIENT, Part
+from alpa.dialects.attributes import GRADIENT, Part, marker_of
 from alpa.passes.analysis.graph import Graph, used_values
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.running_state import running_states
@@ -100,7 +102,7 @@ class _Splitter:
     @cached_property
     def marks(self) -> list[int]:
         """The ops by which our front end marks gradients."""
-        return [o for o, op in enumerate(self.graph.ops) if is_marker(op, GRADIENT)]
+        return [o for o, op in enumerate(self.graph.ops) if marker_of(op) == GRADIENT]
 
     def forward(
         self, results: list[int], pairs: dict[int, int], state: set[int]
@@ -120,13 +122,15 @@ class _Splitter:
         losses = [
             cone
             for cone in metrics
-            if not any(cone[o] for a in self._read(cone) for o in gradients.get(a, ()))
+            if not any(cone[o] for o in self.marks)
+            and not any(cone[o] for a in self._read(cone) if a in new for o in changes[a])
         ]
         forward = [any(inside) for inside in zip([False] * len(graph.ops), *losses, strict=True)]
         common = self._common(gradients)
         learning = graph.depends(a for a, found in gradients.items() if found)
+        activations = self._activations(forward)
         if any(
-            common[o] and not self._repeats(o, forward)
+            common[o] and not self._repeats(o, activations)
             for v in range(len(graph.values))
             if learning[v] and not self.batch[v]
             for o in graph.users[v]
@@ -209,7 +213,7 @@ class _Splitter:
                 if _elements(graph.values[v]) == elements
                 and (is_choice or not _is_boolean(graph.values[v]))
             ]
-            if o in up_to or not (alike and (same or is_marker(op, GRADIENT))):
+            if o in up_to or not (alike and (same or marker_of(op) == GRADIENT)):
                 found.append(o)
                 continue
             for v in [v for v in alike if marked[v]] or alike:
@@ -273,15 +277,13 @@ class _Splitter:
     def _uses_activation(
         self, forward: list[bool], towards: list[bool], before: list[bool]
     ) -> list[bool]:
-        graph, batch, first_equal = self.graph, self.batch, self.first_equal
+        graph, batch = self.graph, self.batch
+        activations = self._activations(forward)
         return [
             towards[o]
             and before[o]
             and not forward[o]
-            and any(
-                batch[v] and ((p := graph.producer[first_equal[v]]) < 0 or forward[p])
-                for v in graph.operands[o]
-            )
+            and any(batch[v] and self.first_equal[v] in activations for v in graph.operands[o])
             for o in range(len(graph.ops))
         ]
 
@@ -373,12 +375,17 @@ class _Splitter:
                     every |= bit[o]
         return [every != 0 and leads & every == every for leads in leads_to]
 
-    def _repeats(self, o: int, forward: list[bool]) -> bool:
+    def _repeats(self, o: int, activations: set[int]) -> bool:
         """Whether an op is one of the forward ops, or computes once more what one of them does."""
         graph = self.graph
         if graph.ops[o].name == "stablehlo.optimization_barrier":
             return True
-        return all(forward[graph.producer[self.first_equal[v]]] for v in graph.results[o])
+        return all(self.first_equal[v] in activations for v in graph.results[o])
+
+    def _activations(self, forward: Sequence[bool]) -> set[int]:
+        """The arguments and what the forward ops make; of equal values the first one."""
+        graph = self.graph
+        return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or forward[p]}
 
 
 def _multiplies(op: ir.OpView, made_of: dict[ir.Value, int]) -> bool:
@@ -422,11 +429,3 @@ def _elements(value: ir.Value) -> int:
 def _is_boolean(value: ir.Value) -> bool:
     type_ = value.type
     return isinstance(type_, ir.RankedTensorType) and str(type_.element_type) == "i1"
-
-
-def is_marker(op: ir.OpView, target: str) -> bool:
-    """Whether an op is one of the front end's marker custom calls."""
-    return (
-        isinstance(op, stablehlo.CustomCallOp)
-        and ir.StringAttr(op.attributes["call_target_name"]).value == target
-    )

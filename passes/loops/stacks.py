@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from alpa.dialects import ir, stablehlo
-from alpa.dialects.attributes import GRADIENT
-from alpa.passes.analysis.step_parts import is_marker
+from alpa.dialects.attributes import GRADIENT, marker_of
 from alpa.passes.loops.layer_loops import LayerLoop
 from alpa.passes.simplify.op_kinds import ELEMENTWISE
 from alpa.passes.simplify.rewriter import shape, splat
@@ -65,7 +64,7 @@ def operand_dims(op: ir.OpView, dim: int) -> list[int | None] | None:
 
     None where they cannot be, or where it is not known.
     """
-    if op.name in ELEMENTWISE or is_marker(op, GRADIENT):
+    if op.name in ELEMENTWISE or marker_of(op) == GRADIENT:
         size = shape(op.results[0])
         return [dim if shape(operand) == size else None for operand in op.operands]
     if isinstance(op, stablehlo.TransposeOp):

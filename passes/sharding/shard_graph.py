@@ -271,10 +271,10 @@ class ShardGraph:
         """
         key = (source, target, type_, weight)
         if key not in self.known.matrices:
-            ranked = isinstance(type_, ir.RankedTensorType)
-            plain = ranked and all(len(layout) == type_.rank for layout in (*source, *target))
+            rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
+            plain = all(len(layout) <= rank for layout in (*source, *target))
             # A number has no layouts but its sums.
-            if ranked and (type_.rank > 0 or not plain):
+            if isinstance(type_, ir.RankedTensorType) and (rank > 0 or not plain):
                 table = self.known.tables.get(type_.rank)
                 if table is None:
                     table = ReshardTable(self.mesh, type_.rank)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from alpa.dialects import ir, stablehlo
-from alpa.dialects.attributes import FOLLOW, GRADIENT, LAYER_BOUNDARY, i64
+from alpa.dialects.attributes import FOLLOW, i64, marker_of
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.simplify.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
 from alpa.passes.simplify.rewriter import programs, shape
@@ -142,7 +142,4 @@ def _is_per_operand(op: ir.OpView) -> bool:
     """Whether each result is the operand of the same number, as barriers and markers give it."""
     if isinstance(op, stablehlo.OptimizationBarrierOp):
         return True
-    if op.operation.name != "stablehlo.custom_call" or len(op.operands) != len(op.results):
-        return False
-    target = ir.StringAttr(op.attributes["call_target_name"]).value
-    return target in (LAYER_BOUNDARY, GRADIENT)
+    return marker_of(op) is not None and len(op.operands) == len(op.results)

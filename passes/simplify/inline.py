@@ -83,6 +83,7 @@ def _inline(call: ir.OpView, callee: func.FuncOp) -> None:
         argument.replace_all_uses_with(operand)
     *ops, end = list(block.operations)
     for op in ops:
+        op.operation.location = ir.Location.callsite(op.location, [call.location])
         op.operation.move_before(call.operation)
     returned = _constrained(list(end.operands), callee, "res_attrs", call)
     for result, value in zip(call.results, returned, strict=True):

@@ -88,13 +88,15 @@ def test_an_update_reads_the_loss_and_the_norm_of_the_gradients() -> None:
     assert all(row.error <= row.bound for row in rows), rows
 
 
-def test_a_parameter_of_one_number_has_a_rate_of_one_number() -> None:
-    """The mark tells them apart."""
+@pytest.mark.parametrize("value_and_grad", [alpa.value_and_grad, jax.value_and_grad])
+def test_a_parameter_of_one_number_has_a_rate_of_one_number(value_and_grad: Any) -> None:
+    """The mark tells them apart, and the larger parameters, which have the same rate."""
 
     def scaled(params: Any, batch: Any) -> Any:
         return jnp.mean(params["scale"] * errors(params, batch))
 
-    step, params = step_of(scaled), {**PARAMS, "scale": np.float32(1.25)}
+    step = step_of(scaled, value_and_grad=value_and_grad)
+    params = {**PARAMS, "scale": np.float32(1.25)}
     rows = compare(
         jax.tree.leaves(parallelize(step)(params, BATCH)), jax.tree.leaves(step(params, BATCH))
     )

@@ -1,0 +1,112 @@
+"""Gradients that are hard to tell from the rest of the step, unmarked, against plain jax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import alpa
+from alpa.runtime.reference import compare
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32) / 2
+
+
+WEIGHTS = {"a": _normal(4, 8), "b": _normal(8, 8), "c": _normal(8, 4)}
+BATCH = {"x": _normal(16, 4), "y": _normal(16, 4) + 1}
+
+
+def outputs(params: Any, batch: Any) -> Any:
+    hidden = jnp.tanh(batch["x"] @ params["a"])
+    alpa.mark_layer_boundary()
+    return jnp.tanh(hidden @ params["b"]) @ params["c"]
+
+
+def squares(params: Any, batch: Any) -> Any:
+    return (outputs(params, batch) - batch["y"]) ** 2
+
+
+def scaled(params: Any, batch: Any) -> Any:
+    """The gradient of the scale is the mean, which is of the forward part."""
+    return params["scale"] * jnp.mean(squares(params, batch))
+
+
+def weighted(params: Any, batch: Any) -> Any:
+    """Each output's error has a weight, whose gradient is that error."""
+    return jnp.sum(params["weights"] * jnp.mean(squares(params, batch), axis=0))
+
+
+def uncertain(params: Any, batch: Any) -> Any:
+    """Two tasks, weighted by their uncertainties (Kendall, Gal and Cipolla, 2018, eq. 10)."""
+    tasks = jnp.mean(squares(params, batch)), jnp.mean(jnp.abs(outputs(params, batch)))
+    return sum(jnp.exp(-params[s]) * task + params[s] for s, task in zip("st", tasks, strict=True))
+
+
+def constrained(params: Any, batch: Any) -> Any:
+    """With a Lagrange multiplier."""
+    excess = jnp.mean(outputs(params, batch)) - 0.1
+    return jnp.mean(squares(params, batch)) + jax.nn.softplus(params["multiplier"]) * excess
+
+
+def critic(params: Any, batch: Any) -> Any:
+    """Linear in the last layer."""
+    return jnp.mean(outputs(params, batch))
+
+
+def penalised(params: Any, batch: Any) -> Any:
+    """With a penalty on the gradient of the outputs with respect to the samples."""
+    slopes = jax.grad(lambda x: jnp.sum(outputs(params, {"x": x})))(batch["x"])
+    return jnp.mean(squares(params, batch)) + jnp.mean(slopes**2)
+
+
+def adversarial(params: Any, batch: Any) -> Any:
+    """The loss of samples that were moved along their own gradients."""
+    slopes = jax.grad(lambda x: jnp.sum(squares(params, {**batch, "x": x})))(batch["x"])
+    moved = jax.lax.stop_gradient(batch["x"] + 0.1 * jnp.sign(slopes))
+    return jnp.mean(squares(params, {**batch, "x": moved}))
+
+
+NUMBER = np.float32(0.75)
+LOSSES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "scaled": (scaled, {"scale": NUMBER}),
+    "weighted": (weighted, {"weights": np.float32([1, 2, 0.5, 1])}),
+    "uncertain": (uncertain, {"s": NUMBER, "t": NUMBER}),
+    "constrained": (constrained, {"multiplier": NUMBER}),
+    "critic": (critic, {}),
+    "penalised": (penalised, {}),
+    "adversarial": (adversarial, {}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_adam_takes_the_gradients_of_the_whole_batch(name: str) -> None:
+    loss, more = LOSSES[name]
+    optimizer = optax.adam(1e-2, eps=1e-3)
+
+    def step(state: Any, batch: Any) -> Any:
+        params, moments = state
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        updates, moments = optimizer.update(gradients, moments, params)
+        norms = optax.tree.norm(gradients), optax.tree.norm(gradients["c"])
+        return (optax.apply_updates(params, updates), moments), (value, norms)
+
+    params = {**WEIGHTS, **more}
+    state = params, optimizer.init(params)
+    parallel = alpa.parallelize(
+        step,
+        cluster="cpu:2x2",
+        num_micro_batches=4,
+        state_argnums=0,
+        batch_argnums=1,
+        mesh_shape="1x2",
+        inter="equal-layers",
+    )
+    expected = step(state, BATCH)
+    rows = compare(jax.tree.leaves(parallel(state, BATCH)), jax.tree.leaves(expected))
+    assert all(row.error <= row.bound for row in rows), rows
