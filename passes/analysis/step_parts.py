@@ -4,10 +4,11 @@ The idea: the *forward* part computes the loss. An op of the *backward* part use
 the forward pass, or leads to an op that does; what comes after the last use of any activation is
 the *update*. What flows from backward to update are the gradients. So Adam's `g * g` is update (no
 activation in it) and `dot(activation, dy)` is backward, whatever the optimizer, and without a
-marker in the program. Markers, where there are any, say where the backward part ends. The sum of a shared parameter's gradients uses no activation either: it
-belongs to the update, as Alpa's walkthrough, step 2, wants it. What rematerialisation computes once
-more is an activation, too, though the backward part makes it. Running averages and counters are
-written by the forward part (`running_state.py`).
+marker in the program. Markers, where there are any, say where the backward part ends. The sum of a
+shared parameter's gradients uses no activation either: it belongs to the update, as Alpa's
+walkthrough, step 2, wants it. What rematerialisation computes once more is an activation, too,
+though the backward part makes it. Running averages and counters are written by the forward part
+(`running_state.py`).
 
 An update may read the loss, too, for its rate: without markers a number that the forward part
 makes, and of which no gradient is made, is a *statistic*, and what follows from it belongs to the
