@@ -173,8 +173,8 @@ class Lowered:
     traced: Traced
 
     def as_text(self) -> str:
-        """The module, as `alpa-plan` reads it."""
-        return cast(str, self.module.operation.get_asm(enable_debug_info=False))
+        """The module, as `alpa-plan` reads it, with the locations that tell its gradients."""
+        return cast(str, self.module.operation.get_asm(enable_debug_info=True))
 
     def compiler_ir(self) -> ir.Module:
         """The module itself."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, cast
@@ -246,7 +247,8 @@ def _both_versions(jaxpr: ClosedJaxpr, given: Sequence[_Versions]) -> list[_Vers
     for eqn in jaxpr.jaxpr.eqns:
         inputs = [read(atom) for atom in eqn.invars]
         if (inner := _called(eqn)) is not None:
-            results = _both_versions(inner, inputs)
+            with _named_as(eqn):
+                results = _both_versions(inner, inputs)
         else:
             run = _as_function(jaxpr.jaxpr, eqn)
             in_batch = any(value.in_batch for value in inputs)
@@ -260,6 +262,12 @@ def _both_versions(jaxpr: ClosedJaxpr, given: Sequence[_Versions]) -> list[_Vers
             ]
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.jaxpr.outvars]
+
+
+def _named_as(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+    """Gives what is traced inside the name of an equation, such as `transpose(jvp())`."""
+    name = str(eqn.source_info.name_stack)
+    return jax.named_scope(name) if name else nullcontext()
 
 
 def _as_function(jaxpr: Jaxpr, eqn: JaxprEqn) -> Callable[[Sequence[Any]], list[Any]]:

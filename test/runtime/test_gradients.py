@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import alpa
+from alpa import passes
 from alpa.runtime.reference import compare
 
 
@@ -110,3 +111,35 @@ def test_adam_takes_the_gradients_of_the_whole_batch(name: str) -> None:
     expected = step(state, BATCH)
     rows = compare(jax.tree.leaves(parallel(state, BATCH)), jax.tree.leaves(expected))
     assert all(row.error <= row.bound for row in rows), rows
+
+
+def test_the_text_of_a_step_tells_its_gradients() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(scaled)(params, batch)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients), value
+
+    params = {**WEIGHTS, "scale": NUMBER}
+    parallel = alpa.parallelize(step, cluster="cpu:2x2", num_micro_batches=4)
+    for text in (
+        parallel.lower(params, BATCH).as_text(),
+        jax.jit(step).lower(params, BATCH).as_text(debug_info=True),
+    ):
+        assert str(passes.run(text, "simplify-trivial-ops")).count("@alpa.gradient") == 4
+
+
+def test_names_are_kept_where_keys_are_folded() -> None:
+    """`where` is jitted by jax itself."""
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        noise = jax.random.normal(key, batch["y"].shape)
+        errors = squares(params, {**batch, "y": batch["y"] + noise})
+        return params["scale"] * jnp.mean(jnp.where(errors < 1, errors, jnp.sqrt(errors)))
+
+    def step(params: Any, batch: Any, key: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, batch, key)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients), value
+
+    arguments = {**WEIGHTS, "scale": NUMBER}, BATCH, jax.random.key(0)
+    parallel = alpa.parallelize(step, cluster="cpu:2x2", num_micro_batches=4, batch_argnums=1)
+    module = passes.run(parallel.lower(*arguments).as_text(), "simplify-trivial-ops")
+    assert str(module).count("@alpa.gradient") == 4
