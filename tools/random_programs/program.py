@@ -96,6 +96,8 @@ class RandomProgram:
     extras: frozenset[str]
     micro_batch: int
     micro_batches: int
+    number: str
+    """one of NUMBERS"""
 
     def __str__(self) -> str:
         what = f"training, {self.optimizer}" if self.training else "inference"
@@ -104,7 +106,7 @@ class RandomProgram:
         blocks = "; ".join(f"{number} {block}" for number, block in enumerate(self.blocks))
         return (
             f"{what}, {self.dtype}, {self.micro_batches} x {self.micro_batch} samples of {inputs}: "
-            f"{blocks}; {self.head}{extras}"
+            f"{blocks}; {self.head}{extras}; number: {self.number}"
         )
 
     @property
@@ -163,6 +165,8 @@ class RandomProgram:
             shapes["embedding"] = {"w": (INDICES, self.size[1])}
         if self.head == "cross-entropy":
             shapes["head"] = {"w": (self.out[1], CLASSES)}
+        if self.number in ("factor", "uncertainty"):
+            shapes["number"] = {"w": ()}
         return {
             name: {part: self._parameter(generator, shape) for part, shape in parts.items()}
             for name, parts in shapes.items()
@@ -170,8 +174,8 @@ class RandomProgram:
 
     def _parameter(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         normal = generator.normal(size=shape)
-        value = 1 + 0.1 * normal if len(shape) == 1 else normal * shape[-2] ** -0.5
-        return value.astype(self._state_dtype)
+        value = 1 + 0.1 * normal if len(shape) < 2 else normal * shape[-2] ** -0.5
+        return np.asarray(value, self._state_dtype)
 
     def batch(self, seed: int) -> dict[str, np.ndarray]:
         """The samples of one step."""
@@ -264,6 +268,9 @@ class RandomProgram:
                 log_probabilities, (labels % wide.shape[-1])[..., None], axis=-1
             )
             loss = -chosen.mean()
+        if "number" in params:
+            number = params["number"]["w"].astype(loss.dtype)
+            loss = number * loss if self.number == "factor" else jnp.exp(-number) * loss + number
         return loss if early is None else loss + early, (outputs, running)
 
     def function(self) -> Callable[..., Any]:
@@ -281,10 +288,13 @@ class RandomProgram:
         (loss, (outputs, running)), grads = both(state["params"], state, batch, flag, key)
         return loss, outputs, running, grads
 
-    def update(self, state: Any, running: Any, grads: Any) -> Any:
+    def update(self, state: Any, running: Any, loss: Any, grads: Any) -> Any:
         """The state after a step."""
         optimizer, params = OPTIMIZERS[self.optimizer](), state["params"]
         updates, opt_state = optimizer.update(grads, state["opt"], params)
+        if self.number == "rate":
+            rate = loss / (1 + jnp.abs(loss))
+            updates = jax.tree.map(lambda u: u * rate.astype(u.dtype), updates)
         new = {**state, "params": optax.apply_updates(params, updates), "opt": opt_state}
         if "guarded" in self.extras:
             finite = jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]).all()
@@ -298,7 +308,7 @@ class RandomProgram:
 
     def _step(self, state: Any, batch: Any, flag: Any, key: Any) -> Any:
         loss, outputs, running, grads = self.gradients(state, batch, flag, key)
-        new = self.update(state, running, grads)
+        new = self.update(state, running, loss, grads)
         return new, loss, self._others(outputs, batch, flag, loss, grads)
 
     def _looped_step(self, state: Any, batch: Any, flag: Any, key: Any) -> Any:
@@ -320,7 +330,7 @@ class RandomProgram:
             return (jnp.stack(wide).sum(0) / len(wide)).astype(arrays[0].dtype)
 
         grads, loss = jax.tree.map(mean, *grads), mean(*losses)
-        new = self.update(state, now.get("running"), grads)
+        new = self.update(state, now.get("running"), loss, grads)
         return new, loss, self._others(jnp.concatenate(outputs), batch, flag, loss, grads)
 
     def _forward(self, params: Any, batch: Any, flag: Any) -> Any:
@@ -364,6 +374,9 @@ EXTRAS = {
     "guarded": 0.12,
 }
 """What a program may have besides its blocks, and how often it is drawn."""
+NUMBERS = {"none": 0.8, "factor": 0.07, "uncertainty": 0.07, "rate": 0.06}
+"""What a number is: a parameter that the loss has as a factor, or as its uncertainty, or a rate of
+the update that depends on the loss; and how often each is drawn."""
 _INFERENCE = frozenset({"outputs", "mean", "count", "largest", "inputs"})
 
 
@@ -380,7 +393,7 @@ def draw(seed: int) -> RandomProgram:
     if tokens and out[1] == size[1]:
         heads.append("tied")
     extras = {name for name, share in EXTRAS.items() if generator.random() < share}
-    return RandomProgram(
+    program = RandomProgram(
         seed=seed,
         training=training,
         dtype=dtype,
@@ -392,7 +405,9 @@ def draw(seed: int) -> RandomProgram:
         extras=frozenset(extras if training else extras & _INFERENCE),
         micro_batch=int(generator.choice([1, 2, 3, 4, 8])),
         micro_batches=int(generator.choice([1, 2, 4], p=[0.12, 0.44, 0.44])),
+        number=str(generator.choice(list(NUMBERS), p=list(NUMBERS.values()))),
     )
+    return program if training else replace(program, number="none")
 
 
 def _draw_blocks(generator: np.random.Generator, size: Size) -> tuple[Block, ...]:
