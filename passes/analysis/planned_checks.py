@@ -86,13 +86,19 @@ def _check_step(
         if step.part == "update" and value in unsettled:
             it = program.values[value]
             type_ = "x".join([*map(str, it.shape), it.dtype])
+            way_out = (
+                "return it as a result whose mean or sum is meant, which the update then reads"
+                if it.is_float
+                else "where the update draws random numbers, mark the gradients by alpa.grad, and "
+                "it does so from the key as it is given"
+            )
             raise PassError(
                 op,
                 f"operand {number} of this update fragment, a {type_}, "
                 + ("an argument" if part is None else f"made by the {part} part")
                 + f", is another one in each of the {program.num_micro_batches} micro-batches, "
-                "and the update runs once, after all of them; return it as a result whose mean or "
-                "sum is meant, which the update then reads, or plan with 1 micro-batch",
+                f"and the update runs once, after all of them; {way_out}, or plan with 1 "
+                "micro-batch",
             )
     for number, value in enumerate(step.outputs):
         if value in program.totals and not program.values[value].is_float:

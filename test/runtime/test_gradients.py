@@ -12,6 +12,7 @@ import pytest
 
 import alpa
 from alpa import passes
+from alpa.runtime.planning import PlanningError
 from alpa.runtime.reference import compare
 
 
@@ -76,7 +77,7 @@ def adversarial(params: Any, batch: Any) -> Any:
 NUMBER = np.float32(0.75)
 LOSSES: dict[str, tuple[Any, dict[str, Any]]] = {
     "scaled": (scaled, {"scale": NUMBER}),
-    "weighted": (weighted, {"weights": np.float32([1, 2, 0.5, 1])}),
+    "weighted": (weighted, {"weights": np.array([1, 2, 0.5, 1], np.float32)}),
     "uncertain": (uncertain, {"s": NUMBER, "t": NUMBER}),
     "constrained": (constrained, {"multiplier": NUMBER}),
     "critic": (critic, {}),
@@ -143,3 +144,25 @@ def test_names_are_kept_where_keys_are_folded() -> None:
     parallel = alpa.parallelize(step, cluster="cpu:2x2", num_micro_batches=4, batch_argnums=1)
     module = passes.run(parallel.lower(*arguments).as_text(), "simplify-trivial-ops")
     assert str(module).count("@alpa.gradient") == 4
+
+
+def test_noise_of_the_update_needs_marked_gradients() -> None:
+    def step_of(value_and_grad: Any) -> Any:
+        def step(params: Any, batch: Any, key: Any) -> Any:
+            value, gradients = value_and_grad(lambda p: jnp.mean(squares(p, batch)))(params)
+            noise = 0.01 * jax.random.normal(key, (8, 8))
+            params = jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients)
+            return {**params, "b": params["b"] + noise}, value
+
+        return step
+
+    def parallel(step: Any) -> Any:
+        return alpa.parallelize(step, cluster="cpu:2x2", num_micro_batches=4, batch_argnums=1)
+
+    arguments = WEIGHTS, BATCH, jax.random.key(0)
+    with pytest.raises(PlanningError, match="draws random numbers, mark the gradients"):
+        parallel(step_of(jax.value_and_grad))(*arguments)
+    marked = step_of(alpa.value_and_grad)
+    found, expected = parallel(marked)(*arguments), marked(*arguments)
+    rows = compare(jax.tree.leaves(found), jax.tree.leaves(expected))
+    assert all(row.error <= row.bound for row in rows), rows
