@@ -89,6 +89,8 @@ class LayerCluster(Pass):
         for sentence in roles.ambiguous:
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
         parts = split_step(graph, roles)
+        for sentence in parts.doubts:
+            remark(function.location, f"{sentence}; it matters with several micro-batches only")
         floating = Floating.find(graph, parts)
         part = resolve_parts(graph, parts, floating)
         markers = [o for o, op in enumerate(graph.ops) if marker_of(op) == LAYER_BOUNDARY]

@@ -13,7 +13,7 @@ though the backward part makes it. Running averages and counters are written by 
 An update may read the loss, too, for its rate: without markers a number that the forward part
 makes, and of which no gradient is made, is a *statistic*, and what follows from it belongs to the
 update. The gradient of a factor of the loss is a value of the forward part, which without markers
-cannot be told from these.
+cannot be told from these: that is a doubt.
 
 Which results are losses: a *gradient* is what one meets on the way back from a new state, through
 element-wise ops, or what is marked; a result that depends on one (its norm) is no loss. The forward
@@ -65,12 +65,13 @@ class StepParts:
     """For each op its part, None where it does not depend on the batch.
 
     `batch[v]` says whether a value depends on the batch. Without state that learns, all is
-    forward.
+    forward. `doubts` say, in words, what may be wrong.
     """
 
     part: list[Part | None]
     batch: list[bool]
     is_training: bool
+    doubts: tuple[str, ...] = ()
 
 
 def split_step(graph: Graph, roles: Roles) -> StepParts:
@@ -89,9 +90,9 @@ def split_step(graph: Graph, roles: Roles) -> StepParts:
         return StepParts(everything, [True] * len(graph.values), False)
     splitter = _Splitter(graph, batch, graph.first_equal(ignore_positions=True))
     results = [graph.returned[r] for r in range(len(graph.returned)) if r not in pairs]
-    forward, learned, gradients = splitter.forward(results, pairs, state)
+    forward, learned, gradients, doubts = splitter.forward(results, pairs, state)
     part = splitter.parts(*splitter.with_statistics(forward, gradients), learned)
-    return StepParts(part, batch, "update" in part)
+    return StepParts(part, batch, "update" in part, tuple(doubts))
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ class _Splitter:
 
     def forward(
         self, results: list[int], pairs: dict[int, int], state: set[int]
-    ) -> tuple[list[bool], list[int], set[int]]:
-        """The forward ops, the new values of the parameters that learn, and the ops that compute
-        gradients."""
+    ) -> tuple[list[bool], list[int], set[int], list[str]]:
+        """The forward ops, the new values of the parameters that learn, the ops that compute
+        gradients, and what is in doubt."""
         graph = self.graph
         on_state = graph.depends(state)
         new = {a: graph.returned[r] for r, a in pairs.items()}
@@ -141,7 +142,37 @@ class _Splitter:
         # New values of parameters: state that the loss depends on, and that the batch changes.
         used = self._read(forward)
         learned = [v for a, v in new.items() if a in used and self.batch[v]]
-        return forward, learned, {o for found in gradients.values() for o in found}
+        doubts = self._doubts(metrics, changes)
+        return forward, learned, {o for found in gradients.values() for o in found}, doubts
+
+    def _doubts(self, metrics: list[list[bool]], changes: dict[int, list[int]]) -> list[str]:
+        """Results that may be losses, of which a state is a factor: its gradient is the other one,
+        of the forward part, and what is made of it looks like what is made of a gradient."""
+        doubts: list[str] = []
+        for cone in metrics:
+            inside = [(a, o) for a in self._read(cone) for o in changes.get(a, ()) if cone[o]]
+            if inside and all(self._is_factor(o, a, cone) for a, o in inside):
+                doubts.append(
+                    f"argument {inside[0][0]} may be a factor of the loss, which is planned as if "
+                    "what is returned were made of its gradient: keep the locations of the "
+                    "program, as_text(debug_info=True), or mark the gradients by alpa.grad"
+                )
+        return doubts
+
+    def _is_factor(self, o: int, state: int, cone: list[bool]) -> bool:
+        """Whether an op of a cone multiplies what is made of a state by what an op makes without
+        it."""
+        graph = self.graph
+        on_state, on_op = graph.depends([state]), graph.depends(graph.results[o])
+        if any(on_state[v] for v in graph.results[o]):
+            return False
+        return any(
+            cone[p]
+            and op.name in _PRODUCTS
+            and any(on_op[v] and not on_state[v] for v in graph.operands[p])
+            and any(on_state[v] and not on_op[v] for v in graph.operands[p])
+            for p, op in enumerate(graph.ops)
+        )
 
     def with_statistics(
         self, forward: list[bool], gradients: set[int]

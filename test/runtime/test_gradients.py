@@ -128,6 +128,28 @@ def test_the_text_of_a_step_tells_its_gradients() -> None:
         assert str(passes.run(text, "simplify-trivial-ops")).count("@alpa.gradient") == 4
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_text_without_locations_says_what_it_cannot_tell(name: str) -> None:
+    loss, more = LOSSES[name]
+
+    def step(params: Any, batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients)
+        return params, value, optax.tree.norm(gradients)
+
+    lowered = jax.jit(step, donate_argnums=0).lower({**WEIGHTS, **more}, BATCH)
+    for locations in (False, True):
+        remarks: list[str] = []
+        passes.run(
+            lowered.as_text(debug_info=locations),
+            "simplify-trivial-ops,layer-cluster{num-layers=2}",
+            on_remark=lambda _, text, remarks=remarks: remarks.append(text),
+        )
+        doubts = [text for text in remarks if "argument 3 may be a factor of the loss" in text]
+        is_factor = name in ("scaled", "weighted", "uncertain", "constrained")
+        assert len(doubts) == (is_factor and not locations), remarks
+
+
 def test_names_are_kept_where_keys_are_folded() -> None:
     """`where` is jitted by jax itself."""
 
