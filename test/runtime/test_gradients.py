@@ -188,3 +188,46 @@ def test_noise_of_the_update_needs_marked_gradients() -> None:
     found, expected = parallel(marked)(*arguments), marked(*arguments)
     rows = compare(jax.tree.leaves(found), jax.tree.leaves(expected))
     assert all(row.error <= row.bound for row in rows), rows
+
+
+@pytest.mark.parametrize("order", ["both from the old", "one after the other"])
+def test_two_losses(order: str) -> None:
+    """A generative adversarial step, whose two parts each have a loss."""
+    optimizer = optax.adam(1e-2, eps=1e-3)
+
+    def judged(critic: Any, samples: Any) -> Any:
+        return jnp.tanh(samples @ critic["a"]) @ critic["b"]
+
+    def of_critic(critic: Any, generator: Any, batch: Any) -> Any:
+        real, made = judged(critic, batch["y"]), judged(critic, outputs(generator, batch))
+        return jnp.mean(jax.nn.softplus(-real)) + jnp.mean(jax.nn.softplus(made))
+
+    def of_generator(generator: Any, critic: Any, batch: Any) -> Any:
+        return jnp.mean(jax.nn.softplus(-judged(critic, outputs(generator, batch))))
+
+    def updated(state: Any, gradients: Any) -> Any:
+        params, moments = state
+        updates, moments = optimizer.update(gradients, moments, params)
+        return optax.apply_updates(params, updates), moments
+
+    def step(state: Any, batch: Any) -> Any:
+        critic, generator = state
+        first, slopes = jax.value_and_grad(of_critic)(critic[0], generator[0], batch)
+        new = updated(critic, slopes)
+        opponent = critic if order == "both from the old" else new
+        second, slopes = jax.value_and_grad(of_generator)(generator[0], opponent[0], batch)
+        return (new, updated(generator, slopes)), first, second
+
+    weights = {"a": _normal(4, 8), "b": _normal(8, 1)}
+    state = tuple((params, optimizer.init(params)) for params in (weights, WEIGHTS))
+    parallel = alpa.parallelize(
+        step, cluster="cpu:2x2", num_micro_batches=4, state_argnums=0, batch_argnums=1
+    )
+    if order == "one after the other":
+        # The second loss needs the first update, which needs all micro-batches.
+        with pytest.raises(PlanningError, match=r"new state .* comes from a backward fragment"):
+            parallel(state, BATCH)
+        return
+    expected = step(state, BATCH)
+    rows = compare(jax.tree.leaves(parallel(state, BATCH)), jax.tree.leaves(expected))
+    assert all(row.error <= row.bound for row in rows), rows
