@@ -29,12 +29,12 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import combinations
 from operator import or_
 
-from alpa.dialects import body, ir, stablehlo, terminator
+from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
-from alpa.passes.analysis.graph import Graph, used_values
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.products import PRODUCTS, multiplies
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.running_state import running_states
 from alpa.passes.simplify.op_kinds import TRIVIAL
@@ -45,19 +45,6 @@ SAME_ELEMENTS = TRIVIAL - {
     "stablehlo.reduce",
 }
 """Ops whose result holds the operand's elements, each changed for itself."""
-
-_PRODUCTS = {
-    "stablehlo.convolution",
-    "stablehlo.divide",
-    "stablehlo.dot_general",
-    "stablehlo.dynamic_slice",
-    "stablehlo.dynamic_update_slice",
-    "stablehlo.gather",
-    "stablehlo.multiply",
-    "stablehlo.scatter",
-    "stablehlo.select",
-}
-"""Ops of which the average over the micro-batches is not that of their operands' averages."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +155,7 @@ class _Splitter:
             return False
         return any(
             cone[p]
-            and op.name in _PRODUCTS
+            and op.name in PRODUCTS
             and any(on_op[v] and not on_state[v] for v in graph.operands[p])
             and any(on_state[v] and not on_op[v] for v in graph.operands[p])
             for p, op in enumerate(graph.ops)
@@ -341,7 +328,7 @@ class _Splitter:
             factors = [made_of[v] for v in graph.operands[o] if made_of[v]]
             if towards[o] and before[o] and len(factors) > 1:
                 of_value = {graph.values[v]: made_of[v] for v in graph.operands[o]}
-                if _multiplies(graph.ops[o], of_value):
+                if multiplies(graph.ops[o], of_value):
                     found.append(o)
             for v in results:
                 made_of[v] = reduce(or_, factors, 0)
@@ -418,39 +405,6 @@ class _Splitter:
         """The arguments and what the forward ops make; of equal values the first one."""
         graph = self.graph
         return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or forward[p]}
-
-
-def _multiplies(op: ir.OpView, made_of: dict[ir.Value, int]) -> bool:
-    """Whether an op, or one in its regions, multiplies values that have no part in common.
-
-    `made_of`: the parts, as bits, of the values that it uses; what is inside is added.
-    """
-    if op.name in _PRODUCTS:
-        factors = [made_of[v] for v in op.operands if made_of.get(v)]
-        return any(not a & b for a, b in combinations(factors, 2))
-    if isinstance(op, stablehlo.WhileOp):
-        block, parts = body(op, 1), [made_of.get(v, 0) for v in op.operands]
-        while True:
-            made_of.update(zip(block.arguments, parts, strict=True))
-            if _multiplies_inside(block, made_of):
-                return True
-            carried = [made_of.get(v, 0) for v in terminator(block).operands]
-            more = [a | b for a, b in zip(parts, carried, strict=True)]
-            if more == parts:
-                return False
-            parts = more
-    if isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
-        return any(_multiplies_inside(block, made_of) for region in op.regions for block in region)
-    return False
-
-
-def _multiplies_inside(block: ir.Block, made_of: dict[ir.Value, int]) -> bool:
-    for op in block.operations:
-        if _multiplies(op, made_of):
-            return True
-        parts = reduce(or_, (made_of.get(v, 0) for v in used_values(op)), 0)
-        made_of.update(dict.fromkeys(op.results, parts))
-    return False
 
 
 def _elements(value: ir.Value) -> int:
