@@ -174,5 +174,7 @@ def _check_result(program: Program, i: int, result: ProgramResult, main: func.Fu
             main,
             f"result {i} is the new state of argument {role.index} and comes from a backward "
             f"fragment; with {batches} micro-batches it has to come from a forward fragment, "
-            "which carries it on, or from an update",
+            "which carries it on, or from an update, which runs once, after all of them: where the "
+            "step goes on to differentiate with the new state, let it read the old one, make two "
+            "steps of it, or plan with 1 micro-batch",
         )
