@@ -10,8 +10,10 @@ median of the slopes between all pairs of samples, rises
 * in bytes: by at least 1 MiB in that time, and by more than 2 % of its median in an hour;
 * in numbers of files, sockets, threads: by at least one in that time.
 
-Single outliers, and a jump that stays one, do not move that slope; of a leak that is a staircase
-the steps are counted.
+Single outliers do not move that slope, nor does one jump near the end; of a leak that is a
+staircase the steps are counted. One jump in the middle, as of a heap that was fragmented once, does
+move it, since half of the pairs lie across: the samples show whether it stays one, and a longer run
+does.
 
 **Steps** become slower where those of the old run take longer than those of a fresh one beside it,
 in the median of all rounds by more than a limit, 10 % unless told otherwise. The same is asked of

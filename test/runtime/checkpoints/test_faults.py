@@ -34,7 +34,7 @@ KINDS = ("starting", "in a step", "saving")
 def descendants(root: int) -> dict[int, str]:
     """The processes below one, by their ids, and what they are called."""
     listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,stat=,args="], check=True, capture_output=True, text=True
+        ["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], check=True, capture_output=True, text=True
     ).stdout
     rows = [line.split(None, 3) for line in listed.splitlines()]
     alive = {int(r[0]): (int(r[1]), r[3]) for r in rows if len(r) == 4 and r[2][0] != "Z"}
@@ -300,11 +300,11 @@ class DriverRun:
         self.losses: dict[int, str] = {}
         self.started: set[int] = set()
 
-    def kill(self, draw: random.Random) -> float:
-        """Starts the driver, and kills it at a random moment.
+    def kill(self, draw: random.Random, process: str = "", longest: float = SOON) -> float:
+        """Starts the driver, and kills it, or a process of its cluster, at a random moment.
 
         Returns:
-            The seconds until no worker that it has started is left.
+            The seconds until the driver has ended, too, and no worker that it has started is left.
         """
         command = [sys.executable, "-c", textwrap.dedent(TRAINING), Path(__file__).parent]
         child = subprocess.Popen(
@@ -321,8 +321,10 @@ class DriverRun:
             time.sleep(draw.uniform(0, 8 if wait_for == "starting" else 4))
             above = child.pid if self.address == "local" else os.getpid()
             started = descendants(above)
-            child.kill()
+            programs = {Path(name.split()[0]).name: pid for pid, name in started.items()}
+            os.kill(programs[process] if process else child.pid, signal.SIGKILL)
             killed_at = time.monotonic()
+            child.wait(longest)
             assert_gone({pid for pid, name in started.items() if name.startswith("ray::Worker")})
             if self.address == "local":
                 self.started |= set(started)
@@ -343,6 +345,23 @@ def test_the_driver_is_killed_at_20_moments(tmp_path: Path) -> None:
     assert run.losses
     # Two agents of Ray's wait for a minute that their cluster comes back.
     assert_gone(run.started, within=90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    # Until Ray gives up the server of its cluster, which it does after a minute, training goes on.
+    ("process", "longest", "count"),
+    [("raylet", SOON, 10), ("gcs_server", 60 + SOON, 4)],
+)
+def test_a_process_of_the_cluster_is_killed(
+    process: str, longest: float, count: int, tmp_path: Path
+) -> None:
+    draw = random.Random(6)
+    run = DriverRun(tmp_path)
+    seconds = [run.kill(draw, process, longest) for _ in range(count)]
+    print(f"all ended within {max(seconds):.1f} s; {len(run.losses)} steps")  # noqa: T201
+    run.kill(draw)  # what is resumed gives the losses of before
+    assert run.losses
 
 
 @pytest.mark.slow
