@@ -321,10 +321,10 @@ def _environment(post: Post, platform: Platform, options: WorkerOptions) -> dict
         environment |= {
             "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
             "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-            # Threads, of which each checkpoint makes new ones, are given one heap after the other,
-            # eight for each core, and each heap grows to what it held at most: for hours, memory
-            # would creep up without a leak.
-            "MALLOC_ARENA_MAX": str(max(2, len(post.devices))),
+            # One heap for all threads, of which each checkpoint makes new ones. With more, what
+            # they keep wanders from one heap to another, which grow to what they held at most: for
+            # hours, memory would go up in jumps without a leak.
+            "MALLOC_ARENA_MAX": "1",
         }
     if options.pin_cores and len(post.devices) > 1:
         # XLA makes as many threads as there are cores to run on, and with fewer threads than
