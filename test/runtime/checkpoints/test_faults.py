@@ -49,6 +49,11 @@ def descendants(root: int) -> dict[int, str]:
     return found
 
 
+def report(figure: str) -> None:
+    """Says what docs/figures.md holds, to whom runs pytest with `-s`."""
+    print(figure)  # noqa: T201  Nothing but the test knows the figure.
+
+
 def workers() -> list[int]:
     """The processes of this one's workers."""
     return [pid for pid, name in descendants(os.getpid()).items() if name.startswith("ray::Worker")]
@@ -203,7 +208,7 @@ def test_workers_that_hang_are_ended(training: Any, tmp_path: Path) -> None:
 def test_a_worker_is_killed_at_20_moments(training: Any, tmp_path: Path) -> None:
     kinds = [KINDS[n % len(KINDS)] for n in range(20)]
     seconds = assert_training_survives(training, tmp_path, kinds, seed=1)
-    print(f"20 deaths noticed within {max(seconds):.2f} s")  # noqa: T201
+    report(f"20 deaths noticed within {max(seconds):.2f} s")
 
 
 @pytest.mark.slow
@@ -263,7 +268,7 @@ def test_a_save_is_interrupted(tmp_path: Path) -> None:
 def test_a_save_is_interrupted_at_20_moments(tmp_path: Path) -> None:
     draw = random.Random(3)
     steps = [assert_checkpoint_survives(tmp_path / str(n), draw) for n in range(20)]
-    print(f"latest steps: {steps}")  # noqa: T201
+    report(f"latest steps: {steps}")
     assert len(set(steps)) > 1
 
 
@@ -343,7 +348,7 @@ def test_the_driver_is_killed_at_20_moments(tmp_path: Path) -> None:
     draw = random.Random(4)
     run = DriverRun(tmp_path)
     seconds = [run.kill(draw) for _ in range(20)]
-    print(f"all workers ended within {max(seconds):.1f} s; {len(run.losses)} steps")  # noqa: T201
+    report(f"all workers ended within {max(seconds):.1f} s; {len(run.losses)} steps")
     assert run.losses
     # Two agents of Ray's wait for a minute that their cluster comes back.
     assert_gone(run.started, within=90)
@@ -361,7 +366,7 @@ def test_a_process_of_the_cluster_is_killed(
     draw = random.Random(6)
     run = DriverRun(tmp_path)
     seconds = [run.kill(draw, process, longest) for _ in range(count)]
-    print(f"all ended within {max(seconds):.1f} s; {len(run.losses)} steps")  # noqa: T201
+    report(f"all ended within {max(seconds):.1f} s; {len(run.losses)} steps")
     run.kill(draw)  # what is resumed gives the losses of before
     assert run.losses
 
@@ -372,7 +377,7 @@ def test_a_driver_on_a_shared_cluster_is_killed(tmp_path: Path) -> None:
     draw = random.Random(5)
     run = DriverRun(tmp_path, ray.get_runtime_context().gcs_address)
     seconds = [run.kill(draw) for _ in range(5)]
-    print(f"all workers ended within {max(seconds):.1f} s; {len(run.losses)} steps")  # noqa: T201
+    report(f"all workers ended within {max(seconds):.1f} s; {len(run.losses)} steps")
     assert run.losses
     assert ray.is_initialized()
     assert ray.cluster_resources()["CPU"] == 16
