@@ -8,12 +8,12 @@ measured.
 median of the slopes between all pairs of samples, rises
 
 * in bytes: by at least 1 MiB in that time, and by more than 2 % of its median in an hour;
-* in numbers of files, sockets, threads: by at least one in that time.
+* in numbers of files, sockets, threads: by at least one in that time;
 
-Single outliers do not move that slope, nor does one jump near the end; of a leak that is a
-staircase the steps are counted. One jump in the middle, as of a heap that was fragmented once, does
-move it, since half of the pairs lie across: the samples show whether it stays one, and a longer run
-does.
+and where it does so all the time: the median of each third of the second half lies above that of
+the third before by at least a third of that. Single outliers move neither slope nor medians, and
+one jump, as of a table that is made anew, twice as large, or of a pool that takes one thread more,
+leaves two of the three thirds alike. Of a leak that is a staircase the steps are counted.
 
 **Steps** become slower where those of the old run take longer than those of a fresh one beside it,
 in the median of all rounds by more than a limit, 10 % unless told otherwise. The same is asked of
@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from statistics import median, median_high, median_low
 from typing import Literal
 
 import numpy as np
@@ -98,17 +99,20 @@ def judge(
     values: np.ndarray,
 ) -> Verdict:
     """One series: [n] times in hours, [n] numbers of steps, [n] values."""
-    third = max(1, len(values) // 3)
+    thirds = [third.tolist() for third in np.array_split(values, min(3, len(values)))]
     per_hour = theil_sen(hours, values)
     rise = per_hour * float(hours[-1] - hours[0])
-    grows: bool | None = rise >= RISE[unit]
+    # A jump in the very middle of a third has half of it on either side.
+    rises = [median_low(late) - median_high(early) for early, late in pairwise(thirds)]
+    always = all(step >= RISE[unit] / 3 for step in rises)
+    grows: bool | None = rise >= RISE[unit] and always
     if unit == "bytes":
         grows = grows and per_hour > SHARE_PER_HOUR * float(np.median(values))
     return Verdict(
         name=name,
         unit=unit,
-        begin=float(np.median(values[:third])),
-        end=float(np.median(values[-third:])),
+        begin=median(thirds[0]),
+        end=median(thirds[-1]),
         per_hour=per_hour,
         per_step=theil_sen(steps, values),
         grows=None if len(values) < FEWEST else grows,
