@@ -321,9 +321,9 @@ def _environment(post: Post, platform: Platform, options: WorkerOptions) -> dict
         environment |= {
             "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
             "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-            # One heap for all threads, of which each checkpoint makes new ones. With more, what
-            # they keep wanders from one heap to another, which grow to what they held at most: for
-            # hours, memory would go up in jumps without a leak.
+            # One heap for all threads, of which each checkpoint makes new ones: glibc would give
+            # them one heap after the other, up to eight for each core, and each keeps what it held
+            # at most, so that memory would go up for hours without a leak.
             "MALLOC_ARENA_MAX": "1",
         }
     if options.pin_cores and len(post.devices) > 1:
