@@ -184,8 +184,8 @@ class StoredArray:
     def _spec(self, **mode: bool) -> dict[str, Any]:
         """For tensorstore; `mode` says how to open it, and not keyword arguments of `ts.open`.
 
-        With these pybind11 leaves three dead entries in Python's table of interned strings, which
-        after a hundred checkpoints is made anew, twice as large, in the middle of a training.
+        Each call with these leaves up to three dead entries in Python's table of interned strings,
+        which after a hundred checkpoints is made anew, twice as large, in the middle of a training.
         """
         zero: Any = False if self.dtype == "bool" else 0
         chunks = {"chunk_shape": list(self.chunk)}
