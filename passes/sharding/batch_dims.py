@@ -13,6 +13,7 @@ from alpa.dialects import body, func, ir, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.attributes import read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import ShardingRule
+from alpa.passes.base import PassError
 from alpa.passes.sharding.shard_graph import RuleOf
 
 
@@ -32,10 +33,17 @@ class BatchDims:
         block = body(function)
         for number, dim in (known or {}).items():
             self.of[block.arguments[number]] = dim
-        for value, argument in zip(block.arguments, read_arguments(function), strict=True):
+        for i, argument in enumerate(read_arguments(function)):
+            value = block.arguments[i]
             shape = MeshTensor.from_type(value.type).type.shape
             if argument.role == "batch" and shape:
                 self.of[value] = argument.batch_dim or 0
+                if not 0 <= self.of[value] < len(shape):
+                    raise PassError(
+                        function,
+                        f"argument {i} is a batch and needs alpa.batch_dim below its rank of "
+                        f"{len(shape)}; it has {argument.batch_dim}",
+                    )
                 self.sizes.add(shape[self.of[value]])
         for op in block.operations:
             if isinstance(op, mpmd.TransferOp):

@@ -9,6 +9,7 @@ import pytest
 
 from alpa import passes
 from alpa.dialects.attributes import SolverReport
+from alpa.passes import PassError
 from alpa.passes.analysis.plan_report import PlanReport, SolverSummary
 from alpa.passes.analysis.split_factors import in_words
 
@@ -121,6 +122,15 @@ def solved(objective: float, bound: float, status: str) -> SolverReport:
         variables=7,
         peak_bytes=1,
     )
+
+
+@pytest.mark.parametrize("dim", [2, -1])
+def test_a_batch_dimension_that_is_none_is_refused(dim: int) -> None:
+    planned = str(passes.run(PROGRAM, f"{CUT},ilp-shard-annotate"))
+    assert "alpa.batch_dim = 0" in planned
+    broken = passes.run(planned.replace("alpa.batch_dim = 0", f"alpa.batch_dim = {dim}"), "cse")
+    with pytest.raises(PassError, match=rf"batch_dim below its rank of 2; it has {dim}$"):
+        PlanReport.of(broken)
 
 
 def test_the_solver_knows_as_little_as_of_its_worst_mesh() -> None:
