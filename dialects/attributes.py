@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ Role = Literal["batch", "state", "key", "constant"]
 Part = Literal["forward", "backward", "update"]
 ResultKind = Literal["concat", "mean", "sum", "last", "state"]
 Schedule = Literal["gpipe", "1f1b"]
+AccumulateDtype = Literal["f32", "f64", "same"]
 
 FOLLOW = "alpa.follow"
 FLOPS = "alpa.flops"
@@ -35,8 +37,14 @@ HELD = "alpa.held"
 ALIASING_OUTPUT = "tf.aliasing_output"
 BUFFER_DONOR = "jax.buffer_donor"
 
+WHOLE = "alpa.whole"
+MICRO_BATCHES = "alpa.micro_batches"
+_FLOAT = re.compile(r"b?f(\d+)")
+"""A floating-point type and its bits: bf16, f32, f8E4M3FN."""
+
 LAYER_BOUNDARY = "alpa.layer_boundary"
 GRADIENT = "alpa.gradient"
+RANDOM = "alpa.random"
 
 
 def marker_of(op: ir.OpView) -> str | None:
@@ -45,6 +53,23 @@ def marker_of(op: ir.OpView) -> str | None:
         return None
     target = ir.StringAttr(op.attributes["call_target_name"]).value
     return target if target in (LAYER_BOUNDARY, GRADIENT) else None
+
+
+EXACT = "exact"
+WITH_NOISE = "exact, random numbers per micro-batch"
+INDEPENDENT = "independent"
+
+
+def micro_batches_of(module: ir.Module) -> str | None:
+    """What is known of a module's micro-batches: `EXACT`, `WITH_NOISE`, `INDEPENDENT`, or
+    nothing, where `combine-micro-batches` has not run."""
+    said = module.operation.attributes.get(MICRO_BATCHES)
+    return said.value if isinstance(said, ir.StringAttr) else None
+
+
+def is_exact(said: str | None) -> bool:
+    """Whether micro-batches are proven to give what the whole batch gives."""
+    return said in (EXACT, WITH_NOISE)
 
 
 _EXPECTED: dict[type[ir.Attribute], str] = {
@@ -365,13 +390,37 @@ def read_meshes(function: func.FuncOp) -> list[MeshAssignment]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`alpa.plan`: micro-batches per step, the schedule, predicted seconds and bytes per mesh."""
+    """`alpa.plan`: micro-batches per step, the schedule, predicted seconds and bytes per mesh.
+
+    `accumulate_dtype` is the narrowest type of a sum over the micro-batches (`accumulator`).
+    """
 
     num_micro_batches: int = 1
     schedule: Schedule = "gpipe"
     predicted_step_seconds: float = 0.0
     predicted_peak_bytes: tuple[int, ...] = ()
     cluster: str = ""
+    accumulate_dtype: AccumulateDtype = "f32"
+
+    def accumulator(self, dtype: str) -> str:
+        """The element type in which values of an element type are added up over the micro-batches.
+
+        Floating-point types narrower than `accumulate_dtype` become that type, complex ones by
+        their parts; all others stay. With `same` every type stays.
+        """
+        if self.accumulate_dtype == "same":
+            return dtype
+        if dtype.startswith("complex<"):
+            part = dtype.removeprefix("complex<").removesuffix(">")
+            return f"complex<{self.accumulator(part)}>"
+        bits = _FLOAT.match(dtype)
+        is_narrow = bits is not None and int(bits[1]) < int(self.accumulate_dtype[1:])
+        return self.accumulate_dtype if is_narrow else dtype
+
+    def accumulator_type(self, type_: ir.RankedTensorType) -> ir.RankedTensorType:
+        """The type of a tensor's sum over the micro-batches, by `accumulator`."""
+        element = ir.Type.parse(self.accumulator(str(type_.element_type)), type_.context)
+        return ir.RankedTensorType.get(type_.shape, element)
 
     @classmethod
     def read(cls, function: func.FuncOp) -> Self | None:
@@ -386,11 +435,19 @@ class Plan:
             predicted_step_seconds=fields.number("predicted_step_seconds"),
             predicted_peak_bytes=fields.integers("predicted_peak_bytes"),
             cluster=fields.string("cluster") if "cluster" in fields else "",
+            accumulate_dtype=_one_of(
+                "accumulate_dtype",
+                fields.string("accumulate_dtype") if "accumulate_dtype" in fields else "f32",
+                get_args(AccumulateDtype),
+            ),
         )
 
     def write(self, function: func.FuncOp) -> None:
+        """Sets `alpa.plan`; an `accumulate_dtype` of f32, the default, is left out."""
+        accumulate = ir.StringAttr.get(self.accumulate_dtype)
         function.attributes[PLAN] = ir.DictAttr.get(
             {
+                **({} if self.accumulate_dtype == "f32" else {"accumulate_dtype": accumulate}),
                 "num_micro_batches": i64(self.num_micro_batches),
                 "schedule": ir.StringAttr.get(self.schedule),
                 "predicted_step_seconds": f64(self.predicted_step_seconds),

@@ -160,7 +160,7 @@ def _position(location: ir.Location) -> ir.FileLineColLoc | None:
     if isinstance(location, ir.NameLoc):
         return _position(location.child_loc)
     if isinstance(location, ir.CallSiteLoc):
-        return _position(location.callee)
+        return _position(location.callee) or _position(location.caller)
     if isinstance(location, ir.FusedLoc):
         inner = cast(Iterable[ir.Location], location.locations)
         return next((found for each in inner if (found := _position(each)) is not None), None)

@@ -33,7 +33,10 @@ class TrainState(train_state.TrainState):
     key: Any
 
 
-@alpa.parallelize(cluster="cpu:2x2", num_micro_batches=2, donate_argnums=0)
+# Batch norm mixes the samples of a batch: each micro-batch is to be one of its own.
+@alpa.parallelize(
+    cluster="cpu:2x2", num_micro_batches=2, micro_batches="independent", donate_argnums=0
+)
 def train_step(state: TrainState, batch: Any) -> Any:
     # Each micro-batch draws from a key of its own; the key that is returned advances once.
     key, dropout = jax.random.split(state.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -124,9 +125,12 @@ def _convert(name: str, text: str, hint: Any) -> Any:
             return text
         elif kind in (int, float):
             try:
-                return kind(text)
+                value = kind(text)
             except ValueError:
                 continue
+            if kind is float and not math.isfinite(value):
+                raise OptionError(f"option '{name}' is '{text}'; expected a finite number")
+            return value
     raise OptionError(f"option '{name}' is '{text}'; expected {describe_type(hint)}")
 
 

@@ -34,6 +34,11 @@ After (with two or more micro-batches, where an update consumes `%g`)::
 
 `planned.Fragment` says what the attributes on the fragments mean.
 
+A sum has the type of the value that is added up: `stage-mesh-partition` has made gradients wide
+where `accumulate-dtype` asks for it. The update scales the sum before it does anything else. In a
+plan that was made otherwise a sum may be of a narrower type than that of `alpa.plan`: a remark says
+so.
+
 **Options**: `loss-reduction=mean|sum`: whether updates see the micro-batches' gradients averaged or
 added up.
 
@@ -212,7 +217,7 @@ class _Exporter:
             self.program.values[number],
         )
         scales = {None: self.loss_scale, "mean": 1 / self.program.num_micro_batches, "sum": 1.0}
-        if scales[kind] == 1.0:
+        if scales[kind] == 1.0 or not value.is_float:
             return total
         mean = stablehlo.multiply(total, filled(ir.RankedTensorType(total.type), scales[kind]))
         if self.meshes[value.mesh].size == 1 or not value.shape:
@@ -246,9 +251,9 @@ class ExportStages(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         with module.context:
-            self._run(module)
+            self._run(module, remark)
 
-    def _run(self, module: ir.Module) -> None:
+    def _run(self, module: ir.Module, remark: Remark) -> None:
         program = read_planned(module)
         main = main_function(module)
         mean = self.loss_reduction == "mean" and program.num_micro_batches > 1
@@ -270,6 +275,22 @@ class ExportStages(Pass):
                 symbol = _unique(step.name, taken)
                 taken.add(symbol)
                 exporter.export(number, op, symbol)
+                narrow = _narrow_sum(program, step)
+                if narrow is not None:
+                    remark(op.location, narrow)
+
+
+def _narrow_sum(program: Program, fragment: Fragment) -> str | None:
+    """What to say of a fragment's sum whose type is narrower than the plan asks for."""
+    for number, value in enumerate(fragment.outputs):
+        dtype = program.values[value].dtype
+        wide = program.plan.accumulator(dtype)
+        if value in program.totals and program.parts[value] != "update" and wide != dtype:
+            return (
+                f"result {number} is added up in {dtype} over {program.num_micro_batches} "
+                f"micro-batches; to add up in {wide}, plan the program anew by stage-mesh-partition"
+            )
+    return None
 
 
 def _unique(name: str, taken: set[str]) -> str:

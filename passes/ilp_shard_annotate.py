@@ -98,6 +98,9 @@ class IlpShardAnnotate(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
+        for name, value in (("time-limit", self.time_limit), ("gap", self.gap)):
+            if value < 0:
+                raise PassError(function, f"{name} is {value:g}; at least 0")
         plan, cluster = plan_and_cluster(function)
         shardings: dict[ir.Value, Sharding] = {}
         reports: list[SolverReport] = []

@@ -44,9 +44,12 @@ from alpa.dialects import body, func, ir, stablehlo, terminator, walk
 from alpa.dialects.attributes import (
     FLOPS,
     LAYER_BOUNDARY,
+    Part,
     i64,
     input_number,
+    is_exact,
     marker_of,
+    micro_batches_of,
     output_number,
     write_interface,
 )
@@ -64,7 +67,7 @@ from alpa.passes.analysis.layer_placement import (
     resolve_parts,
 )
 from alpa.passes.analysis.roles import Roles, infer_roles
-from alpa.passes.analysis.step_parts import split_step
+from alpa.passes.analysis.step_parts import StepParts, split_step
 from alpa.passes.base import Pass, PassError, Remark, option
 
 _HEAVY_OPS_PER_LAYER = 4
@@ -84,11 +87,17 @@ class LayerCluster(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
+        if self.delta < 0:
+            raise PassError(function, f"delta is {self.delta:g}; at least 0")
+        exact = is_exact(micro_batches_of(module))
         graph = Graph.of(body(function))
         roles = infer_roles(function, graph)
+        parts = split_step(graph, roles, exact=exact)
+        if _separate_states(graph, parts, terminator(body(function))):
+            graph = Graph.of(body(function))
+            parts = split_step(graph, roles, exact=exact)
         for sentence in roles.ambiguous:
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
-        parts = split_step(graph, roles)
         for sentence in parts.doubts:
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
         floating = Floating.find(graph, parts)
@@ -164,6 +173,38 @@ class LayerCluster(Pass):
             )
         starts = [0, *(heavy[k * len(heavy) // count] for k in range(1, count))]
         return _layers(starts, num_ops)
+
+
+def _separate_states(graph: Graph, parts: StepParts, end: ir.OpView) -> bool:
+    """Gives results that the step returns and the forward part reads a value of their own.
+
+    They are made of no batch: the forward part computes them, and the update returns them. Says
+    whether there are any.
+    """
+    part = resolve_parts(graph, parts, Floating.find(graph, parts))
+    found = [
+        (r, v)
+        for r, v in enumerate(graph.returned)
+        if graph.producer[v] >= 0
+        and part[graph.producer[v]] == "update"
+        and any(part[user] in ("forward", "backward") for user in _users(graph, part, v))
+    ]
+    for r, v in found:
+        with ir.InsertionPoint(end), graph.ops[graph.producer[v]].location:
+            end.operands[r] = stablehlo.OptimizationBarrierOp([graph.values[v]]).results[0]
+    return bool(found)
+
+
+def _users(graph: Graph, part: Sequence[Part | None], value: int) -> list[int]:
+    """The ops that read a value, directly or through copied ops."""
+    found: list[int] = []
+    stack = [value]
+    while stack:
+        for user in graph.users[stack.pop()]:
+            found.append(user)
+            if part[user] is None:
+                stack += graph.results[user]
+    return found
 
 
 _HEAVY = op_cost.CONTRACTIONS | {"stablehlo.while"}

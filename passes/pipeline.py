@@ -2,12 +2,13 @@
 
 `alpa` is the default pipeline. Why its order is what it is:
 
-1. `simplify-trivial-ops` comes first: every later pass then reads one flat function of plain ops.
-2. `split-loops` comes before the layers: what a loop holds together cannot be clustered apart.
-3. `layer-cluster` comes before the stages, because a stage is an interval of layers.
-4. `stage-mesh-partition` comes before the shardings: a stage's mesh decides which there are.
-5. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer their layouts.
-6. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
+1. `combine-micro-batches` comes first: a rewrite would lose what ops say of the whole batch.
+2. `simplify-trivial-ops` comes next: every later pass then reads one flat function of plain ops.
+3. `split-loops` comes before the layers: what a loop holds together cannot be clustered apart.
+4. `layer-cluster` comes before the stages, because a stage is an interval of layers.
+5. `stage-mesh-partition` comes before the shardings: a stage's mesh decides which there are.
+6. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer their layouts.
+7. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
 
 `verify-layers` is not part of it: the passes that make layers and stages check them themselves.
 
@@ -20,7 +21,7 @@ would no longer be equal, and the value would cross meshes. After the first pass
 swaps operands or replaces an op would falsify or lose its `alpa.follow`. Both may be written in
 front of `alpa`.
 
-An option of `alpa` goes to every pass of the six that has one of that name.
+An option of `alpa` goes to every pass of the seven that has one of that name.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from alpa.passes.pipelines.text import Element, Option, PipelineError, did_you_m
 from alpa.passes.pipelines.text import parse as parse_pipeline
 
 PASSES = {
+    "combine-micro-batches": "alpa.passes.combine_micro_batches:CombineMicroBatches",
     "simplify-trivial-ops": "alpa.passes.simplify_trivial_ops:SimplifyTrivialOps",
     "split-loops": "alpa.passes.split_loops:SplitLoops",
     "layer-cluster": "alpa.passes.layer_cluster:LayerCluster",
@@ -54,6 +56,7 @@ PASSES = {
 
 PIPELINES = {
     "alpa": (
+        "combine-micro-batches",
         "simplify-trivial-ops",
         "split-loops",
         "layer-cluster",

@@ -35,6 +35,10 @@ Options:
     objective: `step`, the seconds of a step; or `throughput`, for forward-only programs that run
         over and over: the seconds of the longest stage, as in AlpaServe.
     intra: what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by its costs.
+    accumulate-dtype: the narrowest type in which gradients, and losses that updates read, are added
+        up over the micro-batches: `f32`, `f64`, or, with `same`, the type that they have. The
+        backward fragment converts what it returns, the update converts it back
+        (`stages/accumulators.py`).
     reserve: the share of each device's memory that stages are cut to leave free, from 0 up to 1:
         where `ilp-shard-annotate` finds no room for a stage, another cut may have it.
     processes: how many solve large problems beside this one; `auto`: one for each core.
@@ -59,6 +63,7 @@ from typing import ClassVar, Literal
 
 from alpa.dialects import body, func, ir, walk
 from alpa.dialects.attributes import (
+    AccumulateDtype,
     Argument,
     MeshAssignment,
     Plan,
@@ -79,6 +84,7 @@ from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.workers import Workers
+from alpa.passes.stages.accumulators import widen_accumulators
 from alpa.passes.stages.class_problem import class_solver
 from alpa.passes.stages.cost import (
     boundary_of,
@@ -110,6 +116,7 @@ class StageMeshPartition(Pass):
     meshes: str = option("auto", "devices and shape of every mesh, such as 0-3:2x2,4-7:4")
     objective: Literal["step", "throughput"] = option("step", "what is to be least")
     intra: Intra = option("auto", "inside a mesh: the whole space, or what a baseline does")
+    accumulate_dtype: AccumulateDtype = option("f32", "narrowest type of sums over micro-batches")
     reserve: float = option(0.0, "share of each device's memory to leave free")
     processes: int | Literal["auto"] = option("auto", "that solve large problems beside this one")
 
@@ -143,6 +150,8 @@ class StageMeshPartition(Pass):
         )
         if self.num_micro_batches > 1:
             _require_roles(function, arguments, results)
+            widen_accumulators(function, results, self._plan())
+            graph = Graph.of(body(function))
         if self.remat == "layer":
             rematerialise(function)
             graph = Graph.of(body(function))
@@ -285,7 +294,10 @@ class StageMeshPartition(Pass):
 
     def _plan(self) -> Plan:
         return Plan(
-            num_micro_batches=self.num_micro_batches, schedule=self.schedule, cluster=self.cluster
+            num_micro_batches=self.num_micro_batches,
+            schedule=self.schedule,
+            cluster=self.cluster,
+            accumulate_dtype=self.accumulate_dtype,
         )
 
 

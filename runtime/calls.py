@@ -185,7 +185,13 @@ class Call:
     @classmethod
     def of(cls, parameters: Parameters, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         """Raises TypeError for what cannot be an argument."""
-        given = {parameters.name(number): value for number, value in enumerate(args)} | kwargs
+        given = {parameters.name(number): value for number, value in enumerate(args)}
+        if both := [name for name in kwargs if name in given]:
+            raise TypeError(
+                f"got multiple values for argument '{both[0]}': by position and by name; give it "
+                "once"
+            )
+        given |= kwargs
         trees: list[tuple[str, Any]] = []
         leaves: list[Leaf] = []
         static: list[tuple[str, Hashable]] = []

@@ -12,9 +12,11 @@ from jax.extend.core import jaxpr_as_fun
 from alpa.runtime.calls import Call, Parameters, ResultLeaf
 from alpa.runtime.jit import Parallelized
 from alpa.runtime.prepared import Prepared
+from alpa.runtime.tracebacks import ends_at_caller
 from alpa.runtime.tracing import Traced
 
 
+@ends_at_caller
 def create_state(
     init_fn: Callable[[], Any],
     train_step: Parallelized,

@@ -12,6 +12,7 @@ import jax
 
 from alpa.dialects.attributes import Plan
 from alpa.passes.analysis.planned import Program
+from alpa.runtime.argument_checks import ArgumentChecks
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.trace import Trace
@@ -94,13 +95,25 @@ class Executable(ABC):
             CheckpointError: an array is not there, or damaged.
         """
 
-    @abstractmethod
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        """Runs one step. What the plan cuts between meshes comes back as a `CutArray`.
+        """Runs one step. The results are `jax.Array`s.
+
+        What the plan cuts between meshes comes back as one array, which may be a `CutArray`.
 
         Raises:
             TypeError, ValueError: number, shape or dtype of the arguments are not the program's.
+            RuntimeError: an argument was deleted or donated, or one that is donated is given twice.
         """
+        return self.run(self._checks.check(arguments))
+
+    @abstractmethod
+    def run(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Runs one step, as a call does, with arguments that have been checked."""
+
+    @property
+    @abstractmethod
+    def _checks(self) -> ArgumentChecks:
+        """The checks of a call's arguments."""
 
     def usage(self) -> dict[str, ProcessUsage]:
         """What the processes that run it hold of their hosts: memory, files, threads.

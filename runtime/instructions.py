@@ -61,9 +61,11 @@ Instruction = Run | Move | Add
 class Output:
     """How a result of the original program is made: of one key, or of one per micro-batch.
 
+    `value` is the result as @main returns it: a total may lie otherwise, and be of a wider type.
     `concat` is a dimension, `divisor` what a total is divided by.
     """
 
+    value: int
     keys: tuple[Key, ...]
     concat: int | None = None
     divisor: int = 1
@@ -140,7 +142,7 @@ class _Versions:
         if program.num_micro_batches == 1:
             return frozenset()
         summed = {result.value for result in program.results if result.sum_kind is not None}
-        return frozenset(summed & program.varying - program.totals)
+        return frozenset(summed & program.varying - program.returned_totals.keys())
 
     def is_constant(self, transfer: Transfer) -> bool:
         """Whether it moves an argument that is the same for all micro-batches."""
@@ -363,12 +365,17 @@ class _Writer:
         batches = program.num_micro_batches
         if value in program.varying and role is not None and batches > 1:
             if role.kind == "concat":
-                return Output(keys=tuple((value, m) for m in range(batches)), concat=role.index)
+                return Output(
+                    value=value,
+                    keys=tuple((value, m) for m in range(batches)),
+                    concat=role.index,
+                )
             if result.sum_kind is not None:
                 divisor = batches if result.sum_kind == "mean" else 1
-                return Output(keys=((value, None),), divisor=divisor)
-            return Output(keys=(versions.version(value, batches - 1),))
-        return Output(keys=(versions.last(value),))
+                total = program.returned_totals.get(value, value)
+                return Output(value=value, keys=((total, None),), divisor=divisor)
+            return Output(value=value, keys=(versions.version(value, batches - 1),))
+        return Output(value=value, keys=(versions.last(value),))
 
 
 def reads(instruction: Instruction) -> tuple[Key, ...]:

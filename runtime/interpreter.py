@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from alpa.passes.analysis.planned import ProgramArgument
-from alpa.runtime.instructions import Instruction, Key, Move, Output, Run, Script
+from alpa.runtime.instructions import Add, Instruction, Key, Move, Output, Run, Script
+from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement, move, numpy_dtype
 from alpa.runtime.signature import batch_dim, is_donated
@@ -45,6 +46,7 @@ class Interpreter:
         fragments = script.program.fragments
         self._donated = frozenset(f.inputs[i] for f in fragments for i in f.donated)
         self._overwritten = _overwritten(script)
+        self._callers = frozenset(a.value for a in script.program.arguments if not is_donated(a))
 
     def feed(self, store: Store, argument: ProgramArgument, array: Any) -> None:
         """Puts an argument, or its micro-batches, on its mesh.
@@ -52,6 +54,8 @@ class Interpreter:
         Its own buffers are made for what the program overwrites and the caller does not give away,
         and for numpy arrays, which may change under our hands.
         """
+        if isinstance(array, MeshArray):
+            array = array.fetch()
         program, number = self._script.program, argument.value
         sharding, dim = self._placement.shardings[number], batch_dim(argument)
         protect = not isinstance(array, jax.Array) or (
@@ -93,11 +97,12 @@ class Interpreter:
         results: dict[int, jax.Array] = {}
         taken: set[int] = set()
         for position, output in enumerate(self._script.outputs):
-            number = output.keys[0][0]
+            number = output.value
             if not self._placement.has(number):
                 continue
             array = self._output(output, [store[key] for key in output.keys])
-            if id(array) in taken:  # two results, which the caller may donate one by one
+            given = output.keys[-1] in self._script.given and number in self._callers
+            if given or id(array) in taken:  # the caller has two, and may donate one of them
                 array = move(array, self._placement.shardings[number], copy=True)
             taken.add(id(array))
             results[position] = self._settled(array)
@@ -109,8 +114,7 @@ class Interpreter:
         elif isinstance(instruction, Move):
             self._move(store, instruction)
         else:
-            total = store.get(instruction.total)
-            store[instruction.total] = _add(total, store[instruction.source])
+            self._add(store, instruction)
 
     def _run(self, store: Store, instruction: Run) -> None:
         fragment = instruction.fragment
@@ -137,6 +141,16 @@ class Interpreter:
         if array is not None:
             store[instruction.target] = array
 
+    def _add(self, store: Store, instruction: Add) -> None:
+        """The next partial sum, in the type of the plan's accumulators."""
+        program, number = self._script.program, instruction.source[0]
+        dtype = numpy_dtype(program.plan.accumulator(program.values[number].dtype))
+        array = store[instruction.source]
+        if array.dtype != dtype:
+            array = array.astype(dtype)
+        total = store.get(instruction.total)
+        store[instruction.total] = array if total is None else total + array
+
     def _settled(self, arrays: Arrays) -> Arrays:
         return jax.block_until_ready(arrays) if self._blocks else arrays
 
@@ -146,7 +160,7 @@ class Interpreter:
         return jnp.zeros(value.shape, numpy_dtype(value.dtype), device=sharding)
 
     def _output(self, output: Output, arrays: list[jax.Array]) -> jax.Array:
-        number = output.keys[0][0]
+        number = output.value
         sharding = self._placement.shardings[number]
         dtype = numpy_dtype(self._script.program.values[number].dtype)
         if output.concat is not None:
@@ -171,10 +185,3 @@ def _overwritten(script: Script) -> frozenset[Key]:
 
 def _slice(array: Any, dim: int, m: int, size: int) -> Any:
     return array[(*[slice(None)] * dim, slice(m * size, (m + 1) * size))]
-
-
-def _add(total: jax.Array | None, array: jax.Array) -> jax.Array:
-    """The next partial sum; 16-bit floats are added up in 32 bits."""
-    if array.dtype in (jnp.bfloat16, jnp.float16):
-        array = array.astype(jnp.float32)
-    return array if total is None else total + array

@@ -17,24 +17,28 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, update_wrapper
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from alpa.dialects.attributes import Schedule
+from alpa.dialects.attributes import AccumulateDtype, Schedule
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Call, LeafType, Parameters
 from alpa.runtime.executable import Executable
+from alpa.runtime.loading import check_run_options
+from alpa.runtime.option_checks import check_kind, check_literal
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Inter, Settings
 from alpa.runtime.prepared import Prepared, StepPlan, Target
 from alpa.runtime.sharing import Family
-from alpa.runtime.step import LossReduction, Lowered, Step
+from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
 from alpa.runtime.step_roles import Declared
+from alpa.runtime.tracebacks import ends_at_caller
 from alpa.runtime.workers.options import WorkerOptions
 
 _logger = logging.getLogger("alpa")
@@ -49,7 +53,11 @@ class Parallelized:
     __name__: str
 
     def __init__(
-        self, fun: Callable[..., Any], parameters: Parameters, declared: Declared, target: Target
+        self,
+        fun: Callable[..., Any],
+        parameters: Parameters,
+        declared: Declared,
+        target: Target,
     ) -> None:
         update_wrapper(self, fun)
         self.__name__ = getattr(fun, "__name__", "the function")
@@ -66,6 +74,7 @@ class Parallelized:
         """What its steps are planned for."""
         return self._target
 
+    @ends_at_caller
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one step; plans and compiles it first where it is the first of its kind.
 
@@ -77,6 +86,7 @@ class Parallelized:
         self._target.check_devices()
         return self._prepared(call).run(call)
 
+    @ends_at_caller
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The step as StableHLO at the size of one micro-batch; arguments may be shapes only."""
         prepared = self._prepared(self._call(args, kwargs))
@@ -85,6 +95,7 @@ class Parallelized:
             prepared.lowered if number == "auto" or self._target.saved else prepared.lower(number)
         )
 
+    @ends_at_caller
     def plan(self, *args: Any, **kwargs: Any) -> StepPlan:
         """Prints the table of the plan and returns it; nothing is run.
 
@@ -94,11 +105,13 @@ class Parallelized:
         sys.stdout.write(str(plan))
         return plan
 
+    @ends_at_caller
     def executable(self, *args: Any, **kwargs: Any) -> Executable:
         """The compiled step, as `runtime.load` gives it; arguments may be shapes only."""
         self._target.check_devices()
         return self.prepare(*args, **kwargs).executable
 
+    @ends_at_caller
     def prepare(self, *args: Any, **kwargs: Any) -> Prepared:
         """The step that serves calls like this one; arguments may be shapes only."""
         return self._prepared(self._call(args, kwargs))
@@ -115,6 +128,10 @@ class Parallelized:
     def parameter(self, number: int) -> str:
         """The name of a positional argument."""
         return self._parameters.name(number)
+
+    def call(self, *args: Any, **kwargs: Any) -> Call:
+        """The arguments of a call by name, with their leaves."""
+        return self._call(args, kwargs)
 
     def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         return Call.of(self._parameters, args, kwargs)
@@ -140,7 +157,13 @@ class Parallelized:
             _logger.warning("%s is planned anew: %s", self.__name__, _difference(self._last, call))
         call = call.abstract()
         several = self._target.num_micro_batches != 1 or self._target.saved is not None
-        step = Step.of(self._fun, call, self._declared, several=several)
+        step = Step.of(
+            self._fun,
+            call,
+            self._declared,
+            several=several,
+            micro_batches=self._target.micro_batches,
+        )
         self._last = call
         return Prepared(step, self._target)
 
@@ -170,7 +193,8 @@ def parallelize(
     *,
     cluster: str | None = None,
     num_micro_batches: int | Literal["auto"] = 1,
-    batch_argnums: Chosen = None,
+    micro_batches: MicroBatches = "exact",
+    batch_argnums: Chosen | Mapping[int | str, int] = None,
     state_argnums: Chosen = None,
     donate_argnums: int | Iterable[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
@@ -182,10 +206,12 @@ def parallelize(
     inter: Inter = "auto",
     remat: Remat = "auto",
     mesh_shape: str = "auto",
+    accumulate_dtype: AccumulateDtype = "f32",
     executor: Literal["local", "ray"] = "local",
     devices: Sequence[Device] | None = None,
     workers: WorkerOptions | None = None,
     check_finite: bool = False,
+    explain_roles: bool = False,
     compiler_options: CompilerOptions | None = None,
     plan: str | Path | None = None,
     like: Parallelized | None = None,
@@ -200,18 +226,26 @@ def parallelize(
         cluster: a preset with its shape (`cpu:2x4`) or the path of a TOML file.
         num_micro_batches: how often forward and backward run per step; "auto" takes the divisor of
             the batch with the shortest predicted step.
+        micro_batches: "exact" gives what plain jax gives for the whole batch, or refuses the
+            function where that cannot be proven; "independent" makes each micro-batch a batch of
+            its own, as plain jax does in a loop over them (batch norm, contrastive losses).
         batch_argnums: the arguments, by position or name, that hold the samples, in the leading
-            dimension of all their arrays; by default those that are neither state nor donated, and
-            whose arrays agree.
+            dimension of all their arrays, or in the one that a dictionary says (`{"x": 1}`); by
+            default what the program's own use of its arguments shows (`runtime/step_roles.py`).
         state_argnums: the arguments that the step replaces; by default what comes back.
         donate_argnums, donate_argnames, static_argnums, static_argnames, compiler_options: as
             with `jax.jit`.
         loss_reduction: whether the loss is a mean over samples or a sum, and so whether gradients,
             and other numbers that come back, are averaged over the micro-batches or added up.
         schedule, intra, inter, remat, mesh_shape: as with `alpa-plan`.
+        accumulate_dtype: the narrowest type in which gradients, and other numbers that are sums or
+            means over the micro-batches, are added up: "f32", "f64", or, with "same", the type that
+            each has.
         executor, devices, workers: as with `alpa.runtime.load`.
         check_finite: whether each call waits for its results, and raises FloatingPointError with
             their names where one of them holds NaN or infinity.
+        explain_roles: whether planning prints which arguments were taken for state, batch, keys and
+            constants, and why.
         plan: a saved plan that is used instead of a search.
         like: another parallelised function, whose cluster, devices, workers and settings are
             taken: a training step's, for the evaluation of its state.
@@ -242,28 +276,36 @@ def parallelize(
             inter=inter,
             remat=remat,
             mesh_shape=mesh_shape,
+            accumulate_dtype=accumulate_dtype,
         )
+    check_kind("cluster", settings.cluster, str)
     Cluster.parse(settings.cluster)
-    number: Any = num_micro_batches
-    if number != "auto" and (not isinstance(number, int) or number < 1):
-        raise ValueError(
-            f"num_micro_batches is {num_micro_batches!r}; expected a number of at least 1, or auto"
-        )
+    check_kind("mesh_shape", settings.mesh_shape, str)
+    check_kind("check_finite", check_finite, bool)
+    check_kind("plan", plan, str, Path, type(None))
+    check_run_options(executor, devices, workers, compiler_options)
     parameters = Parameters.of(fun)
+
+    def select(option: str, *chosen: Chosen) -> frozenset[str]:
+        return parameters.select(option, _each(option, *chosen))
+
     declared = Declared(
-        donated=parameters.select("donate_argnums", _each(donate_argnums, donate_argnames)),
-        batch=None
-        if batch_argnums is None
-        else parameters.select("batch_argnums", _each(batch_argnums)),
-        state=None
-        if state_argnums is None
-        else parameters.select("state_argnums", _each(state_argnums)),
+        donated=select("donate_argnums", donate_argnums, donate_argnames),
+        batch=_batch(parameters, batch_argnums),
+        state=None if state_argnums is None else select("state_argnums", state_argnums),
     )
-    static = parameters.select("static_argnums", _each(static_argnums, static_argnames))
+    static = select("static_argnums", static_argnums, static_argnames)
+    if both := sorted(static & declared.donated):
+        raise ValueError(
+            f"static_argnames and donate_argnames cannot intersect. Argument names {both} appear "
+            "in both; static arguments have no buffers, so leave them out of donate_argnums"
+        )
     parameters = replace(parameters, static=static)
     target = Target(
         settings=settings,
-        num_micro_batches=num_micro_batches,
+        num_micro_batches=_number(num_micro_batches),
+        micro_batches=micro_batches,
+        explain_roles=explain_roles,
         loss_reduction=loss_reduction,
         executor=executor,
         workers=workers,
@@ -284,6 +326,7 @@ _OF_LIKE: dict[str, Any] = {
     "inter": "auto",
     "remat": "auto",
     "mesh_shape": "auto",
+    "accumulate_dtype": "f32",
     "executor": "local",
     "devices": None,
     "workers": None,
@@ -314,19 +357,59 @@ def _check_literals(target: Target) -> None:
         ("intra", settings.intra, Intra),
         ("inter", settings.inter, Inter),
         ("remat", settings.remat, Remat),
+        ("accumulate_dtype", settings.accumulate_dtype, AccumulateDtype),
         ("loss_reduction", target.loss_reduction, LossReduction),
+        ("micro_batches", target.micro_batches, MicroBatches),
     ):
-        if value not in get_args(kind):
-            allowed = ", ".join(get_args(kind))
-            raise ValueError(f"{name} is {value!r}; expected one of {allowed}")
+        check_literal(name, value, kind)
 
 
-def _each(*chosen: Chosen) -> list[int | str]:
-    """The numbers and names of options that may hold one, several or none."""
+def _batch(
+    parameters: Parameters, chosen: Chosen | Mapping[int | str, int]
+) -> dict[str, int] | None:
+    """The arguments that hold samples, by name, with the dimension that holds them."""
+    if chosen is None:
+        return None
+    each = _each("batch_argnums", chosen)
+    dims = chosen if isinstance(chosen, Mapping) else dict.fromkeys(each, 0)
+    found: dict[str, int] = {}
+    for one, dim in dims.items():
+        if isinstance(dim, bool) or not isinstance(dim, Integral):
+            raise TypeError(
+                f"batch_argnums holds {dim!r} for {one!r}; expected the number of the dimension "
+                "that holds the samples"
+            )
+        found.update(dict.fromkeys(parameters.select("batch_argnums", [one]), int(dim)))
+    return found
+
+
+def _number(num_micro_batches: Any) -> int | Literal["auto"]:
+    if num_micro_batches == "auto":
+        return "auto"
+    number = num_micro_batches
+    if isinstance(number, bool) or not isinstance(number, Integral) or int(number) < 1:
+        raise ValueError(
+            f"num_micro_batches is {num_micro_batches!r}; expected a number of at least 1, or auto"
+        )
+    return int(num_micro_batches)
+
+
+def _each(option: str, *chosen: Any) -> list[int | str]:
+    """The numbers and names of options that may hold one, several or none.
+
+    Raises:
+        TypeError: one holds something else.
+    """
     found: list[int | str] = []
     for one in chosen:
-        if isinstance(one, int | str):
-            found.append(one)
-        else:
-            found += one or ()
+        items: list[Any] = [] if one is None else [one]
+        if isinstance(one, Iterable) and not isinstance(one, str):
+            items = [*one]
+        for item in items:
+            if not isinstance(item, Integral | str):
+                raise TypeError(
+                    f"{option} holds {item!r}, of type {type(item).__name__}; expected positions "
+                    "of arguments (int) or their names (str)"
+                )
+        found += items
     return found

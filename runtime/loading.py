@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -17,6 +17,12 @@ from alpa.passes.base import PassError
 from alpa.passes.export_stages import ExportStages
 from alpa.runtime.executable import Executable
 from alpa.runtime.local import LocalExecutable
+from alpa.runtime.option_checks import (
+    check_compiler_options,
+    check_devices,
+    check_kind,
+    check_literal,
+)
 from alpa.runtime.pjrt import CompilerOptions, Device, bytecode, separate
 from alpa.runtime.placement import Placement
 from alpa.runtime.stages import compile_stages, module_name
@@ -48,11 +54,13 @@ def load(
 
     Raises:
         LoadError: the module is not planned, or its plan cannot be run.
+        TypeError, ValueError: an option cannot be.
         ValueError: there are fewer devices than the plan needs; with `"ray"` that is a
             `ClusterSizeError`.
         WorkerError: a worker could not start or compile.
         ir.MLIRError: the module does not parse.
     """
+    check_run_options(executor, devices, workers, compiler_options)
     module = _module(planned)
     with refusing():
         check_planned(module)
@@ -81,6 +89,19 @@ def load(
     placement = Placement(program=program, devices=tuple(devices or jax.devices()))
     stages = compile_stages(modules, placement, compiler_options=compiler_options)
     return LocalExecutable(placement, stages)
+
+
+def check_run_options(
+    executor: Any,
+    devices: Sequence[Device] | None,
+    workers: Any,
+    compiler_options: Any,
+) -> None:
+    """Raises TypeError, ValueError where one of these options of `load` cannot be."""
+    check_literal("executor", executor, Literal["local", "ray"])
+    check_devices(devices)
+    check_kind("workers", workers, WorkerOptions, type(None))
+    check_compiler_options(compiler_options)
 
 
 @contextmanager

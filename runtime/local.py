@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
+from alpa.dialects import ir
 from alpa.passes.analysis.planned import Program, ProgramArgument
+from alpa.runtime.argument_checks import ArgumentChecks, Placed
+from alpa.runtime.buffers import apart
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
+from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.instructions import write_script
 from alpa.runtime.interpreter import Interpreter, Store
+from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement
-from alpa.runtime.signature import Signature
+from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.tiles import Tiles
 from alpa.runtime.trace import Recorder
 
@@ -43,34 +47,45 @@ class LocalExecutable(Executable):
     def stages(self) -> Mapping[str, Compiled]:
         return self._stages
 
+    @property
+    def _checks(self) -> ArgumentChecks:
+        return self._signature.checks
+
     def place(self, number: int, array: Any) -> _Placed:
         stores: dict[int, Store] = {}
+        positions = self._signature.positions(number)
+        array = self._checks.check_one(number, array)
         with jax.enable_x64(True):
-            for position in self._signature.positions(number):
+            for position in positions:
                 argument = self.program.arguments[position]
                 store = stores[argument.value] = {}
-                self._interpreter.feed(store, argument, self._signature.part(argument, array))
-        return _Placed(number, array, stores)
+                self._interpreter.feed(store, argument, self._part(argument, array))
+        return _Placed(self._checks, number, stores)
 
-    def __call__(self, *arguments: Any) -> tuple[jax.Array | CutArray, ...]:
-        self._signature.check_number(arguments)
+    def run(self, arguments: Sequence[Any]) -> tuple[jax.Array | CutArray, ...]:
+        arguments = apart(arguments, self._checks.donated, self._copies.knows)
         store: Store = {}
+        donated: list[jax.Array] = []
         recorder = None if self._trace is None else Recorder(self._script, settle=True)
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
             for argument in self.program.arguments:
                 given = arguments[argument.number]
                 if isinstance(given, _Placed):
-                    self._interpreter.take(store, argument, given.store_for(argument))
+                    self._interpreter.take(store, argument, given.stores[argument.value])
                     continue
-                array = self._signature.part(argument, given)
-                array = self._copies.find(array, self._placement.shardings[argument.value])
-                self._interpreter.feed(store, argument, array)
+                sharding = self._placement.shardings[argument.value]
+                array = self._part(argument, given, sharding)
+                copy = self._copies.find(array, sharding)
+                if is_donated(argument) and getattr(copy, "sharding", None) == sharding:
+                    donated += {id(it): it for it in (array, copy)}.values()
+                self._interpreter.feed(store, argument, copy)
             if recorder is None:
                 self._interpreter.run(store, self._script.instructions)
             else:
                 recorder.start()
                 self._interpreter.run(store, self._script.instructions, after=recorder)
             results = self._collect(store)
+        _give_away(donated, store)
         if recorder is not None and self._trace is not None:
             jax.block_until_ready(results)
             names = [mesh.name for mesh in self.program.meshes]
@@ -85,9 +100,11 @@ class LocalExecutable(Executable):
             values = [self.program.arguments[position].value for position in positions]
             shardings = [self._placement.shardings[value] for value in values]
             parts = partial(self._signature.parts, numbers, function, positions)
-            made = jax.jit(parts, out_shardings=shardings)()
+            lowered = jax.jit(parts, out_shardings=shardings).lower()
+            refuse_host_calls(cast(ir.Module, lowered.compiler_ir("stablehlo")))
+            made = cast(list[jax.Array], lowered.compile()())
             arrays.update(zip(positions, made, strict=True))
-        return self._signature.created(numbers, arrays, self._first)
+        return [*map(self._joined, self._signature.created(numbers, arrays, self._first))]
 
     def restore(self, numbers: Sequence[int], stored: Sequence[StoredArray]) -> list[Any]:
         by_number = dict(zip(numbers, stored, strict=True))
@@ -98,42 +115,62 @@ class LocalExecutable(Executable):
                 sharding = self._placement.shardings[argument.value]
                 array = by_number[argument.number]
                 arrays[position] = array.read(sharding, argument.attributes.slice)
-        return self._signature.created(numbers, arrays, self._first)
+        return [*map(self._joined, self._signature.created(numbers, arrays, self._first))]
+
+    def _part(
+        self, argument: ProgramArgument, given: Any, sharding: NamedSharding | None = None
+    ) -> Any:
+        """What an argument of the planned @main takes; what lies in workers is fetched, once."""
+        array = self._signature.part(argument, given, sharding)
+        return array.fetch() if isinstance(array, MeshArray) else array
 
     def _collect(self, store: Store) -> tuple[jax.Array | CutArray, ...]:
         """One array for each result of the original program; further copies are remembered."""
         results = self._interpreter.results(store)
         copies = self._signature.copies([results[i] for i in range(len(results))])
-        return self._signature.join({part: self._first(them) for part, them in copies.items()})
+        results = self._signature.join({it: self._first(them) for it, them in copies.items()})
+        return tuple(map(self._joined, results))
+
+    def _joined(self, array: Any) -> Any:
+        """One array for a state that is cut between meshes, where that takes no copy.
+
+        Not if other meshes have copies of its parts: these are found by the parts.
+        """
+        if not isinstance(array, CutArray) or any(map(self._copies.has, array.parts.values())):
+            return array
+        shared = array.shared()
+        return array if shared is None else shared
 
     def _first(self, copies: list[jax.Array]) -> jax.Array:
         """What stands for an array of which several meshes have a copy."""
         first, *others = copies
-        if others:
-            self._copies.remember(first, others)
+        self._copies.remember(first, others)
         return first
 
 
-class _Placed:
+def _give_away(donated: Iterable[jax.Array], left: Store) -> None:
+    """Deletes donated arrays, also where no fragment wrote over them, as jax does.
+
+    One that is left after the step comes back unchanged: it is its own new value.
+    """
+    kept = {id(array) for array in left.values()}
+    for array in donated:
+        if id(array) not in kept and not array.is_deleted():
+            array.delete()
+
+
+class _Placed(Placed):
     """An argument's micro-batches on their meshes, by the values of the planned arguments."""
 
-    def __init__(self, number: int, array: Any, stores: Mapping[int, Store]) -> None:
-        self.shape: tuple[int, ...] = tuple(np.shape(array))
-        self.dtype: np.dtype[Any] = np.asarray(array).dtype
-        self._number, self._stores = number, stores
-
-    def store_for(self, argument: ProgramArgument) -> Store:
-        if argument.number != self._number:
-            raise ValueError(
-                f"argument {argument.number} is what was placed as argument {self._number}"
-            )
-        return self._stores[argument.value]
+    def __init__(self, owner: ArgumentChecks, number: int, stores: Mapping[int, Store]) -> None:
+        super().__init__(owner, number)
+        self.stores = stores
 
 
 class _Copies:
-    """Further copies, on other meshes, of an array that was returned: the next step may want them.
+    """The arrays that were returned, and copies of them on other meshes, for the next step.
 
-    They live as long as the array that the caller holds.
+    Copies live as long as the array that the caller holds.
     """
 
     def __init__(self) -> None:
@@ -142,6 +179,16 @@ class _Copies:
     def remember(self, array: jax.Array, others: list[jax.Array]) -> None:
         key = id(array)
         self._of[key] = (weakref.ref(array, lambda _: self._of.pop(key, None)), others)
+
+    def has(self, array: jax.Array) -> bool:
+        """Whether there are further copies of the array."""
+        _, others = self._of.get(id(array), (None, []))
+        return bool(others)
+
+    def knows(self, array: Any) -> bool:
+        """Whether an array was returned, so that it shares its buffers with no other one."""
+        reference, _ = self._of.get(id(array), (None, []))
+        return reference is not None and reference() is array
 
     def find(self, array: Any, sharding: NamedSharding) -> Any:
         """The copy in this sharding, or the array itself."""

@@ -17,7 +17,7 @@ from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from alpa.dialects import func, ir, stablehlo, walk
-from alpa.dialects.attributes import GRADIENT, LAYER_BOUNDARY
+from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, i64
 
 # The effect of what has to stay though nothing reads it, which gradients, loops and recomputation
 # let pass. jax has no public name for it.
@@ -77,6 +77,14 @@ def is_gradient_mark(eqn: JaxprEqn) -> bool:
     return eqn.primitive is _gradient
 
 
+def mark_random(numbers: Any, dim: int) -> Any:
+    """Says that numbers are drawn anew for the samples of each micro-batch, along a dimension.
+
+    -1 where they cannot be: drawn along several dimensions, or from a key that is no argument.
+    """
+    return _random.bind(numbers, dim=dim)
+
+
 def to_custom_calls(module: ir.Module) -> None:
     """Makes of each marker of a lowered module the custom call of its name, in place."""
     identities: set[str] = set()
@@ -84,7 +92,7 @@ def to_custom_calls(module: ir.Module) -> None:
         if op.operation.name != "stablehlo.composite":
             continue
         target = ir.StringAttr(op.attributes["name"])
-        if target.value not in (GRADIENT, LAYER_BOUNDARY):
+        if target.value not in (GRADIENT, LAYER_BOUNDARY, RANDOM):
             continue
         identities.add(ir.FlatSymbolRefAttr(op.attributes["decomposition"]).value)
         with ir.InsertionPoint(op), op.location:
@@ -94,6 +102,9 @@ def to_custom_calls(module: ir.Module) -> None:
                 target,
                 has_side_effect=not op.results,
             )
+        if target.value == RANDOM:
+            fields = ir.DictAttr(op.attributes["composite_attributes"])
+            call.operation.attributes[BATCH_DIM] = fields[BATCH_DIM]
         for old, new in zip(op.results, call.results, strict=True):
             old.replace_all_uses_with(new)
         op.operation.erase()
@@ -106,7 +117,12 @@ def _mark_gradient(gradient: Any) -> Any:
     return gradient if gradient.dtype == jax.dtypes.float0 else _gradient.bind(gradient)
 
 
-def _lower(context: mlir.LoweringRuleContext, *operands: ir.Value, target: str) -> list[ir.Value]:
+def _lower(
+    context: mlir.LoweringRuleContext,
+    *operands: ir.Value,
+    target: str,
+    attributes: dict[str, ir.Attribute] | None = None,
+) -> list[ir.Value]:
     """A composite whose decomposition returns its arguments."""
     module = context.module_context
     types = [operand.type for operand in operands]
@@ -117,7 +133,9 @@ def _lower(context: mlir.LoweringRuleContext, *operands: ir.Value, target: str) 
             func.ReturnOp(list(entry.arguments))
     module.symbol_table.insert(identity)  # which may give it another name
     name = ir.FlatSymbolRefAttr.get(identity.sym_name.value)
-    return list(stablehlo.CompositeOp(types, operands, target, name).results)
+    fields = ir.DictAttr.get(attributes or {})
+    composite = stablehlo.CompositeOp(types, operands, target, name, composite_attributes=fields)
+    return list(composite.results)
 
 
 def _lower_gradient(context: mlir.LoweringRuleContext, x: ir.Value) -> list[ir.Value]:
@@ -126,6 +144,10 @@ def _lower_gradient(context: mlir.LoweringRuleContext, x: ir.Value) -> list[ir.V
 
 def _lower_layer_boundary(context: mlir.LoweringRuleContext) -> list[ir.Value]:
     return _lower(context, target=LAYER_BOUNDARY)
+
+
+def _lower_random(context: mlir.LoweringRuleContext, x: ir.Value, *, dim: int) -> list[ir.Value]:
+    return _lower(context, x, target=RANDOM, attributes={BATCH_DIM: i64(dim)})
 
 
 def _batch_gradient(arguments: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
@@ -144,3 +166,8 @@ _layer_boundary.multiple_results = True
 _layer_boundary.def_impl(list)
 _layer_boundary.def_effectful_abstract_eval(lambda: ([], _EFFECTS))
 mlir.register_lowering(_layer_boundary, _lower_layer_boundary)
+
+_random = Primitive("alpa_random")
+_random.def_impl(lambda x, *, dim: jnp.asarray(x))
+_random.def_abstract_eval(lambda x, *, dim: x)
+mlir.register_lowering(_random, _lower_random)

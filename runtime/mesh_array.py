@@ -4,29 +4,88 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
+from jax.core import ShapedArray
+from jax.experimental.hijax import register_hitype
+from jax.interpreters.xla import canonicalize_dtype_handlers
+
+_OF_DEVICES = (
+    "addressable_data",
+    "addressable_shards",
+    "device",
+    "devices",
+    "global_shards",
+    "on_device_size_in_bytes",
+    "platform",
+    "sharding",
+    "unsafe_buffer_pointer",
+)
 
 
-class MeshArray(NDArrayOperatorsMixin):
-    """Shape and dtype are known at once, the numbers are fetched when they are looked at.
+def _of_the_fetched(name: str, declared: Any) -> Any:
+    """A method or property of `jax.Array`, of the array that is fetched."""
+    if isinstance(declared, property):
+        return property(lambda self: getattr(self.__jax_array__(), name), doc=declared.__doc__)
 
-    `np.asarray`, `jnp.asarray`, `jax.device_get`, conversions, printing, operators and functions of
-    numpy look at them, and so do those of jax.numpy that are not jitted (`reshape`, `concatenate`).
-    Steps take the array where it lies.
+    @wraps(declared)
+    def method(self: MeshArray, *args: Any, **options: Any) -> Any:
+        return getattr(self.__jax_array__(), name)(*args, **options)
 
-    Jitted functions, as most of jax.numpy and all of `jax.lax`, want `jnp.asarray` first: where jax
-    finds out the types of arguments it asks `__jax_array__` no more (0.10), its error says so, and
-    there is no public way to make a class known to it. As a pytree the array would be no leaf of
-    the state any more.
+    return method
+
+
+def _of_devices(name: str) -> property:
+    """An attribute that only an array on devices of this process has."""
+
+    def attribute(self: MeshArray) -> Any:
+        if (here := self.here()) is not None:
+            return getattr(here, name)
+        raise AttributeError(
+            f"a {type(self).__name__} {self.aval.str_short()} has no `{name}`: it lies "
+            f"{self.where()}, and no sharding of this process describes that; jax.device_put(x) "
+            "fetches it into an array that has one"
+        )
+
+    return property(attribute)
+
+
+def _completed(cls: type[MeshArray]) -> type[MeshArray]:
+    """The class with all else that `jax.Array` has, known to JAX as a type of arguments."""
+    for name in _OF_DEVICES:
+        setattr(cls, name, _of_devices(name))
+    for name, declared in vars(jax.Array).items():
+        if name not in vars(cls) and (callable(declared) or isinstance(declared, property)):
+            setattr(cls, name, _of_the_fetched(name, declared))
+    # Jitted functions do not ask for `__jax_array__`. They look up the types of their arguments in
+    # the first table, and what to compute with in the second one.
+    register_hitype(cls, lambda array: array.aval)
+    canonicalize_dtype_handlers[cls] = cls.__jax_array__
+    return cls
+
+
+@_completed
+class MeshArray(jax.Array):
+    """A `jax.Array` that knows its shape and dtype at once and fetches its numbers when needed.
+
+    Functions of JAX and numpy, jitted or not, and its methods and operators fetch the numbers into
+    an array on the default device and go on with that. `copy.deepcopy` and pickling do too: a copy
+    is a plain `jax.Array`. Each use fetches again; `jnp.asarray` keeps the numbers. Steps take the
+    array where it lies.
+
+    `sharding`, `devices` and the like raise an AttributeError that says where it lies, unless it is
+    on devices of this process (`here`).
     """
 
+    # numpy leaves its operators to this class, as it does for the arrays of JAX.
+    __array_priority__ = 100
+
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.shape, self.dtype = shape, dtype
+        self._shape, self._dtype = shape, dtype
 
     @abstractmethod
     def fetch(self) -> np.ndarray:
@@ -37,59 +96,129 @@ class MeshArray(NDArrayOperatorsMixin):
         """
 
     @abstractmethod
+    def check_workers(self) -> None:
+        """Raises WorkerError where the workers that have the numbers are gone."""
+
     def check_alive(self) -> None:
-        """Raises RuntimeError where the numbers are lost: deleted, donated, their workers gone."""
+        """Raises RuntimeError if the array was deleted or donated, or its workers are gone."""
+        self.check_workers()
+        if self.is_deleted():
+            raise self.deleted_error()
+
+    @abstractmethod
+    def is_deleted(self) -> bool:
+        """Whether the array, or a part of it, was deleted or donated."""
+
+    @abstractmethod
+    def where(self) -> str:
+        """Where it lies, for errors: `in the workers of mesh_0`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    @property
+    def aval(self) -> ShapedArray:
+        """Its type to JAX."""
+        return ShapedArray(self._shape, self._dtype)
+
+    @property
+    def weak_type(self) -> bool:
+        return False
 
     @property
     def ndim(self) -> int:
-        return len(self.shape)
+        return len(self._shape)
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return int(np.prod(self._shape))
+
+    @property
+    def itemsize(self) -> int:
+        return self._dtype.itemsize
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole, once."""
-        return self.size * self.dtype.itemsize
+        return self.size * self.itemsize
 
-    def item(self) -> Any:
-        """The number of an array that holds one, as Python's."""
-        return self.fetch().item()
+    @property
+    def committed(self) -> bool:
+        """False: computations with it run where their other arguments are."""
+        return False
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        return False
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        return False
+
+    def here(self) -> jax.Array | None:
+        """The array on devices of this process; None where no sharding there describes it."""
+        return None
+
+    def deleted_error(self) -> RuntimeError:
+        """The error of JAX for the use of an array that was deleted."""
+        return RuntimeError(
+            f"Array has been deleted with shape={self.aval.str_short()}. It was donated to a step, "
+            "or deleted; use the array that the step returned"
+        )
+
+    def copy_to_host_async(self) -> None:
+        """Does nothing: the numbers are fetched when they are needed."""
+
+    def item(self, *args: int) -> Any:
+        return self.fetch().item(*args)
 
     def tolist(self) -> Any:
-        """The numbers as Python's, in lists."""
         return self.fetch().tolist()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def tobytes(self, order: Any = "C") -> bytes:
+        return self.fetch().tobytes(order)
+
+    def __array__(
+        self, dtype: Any = None, context: None = None, copy: bool | None = None
+    ) -> np.ndarray:
         if copy is False:
             raise ValueError(f"a {type(self).__name__} is fetched by copying it")
         array = self.fetch()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        fetched = [it.fetch() if isinstance(it, MeshArray) else it for it in inputs]
-        return getattr(function, method)(*fetched, **options)
-
     def __jax_array__(self) -> jax.Array:
-        return jnp.asarray(self.fetch())
+        if (here := self.here()) is not None:
+            return here
+        with jax.enable_x64(True):  # 64-bit numbers keep their width
+            return jnp.asarray(self.fetch())
 
-    def __getitem__(self, at: Any) -> Any:
-        return self.fetch()[at]
+    def __reduce__(self) -> Any:
+        return self.__jax_array__().__reduce__()
 
     def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of an array without dimensions")
-        return self.shape[0]
+        if not self._shape:
+            raise TypeError("len() of unsized object")
+        return self._shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.fetch())
+        return iter(self.__jax_array__())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self.__jax_array__())
 
     def __float__(self) -> float:
         return float(self.fetch())
 
     def __int__(self) -> int:
         return int(self.fetch())
+
+    def __complex__(self) -> complex:
+        return complex(self.fetch())
 
     def __index__(self) -> int:
         return self.fetch().__index__()
@@ -102,3 +231,10 @@ class MeshArray(NDArrayOperatorsMixin):
 
     def __str__(self) -> str:
         return str(self.fetch())
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.__jax_array__().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        array: Any = self.__jax_array__()
+        return array.__dlpack_device__()

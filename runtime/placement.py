@@ -141,12 +141,13 @@ def move(array: Any, sharding: NamedSharding, *, copy: bool = False) -> jax.Arra
 
     On a mesh of several processes each of them calls this, with the same array.
     """
+    # Much sooner than `device_put` finds out that there is nothing to do.
+    if not copy and isinstance(array, jax.Array) and array.sharding == sharding:
+        return array
     with jax.enable_x64(True):
         if not sharding.is_fully_addressable:
             if not isinstance(array, jax.Array):
                 return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])
-            if array.sharding == sharding and not copy:
-                return array
             return jax.jit(jnp.copy, out_shardings=sharding)(array)
         # jax keeps buffers that lie where they are wanted; device_put(may_alias=False) does, too,
         # where it takes an array to other devices, or one of numpy's to several (0.10.2).

@@ -29,7 +29,7 @@ from typing import Literal, cast
 
 from alpa import passes
 from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import PROGRAM, Plan, Schedule, State, read_meshes
+from alpa.dialects.attributes import PROGRAM, AccumulateDtype, Plan, Schedule, State, read_meshes
 from alpa.dialects.sharding import Sharding
 from alpa.passes import pipeline
 from alpa.passes.analysis.plan_report import PlanReport
@@ -42,7 +42,7 @@ from alpa.runtime.sharing import Places, write_held
 
 Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
 
-_SHARED = pipeline.PIPELINES["alpa"][:3]
+_SHARED = pipeline.PIPELINES["alpa"][:4]
 """The passes that know neither cluster nor schedule."""
 
 _CUTS = 5
@@ -71,6 +71,7 @@ class Settings:
 
     cluster: str
     num_micro_batches: int = 1
+    micro_batches: Literal["auto", "exact", "independent"] = "auto"
     schedule: Literal["auto"] | Schedule = "auto"
     intra: Intra = "auto"
     inter: Inter = "auto"
@@ -79,6 +80,7 @@ class Settings:
     meshes: str = "auto"
     held: Places = field(default_factory=dict[State, tuple[Sharding, ...]])
     objective: Literal["step", "throughput"] = "step"
+    accumulate_dtype: AccumulateDtype = "f32"
 
     def options(self, schedule: Schedule) -> dict[str, str]:
         """The options of the passes, by their names with dashes."""
@@ -96,10 +98,12 @@ class Settings:
         return {
             "cluster": self.cluster,
             "num-micro-batches": str(self.num_micro_batches),
+            "micro-batches": self.micro_batches,
             "schedule": schedule,
             "intra": self.intra,
             "remat": self.remat,
             "objective": self.objective,
+            "accumulate-dtype": self.accumulate_dtype,
             **stages,
         }
 

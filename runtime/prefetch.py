@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from alpa.runtime.executable import Executable
+from alpa.runtime.option_checks import check_count
 
 
 def prefetch(
@@ -23,8 +24,7 @@ def prefetch(
     Raises:
         ValueError: `ahead` is negative, or an array is not what the program takes.
     """
-    if ahead < 0:
-        raise ValueError(f"ahead must be at least 0, not {ahead}")
+    check_count("ahead", ahead, 0)
     source = iter(batches)
     placed: deque[dict[int, Any]] = deque()
 

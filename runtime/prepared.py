@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,17 +19,17 @@ from alpa.dialects import ir, is_bytecode, parse_file
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.cost.cluster import Cluster
+from alpa.runtime.argument_checks import check_donations, check_usable
 from alpa.runtime.calls import Call
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
 from alpa.runtime.keepers import not_finite
 from alpa.runtime.loading import load, refusing
-from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.pjrt import CompilerOptions, Device, lowering_platform
 from alpa.runtime.planning import Clock, Planned, Settings, fingerprint, plan, planned_for
 from alpa.runtime.sharing import Family, PlannedState
-from alpa.runtime.step import LossReduction, Lowered, Step
+from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
 from alpa.runtime.workers.options import WorkerOptions
 
 _logger = logging.getLogger("alpa")
@@ -48,6 +49,8 @@ class StepPlan:
 
     module: ir.Module
     report: PlanReport
+    roles: str = ""
+    """who was taken for what, and why"""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.report, name)
@@ -61,7 +64,8 @@ class StepPlan:
         Path(path).write_text(f"{self.module.operation.get_asm()}\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        return plan_table(self.module, self.report)
+        table = plan_table(self.module, self.report)
+        return f"{table}\n{self.roles}\n" if self.roles else table
 
     def __repr__(self) -> str:
         first, *_ = str(self).splitlines()
@@ -74,6 +78,8 @@ class Target:
 
     settings: Settings
     num_micro_batches: int | Literal["auto"]
+    micro_batches: MicroBatches
+    explain_roles: bool
     loss_reduction: LossReduction
     executor: Literal["local", "ray"]
     workers: WorkerOptions | None
@@ -120,6 +126,8 @@ class Prepared:
 
     @cached_property
     def _found(self) -> tuple[Lowered, StepPlan]:
+        if self._target.explain_roles:
+            sys.stdout.write(f"{self.step.explanation()}\n")
         found = self._read(target.saved) if (target := self._target).saved else self._search()
         if target.leads:
             arrays = self.step.call.arrays
@@ -149,7 +157,8 @@ class Prepared:
             planned = best_number(numbers, lower, given, clock).planned
         for remark in planned.remarks:
             _logger.info("%s", remark)
-        found = StepPlan(module=planned.module, report=planned.report(clock))
+        report = planned.report(clock)
+        found = StepPlan(module=planned.module, report=report, roles=self.step.explanation())
         return lowered[planned.plan.num_micro_batches], found
 
     def _given(self) -> Settings:
@@ -204,7 +213,12 @@ class Prepared:
                 f"{self.step.name} is for these arguments ({this[:12]}): the function, the shapes, "
                 "or the version of jax have changed; plan it anew"
             )
-        return lowered, StepPlan(module=module, report=report)
+        return lowered, StepPlan(module=module, report=report, roles=self.step.explanation())
+
+    @property
+    def target(self) -> Target:
+        """What the step is planned for."""
+        return self._target
 
     def lower(self, number: int) -> Lowered:
         target = self._target
@@ -230,7 +244,8 @@ class Prepared:
         family = target.family
         family.executables[:] = [it for it in family.executables if not it.is_stopped]
         module = self.plan.module
-        if self.lowered.num_micro_batches > 1 and target.loss_reduction == "sum":
+        independent = self.lowered.num_micro_batches > 1 and target.micro_batches == "independent"
+        if independent and target.loss_reduction == "sum":
             module = ir.Module.parse(str(module), module.context)
             passes.run(module, f"export-stages{{loss-reduction={target.loss_reduction}}}")
         executable = load(
@@ -254,21 +269,37 @@ class Prepared:
         """Runs the step.
 
         Raises:
+            TypeError, RuntimeError: an argument is only a shape, was deleted or donated, or is
+                donated twice.
             FloatingPointError: a result is not finite, where the target wants that checked.
         """
+        self._check(call)  # before planning, and before new workers, which would have no arrays
         given = self.lowered.arguments(call)
-        for array in given:
-            if isinstance(array, MeshArray):
-                array.check_alive()  # before new workers are started, which would not have it
         arguments = [
             np.asarray(array) if isinstance(array, CutArray) and n not in self._cut else array
             for n, array in enumerate(given)
         ]
-        results = self.executable(*arguments)
+        results = self.executable.run(arguments)  # types are those of the call's key
         self._calls += 1
         if self._target.check_finite:
             self._check_finite(results)
         return self.lowered.result(results)
+
+    def _check(self, call: Call) -> None:
+        arrays = [leaf.value for leaf in call.arrays]
+
+        def label(number: int) -> str:
+            return call.arrays[number].label
+
+        check_usable(arrays, label)
+        check_donations(arrays, self._donated, label)
+
+    @cached_property
+    def _donated(self) -> frozenset[int]:
+        """The arguments whose buffers the step takes for their new values."""
+        step = self.step
+        donated = step.declared.donated
+        return frozenset(n for n in step.state if step.call.arrays[n].argument in donated)
 
     def _check_finite(self, results: Sequence[Any]) -> None:
         wrong = not_finite(results)

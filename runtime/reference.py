@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,11 +12,13 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from alpa.dialects.attributes import GRADIENT, LAYER_BOUNDARY
 from alpa.dialects.bindings import func, ir, main_function, sdy, stablehlo, walk
 from alpa.dialects.sharding import Mesh, Sharding
+from alpa.runtime.comparison import compare
 from alpa.runtime.pjrt import compile_module, separate
 from alpa.runtime.placement import numpy_dtype
 
+__all__ = ["compare", "index_bounds", "random_arguments", "run_unplanned", "unplanned"]
+
 _IDENTITIES = (LAYER_BOUNDARY, GRADIENT, "Sharding")
-_BOUNDS = {"bfloat16": 2e-2, "float16": 2e-2}
 # What an index or a variance passes through on the way to what it indexes or is a root of.
 _THROUGH = (
     stablehlo.AbsOp,
@@ -42,12 +43,26 @@ _THROUGH = (
     stablehlo.SubtractOp,
     stablehlo.TransposeOp,
 )
+# What repeats a value and leaves its elements as they are.
+_COPIES = (
+    stablehlo.BroadcastInDimOp,
+    stablehlo.ConvertOp,
+    stablehlo.OptimizationBarrierOp,
+    stablehlo.ReshapeOp,
+    stablehlo.TransposeOp,
+)
 _ROOTS = (
     stablehlo.CbrtOp,
     stablehlo.LogOp,
     stablehlo.PowOp,
     stablehlo.RsqrtOp,
     stablehlo.SqrtOp,
+)
+
+_BATCH_NORMS = (
+    stablehlo.BatchNormGradOp,
+    stablehlo.BatchNormInferenceOp,
+    stablehlo.BatchNormTrainingOp,
 )
 
 
@@ -60,6 +75,11 @@ def run_unplanned(module: ir.Module, arguments: Sequence[Any]) -> tuple[jax.Arra
     Raises:
         ValueError: jax has fewer devices than that mesh.
     """
+    return unplanned(module)(arguments)
+
+
+def unplanned(module: ir.Module) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:
+    """As `run_unplanned`, compiled once for several runs."""
     plain = separate(module.operation)
     with plain.context:
         mesh = _manual_mesh(plain)
@@ -78,14 +98,17 @@ def run_unplanned(module: ir.Module, arguments: Sequence[Any]) -> tuple[jax.Arra
         sharding = NamedSharding(jax.make_mesh((len(devices),), ("all",)), PartitionSpec())
     compiled = compile_module(plain, devices, [(tuple(t.shape), sharding) for t in types])
     inputs = [ir.RankedTensorType(type_) for type_ in main.type.inputs]
-    with jax.enable_x64(True):
-        arrays = [
-            jax.device_put(
-                np.asarray(array, numpy_dtype(str(type_.element_type))), sharding, may_alias=False
-            )
-            for array, type_ in zip(arguments, inputs, strict=True)
-        ]
-        return tuple(compiled(arrays))
+    dtypes = [numpy_dtype(str(type_.element_type)) for type_ in inputs]
+
+    def run(arguments: Sequence[Any]) -> tuple[jax.Array, ...]:
+        with jax.enable_x64(True):
+            arrays = [
+                jax.device_put(np.asarray(array, dtype), sharding, may_alias=False)
+                for array, dtype in zip(arguments, dtypes, strict=True)
+            ]
+            return tuple(compiled(arrays))
+
+    return run
 
 
 def _manual_mesh(module: ir.Module) -> tuple[str, Mesh] | None:
@@ -141,9 +164,11 @@ def random_arguments(
 ) -> list[np.ndarray]:
     """Arrays for every argument of `@main`.
 
-    Floats are small and normal, and positive where a root or a logarithm is taken of them. Integers
-    stay in range for what they index, where that can be seen, and are else 0 or 1; `integer_range`
-    (the upper end is excluded) overrides both.
+    Floats are small and normal, but for those that would make the program infinite or
+    ill-conditioned: they are at least 0.1 where a root or a logarithm is taken of what is computed
+    from them, and at least 1 where they divide, bound others from above or scale a batch norm.
+    Integers stay in range for what they index, where that can be seen, and are else 0 or 1;
+    `integer_range` (the upper end is excluded) overrides both.
     """
     generator = np.random.default_rng(seed)
     arrays: list[np.ndarray] = []
@@ -160,7 +185,9 @@ def random_arguments(
             arrays.append((parts[0] + 1j * parts[1]).astype(dtype))
         else:
             array = generator.normal(size=shape) * 0.1
-            arrays.append((np.abs(array) if _is_rooted(argument) else array).astype(dtype))
+            if (least := _least(argument)) is not None:
+                array = least + np.abs(array)
+            arrays.append(array.astype(dtype))
     return arrays
 
 
@@ -188,8 +215,22 @@ def index_bounds(value: ir.Value) -> Iterator[int]:
             yield from _iota_extent(user.operands[1 - operand])
 
 
-def _is_rooted(value: ir.Value) -> bool:
-    return any(isinstance(user, _ROOTS) for user, _ in _reached(value))
+def _least(value: ir.Value) -> float | None:
+    """The smallest element that a float argument may have, None for any."""
+    for user, operand in _reached(value, _COPIES):
+        if isinstance(user, stablehlo.DivOp) and operand == 1:
+            return 1.0
+        if isinstance(user, stablehlo.MinOp) and not _shape(value):
+            return 1.0
+        if isinstance(user, stablehlo.ClampOp) and operand == 2:
+            return 1.0
+        if isinstance(user, _BATCH_NORMS) and operand == 1:
+            return 1.0
+        if isinstance(user, stablehlo.BatchNormGradOp) and operand == 3:
+            return 0.1
+        if isinstance(user, stablehlo.BatchNormInferenceOp) and operand == 4:
+            return 0.1
+    return 0.1 if any(isinstance(user, _ROOTS) for user, _ in _reached(value)) else None
 
 
 def _shape(value: ir.Value) -> list[int]:
@@ -209,8 +250,10 @@ def _iota_extent(value: ir.Value) -> Iterator[int]:
         value = op.operands[0]
 
 
-def _reached(start: ir.Value) -> Iterator[tuple[ir.OpView, int]]:
-    """The uses of a value and of what is computed from it element by element."""
+def _reached(
+    start: ir.Value, through: tuple[type[ir.OpView], ...] = _THROUGH
+) -> Iterator[tuple[ir.OpView, int]]:
+    """The uses of a value and of what ops of these kinds, loops and calls make of it."""
     seen: set[ir.Value] = set()
     waiting = [start]
     while waiting:
@@ -221,7 +264,7 @@ def _reached(start: ir.Value) -> Iterator[tuple[ir.OpView, int]]:
         for use in value.uses:
             op = use.owner.opview if isinstance(use.owner, ir.Operation) else use.owner
             yield op, use.operand_number
-            if isinstance(op, _THROUGH):
+            if isinstance(op, through):
                 waiting += op.results
             elif isinstance(op, stablehlo.WhileOp):
                 inner = [region.blocks[0].arguments[use.operand_number] for region in op.regions]
@@ -257,34 +300,3 @@ def _functions(op: ir.OpView) -> list[func.FuncOp]:
     while parent.name != "builtin.module":
         parent = parent.parent.operation
     return [f for f in parent.regions[0].blocks[0].operations if isinstance(f, func.FuncOp)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One result against its reference: max|a-b| and the most that it may be."""
-
-    index: int
-    error: float
-    bound: float
-    ok: bool
-
-
-def compare(
-    results: Sequence[Any], reference: Sequence[Any], dtype: str | None = None
-) -> list[Comparison]:
-    """max|a-b| <= 1e-4 max|ref| in f32, 2e-2 in bf16 and f16; integers and booleans are exact.
-
-    The bound goes by each reference's dtype unless `dtype`, a numpy name, says otherwise.
-    """
-    rows: list[Comparison] = []
-    for index, (result, expected) in enumerate(zip(results, reference, strict=True)):
-        a, b = np.asarray(result), np.asarray(expected)
-        if a.shape != b.shape:
-            raise ValueError(f"result {index} has shape {a.shape}, its reference {b.shape}")
-        relative = 0.0 if b.dtype.kind in "biu" else _BOUNDS.get(dtype or b.dtype.name, 1e-4)
-        wide = np.complex128 if b.dtype.kind == "c" else np.float64
-        a, b = a.astype(wide), b.astype(wide)
-        error = float(np.max(np.abs(np.where(a == b, 0, a - b)), initial=0))
-        bound = relative * float(np.max(np.abs(b), initial=0))
-        rows.append(Comparison(index=index, error=error, bound=bound, ok=error <= bound))
-    return rows

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
+from jax.sharding import NamedSharding
 
 from alpa.dialects.attributes import Slice
 from alpa.passes.analysis.planned import Program, ProgramArgument, ProgramResult
+from alpa.runtime.argument_checks import ArgumentChecks, Expected
 from alpa.runtime.cut_array import CutArray, part_of
 from alpa.runtime.placement import numpy_dtype
 
@@ -24,46 +25,18 @@ class Signature:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        # How many rows there are in all of what arguments take slices of, by their numbers.
-        self._rows: dict[int, int] = {}
-        for argument in program.arguments:
-            if (part := argument.attributes.slice) is not None:
-                rows = self._rows.get(argument.number, 0)
-                self._rows[argument.number] = max(rows, part.stop)
+        self.checks = ArgumentChecks(_expected(program))
+        """of the original program's arguments"""
 
-    def check_number(self, arguments: Sequence[Any]) -> None:
-        """Raises TypeError unless there are as many as the original program takes."""
-        count = 1 + max((a.number for a in self._program.arguments), default=-1)
-        if len(arguments) != count:
-            raise TypeError(f"the program takes {count} arguments, {len(arguments)} were given")
+    def part(
+        self, argument: ProgramArgument, array: Any, sharding: NamedSharding | None = None
+    ) -> Any:
+        """What an argument of the planned @main takes of an array that has been checked.
 
-    def part(self, argument: ProgramArgument, given: Any) -> Any:
-        """What an argument of the planned @main takes of what the caller gives.
-
-        Raises:
-            ValueError: shape or dtype are not the program's.
+        A slice that lies in this sharding is taken as it is.
         """
-        value = self._program.values[argument.value]
-        batches, shape = self._program.num_micro_batches, list(value.shape)
-        part, dim = argument.attributes.slice, batch_dim(argument)
-        if part is not None:
-            shape[part.dim] = self._rows[argument.number]
-        if dim is not None:
-            shape[dim] *= batches
-        dtype = numpy_dtype(value.dtype)
-        array = given if hasattr(given, "dtype") else np.asarray(given, dtype)
-        if tuple(array.shape) != tuple(shape) or array.dtype != dtype:
-            whole = (
-                f", the whole batch: {batches} micro-batches of {value.shape[dim]} in dimension "
-                f"{dim}"
-                if dim is not None and batches > 1
-                else ""
-            )
-            raise ValueError(
-                f"argument {argument.number} is {array.dtype}{list(array.shape)}; "
-                f"expected {dtype}{shape}{whole}"
-            )
-        return array if part is None else part_of(array, part)
+        part = argument.attributes.slice
+        return array if part is None else part_of(array, part, sharding)
 
     def positions(self, number: int) -> list[int]:
         """Where the planned @main takes an argument that can be placed ahead of its step.
@@ -100,6 +73,7 @@ class Signature:
             ValueError: shape or dtype are not the program's.
         """
         given = dict(zip(numbers, function(), strict=True))
+        given = {number: self.checks.check_one(number, array) for number, array in given.items()}
         arguments = [self._program.arguments[position] for position in positions]
         return [self.part(argument, given[argument.number]) for argument in arguments]
 
@@ -134,6 +108,32 @@ class Signature:
                 cut.setdefault(number, {})[part] = array
         results |= {number: CutArray(slices) for number, slices in cut.items()}
         return tuple(results[number] for number in sorted(results))
+
+
+def _expected(program: Program) -> dict[int, Expected]:
+    """What the original program takes, by number: whole batches, all slices of an array."""
+    rows: dict[int, int] = {}
+    for argument in program.arguments:
+        if (part := argument.attributes.slice) is not None:
+            rows[argument.number] = max(rows.get(argument.number, 0), part.stop)
+    expected: dict[int, Expected] = {}
+    for argument in program.arguments:
+        value, batches = program.values[argument.value], program.num_micro_batches
+        part, dim = argument.attributes.slice, batch_dim(argument)
+        shape, words = list(value.shape), ""
+        if part is not None:
+            shape[part.dim] = rows[argument.number]
+        if dim is not None and batches > 1:
+            words = f", the whole batch: {batches} micro-batches of {shape[dim]} in dimension {dim}"
+            shape[dim] *= batches
+        earlier = expected.get(argument.number)
+        expected[argument.number] = Expected(
+            shape=tuple(shape),
+            dtype=numpy_dtype(value.dtype),
+            donated=is_donated(argument) or (earlier is not None and earlier.donated),
+            batches=words,
+        )
+    return expected
 
 
 def _copies(

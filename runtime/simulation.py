@@ -104,10 +104,11 @@ class _Store:
     def _fail(self, key: Key, what: str) -> ScriptError:
         return ScriptError(f"{self._mesh}: {_name(key)} {what}")
 
-    def _make(self, key: Key) -> None:
+    def _make(self, key: Key, *, added: bool = False) -> None:
         if key in self._live or key in self._gone:
             raise self._fail(key, "is made twice")
-        self._live[key] = self._program.local_bytes(key[0])
+        size = self._program.local_sum_bytes if added else self._program.local_bytes
+        self._live[key] = size(key[0])
         self._bytes += self._live[key]
 
     def _read(self, key: Key) -> None:
@@ -127,9 +128,10 @@ class _Store:
                 self._donated.add(key)
                 self._bytes -= self._live[key]
                 self._live[key] = 0
+        added = isinstance(instruction, Add)
         for key in self._outputs(instruction):
             if self._is_here(key):
-                self._make(key)
+                self._make(key, added=added)
         self.peak = max(self.peak, self._bytes)
         activations = (key for key in self._live if key[0] in self._activations)
         kept = {key[1] for key in activations if key not in self._results}

@@ -5,15 +5,18 @@ micro-batch. The lowered module follows the contract for inputs of the compiler:
 `@main` has an `alpa.role`, results have an `alpa.result`, and donated state is donated to its new
 value. The arguments are the call's arrays in their order, typed keys as their words.
 
-**Keys.** With several micro-batches, the program takes each key once more, folded with the number
-of the micro-batch, as rows of a batch argument: forward and backward see the folded keys, the
-update and keys that come back see those of the step (`tracing.with_folded_keys`).
+**Several micro-batches.** The step is lowered for both sizes, and the small program says how the
+large one differs (`micro_batches.whole`): by that the passes prove that both give the same. It
+takes each key from which numbers are drawn for the samples once more, folded with the number of the
+micro-batch, as rows of a batch argument (`runtime/keys.py`).
 """
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal, cast
 
@@ -21,23 +24,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import Argument, Result, ResultRole, Role, write_interface
-from alpa.runtime.calls import Call, Leaf, LeafType
+from alpa.dialects import body, ir, main_function
+from alpa.dialects.attributes import (
+    MICRO_BATCHES,
+    WHOLE,
+    Argument,
+    Result,
+    ResultRole,
+    Role,
+    i64,
+    write_interface,
+)
+from alpa.passes.analysis.micro_batches.resize import resize
+from alpa.passes.analysis.micro_batches.whole import MisalignedError, align
+from alpa.passes.pipelines.diagnostics import place_of
+from alpa.passes.simplify.inline import inline_calls
+from alpa.runtime.calls import Call, Leaf, LeafType, ResultLeaf
+from alpa.runtime.keys import drawn_from
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.micro_batches import divisors
-from alpa.runtime.step_roles import Declared, batch_leaves, result_role, state_pairs
-from alpa.runtime.tracing import Nearest, Traced, depends_on
+from alpa.runtime.step_roles import Declared, find_batch, result_role, state_pairs
+from alpa.runtime.tracing import DataFlow, Traced, depends_on
+
+_SHOWN = 6
+
+_AT_ONE_SIZE = (AssertionError, IndexError, TypeError, ValueError, ZeroDivisionError)
+"""What a function raises that cannot be traced with other shapes."""
 
 LossReduction = Literal["mean", "sum"]
+MicroBatches = Literal["exact", "independent"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One call of a function, traced at the whole batch, and what its leaves are.
 
-    `state` maps the number of each state argument to that of its new value; `batch` are the
-    arguments that hold the samples, `batch_size` of them.
+    `state` maps the number of each state argument to that of its new value; `batch` that of each
+    argument that holds samples, `batch_size` of them, to the dimension; `keys` are random keys, and
+    `reasons` say of arguments why they were taken for what they are.
     """
 
     fun: Callable[..., Any]
@@ -45,11 +69,22 @@ class Step:
     declared: Declared
     whole: Traced
     state: Mapping[int, int]
-    batch: frozenset[int]
+    keys: frozenset[int]
+    batch: Mapping[int, int]
     batch_size: int | None
+    reasons: Mapping[int, str]
+    micro_batches: MicroBatches
 
     @classmethod
-    def of(cls, fun: Callable[..., Any], call: Call, declared: Declared, *, several: bool) -> Step:
+    def of(
+        cls,
+        fun: Callable[..., Any],
+        call: Call,
+        declared: Declared,
+        *,
+        several: bool,
+        micro_batches: MicroBatches = "exact",
+    ) -> Step:
         """Traces a function. `several` says that the batch has to be known.
 
         Raises:
@@ -58,31 +93,82 @@ class Step:
         """
         arrays = call.arrays
         whole = Traced(fun, call, [_type(leaf) for leaf in arrays])
-        pairs = state_pairs(arrays, whole.results, declared, Nearest(whole))
-        batch, size = batch_leaves(arrays, pairs.keys(), declared, several=several)
+        flow = DataFlow(whole)
+        pairs = state_pairs(arrays, whole.results, declared, flow.nearest)
+        used = drawn_from(whole.jaxpr.jaxpr)
+        keys = frozenset(n for n, leaf in enumerate(arrays) if _type(leaf).is_key and used[n])
+        batch = find_batch(arrays, pairs.keys(), declared, keys, flow, several=several)
+        pairs = {n: r for n, r in pairs.items() if n not in batch.dims}
         return cls(
             fun=fun,
             call=call,
             declared=declared,
             whole=whole,
             state=pairs,
-            batch=batch,
-            batch_size=size,
+            keys=keys,
+            batch=batch.dims,
+            batch_size=batch.size,
+            reasons=batch.reasons,
+            micro_batches=micro_batches,
         )
 
     @property
     def name(self) -> str:
         return getattr(self.fun, "__name__", "the function")
 
+    def explanation(self) -> str:
+        """Who was taken for what, and why: a line for each role and reason."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for n in range(len(self.call.arrays)):
+            groups.setdefault(self._role_and_reason(n), []).append(n)
+        lines = [f"arguments of {self.name}"]
+        for (role, reason), numbers in groups.items():
+            labels = [self.call.arrays[n].label for n in numbers]
+            more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+            lines.append(f"  {role}: {', '.join(labels[:_SHOWN])}{more}: {reason}")
+        return "\n".join(lines)
+
+    def _role_and_reason(self, n: int) -> tuple[str, str]:
+        leaf = self.call.arrays[n]
+        said = self.declared
+        if n in self.state:
+            if n in self.keys:
+                role = "state, a random key"
+            else:
+                role = "state"
+            if leaf.argument in (said.state or ()):
+                return role, "state_argnums says so, and it comes back"
+            if leaf.argument in said.donated:
+                return role, "it is donated and comes back"
+            return role, "what comes back is made of it element by element"
+        if n in self.batch:
+            reason = self.reasons.get(n, "the only arrays with samples that are no state")
+            return f"batch, cut in dimension {self.batch[n]}", reason
+        if n in self.keys:
+            return "random key", "random numbers are drawn from it"
+        if leaf.argument in said.donated:
+            return "constant", "it is donated and does not come back"
+        if not _type(leaf).shape:
+            return "constant", "one number, which does not come back"
+        return "constant", self.reasons.get(n, "it shares no dimension with the samples")
+
     def check_number(self, num_micro_batches: int) -> None:
         """Raises ValueError where the batch cannot be cut into so many equal parts."""
         size = self.batch_size
         if size is None or size % num_micro_batches == 0:
             return
+        said = ""
+        if self.declared.batch is None:
+            n, dim = next(iter(self.batch.items()))
+            said = (
+                f". The samples were taken to be in dimension {dim} of "
+                f"{self.call.arrays[n].label}; name the arguments that hold them in batch_argnums "
+                "where that is wrong"
+            )
         near = sorted(divisors(size), key=lambda n: abs(n - num_micro_batches))[:2]
         raise ValueError(
             f"a batch of {size} samples cannot be cut into {num_micro_batches} equal "
-            f"micro-batches; {' and '.join(map(str, sorted(near)))} divide it"
+            f"micro-batches; {' and '.join(map(str, sorted(near)))} divide it{said}"
         )
 
     def lower(
@@ -95,37 +181,100 @@ class Step:
         """
         self.check_number(num_micro_batches)
         if num_micro_batches == 1:
-            return self._lowered(self.whole, (), 1, loss_reduction, platform)
+            module = self.whole.lower(platform)
+            return self._lowered(self.whole, module, (), 1, loss_reduction)
+        samples = (self.batch_size or 0) // num_micro_batches
+        if samples == 1:
+            traced, other = self.whole, self.traced(2 * num_micro_batches)
+        else:
+            traced, other = self.traced(samples), self.whole
+        if [r.path for r in traced.results] != [r.path for r in other.results]:
+            raise ValueError(
+                f"{self.name} returns another tree for a micro-batch of {samples} samples than for "
+                "the whole batch"
+            )
+        drawn = drawn_from(traced.jaxpr.jaxpr, other.jaxpr.jaxpr)
+        keys = tuple(n for n in sorted(self.keys) if drawn[n] and n not in self.batch)
+        module = traced.lower(platform, keys, other)
+        if samples == 1 or self.micro_batches == "exact":
+            self._align(module, other.lower(platform, keys, traced), num_micro_batches)
+        return self._lowered(traced, module, keys, num_micro_batches, loss_reduction)
+
+    def traced(self, samples: int) -> Traced:
+        """The function at another number of samples.
+
+        Raises:
+            ValueError: it can be traced at the whole batch only.
+        """
         types = [
-            _cut(_type(leaf), num_micro_batches) if n in self.batch else _type(leaf)
+            _with_samples(_type(leaf), samples, self.batch[n]) if n in self.batch else _type(leaf)
             for n, leaf in enumerate(self.call.arrays)
         ]
-        small = Traced(self.fun, self.call, types)
-        if [r.path for r in small.results] != [r.path for r in self.whole.results]:
+        try:
+            return Traced(self.fun, self.call, types)
+        except _AT_ONE_SIZE as error:
+            cut = ", ".join(self.call.arrays[n].label for n in self.batch)
             raise ValueError(
-                f"{self.name} returns another tree for a micro-batch of "
-                f"{(self.batch_size or 0) // num_micro_batches} samples than for the whole batch"
-            )
-        keys = tuple(n for n, type_ in enumerate(types) if type_.is_key and n not in self.batch)
-        return self._lowered(small, keys, num_micro_batches, loss_reduction, platform)
+                f"{self._place(error)}{self.name} cannot be traced with {samples} of its "
+                f"{self.batch_size} samples: {type(error).__name__}: {error}\nSamples are taken "
+                f"from {cut}. If other arguments hold samples, or these do not, say with "
+                "batch_argnums which do; if the function works at one size only, plan with 1 "
+                "micro-batch"
+            ) from error
+
+    def _place(self, error: Exception) -> str:
+        """Where the user's file raised an error, if it did."""
+        code = getattr(inspect.unwrap(self.fun), "__code__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        mine = [it for it in frames if code is not None and it.filename == code.co_filename]
+        return f"{mine[-1].filename}:{mine[-1].lineno}: " if mine else ""
 
     def _lowered(
         self,
         traced: Traced,
+        module: ir.Module,
         keys: tuple[int, ...],
         number: int,
         loss_reduction: LossReduction,
-        platform: str,
     ) -> Lowered:
-        module = traced.lower(platform, keys, self.batch)
         arguments = [self._argument(n) for n in range(len(self.call.arrays))]
         arguments += [Argument(role="batch", batch_dim=0)] * len(keys)
-        results = self._results(traced, number, loss_reduction)
+        results = self._results(traced, module, number, loss_reduction)
         with module.context:
             write_interface(main_function(module), arguments, results)
+            if number > 1:
+                mode = ir.StringAttr.get(self.micro_batches)
+                module.operation.attributes[MICRO_BATCHES] = mode
         return Lowered(
             step=self, module=module, num_micro_batches=number, folded=keys, traced=traced
         )
+
+    def _align(self, module: ir.Module, other: ir.Module, number: int) -> None:
+        """Writes on the ops of a module how they differ for the whole batch, calls inlined.
+
+        Where a micro-batch has one sample, `module` is of the whole batch and `other` of twice as
+        many samples, and the module becomes that of one sample.
+
+        Raises:
+            ValueError: the function has other operations for the whole batch.
+        """
+        for each in (module, other):
+            with each.context:
+                inline_calls(each, main_function(each))
+        ours, theirs = main_function(module), main_function(other)
+        try:
+            if number == self.batch_size:
+                text = cast(str, module.operation.get_asm(print_generic_op_form=True))
+                whole = ir.Module.parse(text, other.context)
+                resize(ours, theirs, (number, 2 * number), 1)
+                theirs = main_function(whole)
+            if self.micro_batches == "exact":
+                align(body(ours), body(theirs))
+        except MisalignedError as error:
+            raise ValueError(f"{place_of(error.location)}: {self.name}: {error}") from None
+        if self.micro_batches == "exact":
+            with module.context:
+                module.operation.attributes[WHOLE] = i64(number)
 
     def _argument(self, number: int) -> Argument:
         leaf = self.call.arrays[number]
@@ -134,28 +283,34 @@ class Step:
             alias = self.state[number] if donated else None
             return Argument(role="state", aliasing_output=alias)
         if number in self.batch:
-            return Argument(role="batch", batch_dim=0)
+            return Argument(role="batch", batch_dim=self.batch[number])
         role: Role | None = "constant"
-        if _type(leaf).is_key:
+        if number in self.keys:
             role = "key"
         elif self.batch_size is None and self.declared.batch is None and _type(leaf).shape:
             role = None  # Perhaps the batch: the passes may find out.
         return Argument(role=role)
 
-    def _results(self, traced: Traced, number: int, loss_reduction: LossReduction) -> list[Result]:
+    def _results(
+        self, traced: Traced, module: ir.Module, number: int, loss_reduction: LossReduction
+    ) -> list[Result]:
         old = {r: n for n, r in self.state.items()}
         batch = [n in self.batch for n in range(len(self.call.arrays))]
         depends = depends_on(traced.jaxpr.jaxpr, batch)
         roles: list[ResultRole | None] = []
+        types = main_function(module).type.results
         for r, (small, large) in enumerate(zip(traced.results, self.whole.results, strict=True)):
             if r in old:
                 roles.append(ResultRole("state", old[r]))
-            elif number == 1:
+            elif number == 1 or self.micro_batches == "exact":
                 roles.append(None)
             elif not depends[r]:
                 roles.append(ResultRole("last"))
             else:
-                roles.append(result_role(small, large.type, number, loss_reduction))
+                # Of one sample only the module has it: the function was traced for more.
+                shape = _unkeyed(small, tuple(ir.RankedTensorType(types[r]).shape))
+                own = replace(small, type=replace(small.type, shape=shape))
+                roles.append(result_role(own, large.type, number, loss_reduction))
         return [Result(role=role) for role in roles]
 
 
@@ -200,9 +355,14 @@ def _type(leaf: Leaf) -> LeafType:
     return leaf.type
 
 
-def _cut(type_: LeafType, parts: int) -> LeafType:
-    first, *others = type_.shape
-    return LeafType(shape=(first // parts, *others), dtype=type_.dtype, weak=type_.weak)
+def _with_samples(type_: LeafType, samples: int, dim: int) -> LeafType:
+    shape = tuple(samples if d == dim else size for d, size in enumerate(type_.shape))
+    return LeafType(shape=shape, dtype=type_.dtype, weak=type_.weak)
+
+
+def _unkeyed(result: ResultLeaf, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a result in a module, where typed keys are their words."""
+    return shape[:-1] if result.type.is_typed_key else shape
 
 
 @cache

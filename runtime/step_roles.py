@@ -4,10 +4,11 @@
 of the same paths and types, and where the program donates it, or makes the new value of the old one
 element by element, as optimizers do and gradients do not. `state_argnums` says it outright.
 
-**The batch** is what `batch_argnums` says, else the arguments that are no state and not donated:
-those whose arrays have one leading dimension, the samples. Parameters that are only read do not,
-and are constant. Numbers are no batch, and a random key is none: it is folded with the number of
-the micro-batch.
+**The batch** is what `batch_argnums` says, else found by evidence: the program needs the dimensions
+of some arguments to be equal (`micro_batches.dimensions`), and one class of dimensions are the
+samples. It is one that arrays begin with that are neither state nor donated; of several the first
+one for which the program is proven to be exact. What shares no dimension with it is constant, and
+what shares one is no state, whatever comes back in its form: a residual, or the batch itself.
 
 **Results** that are no state: one that grows with the batch is concatenated. Of the others,
 numbers are averaged, or added up if the loss is a sum, and integers, which count, are added up.
@@ -16,8 +17,8 @@ numbers are averaged, or added up if the loss is a sum, and integers, which coun
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 
@@ -36,7 +37,8 @@ class Declared:
     """What the user said, by the names of arguments."""
 
     donated: frozenset[str] = frozenset()
-    batch: frozenset[str] | None = None
+    batch: Mapping[str, int] | None = None
+    """with the dimension that holds the samples"""
     state: frozenset[str] | None = None
 
 
@@ -113,6 +115,9 @@ def _choose(found: Sequence[_Match], said: Collection[str], nearest: Nearest) ->
             ranked.append((0.0, order, match))
             continue
         distances = [d for n, r in match.pairs if (d := nearest(r).get(n)) is not None]
+        if not any(distances):
+            # All of it comes back unchanged: what is updated is rather the new state.
+            distances = [d + 900 for d in distances]
         if distances or match.argument in said:
             # What is not reached at all counts as far away.
             far = len(match.pairs) - len(distances)
@@ -159,54 +164,169 @@ def _check_said(
         )
 
 
-def batch_leaves(
-    leaves: Sequence[Leaf], state: Collection[int], declared: Declared, *, several: bool
-) -> tuple[frozenset[int], int | None]:
-    """The numbers of the batch's arrays, and the samples in it: their leading dimension.
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The arrays that hold the samples, by number, each with the dimension that it is cut in, and
+    how many samples there are; `reasons` say why an array was taken for a part of it, or not."""
 
-    None where the arguments leave it open, which matters with several micro-batches only.
+    dims: Mapping[int, int] = field(default_factory=dict[int, int])
+    size: int | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+class Evidence(Protocol):
+    """What the program says of its arguments (`tracing.Evidence`)."""
+
+    def classes(self) -> Mapping[tuple[int, int], int]:
+        """For each argument and dimension the class of dimensions that have to be equal."""
+        ...
+
+    def is_exact(self, dims: Mapping[int, int]) -> bool:
+        """Whether the program is proven to be exact where these arguments are cut."""
+        ...
+
+
+def find_batch(
+    leaves: Sequence[Leaf],
+    state: Collection[int],
+    declared: Declared,
+    keys: Collection[int],
+    evidence: Evidence,
+    *,
+    several: bool,
+) -> Batch:
+    """The samples among the arguments.
+
+    Args:
+        leaves: the arguments' arrays.
+        state: the numbers of those that may be state.
+        declared: what the user said.
+        keys: the numbers of random keys.
+        evidence: what the program says.
+        several: whether there are several micro-batches, which need a batch.
 
     Raises:
         ValueError: `several` micro-batches need a batch, and it cannot be told, or `batch_argnums`
-            names arrays of different leading dimensions.
+            names arrays without the dimension, or of different numbers of samples.
     """
     if declared.batch is not None:
-        names = declared.batch
-    else:
-        states = {leaves[n].argument for n in state} | declared.donated
-        names = {leaf.argument for leaf in leaves} - states
-    found: dict[str, dict[int, int]] = {}
-    for n, leaf in enumerate(leaves):
-        type_ = leaf.type
-        if leaf.argument not in names or n in state or type_ is None:
-            continue
-        if type_.shape and not type_.is_key:
-            found.setdefault(leaf.argument, {})[n] = type_.shape[0]
-    if declared.batch is None:
-        agreed = {name: own for name, own in found.items() if len({*own.values()}) == 1}
-        if several and not state and len(agreed) == len(found) > 1:
-            raise ValueError(
-                f"each of {', '.join(found)} could hold the samples, or parameters that are only "
-                "read; say which arguments hold the samples with batch_argnums"
-            )
-        found = agreed or found
-    sizes = {n: size for own in found.values() for n, size in own.items()}
-    if len({*sizes.values()}) == 1:
-        return frozenset(sizes), next(iter(sizes.values()))
-    if declared.batch is None and not several:
-        return frozenset(), None
-    if not sizes:
-        where = f" in {', '.join(sorted(names))}" if names else ""
+        return _said_batch(leaves, state, keys, declared.batch)
+    said = declared.donated | (declared.state or frozenset())
+    open_to = [
+        n
+        for n, leaf in enumerate(leaves)
+        if leaf.type is not None and leaf.type.shape and n not in keys and leaf.argument not in said
+    ]
+    others = [n for n in open_to if n not in state]
+    if not several:
+        sizes = {_shape(leaves[n])[0] for n in others}
+        if len(sizes) == 1:
+            return Batch(dims=dict.fromkeys(others, 0), size=sizes.pop())
+        return Batch()
+    if not others:
+        others = open_to
+    if not others:
         raise ValueError(
-            f"there is no batch to cut into micro-batches: no array with a dimension{where}; say "
-            "which arguments hold the samples with batch_argnums"
+            "there is no batch to cut into micro-batches: no array with a dimension is left that "
+            "is neither state nor donated; say which arguments hold the samples with batch_argnums"
         )
-    examples = {size: n for n, size in reversed(sizes.items())}
-    shown = [f"{leaves[n].label} has {size}" for size, n in list(examples.items())[:_SHOWN]]
-    raise ValueError(
-        f"the arrays of the batch have different leading dimensions: {', '.join(shown)}; say which "
-        "arguments hold the samples with batch_argnums, and keep other arrays out of them"
-    )
+    classes = evidence.classes()
+    found = _candidates(leaves, open_to, others, classes)
+    first, *more = [dims for _, dims in found]
+    # What leaves out an array that begins with samples is rather a dimension of features.
+    rest = [it for it in more if it.keys() >= first.keys() or not it.keys() & first.keys()]
+    shown = [first, *rest]
+    chosen = next((dims for dims in shown if len(shown) == 1 or evidence.is_exact(dims)), None)
+    if chosen is None:
+        raise ValueError(
+            "the arrays that hold the samples cannot be told, since the program mixes them or "
+            f"draws numbers for them: they may be {_candidates_text(leaves, shown)}; say which "
+            "arguments hold the samples with batch_argnums, and the dimension where that is not "
+            'the first: batch_argnums={"x": 1}'
+        )
+    size = _shape(leaves[min(chosen)])[chosen[min(chosen)]]
+    reasons = {n: _shared_with(leaves, chosen, n) for n in chosen}
+    reasons |= {
+        n: "no dimension of it is the samples'" for n in open_to if n not in chosen and n in others
+    }
+    return Batch(dims=chosen, size=size, reasons=reasons)
+
+
+def _candidates_text(leaves: Sequence[Leaf], found: Sequence[Mapping[int, int]]) -> str:
+    """The arrays that may be the batch, one of each group with its dimension."""
+    first = [min(dims) for dims in found[:_SHOWN]]
+    texts = [
+        f"{leaves[n].label}, {_shape(leaves[n])[dims[n]]} along dimension {dims[n]}"
+        for n, dims in zip(first, found, strict=False)
+    ]
+    return "; ".join(texts[:-1]) + f"; or {texts[-1]}"
+
+
+def _shared_with(leaves: Sequence[Leaf], dims: Mapping[int, int], n: int) -> str:
+    """Why an array is of the batch."""
+    other = next((m for m in dims if m != n), None)
+    if other is None:
+        return "no other array that is neither state nor donated begins with samples"
+    return f"the program needs it to be as long as {leaves[other].label} in dimension {dims[other]}"
+
+
+def _shape(leaf: Leaf) -> tuple[int, ...]:
+    return () if leaf.type is None else leaf.type.shape
+
+
+def _said_batch(
+    leaves: Sequence[Leaf],
+    state: Collection[int],
+    keys: Collection[int],
+    said: Mapping[str, int],
+) -> Batch:
+    dims: dict[int, int] = {}
+    for n, leaf in enumerate(leaves):
+        if leaf.argument not in said or n in state or n in keys or not _shape(leaf):
+            continue
+        dim = said[leaf.argument]
+        if not 0 <= dim < len(_shape(leaf)):
+            raise ValueError(
+                f"batch_argnums says that {leaf.label} holds the samples in dimension {dim}, and "
+                f"it is {leaf.type}; name a dimension that it has"
+            )
+        dims[n] = dim
+    sizes = {n: _shape(leaves[n])[d] for n, d in dims.items()}
+    if not sizes:
+        raise ValueError(
+            f"there is no batch to cut into micro-batches: no array with a dimension in "
+            f"{', '.join(sorted(said))}; say which arguments hold the samples with batch_argnums"
+        )
+    if len({*sizes.values()}) > 1:
+        examples = {size: n for n, size in reversed(sizes.items())}
+        shown = [f"{leaves[n].label} has {size}" for size, n in list(examples.items())[:_SHOWN]]
+        raise ValueError(
+            f"the arrays of the batch have different numbers of samples: {', '.join(shown)}; name "
+            "in batch_argnums the arguments that hold the samples only, and the dimension where "
+            'that is not the first: batch_argnums={"x": 1}'
+        )
+    reasons = dict.fromkeys(dims, "batch_argnums says so")
+    return Batch(dims=dims, size=next(iter(sizes.values())), reasons=reasons)
+
+
+def _candidates(
+    leaves: Sequence[Leaf],
+    open_to: Sequence[int],
+    others: Sequence[int],
+    classes: Mapping[tuple[int, int], int],
+) -> list[tuple[tuple[bool, int], dict[int, int]]]:
+    """What may be the samples: for each class of dimensions that an array begins with, the arrays
+    that have it, with the dimension. Those that only lead come first, then those of most arrays."""
+    found: list[tuple[tuple[bool, int], dict[int, int]]] = []
+    for class_ in dict.fromkeys(classes[n, 0] for n in others):
+        dims = {
+            n: d
+            for n in open_to
+            for d in range(len(_shape(leaves[n])) - 1, -1, -1)
+            if classes[n, d] == class_
+        }
+        found.append(((any(dims.values()), -len(dims)), dims))
+    return sorted(found, key=lambda it: it[0])
 
 
 def result_role(

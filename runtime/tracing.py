@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, cast
@@ -18,19 +17,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import Literal as JaxprLiteral
 from jax.sharding import NamedSharding, PartitionSpec
 
-from alpa import passes
 from alpa.dialects import body, ir, main_function, parse
 from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.micro_batches.dimensions import Dimensions
+from alpa.passes.analysis.micro_batches.relate import argument_relations, relate, returned
 from alpa.passes.analysis.roles import nearest_arguments
-from alpa.runtime import calls, markers
+from alpa.passes.simplify.scatter_add import scatter_apart
+from alpa.runtime import calls, keys, markers
 from alpa.runtime.calls import Call, LeafType, ResultLeaf, label
-from alpa.runtime.markers import is_gradient_mark, to_custom_calls
+from alpa.runtime.host_calls import refuse_host_calls
+from alpa.runtime.keys import draws, with_folded_keys
+from alpa.runtime.markers import to_custom_calls
+from alpa.runtime.planning import Clock, run_pass
 
-for _file in (__file__, calls.__file__, markers.__file__):
+for _file in (__file__, calls.__file__, keys.__file__, markers.__file__):
     source_info_util.register_exclusion(_file)  # Errors are to show the user's lines.
 
 
@@ -105,17 +109,21 @@ class Traced:
         )
 
     def lower(
-        self, platform: str, keys: tuple[int, ...] = (), batch: Collection[int] = ()
+        self, platform: str, keys: tuple[int, ...] = (), other: Traced | None = None
     ) -> ir.Module:
         """Its module, in a context that has our dialects, with our markers and its locations.
 
-        It takes a folded version of each of `keys`, too, as `with_folded_keys` says.
+        With `other`, the function at the other size, it takes a folded version of each of `keys`,
+        too, as `keys.with_folded_keys` says.
         """
-        stages = with_folded_keys(self, keys, batch) if keys else self.stages
+        stages = self.stages
+        if other is not None and draws(self.jaxpr.jaxpr, other.jaxpr.jaxpr):
+            stages = with_folded_keys(self.jaxpr, other.jaxpr, keys, self.key_impls)
         module = cast(ir.Module, stages.lower(lowering_platforms=(platform,)).compiler_ir())
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
         module = parse(buffer.getvalue())
+        refuse_host_calls(module)
         to_custom_calls(module)
         if (code := getattr(inspect.unwrap(self._fun), "__code__", None)) is not None:
             place = ir.Location.file(code.co_filename, code.co_firstlineno, 1, module.context)
@@ -139,8 +147,9 @@ def _typed_key(words: Any, impl: str) -> Any:
     """The key of its words, which may be split over a mesh; what is a typed key already stays."""
     if jnp.issubdtype(words.dtype, jax.dtypes.prng_key):
         return words
-    if isinstance(words, jax.Array) and isinstance(words.sharding, NamedSharding):
-        words = jax.device_put(words, NamedSharding(words.sharding.mesh, PartitionSpec()))
+    sharding = getattr(words, "sharding", None)  # words in other processes have none here
+    if isinstance(sharding, NamedSharding):
+        words = jax.device_put(words, NamedSharding(sharding.mesh, PartitionSpec()))
     return jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
 
 
@@ -166,129 +175,53 @@ def _check_results(paths: Sequence[tuple[Any, ...]], results: Sequence[Any]) -> 
             )
 
 
-class Nearest:
-    """The data flow from arguments to results, found when it is first asked for."""
+class DataFlow:
+    """What a program says of its arguments, found when it is first asked for."""
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
 
-    def __call__(self, result: int) -> Mapping[int, int]:
+    def nearest(self, result: int) -> Mapping[int, int]:
+        """The arguments that a result is made of element by element, with their distances."""
         return nearest_arguments(self._graph, self._graph.returned[result])
+
+    def classes(self) -> Mapping[tuple[int, int], int]:
+        """For each argument and dimension the class of dimensions that have to be equal."""
+        block = body(main_function(self._module))
+        return Dimensions.of(block).classes(block)
+
+    def is_exact(self, dims: Mapping[int, int]) -> bool:
+        """Whether some result is made of these arguments' samples, in these dimensions, and two
+        micro-batches give what the whole batch gives.
+
+        Numbers that are drawn for samples are not known to be theirs here.
+        """
+        block = body(main_function(self._module))
+        roles = [("batch", dims[n]) if n in dims else (None, None) for n in range(self._arguments)]
+        context = relate(
+            block,
+            argument_relations(roles),
+            num_micro_batches=2,
+            whole_is_known=False,
+            sum_power=-1,
+        )
+        found = [context.at(value) for value in returned(block)]
+        return any(it.kind != "same" for it in found) and not any(it.is_mixed for it in found)
+
+    @property
+    def _arguments(self) -> int:
+        return len(self._traced.jaxpr.in_avals)
 
     @cached_property
     def _graph(self) -> Graph:
-        self._module = self._traced.lower("cpu")
-        passes.run(self._module, "simplify-trivial-ops", on_remark=lambda *_: None)
         return Graph.of(body(main_function(self._module)))
 
-
-def with_folded_keys(
-    traced: Traced, keys: tuple[int, ...], batch: Collection[int]
-) -> jax.stages.Traced:
-    """The traced function with a row of folded keys for each key, after its arguments.
-
-    What depends on the batch arguments is computed with the folded keys, up to the gradients that
-    `alpa.grad` marks. What follows them is the update, of which there is one per step: it sees the
-    keys as they are given, and so does what depends on no batch, as the keys that come back.
-    """
-    avals = traced.jaxpr.in_avals
-    structs = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals
-    ]
-
-    def raw(n: int) -> jax.ShapeDtypeStruct:
-        if traced.key_impls[n] is None:
-            return structs[n]
-        return cast(jax.ShapeDtypeStruct, jax.eval_shape(jax.random.key_data, structs[n]))
-
-    rows = [jax.ShapeDtypeStruct((1, *raw(n).shape), np.uint32) for n in keys]
-
-    def with_keys(*arguments: Any) -> list[Any]:
-        given = [
-            _Versions(array, array, in_batch=n in batch)
-            for n, array in enumerate(arguments[: len(structs)])
-        ]
-        for n, row in zip(keys, arguments[len(structs) :], strict=True):
-            impl = traced.key_impls[n]
-            folded = row[0] if impl is None else jax.random.wrap_key_data(row[0], impl=impl)
-            given[n] = _Versions(folded, given[n].step)
-        return [result.final for result in _both_versions(traced.jaxpr, given)]
-
-    return jax.jit(with_keys, keep_unused=True).trace(*structs, *rows)
-
-
-@dataclass(frozen=True)
-class _Versions:
-    """A value of a micro-batch and one of the step, which are the same where no key tells them
-    apart, or where there is none of the step."""
-
-    micro: Any
-    step: Any
-    in_batch: bool = False
-    in_update: bool = False
-
-    @property
-    def final(self) -> Any:
-        """The one that the function returns."""
-        return self.micro if self.in_batch and not self.in_update else self.step
-
-
-def _both_versions(jaxpr: ClosedJaxpr, given: Sequence[_Versions]) -> list[_Versions]:
-    """The results of a jaxpr in both versions; what is not used is left to dead code removal."""
-    known: dict[Any, _Versions] = dict(zip(jaxpr.jaxpr.invars, given, strict=True))
-    for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
-        known[var] = _Versions(const, const)
-
-    def read(atom: Any) -> _Versions:
-        if isinstance(atom, JaxprLiteral):
-            return _Versions(atom.val, atom.val)
-        return known[atom]
-
-    for eqn in jaxpr.jaxpr.eqns:
-        inputs = [read(atom) for atom in eqn.invars]
-        if (inner := _called(eqn)) is not None:
-            with _named_as(eqn):
-                results = _both_versions(inner, inputs)
-        else:
-            run = _as_function(jaxpr.jaxpr, eqn)
-            in_batch = any(value.in_batch for value in inputs)
-            in_update = any(value.in_update for value in inputs) or is_gradient_mark(eqn)
-            micro = step = run([value.micro for value in inputs])
-            same = all(value.micro is value.step for value in inputs)
-            if not same and (in_update or not in_batch):
-                step = run([value.step for value in inputs])
-            results = [
-                _Versions(a, b, in_batch, in_update) for a, b in zip(micro, step, strict=True)
-            ]
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.jaxpr.outvars]
-
-
-def _named_as(eqn: JaxprEqn) -> AbstractContextManager[Any]:
-    """Gives what is traced inside the name of an equation, such as `transpose(jvp())`."""
-    name = str(eqn.source_info.name_stack)
-    return jax.named_scope(name) if name else nullcontext()
-
-
-def _as_function(jaxpr: Jaxpr, eqn: JaxprEqn) -> Callable[[Sequence[Any]], list[Any]]:
-    """One equation of a jaxpr, from the values of its operands to its results."""
-    operands = dict.fromkeys(a for a in eqn.invars if not isinstance(a, JaxprLiteral))
-    alone = jaxpr.replace(constvars=[], invars=[*operands], outvars=eqn.outvars, eqns=[eqn])
-    run = jaxpr_as_fun(ClosedJaxpr(alone, ()))
-
-    def call(values: Sequence[Any]) -> list[Any]:
-        pairs = zip(eqn.invars, values, strict=True)
-        by_var = {a: value for a, value in pairs if not isinstance(a, JaxprLiteral)}
-        return list(run(*by_var.values()))
-
-    return call
-
-
-def _called(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The program of a function that is jitted inside."""
-    inner = eqn.params.get("jaxpr")
-    called = eqn.primitive.name in ("jit", "pjit") and isinstance(inner, ClosedJaxpr)
-    return inner if called else None
+    @cached_property
+    def _module(self) -> ir.Module:
+        module = self._traced.lower("cpu")
+        run_pass("simplify-trivial-ops", {}, module, Clock())
+        scatter_apart(body(main_function(module)))
+        return module
 
 
 def depends_on(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
@@ -303,7 +236,8 @@ def depends_on(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
 
     for eqn in jaxpr.eqns:
         flags = [is_marked(atom) for atom in eqn.invars]
-        if (inner := _called(eqn)) is not None:
+        inner = eqn.params.get("jaxpr")
+        if eqn.primitive.name in ("jit", "pjit") and isinstance(inner, ClosedJaxpr):
             outs = depends_on(inner.jaxpr, flags)
         else:
             outs = [any(flags)] * len(eqn.outvars)

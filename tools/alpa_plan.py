@@ -8,8 +8,12 @@ long. Then the plan's table is printed (`alpa.tools.plan_table`). A file is take
 of one micro-batch. A program of the zoo is lowered at that size, for as many micro-batches as are
 asked for, or for those numbers among which the best one is looked for.
 
+With `--compare-with-jax` one step of the plan is run on virtual CPU devices and compared with plain
+JAX, by the rules of `alpa.runtime.comparison`.
+
 The exit status is 0, or 1 where anything was wrong; what was wrong goes to standard error as
-`file:line:column: error: message`, and no table is printed then.
+`file:line:column: error: message`, and no table is printed then. It is 1, too, where the plan
+computes something else than plain JAX.
 """
 
 from __future__ import annotations
@@ -19,28 +23,32 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from alpa import passes
+from alpa import passes, runtime
 from alpa.dialects import ir
-from alpa.dialects.attributes import Schedule
+from alpa.dialects.attributes import AccumulateDtype, Schedule
 from alpa.passes.analysis.plan_table import plan_table, seconds_text
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.diagnostics import Diagnostic, listening
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
+from alpa.runtime.comparison import Comparison
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Clock, Inter, Planned, PlanningError, Settings, plan
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
+from alpa.tools.comparing import compare_file, compare_shrunk, compare_zoo
+from alpa.tools.devices import DevicesError, make_devices
 from alpa.tools.guard import guard
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
+from alpa.tools.shrink import parse_size
 
 _TICK = 0.2  # seconds between two lines of progress
 _CLEAR = "\r\x1b[K"
@@ -49,6 +57,7 @@ examples:
   alpa-plan step.mlir --cluster h100:1x8 --num-micro-batches 16 -o planned.mlir
   alpa-plan zoo:gpt-2.6b --cluster v100-16gb:8x8 --json plan.json
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 32 --intra data-parallel --inter none
+  alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 16 --compare-with-jax
 """
 
 
@@ -58,9 +67,10 @@ class _CommandError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
-    """A plan, and what else was tried on the way to it."""
+    """A plan, and what else was tried on the way to it. `compare` runs it."""
 
     planned: Planned
+    compare: Callable[[Clock], Comparison]
     attempts: tuple[Attempt, ...] = ()
 
 
@@ -68,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
     options = _parser().parse_args(arguments)
     try:
-        _process(options)
+        return 0 if _process(options) else 1
     except _CommandError as error:
         _say(f"alpa-plan: error: {error}")
     except ClusterError as error:
@@ -80,8 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(str(placed(diagnostic, options.program)))
     except KeyboardInterrupt:
         _say("alpa-plan: error: interrupted")
-    else:
-        return 0
     return 1
 
 
@@ -114,6 +122,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="forward and backward runs per update; default: 1 for a file, which is taken to be "
         "at the size of one; for zoo programs auto, the best of those that divide the batch",
+    )
+    add(
+        "--micro-batches",
+        choices=["exact", "independent"],
+        default="auto",
+        help="exact: proven to give what the whole batch gives, or refused; independent: each is a "
+        "batch of its own; default: what the program says, or exact",
     )
     add(
         "--batch-size",
@@ -155,6 +170,13 @@ def _parser() -> argparse.ArgumentParser:
         "plan; default: auto",
     )
     add(
+        "--accumulate-dtype",
+        choices=get_args(AccumulateDtype),
+        default="f32",
+        help="narrowest type in which gradients are added up over the micro-batches; same: the "
+        "type that each gradient has; default: f32",
+    )
+    add(
         "--objective",
         choices=["step", "throughput"],
         default="step",
@@ -165,12 +187,36 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
     add("--json", type=Path, metavar="PLAN.json", help="where to write its numbers")
     add("--export", type=Path, metavar="DIR", help="where to write each stage's module for XLA")
+    add(
+        "--compare-with-jax",
+        action="store_true",
+        help="run one step of the plan on virtual CPU devices, and compare it with plain JAX",
+    )
+    add(
+        "--shrink",
+        action="append",
+        default=[],
+        type=parse_size,
+        metavar="N=M",
+        help="with --compare-with-jax: make M of every size N, plan the smaller program with the "
+        "same settings, and compare that; may be repeated",
+    )
     return parser
 
 
-def _process(options: argparse.Namespace) -> None:
-    """Raises _CommandError, ClusterError, RolesError, PlanningError."""
-    Cluster.parse(options.cluster)
+def _process(options: argparse.Namespace) -> bool:
+    """Whether the plan computes what plain JAX does, where that is asked for.
+
+    Raises _CommandError, ClusterError, RolesError, PlanningError.
+    """
+    devices = Cluster.parse(options.cluster).num_devices
+    if options.shrink and not options.compare_with_jax:
+        raise _CommandError("--shrink is for --compare-with-jax; add it, or leave --shrink out")
+    if options.compare_with_jax:
+        try:
+            make_devices(devices)
+        except DevicesError as error:
+            raise _CommandError(str(error)) from error
     for path in (options.output, options.json):
         if path is not None and not path.absolute().parent.is_dir():
             raise _CommandError(f"cannot write {path}: there is no folder {path.parent}")
@@ -179,12 +225,14 @@ def _process(options: argparse.Namespace) -> None:
     roles = None if options.roles is None else RolesFile.read(options.roles)
     settings = Settings(
         cluster=options.cluster,
+        micro_batches=options.micro_batches,
         schedule=options.schedule,
         intra=options.intra,
         inter=options.inter,
         remat=options.remat,
         mesh_shape=options.mesh_shape,
         objective=options.objective,
+        accumulate_dtype=options.accumulate_dtype,
     )
     settings.check()
     with _progress() as clock:
@@ -202,6 +250,23 @@ def _process(options: argparse.Namespace) -> None:
         if len(result.attempts) > 1:
             print("\n".join(_tried(result.attempts, report.num_micro_batches)), end="\n\n")
         print(f"search: {report.search_seconds:.2f} s ({_phases(report.phases)})")
+    return not options.compare_with_jax or _is_equal(result)
+
+
+def _is_equal(result: _Result) -> bool:
+    """Runs the plan and prints how far it is from plain JAX.
+
+    Raises _CommandError, PlanningError.
+    """
+    try:
+        with _progress() as clock:
+            comparison = result.compare(clock)
+    except (runtime.LoadError, ValueError, ir.MLIRError, passes.PassError) as error:
+        message = error.message if isinstance(error, passes.PassError) else str(error)
+        raise _CommandError(f"the plan cannot be compared: {message}") from error
+    with until_the_reader_goes():
+        print(f"\n{comparison}")
+    return not comparison.is_fault
 
 
 def _plan_file(
@@ -221,8 +286,16 @@ def _plan_file(
         module = read(options.program)
     if roles is not None:
         roles.apply(module)
-    number = options.num_micro_batches or 1
-    return _Result(planned=plan(module, replace(settings, num_micro_batches=number), clock))
+    settings = replace(settings, num_micro_batches=options.num_micro_batches or 1)
+    planned = plan(module, settings, clock)
+    devices, sizes = Cluster.parse(options.cluster).num_devices, dict(options.shrink)
+
+    def compare(clock: Clock) -> Comparison:
+        if sizes:
+            return compare_shrunk(module, settings, sizes, clock)
+        return compare_file(module, planned.module, devices, options.program, clock)
+
+    return _Result(planned=planned, compare=compare)
 
 
 def _plan_zoo(
@@ -247,7 +320,16 @@ def _plan_zoo(
             )
         numbers = [number]
     found = best_number(numbers, lambda n: lowered(program, batch // n), settings, clock)
-    return _Result(planned=found.planned, attempts=found.attempts)
+    devices, sizes = Cluster.parse(options.cluster).num_devices, dict(options.shrink)
+    number = found.planned.plan.num_micro_batches
+
+    def compare(clock: Clock) -> Comparison:
+        if sizes:
+            small = replace(settings, num_micro_batches=number)
+            return compare_shrunk(lowered(program, batch // number), small, sizes, clock)
+        return compare_zoo(program, batch, found.planned.module, devices, clock)
+
+    return _Result(planned=found.planned, attempts=found.attempts, compare=compare)
 
 
 def _write_outputs(

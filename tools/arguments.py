@@ -31,8 +31,17 @@ def share(text: str) -> float:
     return number
 
 
+def amount(text: str) -> float:
+    """A finite number of at least 0, such as of seconds."""
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{number} is not finite, or less than 0")
+    return number
+
+
 # What argparse calls the type in its messages.
 count.__name__ = "whole number"
 count_or_zero.__name__ = "whole number"
 count_or_auto.__name__ = "whole number or auto"
 share.__name__ = "share"
+amount.__name__ = "number"

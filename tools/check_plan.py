@@ -41,6 +41,7 @@ from alpa.passes.export_stages import ExportStages
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import Device, separate
 from alpa.runtime.truth import Truth, truth
+from alpa.tools.arguments import share
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
@@ -240,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("collectives", "memory"):
         parser.add_argument(
             f"--{name}-tolerance",
-            type=float,
+            type=share,
             metavar="PART",
             default=getattr(Tolerances(), name),
             help="by which part predicted and real may differ; default: %(default)s",

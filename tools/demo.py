@@ -49,10 +49,10 @@ from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.runtime.pjrt import Compiled, compile_module
 from alpa.runtime.placement import numpy_dtype
 from alpa.runtime.reference import compare
+from alpa.runtime.widen import widened
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.devices import DevicesError, make_devices
-from alpa.tools.run_file import widened
 from alpa.tools.zoo import TrainingProgram, TrainState
 
 # A GPT of 3.1 million parameters: real enough to have a plan, small enough for a laptop.

@@ -29,6 +29,7 @@ from alpa.passes.analysis.fold_classes import (
     part_ops,
 )
 from alpa.passes.pipelines.diagnostics import place_of
+from alpa.tools.arguments import amount, share
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
@@ -142,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--min-share",
-        type=float,
+        type=share,
         default=MIN_SHARE,
         metavar="PART",
         help="of the ops, what a repeat has to save to count (default: %(default)s)",
@@ -154,14 +155,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--time-limit",
-        type=float,
+        type=amount,
         default=300.0,
         metavar="SECONDS",
         help="of --cost, for each mesh and search (default: %(default)s)",
     )
     parser.add_argument(
         "--gap",
-        type=float,
+        type=share,
         default=1e-3,
         metavar="PART",
         help="of --cost: how close to the optimum is good enough (default: %(default)s)",

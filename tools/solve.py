@@ -21,6 +21,7 @@ import numpy as np
 
 from alpa.passes.solve import shard_ilp
 from alpa.passes.solve.shard_ilp import Edge, Problem, Usage
+from alpa.tools.arguments import amount, share
 
 
 class CaseError(ValueError):
@@ -134,14 +135,14 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("file", type=Path, metavar="FILE.json[.gz]")
     result.add_argument(
         "--time-limit",
-        type=float,
+        type=amount,
         default=300.0,
         metavar="SECONDS",
         help="then the best found is printed, with its bound (default: 300)",
     )
     result.add_argument(
         "--gap",
-        type=float,
+        type=share,
         default=1e-9,
         help="stop where the objective is proven to be this close to the optimum, as a part of it",
     )

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alpa.runtime.checkpoints.checkpoint import latest_step, restore, resume, save
+    from alpa.runtime.compare_with_jax import compare_with_jax
     from alpa.runtime.create_state import create_state
     from alpa.runtime.jit import parallelize
     from alpa.runtime.markers import grad, mark_layer_boundary, value_and_grad
 
 __all__ = [
+    "compare_with_jax",
     "create_state",
     "grad",
     "latest_step",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "compare_with_jax": "alpa.runtime.compare_with_jax",
     "create_state": "alpa.runtime.create_state",
     "grad": "alpa.runtime.markers",
     "latest_step": "alpa.runtime.checkpoints.checkpoint",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import cast
 
 from alpa.dialects import attributes_of, ir, mpmd, stablehlo, terminator, walk
@@ -196,6 +196,19 @@ def replace_operands(op: ir.OpView, replacement: dict[ir.Value, ir.Value]) -> No
         for block in region.blocks:
             for inner in block.operations:
                 replace_operands(inner, replacement)
+
+
+def first_reader(value: ir.Value, block: ir.Block) -> ir.Operation:
+    """The first op of a block that reads a value, or has one inside that does."""
+    readers: list[ir.Operation] = []
+    for use in value.uses:
+        op = use.owner.operation
+        while op.block != block:
+            parent = op.parent
+            assert parent is not None
+            op = parent.operation
+        readers.append(op)
+    return reduce(lambda a, b: b if b.is_before_in_block(a) else a, readers)
 
 
 @lru_cache(maxsize=4096)

@@ -344,7 +344,9 @@ class _Updates:
                     inside[v] |= above
             for number, (v, result) in enumerate(zip(here.returned, graph.results[o], strict=True)):
                 made_of[result] |= inside[v]
-                self._check_result(unit, number, inside[v], self.leads_to[o][v])
+                # An op with several results, such as a branch, is placed by all of them.
+                made = [v] if here.producer[v] < 0 else here.results[here.producer[v]]
+                self._check_result(unit, number, inside[v], union(self.leads_to[o], made))
 
     def _check_result(self, unit: _Unit, number: int, made_of: int, to: int) -> None:
         if unit.place < 0 or to == 1 << unit.place or made_of in (0, 1 << unit.place):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alpa.dialects.attributes import Part
+from alpa.dialects.attributes import GRADIENT, Part, marker_of
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.step_parts import StepParts
@@ -87,6 +87,7 @@ def _grows(graph: Graph, o: int, of_constants: list[bool], growing: list[bool]) 
     producers = [graph.producer[v] for v in operands]
     return (
         op.name in TRIVIAL
+        and op.name != "stablehlo.reduce"  # whose result is what should travel
         and any(p >= 0 and growing[p] and not of_constants[p] for p in producers)
         and all(p >= 0 and (growing[p] or of_constants[p]) for p in producers)
     )
@@ -104,7 +105,8 @@ def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Pa
     """Each op's part where it is computed, None where it is only copied.
 
     An op that does not depend on the batch and is not copied belongs to the forward part where
-    forward or backward need it, else to the update.
+    forward or backward need it, else to the update. Where only the backward part computes
+    anything, that is the forward part.
     """
     final: Part = "update" if parts.is_training else "forward"
     returned = set(graph.returned)
@@ -130,6 +132,13 @@ def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Pa
         for v in graph.operands[o]:
             if graph.producer[v] >= 0:
                 needed[graph.producer[v]] |= users
+    if "forward" not in part:
+        # All of it is copied to where it is used, and a backward part needs a forward one.
+        marks = [marker_of(op) == GRADIENT for op in graph.ops]
+        return [
+            "forward" if it == "backward" and not mark else it
+            for it, mark in zip(part, marks, strict=True)
+        ]
     return part
 
 

@@ -166,6 +166,8 @@ class PlanReport:
 
     cluster: str
     num_micro_batches: int
+    micro_batches: str | None
+    """`exact`, `exact, random numbers per micro-batch` or `independent`; None where nobody asked"""
     schedule: Schedule
     predicted_step_seconds: float
     predicted_peak_bytes: tuple[int, ...]
@@ -305,6 +307,7 @@ class _Reader:
         return {
             "cluster": plan.cluster,
             "num_micro_batches": plan.num_micro_batches,
+            "micro_batches": self._program.micro_batches,
             "schedule": plan.schedule,
             "predicted_step_seconds": plan.predicted_step_seconds,
             "predicted_peak_bytes": plan.predicted_peak_bytes,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from alpa.dialects import ir
+from alpa.dialects.attributes import EXACT, INDEPENDENT
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.plan_report import (
     PlanReport,
@@ -91,8 +92,20 @@ def _header(view: _View) -> list[str]:
     return [
         f"plan for {machine}: {_count(len(report.stages), 'stage')}, "
         f"{_count(report.num_micro_batches, 'micro-batch', 'micro-batches')}, {report.schedule}, "
-        f"predicted step {seconds_text(report.predicted_step_seconds)}"
+        f"predicted step {seconds_text(report.predicted_step_seconds)}",
+        *_micro_batches(report),
     ]
+
+
+_PROVEN = {EXACT: "exact (proven)", INDEPENDENT: "independent (as asked)"}
+
+
+def _micro_batches(report: PlanReport) -> list[str]:
+    """What is known of several micro-batches."""
+    if report.num_micro_batches == 1:
+        return []
+    said = report.micro_batches
+    return [f"micro-batches: {'not checked' if said is None else _PROVEN.get(said, said)}"]
 
 
 def _stages(view: _View) -> list[str]:

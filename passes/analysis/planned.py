@@ -10,7 +10,8 @@ runtime share them, and with them one answer to each of these questions:
   through transfers. They are added up over the micro-batches where they are produced, and
   transferred once per step.
 - **losses**: what a forward fragment produces, a result says it is the mean or the sum of, and an
-  update fragment consumes, directly or through transfers. They are added up like gradients.
+  update fragment consumes, directly or through transfers. They are added up like gradients. Where
+  the update reads a wide copy of it (`stages/accumulators.py`), the copy is the loss.
 - **totals**: the values whose version in the update phase is that sum: gradients, losses and their
   transfers. What else varies and flows into an update is the last micro-batch's version, of a
   state that the forward part has carried on until then, or of what is the same in all of them.
@@ -21,11 +22,11 @@ runtime share them, and with them one answer to each of these questions:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from alpa.dialects.attributes import Argument, Part, Plan, Result, State
+from alpa.dialects.attributes import Argument, Part, Plan, Result, State, is_exact
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.sharding import Sharding
 
@@ -87,7 +88,8 @@ class Fragment:
 
     Its module takes the inputs, then one donated accumulator for each result number in
     `accumulators`; it returns the outputs, the accumulated ones as sums, then this micro-batch's
-    version of each result number in `extra_results`. `donated` are numbers of operands.
+    version of each result number in `extra_results`. `donated` are numbers of operands. `wide` has
+    for each output that is a copy of another one in a wider type both, the copy first.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Fragment:
     accumulators: tuple[int, ...] = ()
     extra_results: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
+    wide: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +153,8 @@ class Program:
     steps: tuple[Fragment | Transfer, ...]
     meshes: tuple[DeviceMesh, ...]
     plan: Plan
+    micro_batches: str | None = None
+    """`alpa.micro_batches`: what is known of them"""
 
     def axis_size(self, value: int, axis: str) -> int:
         """The size of an axis of a value's mesh."""
@@ -164,9 +169,20 @@ class Program:
         ]
         return prod(parts) * it.itemsize
 
+    def local_sum_bytes(self, value: int) -> int:
+        """As `local_bytes`, of the sum of the value's versions that the executor makes."""
+        it = self.values[value]
+        wide = replace(it, dtype=self.plan.accumulator(it.dtype))
+        return self.local_bytes(value) // it.itemsize * wide.itemsize
+
     @cached_property
     def _axes(self) -> dict[str, dict[str, int]]:
         return {mesh.name: dict(mesh.axes) for mesh in self.meshes}
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its micro-batches are proven to give what the whole batch gives."""
+        return is_exact(self.micro_batches)
 
     @property
     def num_micro_batches(self) -> int:
@@ -274,6 +290,7 @@ class Program:
             for result in self.results
             if result.sum_kind is not None
         }
+        kinds.update((copy, kinds[v]) for f in self.fragments for copy, v in f.wide if v in kinds)
         produced = {v for f in self.fragments if f.part == "forward" for v in f.outputs}
         return {
             value: kinds[value]
@@ -294,6 +311,23 @@ class Program:
         return frozenset(totals)
 
     @cached_property
+    def returned_totals(self) -> dict[int, int]:
+        """Results that are means or sums -> the total that each is taken from, if there is one:
+        its own, or that of its wide copy, unless the copy is stored in parts."""
+        copies = {
+            value: copy
+            for fragment in self.fragments
+            for copy, value in fragment.wide
+            if self.values[copy].shape == self.values[value].shape
+        }
+        found: dict[int, int] = {}
+        for result in self.results:
+            total = result.value if result.value in self.totals else copies.get(result.value)
+            if result.sum_kind is not None and total in self.totals:
+                found[result.value] = total
+        return found
+
+    @cached_property
     def micro_used(self) -> frozenset[int]:
         """Varying values whose versions of the single micro-batches are needed.
 
@@ -301,7 +335,7 @@ class Program:
         """
         used: set[int] = set(self.carries.values())
         for result in self.results:
-            if result.sum_kind is None or result.value not in self.totals:
+            if result.sum_kind is None or result.value not in self.returned_totals:
                 used.add(result.value)
         for step in reversed(self.steps):
             if isinstance(step, Fragment):

@@ -101,7 +101,8 @@ def _check_step(
                 "micro-batch",
             )
     for number, value in enumerate(step.outputs):
-        if value in program.totals and not program.values[value].is_float:
+        is_float = program.values[value].is_float
+        if value in program.totals and not is_float and not program.is_exact:
             raise PassError(
                 op,
                 f"result {number} of type {program.values[value].dtype} flows from a backward into "

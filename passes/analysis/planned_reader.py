@@ -7,6 +7,7 @@ from alpa.dialects.attributes import (
     Plan,
     Reshard,
     input_number,
+    micro_batches_of,
     output_number,
     read_arguments,
     read_float,
@@ -17,9 +18,10 @@ from alpa.dialects.attributes import (
     read_results,
     typed,
 )
-from alpa.dialects.bindings import ir, main_function, mpmd
+from alpa.dialects.bindings import body, ir, main_function, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
 from alpa.dialects.sharding import Mesh
+from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.planned import (
     ACCUMULATORS,
     DONATED,
@@ -81,6 +83,7 @@ def read_planned(module: ir.Module) -> Program:
             for m in assigned
         ),
         plan=plan,
+        micro_batches=micro_batches_of(module),
     )
     check_program(program, ops[:-1], main)
     return program
@@ -138,20 +141,50 @@ class _Reader:
         symbol = op.attributes.get(MODULE)
         module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
         mesh = ir.StringAttr(op.attributes["mesh_name"]).value
+        outputs = tuple(self.number(value, op) for value in op.results)
         return Fragment(
             name=module or f"{mesh}.{origin_name(origins)}.{part}",
             mesh=mesh,
             part=part,
             stage=read_int(op, "stage_id"),
             inputs=tuple(self.numbers[value] for value in op.operands),
-            outputs=tuple(self.number(value, op) for value in op.results),
+            outputs=outputs,
             origins=origins,
             seconds=read_float(op, SECONDS) or 0.0,
             module=module,
             accumulators=read_ints(op, ACCUMULATORS),
             extra_results=read_ints(op, EXTRA_RESULTS),
             donated=read_ints(op, DONATED),
+            wide=tuple((outputs[copy], outputs[number]) for copy, number in _wide_copies(op)),
         )
+
+
+def _wide_copies(op: mpmd.FragmentOp) -> list[tuple[int, int]]:
+    """(copy, result) for each of a fragment's results that is another one in a wider type."""
+    returned = [_unconstrained(value) for value in terminator(body(op)).operands]
+    numbers: dict[ir.Value, list[int]] = {}
+    for number, value in enumerate(returned):
+        numbers.setdefault(value, []).append(number)
+    found: list[tuple[int, int]] = []
+    for copy, value in enumerate(returned):
+        if isinstance(value.owner, stablehlo.ConvertOp):
+            source = _unconstrained(value.owner.operands[0])
+            if source in numbers and _is_wider(value.type, source.type):
+                found += [(copy, number) for number in numbers[source]]
+    return found
+
+
+def _unconstrained(value: ir.Value) -> ir.Value:
+    while isinstance(value.owner, sdy.ShardingConstraintOp):
+        value = value.owner.operands[0]
+    return value
+
+
+def _is_wider(type_: ir.Type, other: ir.Type) -> bool:
+    """Whether a float tensor holds the numbers of another one in more bits."""
+    elements = [ir.RankedTensorType(it).element_type for it in (type_, other)]
+    is_float = all(isinstance(it, ir.FloatType) for it in elements)
+    return is_float and element_bytes(elements[0]) > element_bytes(elements[1])
 
 
 def origin_name(origins: tuple[Origin, ...]) -> str:

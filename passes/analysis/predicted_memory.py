@@ -6,7 +6,7 @@ gradients. What an op writes in between lives from there to its last use. Not wr
 * constants, iotas, broadcasts, reshapes and constraints that change nothing: views of something;
 * what a fusion computes where it is needed: element-wise ops, slices, pads and the like whose
   users are fused with them, as long as no second user makes them expensive; a transpose that only
-  dots read.
+  dots read. What is added to an accumulator is fused with the addition.
 
 Ops run in XLA's depth-first order, not in the program's: from the results backwards, first what
 has the most users behind it. What is needed late, such as a reduced gradient in an update, is made
@@ -124,6 +124,8 @@ class _Clock:
     _base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
     """what a value that is not written is read from"""
     _returned: set[ir.Value] = field(default_factory=set)
+    _added: set[ir.Value] = field(default_factory=set)
+    """what is only returned to be added to an accumulator"""
     scratch: dict[int, int] = field(default_factory=dict)
     """bytes that only exist at one time"""
 
@@ -146,7 +148,10 @@ class _Clock:
         fragment = self.annotated.fragment
         added = {*read_ints(fragment, planned.ACCUMULATORS)}
         added -= {*read_ints(fragment, planned.EXTRA_RESULTS)}
-        for i, value in enumerate(terminator(body(fragment)).operands):
+        end = terminator(body(fragment))
+        for i, value in enumerate(end.operands):
+            if i in added and len(list(value.uses)) == 1:
+                self._added.add(value)
             while i not in added:
                 self._returned.add(value)
                 before = self._before(value)
@@ -251,6 +256,8 @@ class _Clock:
             return True
         if name not in FUSIBLE and not self._is_slice(op):
             return False
+        if op.results[0] in self._added:
+            return True
         users = {user for result in op.results for user in self._users(result)}
         if name in BROADCASTS:  # A loop's variable starts as one.
             users = {user for user in users if user.name != "stablehlo.while"}

@@ -61,8 +61,11 @@ class StepParts:
     doubts: tuple[str, ...] = ()
 
 
-def split_step(graph: Graph, roles: Roles) -> StepParts:
-    """Splits a step whose roles are known as far as `infer_roles` could tell."""
+def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
+    """Splits a step whose roles are known as far as `infer_roles` could tell.
+
+    `exact` says that `combine-micro-batches` has put a marker on all that leaves a micro-batch.
+    """
     pairs = roles.state_pairs()
     state = set(pairs.values())
     data = [
@@ -72,13 +75,15 @@ def split_step(graph: Graph, roles: Roles) -> StepParts:
     ]
     batch = graph.depends(data)
     updates = [graph.returned[r] for r in pairs if batch[graph.returned[r]]]
+    splitter = _Splitter(graph, batch, graph.first_equal(ignore_positions=True))
     if not updates:
         everything: list[Part | None] = ["forward"] * len(graph.ops)
-        return StepParts(everything, [True] * len(graph.values), False)
-    splitter = _Splitter(graph, batch, graph.first_equal(ignore_positions=True))
+        everything = splitter.behind_marks(everything) if exact else everything
+        return StepParts(everything, [True] * len(graph.values), "update" in everything)
     results = [graph.returned[r] for r in range(len(graph.returned)) if r not in pairs]
     forward, learned, gradients, doubts = splitter.forward(results, pairs, state)
     part = splitter.parts(*splitter.with_statistics(forward, gradients), learned)
+    part = splitter.behind_marks(part) if exact else part
     return StepParts(part, batch, "update" in part, tuple(doubts))
 
 
@@ -282,6 +287,20 @@ class _Splitter:
                     after[v] = True
         self._pull_reductions(parts)
         return parts
+
+    def behind_marks(self, parts: Sequence[Part | None]) -> list[Part | None]:
+        """The parts where all that follows a marker runs once per step, and nothing else does that
+        depends on the batch."""
+        graph = self.graph
+        after = graph.depends(v for o in self.marks for v in graph.results[o])
+        found = list(parts)
+        for o, operands in enumerate(graph.operands):
+            if any(after[v] for v in operands):
+                found[o] = "update"
+            elif marker_of(graph.ops[o]) == GRADIENT:
+                made_by = [found[graph.producer[v]] for v in operands if graph.producer[v] >= 0]
+                found[o] = "update" if "update" in made_by else "backward"
+        return found
 
     def _before_marks(self, towards: list[bool]) -> list[bool]:
         """The ops that may compute gradients.

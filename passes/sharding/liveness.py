@@ -8,7 +8,8 @@ shard, which depend on its node's strategy, from the op that makes it to its las
 * what a fragment returns from its start on, for XLA reserves the place of results first (a
   temporary that fits may lie there until the result is written), as many versions of it as there
   are micro-batches that need it (`versions.py`);
-* a gradient that is added up over several micro-batches all the time, as its accumulator is;
+* a gradient that is added up over several micro-batches all the time, as its accumulator is, and
+  so the sum of a result that is one over the micro-batches, in the type in which it is added up;
 * inside a fragment what is written to memory: results of an element-wise op that only feeds
   another are fused into it; views, transposes that dots read as they are, and what is free in any
   layout take no room.
@@ -51,6 +52,10 @@ class Residence:
     versions: Versions
     donated: frozenset[ir.Value]
     """results of fragments that take the place of a donated argument"""
+    sums: Mapping[ir.Value, ir.RankedTensorType] = field(
+        default_factory=dict[ir.Value, ir.RankedTensorType]
+    )
+    """by result of a fragment that is returned as a sum over the micro-batches, the sum's type"""
 
 
 Kind = Literal["states", "inputs", "activations", "gradients", "temporaries", "copies"]
@@ -90,8 +95,15 @@ def held(
     found: list[Held] = []
     sizes = LocalBytes(graph)
 
-    def add(kind: Kind, value: ir.Value, start: int, stop: int, copies: int = 1) -> None:
-        usage = _usage(sizes, value, start, stop, copies)
+    def add(
+        kind: Kind,
+        value: ir.Value,
+        start: int,
+        stop: int,
+        copies: int = 1,
+        type_: ir.RankedTensorType | None = None,
+    ) -> None:
+        usage = _usage(sizes, value, start, stop, copies, type_)
         if usage is not None:
             found.append(Held(usage=usage, kind=kind))
 
@@ -107,16 +119,21 @@ def held(
     for value in transfers:
         start = max(0, first.get(value, end) - 1)
         add("activations", value, start, last.get(value, end), versions.of(value))
-    for fragment, (start, _) in zip(fragments, spans, strict=True):
+    for fragment, (start, stop) in zip(fragments, spans, strict=True):
         part = read_part(fragment)
         for result in fragment.results:
             if result in residence.donated:
                 continue
+            sum_type = residence.sums.get(result)
+            kind = "activations" if part == "forward" else "gradients"
             if result in accumulated:
-                add("gradients", result, 0, end)
-            else:
-                kind = "activations" if part == "forward" else "gradients"
+                add("gradients", result, 0, end, type_=sum_type)
+            elif sum_type is None:
                 add(kind, result, start, last.get(result, end), versions.of(result))
+            else:
+                add(kind, result, 0, end, type_=sum_type)
+                copies = versions.of(result) if result in last else 1
+                add(kind, result, start, last.get(result, stop), copies)
     read = residence.donated | accumulated | set(last)
     inside = _in_place_of_results(clock, fragments, spans, read)
     for value, start in clock.made.items():
@@ -186,11 +203,19 @@ def _where_too_large(sizes: LocalBytes, usage: Usage, result: ir.Value) -> Usage
     return replace(usage, nodes=(*usage.nodes, placed.node), bytes=besides)
 
 
-def _usage(sizes: LocalBytes, value: ir.Value, start: int, stop: int, copies: int) -> Usage | None:
+def _usage(
+    sizes: LocalBytes,
+    value: ir.Value,
+    start: int,
+    stop: int,
+    copies: int,
+    type_: ir.RankedTensorType | None = None,
+) -> Usage | None:
+    """What a value, or a tensor of a type in its layout, holds; None where that is too little."""
     placed = sizes.graph.placed.get(value)
-    if placed is None or stop <= start or type_bytes(placed.type) < _SMALL:
+    if placed is None or stop <= start or type_bytes(type_ or placed.type) < _SMALL:
         return None
-    held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
+    held = sizes.of(placed.layouts, type_ or ir.RankedTensorType(placed.type), copies)
     return Usage(nodes=(placed.node,), bytes=held, start=start, stop=stop)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, cmp_to_key, lru_cache, reduce
+from functools import cached_property, cmp_to_key, lru_cache
 from itertools import chain
 
 import numpy as np
@@ -27,7 +27,7 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import AxisRef, Sharding, set_op_shardings
-from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.analysis.graph import first_reader, type_bytes
 from alpa.passes.base import NoRoomError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -165,6 +165,7 @@ class MeshPart:
                 num_micro_batches=self.plan.num_micro_batches,
                 versions=self.versions,
                 donated=frozenset(new),
+                sums=self._sums,
             ),
         )
 
@@ -237,6 +238,18 @@ class MeshPart:
             if result.state is not None:
                 states.setdefault(value, []).append(result.state)
         return states
+
+    @cached_property
+    def _sums(self) -> dict[ir.Value, ir.RankedTensorType]:
+        """Results that are means or sums over the micro-batches, with the types of their sums."""
+        if self.plan.num_micro_batches == 1:
+            return {}
+        returned = terminator(body(self.function)).operands
+        return {
+            value: self.plan.accumulator_type(MeshTensor.from_type(value.type).type)
+            for value, result in zip(returned, read_results(self.function), strict=True)
+            if result.role is not None and result.role.kind in ("mean", "sum")
+        }
 
     def _state_argument(
         self, value: ir.Value, states: dict[ir.Value, list[State]], arguments: dict[State, Placed]
@@ -326,7 +339,7 @@ class MeshPart:
             if unreduced and list(argument.uses):
                 unknown = Sharding.of(self.name, ((),) * rank)
                 waiting[argument] = replace(unknown, open_dims=frozenset(range(rank))).to_attr()
-        first = [(_first_reader(argument, block), argument) for argument in waiting]
+        first = [(first_reader(argument, block), argument) for argument in waiting]
         for op, argument in sorted(first, key=cmp_to_key(_in_order)):
             with ir.InsertionPoint(op), block.owner.location:
                 constraint = sdy.ShardingConstraintOp(argument, waiting[argument])
@@ -407,19 +420,6 @@ def _sharding_of(mesh: str, names: tuple[str, ...], layout: Layout, rank: int) -
     dims = tuple(tuple(names[a] for a in axes) for axes in layout[:rank])
     unreduced = tuple(AxisRef(names[axis]) for axis in unreduced_axes(layout, rank))
     return replace(Sharding.of(mesh, dims), unreduced=unreduced)
-
-
-def _first_reader(value: ir.Value, block: ir.Block) -> ir.Operation:
-    """The first op of a block that reads a value, or has one inside that does."""
-    readers: list[ir.Operation] = []
-    for use in value.uses:
-        op = use.owner.operation
-        while op.block != block:
-            parent = op.parent
-            assert parent is not None
-            op = parent.operation
-        readers.append(op)
-    return reduce(lambda a, b: b if b.is_before_in_block(a) else a, readers)
 
 
 def _in_order(one: tuple[ir.Operation, ir.Value], other: tuple[ir.Operation, ir.Value]) -> int:

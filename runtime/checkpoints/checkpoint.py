@@ -33,6 +33,8 @@ from alpa.runtime.checkpoints.manifest import Manifest, names_of
 from alpa.runtime.checkpoints.writing import StateLeaf, write
 from alpa.runtime.create_state import NewState, create_state
 from alpa.runtime.jit import Parallelized
+from alpa.runtime.option_checks import check_count
+from alpa.runtime.tracebacks import ends_at_caller
 
 _NAMES = steps.standard_name_format()
 
@@ -59,8 +61,9 @@ def save(directory: str | Path, step: int, state: Any, *, keep: int | None = Non
         WorkerError: a worker has failed.
     """
     root = _root(directory)
-    if step < 0 or (keep is not None and keep < 1):
-        raise ValueError(f"step is {step} and keep {keep}; they are at least 0 and 1")
+    check_count("step", step, 0)
+    if keep is not None:
+        check_count("keep", keep, 1)
     folder = root / _NAMES.build_name(step)
     if folder.exists():
         raise CheckpointError(f"{folder} exists, and is not overwritten; delete it or save another")
@@ -88,6 +91,7 @@ def latest_step(directory: str | Path) -> int | None:
     return next(reversed(_all_steps(_root(directory))), None)
 
 
+@ends_at_caller
 def restore(
     directory: str | Path,
     init_fn: Callable[[], Any],
@@ -115,6 +119,8 @@ def restore(
         ValueError: as with `create_state`.
     """
     root = _root(directory)
+    if step is not None:
+        check_count("step", step, 0)
     step = latest_step(root) if step is None else step
     if step is None:
         raise CheckpointError(f"{root} holds no checkpoint; save one with alpa.save")
@@ -136,6 +142,7 @@ def restore(
     return wanted.result(prepared.executable.restore(numbers, stored))
 
 
+@ends_at_caller
 def resume(
     directory: str | Path,
     init_fn: Callable[[], Any],

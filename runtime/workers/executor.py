@@ -6,15 +6,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
+from alpa.dialects import ir
 from alpa.dialects.attributes import Slice
 from alpa.passes.analysis.planned import Fragment, Program
+from alpa.runtime.argument_checks import ArgumentChecks
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.executable import Executable, Stage
+from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.instructions import write_script
 from alpa.runtime.pjrt import CompilerOptions, bytecode
 from alpa.runtime.placement import abstract_mesh, numpy_dtype, sharding_of
@@ -71,21 +74,27 @@ class RayExecutable(Executable):
     def is_stopped(self) -> bool:
         return self._group.is_stopped
 
+    @property
+    def _checks(self) -> ArgumentChecks:
+        return self._signature.checks
+
     def place(self, number: int, array: Any) -> PlacedArgument:
         """As of every executable; returns at once, and the next steps wait for it.
 
         The workers put it on their devices while a step is running.
         """
+        positions = self._signature.positions(number)
+        array = self._checks.check_one(number, array)
         call_number = self._group.next_number()
         copies: list[Copy] = []
-        for position in self._signature.positions(number):
+        for position in positions:
             argument = self._program.arguments[position]
             given = np.asarray(self._signature.part(argument, array))
             mesh = self._program.values[argument.value].mesh
             key = (call_number, position)
             self._placing.append(self._group.call(mesh, "place", self._loaded, key, given))
             copies.append(Copy(mesh=mesh, value=argument.value, key=key))
-        return PlacedArgument(self._group, number, np.shape(array), np.asarray(array).dtype, copies)
+        return PlacedArgument(self._checks, number, self._group, copies)
 
     def create(
         self, numbers: Sequence[int], function: Callable[[], Sequence[jax.Array]]
@@ -124,11 +133,10 @@ class RayExecutable(Executable):
         wait_for(calls.values(), "checkpoint_timeout_seconds")
         return restored
 
-    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        self._signature.check_number(arguments)
+    def run(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         feeds: dict[str, dict[int, ArrayId | int]] = {m.name: {} for m in self._program.meshes}
         sent: dict[str, list[np.ndarray]] = {mesh.name: [] for mesh in self._program.meshes}
-        donated: dict[int, tuple[int, RemoteArray]] = {}
+        donated: list[RemoteArray] = []
         for position, argument in enumerate(self._program.arguments):
             given = arguments[argument.number]
             if not isinstance(given, PlacedArgument):
@@ -136,16 +144,11 @@ class RayExecutable(Executable):
             mesh = self._program.values[argument.value].mesh
             copy = None
             if isinstance(given, PlacedArgument):
-                copy = given.copy_for(self._group, argument)
+                copy = given.copy_for(argument)
             elif isinstance(given, RemoteArray):
-                given.check_alive()
                 copy = given.copy_on(self._group, mesh, argument.value)
                 if is_donated(argument):
-                    number, _ = donated.setdefault(id(given), (argument.number, given))
-                    if number != argument.number:
-                        raise ValueError(
-                            f"arguments {number} and {argument.number} are one array, and donated"
-                        )
+                    donated.append(given)
             if copy is not None:
                 feeds[mesh][position] = copy.key
             else:
@@ -155,7 +158,7 @@ class RayExecutable(Executable):
             self._placing.popleft().wait()
         while len(self._under_way) >= self._group.options.steps_ahead:
             self._under_way.popleft().wait()
-        for _, array in donated.values():
+        for array in donated:
             array.delete()
         step = _Step(self._group.next_number())
         for mesh, sources in feeds.items():
@@ -216,15 +219,15 @@ class RayExecutable(Executable):
         values = [self._program.values[self._program.arguments[p].value] for p in positions]
         traced = jax.jit(function, out_shardings=[sharding_of(it, axes) for it in values]).trace()
         lowered = traced.lower(lowering_platforms=(self._group.lowering_platform,))
-        module: Any = lowered.compiler_ir("stablehlo")
+        module = cast(ir.Module, lowered.compiler_ir("stablehlo"))
+        refuse_host_calls(module)
         return bytecode(module.operation)
 
     def _results(self, step: _Step) -> tuple[Any, ...]:
         copies: list[Copy] = []
         for position, output in enumerate(self._script.outputs):
-            value = output.keys[0][0]
-            mesh = self._program.values[value].mesh
-            copies.append(Copy(mesh=mesh, value=value, key=(step.number, position)))
+            mesh = self._program.values[output.value].mesh
+            copies.append(Copy(mesh=mesh, value=output.value, key=(step.number, position)))
         parts = self._signature.copies(copies)
         return self._signature.join(
             {part: self._array(step.calls, self._result_shape, it) for part, it in parts.items()}

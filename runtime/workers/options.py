@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from alpa.runtime.option_checks import check_count, check_kind, check_literal, check_seconds
+
 Platform = Literal["cpu", "gpu", "tpu"]
 Transport = Literal["auto", "device", "sockets"]
 
@@ -44,6 +46,22 @@ class WorkerOptions:
     steps_ahead: int = 2
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     pin_cores: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises TypeError, ValueError where an option cannot be."""
+        check_kind("address", self.address, str, type(None))
+        if self.platform is not None:
+            check_literal("platform", self.platform, Platform)
+        check_literal("transport", self.transport, Transport)
+        check_kind("cache_directory", self.cache_directory, str, Path, type(None))
+        check_seconds("timeout_seconds", self.timeout_seconds)
+        check_seconds("checkpoint_timeout_seconds", self.checkpoint_timeout_seconds)
+        check_count("steps_ahead", self.steps_ahead, 1)
+        check_kind("environment", self.environment, Mapping)
+        for name, value in self.environment.items():
+            check_kind("a name in environment", name, str)
+            check_kind(f"environment[{name!r}]", value, str)
+        check_kind("pin_cores", self.pin_cores, bool)
 
     @property
     def cache_path(self) -> Path | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from alpa.passes.analysis.planned import ProgramArgument
+from alpa.runtime.argument_checks import ArgumentChecks, Placed
 from alpa.runtime.checkpoints.stored_array import Shape, Write
 from alpa.runtime.keepers import Keeper, KeptArray
 from alpa.runtime.workers.group import Call, WorkerGroup, wait_for
@@ -103,14 +104,11 @@ class RemoteArray(KeptArray):
         self.check_alive()
         return self._copies[0]
 
-    def check_alive(self) -> None:
-        """Raises RuntimeError if the array was deleted or donated, or its workers are stopped."""
+    def where(self) -> str:
+        return f"in the workers of {self._meshes()}"
+
+    def check_workers(self) -> None:
         self._group.check_alive()
-        if self.is_deleted():
-            raise RuntimeError(
-                f"Array has been deleted with shape={self.dtype}{list(self.shape)}: it was donated "
-                "to a step, or deleted"
-            )
 
     def is_deleted(self) -> bool:
         return not self._free.alive
@@ -142,37 +140,25 @@ class RemoteArray(KeptArray):
                 whole[at] = part
         return whole
 
+    def _meshes(self) -> str:
+        return " and ".join(dict.fromkeys(copy.mesh for copy in self._copies))
+
     def __repr__(self) -> str:
-        meshes = " and ".join(dict.fromkeys(copy.mesh for copy in self._copies))
-        return f"RemoteArray({self.dtype}{list(self.shape)} on {meshes})"
+        return f"RemoteArray({self.dtype}{list(self.shape)} on {self._meshes()})"
 
 
-class PlacedArgument:
+class PlacedArgument(Placed):
     """An argument that is on the meshes ahead of its step; freed when it is collected."""
 
     def __init__(
-        self,
-        group: WorkerGroup,
-        number: int,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        copies: Sequence[Copy],
+        self, owner: ArgumentChecks, number: int, group: WorkerGroup, copies: Sequence[Copy]
     ) -> None:
-        self.shape, self.dtype = shape, dtype
-        self._group, self._number, self._copies = group, number, tuple(copies)
+        super().__init__(owner, number)
+        self._copies = tuple(copies)
         weakref.finalize(self, _release, group, self._copies).atexit = False
 
-    def copy_for(self, group: WorkerGroup, argument: ProgramArgument) -> Copy:
-        """The one that an argument of the planned @main takes.
-
-        Raises:
-            ValueError: it was placed as another argument, or for another executable.
-        """
-        if group is not self._group or argument.number != self._number:
-            raise ValueError(
-                f"argument {argument.number} was placed as argument {self._number} of "
-                f"{'this' if group is self._group else 'another'} executable"
-            )
+    def copy_for(self, argument: ProgramArgument) -> Copy:
+        """The one that an argument of the planned @main takes."""
         return next(copy for copy in self._copies if copy.value == argument.value)
 
 

@@ -82,8 +82,8 @@ def test_moe_partitions_the_experts(tmp_path):
 def test_gpt_with_memory_to_spare_partitions_the_batch(tmp_path):
     cuts = arguments(planned("gpt-350m", tmp_path))
     batches = [cut for attributes, _, cut in cuts if attributes.role == "batch"]
-    assert batches
-    assert all(cut[0] for cut in batches)
+    # The loss may be cut by the vocabulary, and then reads the labels of all samples.
+    assert any(cut[0] for cut in batches)
 
 
 def test_zero_under_memory_pressure_costs_no_more(tmp_path):

@@ -185,3 +185,41 @@ module {
     return %0 : !x
   }
 }
+
+// -----
+
+// A total in f32 of gradients in bf16: the mean is taken before the update converts it.
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8x4xbf16>>
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xbf16>>
+!g = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=1]>
+  // CHECK-LABEL: func.func public @a_wide_total
+  // CHECK: alpa.accumulators = array<i64: 0>
+  // CHECK: module @mesh_0.layer_0.backward {
+  // CHECK: func.func public @main(%[[X:.*]]: tensor<8x4xbf16> {{{.*}}}, %[[SUM:.*]]: tensor<4x4xf32> {{{.*}}tf.aliasing_output = 0 : i32})
+  // CHECK-NEXT: %[[G:.*]] = stablehlo.dot_general
+  // CHECK-NEXT: %[[C:.*]] = stablehlo.convert %[[G]] : (tensor<4x4xbf16>) -> tensor<4x4xf32>
+  // CHECK-NEXT: %[[A:.*]] = stablehlo.add %[[SUM]], %[[C]] : tensor<4x4xf32>
+  // CHECK-NEXT: return %[[A]]
+  // CHECK: module @mesh_0.update_0.update {
+  // CHECK: func.func public @main(%{{.*}}: tensor<4x4xbf16> {{{.*}}}, %[[T:.*]]: tensor<4x4xf32>
+  // CHECK-NEXT: %[[S:.*]] = stablehlo.constant dense<2.500000e-01> : tensor<4x4xf32>
+  // CHECK-NEXT: %[[M:.*]] = stablehlo.multiply %[[T]], %[[S]] : tensor<4x4xf32>
+  // CHECK-NEXT: stablehlo.convert %[[M]] : (tensor<4x4xf32>) -> tensor<4x4xbf16>
+  func.func public @a_wide_total(%w: !w {alpa.role = "state"}, %x: !x {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> (!w {alpa.result = "state:0"}) attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>,
+      alpa.plan = {num_micro_batches = 4 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0>}} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)]> (%x) {alpa.part = "backward"} (%a: tensor<8x4xbf16>) {
+      %2 = stablehlo.dot_general %a, %a, contracting_dims = [0] x [0] : (tensor<8x4xbf16>, tensor<8x4xbf16>) -> tensor<4x4xbf16>
+      %3 = stablehlo.convert %2 : (tensor<4x4xbf16>) -> tensor<4x4xf32>
+      mpmd.return %3 : tensor<4x4xf32>
+    } : (!x) -> !g
+    %1 = mpmd.fragment<mesh="mesh_0", origin=["update_0"(0)]> (%w, %0) {alpa.part = "update"} (%a: tensor<4x4xbf16>, %b: tensor<4x4xf32>) {
+      %2 = stablehlo.convert %b : (tensor<4x4xf32>) -> tensor<4x4xbf16>
+      %3 = stablehlo.subtract %a, %2 : tensor<4x4xbf16>
+      mpmd.return %3 : tensor<4x4xbf16>
+    } : (!w, !g) -> !w
+    return %1 : !w
+  }
+}

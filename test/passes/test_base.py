@@ -66,6 +66,14 @@ def test_value_of_another_type_names_what_is_expected(name: str, text: str, expe
     assert str(caught.value) == f"option '{name}' is '{text}'; expected {expected}"
 
 
+@pytest.mark.parametrize("name", ["ratio", "limit"])
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
+def test_numbers_are_finite(name: str, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Everything.from_options({name: text})
+    assert str(caught.value) == f"option '{name}' is '{text}'; expected a finite number"
+
+
 def test_fields_without_an_option_keep_their_defaults() -> None:
     assert Everything.from_options({}) == Everything()
 

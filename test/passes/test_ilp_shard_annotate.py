@@ -596,3 +596,9 @@ def test_a_custom_call_with_a_registered_rule_is_sharded(solved):
 def test_the_first_pass_to_need_a_plan_says_so():
     with pytest.raises(ir.MLIRError, match="run stage-mesh-partition before"):
         alpa.passes.run(CALL, "ilp-shard-annotate")
+
+
+@pytest.mark.parametrize("name", ["time-limit", "gap"])
+def test_options_that_are_negative(name):
+    with pytest.raises(ir.MLIRError, match=f"{name} is -1; at least 0"):
+        alpa.passes.run(CALL, f"alpa{{cluster=cpu:1x2 {name}=-1}}")

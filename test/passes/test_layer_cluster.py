@@ -750,3 +750,8 @@ def test_what_the_loss_is_divided_by_draws_no_gradient_to_the_layer_that_makes_i
     }
     found = [dots.get(f'#mpmd.user_origin<"layer_{k}"(1)>', 0) for k in range(4)]
     assert found == [1, 2, 2, 0]
+
+
+def test_a_delta_that_is_negative() -> None:
+    with pytest.raises(ir.MLIRError, match="delta is -1; at least 0"):
+        alpa.passes.run(MASKED, "simplify-trivial-ops,layer-cluster{delta=-1}")

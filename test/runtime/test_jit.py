@@ -203,7 +203,7 @@ def by_micro_batches(state: FlaxState, batch: Any, count: int) -> Any:
     "make_key", [jax.random.key, pytest.param(jax.random.PRNGKey, marks=pytest.mark.slow)]
 )
 def test_flax_with_dropout_and_batch_norm(make_key: Any) -> None:
-    step = two_stages(flax_step, num_micro_batches=2, donate_argnums=0)
+    step = two_stages(flax_step, num_micro_batches=2, micro_batches="independent", donate_argnums=0)
     generator = np.random.default_rng(2)
     batch = {
         "x": generator.normal(size=(16, 8)).astype(np.float32),
@@ -428,11 +428,13 @@ def test_wrong_uses_are_told() -> None:
         parallelize(train_step, num_micro_batches=4)(state, batch)
     with failing(r"there is no batch to cut into micro-batches"):
         parallelize(lambda w: w * 2.0, num_micro_batches=2)(1.0)
-    with failing(r"each of params, batch could hold the samples, or parameters"):
-        parallelize(mlp_loss, num_micro_batches=2)(state[0], batch)
-    with failing(r"different leading dimensions: .*x'\] has 10; say which"):
+    with failing(r"different numbers of samples: .*x'\] has 10.*; name in batch_argnums"):
         both = {"x": np.ones(10), "y": np.ones(4)}
-        parallelize(lambda both: both["x"].sum(), num_micro_batches=2)(both)
+        parallelize(lambda both: both["x"].sum(), num_micro_batches=2, batch_argnums=0)(both)
+    with failing(r"both\['y'\] holds the samples in dimension 1, and it is float32\[4\]"):
+        parallelize(lambda both: both["y"].sum(), num_micro_batches=2, batch_argnums={0: 1})(
+            {"y": np.ones(4, np.float32)}
+        )
     with failing(r"state\['name'\] is 'gpt', a str, which is no array", TypeError):
         parallelize(lambda state: state)({"name": "gpt"})
     with failing(r"x is being traced: .* cannot be called inside jax.jit", TypeError):
@@ -466,7 +468,7 @@ def test_wrong_uses_are_told() -> None:
         parallelize(lambda x: None)(1.0)
     with failing(r"the static argument power is a list, which has no hash", TypeError):
         parallelize(lambda x, power: x, static_argnums=1)(1.0, [2])
-    with failing(r"result 0 is boolean and has no sum over the 2 micro-batches", PlanningError):
+    with failing(r"tells whether any sample is true, and result\[0\] depends on it", PlanningError):
         parallelize(lambda x: jnp.any(x > 0), num_micro_batches=2)(np.ones(4))
     with failing(r"result\['name'\] is a str, which is no array", TypeError):
         parallelize(lambda x: {"name": "gpt"})(1.0)

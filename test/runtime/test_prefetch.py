@@ -64,5 +64,5 @@ def test_what_a_step_overwrites_is_not_placed(moves: str) -> None:
 
 
 def test_a_negative_number_ahead(moves: str) -> None:
-    with pytest.raises(ValueError, match="ahead must be at least 0, not -1"):
+    with pytest.raises(ValueError, match="ahead is -1; expected a whole number of at least 0"):
         next(prefetch(alpa.runtime.load(moves), [], ahead=-1))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import pickle
 import re
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -148,9 +151,23 @@ def check_array_likeness(array: RemoteArray, x: np.ndarray) -> None:
     np.testing.assert_array_equal(jnp.asarray(array) + 1, x + 1)
     assert jax.block_until_ready(array) is array
     assert array.is_ready()
+    assert isinstance(array, jax.Array)
+    assert eqx.is_array(array)
+    assert jax.eval_shape(jnp.mean, array).shape == ()
+    for mean in (jnp.mean(array), array.mean(), jax.jit(jnp.mean)(array), np.mean(array)):
+        assert float(mean) == pytest.approx(x.mean(), rel=1e-5)
+    np.testing.assert_array_equal(array.at[0].set(1)[1:], x[1:])
+    np.testing.assert_array_equal(jax.tree.map(jnp.add, [array], [array])[0], x + x)
+    for copied in (copy.deepcopy(array), pickle.loads(pickle.dumps(array)), jax.device_put(array)):
+        assert not isinstance(copied, RemoteArray)
+        np.testing.assert_array_equal(copied, x)
+    lies = r"RemoteArray float32\[12\] has no `sharding`: it lies in the workers of mesh_0"
+    with pytest.raises(AttributeError, match=lies):
+        array.sharding  # noqa: B018
     array.delete()
-    with pytest.raises(RuntimeError, match="deleted"):
-        array.block_until_ready()
+    for use in (jax.block_until_ready, jnp.mean, jax.jit(jnp.mean)):
+        with pytest.raises(RuntimeError, match=r"Array has been deleted with shape=float32\[12\]"):
+            use(array)
 
 
 def on_three_hosts(moves: str) -> str:

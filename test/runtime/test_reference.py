@@ -90,8 +90,26 @@ def test_random_arguments_are_small_repeatable_and_positive_below_a_root() -> No
     for a, b, like in zip(first, again, given, strict=True):
         np.testing.assert_array_equal(a, b)
         assert a.dtype == like.dtype
-    assert first[0].min() >= 0 > first[1].min()
+    assert first[0].min() >= 0.1
+    assert first[1].min() < 0
     assert set(first[2].tolist()) == {False, True}
+
+
+def test_random_arguments_keep_a_program_well_conditioned() -> None:
+    """A ReLU that ends below zero makes a constant of all activations; a divisor may not vanish."""
+
+    def bounded(x, most, divisor, ceiling, scale, variance):
+        y = jax.lax.clamp(jnp.float32(0), x, most) / divisor
+        return jnp.minimum(y, ceiling) * scale / jnp.sqrt(variance + 1e-5)
+
+    array, number = np.zeros(50, np.float32), np.float32(0)
+    module = lower(bounded, array, number, array, number, array, array)
+    for seed in range(5):
+        x, most, divisor, ceiling, scale, variance = random_arguments(module, seed)
+        assert x.min() < 0
+        assert scale.min() < 0
+        assert min(most, divisor.min(), ceiling) >= 1
+        assert variance.min() >= 0.1
 
 
 def test_how_equal_is_equal() -> None:

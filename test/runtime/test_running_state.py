@@ -144,6 +144,7 @@ def test_what_the_forward_part_writes_goes_from_micro_batch_to_micro_batch(
         step,
         cluster="cpu:1x2",
         num_micro_batches=MICRO_BATCHES,
+        micro_batches="independent",
         state_argnums=0,
         batch_argnums=1,
     )
@@ -157,7 +158,12 @@ def parts_of_new_states(loss: Loss, params: Any, kept: Any) -> dict[str, str | N
     """For each state the part that computes its new value."""
     step, _ = step_of(loss, marked=False)
     parallelized = alpa.parallelize(
-        step, cluster="cpu:1x1", num_micro_batches=2, state_argnums=0, batch_argnums=1
+        step,
+        cluster="cpu:1x1",
+        num_micro_batches=2,
+        micro_batches="independent",
+        state_argnums=0,
+        batch_argnums=1,
     )
     state = {"params": params, "kept": kept}
     module = alpa.passes.run(parallelized.lower(state, BATCH).compiler_ir(), "simplify-trivial-ops")

@@ -103,11 +103,20 @@ def test_a_parameter_of_one_number_has_a_rate_of_one_number(value_and_grad: Any)
     assert all(row.error <= row.bound for row in rows), rows
 
 
+def test_the_loss_need_not_be_returned() -> None:
+    step = step_of(mean, returned=False)
+    rows = compare(
+        jax.tree.leaves(parallelize(step)(PARAMS, BATCH)), jax.tree.leaves(step(PARAMS, BATCH))
+    )
+    assert all(row.error <= row.bound for row in rows), rows
+
+
 @pytest.mark.parametrize("value_and_grad", [alpa.value_and_grad, jax.value_and_grad])
 def test_what_is_another_in_each_micro_batch_is_refused(value_and_grad: Any) -> None:
     refused = (
         r"operand \d of this update fragment, a \S+, made by the forward part, is another one in "
         r"each of the 4 micro-batches.*; return it as a result"
     )
+    step = step_of(mean, returned=False, value_and_grad=value_and_grad)
     with pytest.raises(PlanningError, match=refused):
-        parallelize(step_of(mean, returned=False, value_and_grad=value_and_grad))(PARAMS, BATCH)
+        parallelize(step, micro_batches="independent")(PARAMS, BATCH)

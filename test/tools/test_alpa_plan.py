@@ -16,6 +16,7 @@ import pytest
 from alpa.dialects import parse_file
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.analysis.planned_reader import read_planned
+from alpa.runtime.planning import Clock, Settings
 from alpa.tools import alpa_plan, zoo
 from alpa.tools.alpa_plan import main
 from alpa.tools.zoo import GPT_TINY
@@ -147,7 +148,7 @@ def test_a_file_has_one_micro_batch(named: Path, capsys: pytest.CaptureFixture[s
 
 def test_roles_from_a_file(named: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [str(named), "--cluster", "cpu:1x2", "--num-micro-batches", "2"]
-    assert main(command) == 1
+    assert main([*command, "--micro-batches", "independent"]) == 1
     assert f"{named}:1:" in capsys.readouterr().err
     roles = tmp_path / "roles.toml"
     roles.write_text(ROLES)
@@ -317,3 +318,52 @@ def test_a_reader_that_goes_ends_it_quietly(command: str, named: Path) -> None:
         _, err = process.communicate()
     assert b"Traceback" not in err
     assert b"BrokenPipe" not in err
+
+
+def test_plan_of_a_zoo_program_is_compared_with_plain_jax(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["zoo:gpt-mini", "--cluster", "cpu:1x2", "--num-micro-batches", "2"]
+    assert main([*command, "--compare-with-jax"]) == 0
+    table, _, comparison = capsys.readouterr().out.partition("\nsearch: ")
+    assert table.startswith("plan for cpu:1x2")
+    assert "max|a-b|" in comparison
+    assert "results are equal to plain JAX on one device" in comparison
+    assert "FAULT" not in comparison
+
+
+def test_plan_of_a_file_is_compared_with_plain_jax(
+    named: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roles = tmp_path / "roles.toml"
+    roles.write_text(ROLES)
+    command = [str(named), "--cluster", "cpu:1x2", "--roles", str(roles), "--compare-with-jax"]
+    assert main([*command, "--num-micro-batches", "2"]) == 0
+    assert "\n2 of 2 results are equal to XLA on one device" in capsys.readouterr().out
+    assert main([*command, "--shrink", "16=4"]) == 0
+    shown = capsys.readouterr().out
+    assert "tensor<4x4xf32>" in shown
+    assert "tensor<8x4xf32>" in shown
+    assert main([*command, "--shrink", "17=4"]) == 1
+    assert "the plan cannot be compared: no dimension has size 17" in capsys.readouterr().err
+
+
+def test_plan_that_computes_something_else_has_exit_status_1(
+    named: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan that is run is that of another program."""
+    other = named.with_name("other.mlir")
+    other.write_text(NAMED.replace("stablehlo.subtract", "stablehlo.add"))
+    whole = alpa_plan.plan
+
+    def another(module: object, settings: Settings, clock: Clock) -> object:
+        return whole(parse_file(other), settings, clock)
+
+    monkeypatch.setattr(alpa_plan, "plan", another)
+    assert main([str(named), "--cluster", "cpu:1x2", "--compare-with-jax"]) == 1
+    assert "FAULT: 1 differ" in capsys.readouterr().out
+
+
+def test_shrinking_needs_a_comparison(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(named), "--cluster", "cpu:1x2", "--shrink", "16=4"]) == 1
+    assert "--shrink is for --compare-with-jax" in capsys.readouterr().err

@@ -94,6 +94,7 @@ module {
 """
 TABLE = """\
 plan for cpu:2x4 (2 hosts x 4 CPU): 2 stages, 8 micro-batches, 1f1b, predicted step 2.4 ms
+micro-batches: not checked
 
 stage    mesh  hosts  devices  shape  layers  forward  backward  update    state   peak  memory
     0  mesh_0      0      0-3    2x2     0-1    30 us     60 us   10 us  1.5 KiB  1 GiB    6.2%

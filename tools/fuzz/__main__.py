@@ -30,7 +30,7 @@ from typing import Any
 
 import jax
 
-from alpa.tools.arguments import count
+from alpa.tools.arguments import amount, count
 from alpa.tools.fuzz import checkpoints, commands, plans
 from alpa.tools.fuzz.commands import CommandCase
 from alpa.tools.fuzz.corpus import DEVICES, Corpus, Seed, make, read_seeds
@@ -156,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
     add("--first", type=int, default=0, help="number of the first case; default: 0")
     add("--seed", type=int, default=0, help="default: 0")
     add("--kinds", nargs="+", choices=WEIGHTS, default=list(WEIGHTS), help="default: all")
-    add("--timeout", type=float, default=90, help="seconds for each case; default: 90")
+    add("--timeout", type=amount, default=90, help="seconds for each case; default: 90")
     add("--save", type=Path, metavar="DIR", help="where to keep what was found")
     return result
 

@@ -44,6 +44,10 @@ class Inputs(NamedTuple):
 
     indices: Any
     flag: Any
+    bytes: Any = None
+    """uint8 [batch, length'], where something reads it"""
+    mask: Any = None
+    """bool [batch, length'], likewise"""
 
 
 @dataclass(frozen=True, kw_only=True)

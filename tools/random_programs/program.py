@@ -1,20 +1,24 @@
 """A random program: a training step or a forward pass of jax, drawn from a seed.
 
     program = draw(7)
-    jax.jit(program.function())(*program.arguments(0))
+    jax.jit(program.reference())(*program.arguments(0))
 
-A step is `step(state, batch, flag, key) -> state, loss, others`, a forward pass `forward(params,
-batch, flag) -> outputs, others`. Losses are means over samples and what else comes back is a mean,
-a count or grows with the batch: so a step is the same whether its batch is cut into micro-batches
-or not. Where it drops out at random, or its forward part writes state, it is not, and `looped` says
-so: then plain jax has to go from micro-batch to micro-batch, as `looped_function` does.
+Its arguments are `state, batch, second, weights, flag, key` (`layouts.py`); a step returns `state,
+loss, others`, a forward pass `outputs, others`. Blocks, optimizer and what else is in `EXTRAS` are
+drawn here, what may mix samples, and more that must not, in `features.py`.
+
+**What is true of it** is known by construction (`truth`): several micro-batches give what the whole
+batch gives, also but for numbers that are drawn for samples, or they do not. `reference` is plain
+jax at the whole batch, with the random numbers that micro-batches draw. Where each micro-batch is a
+batch of its own, plain jax goes from one to the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +26,18 @@ import numpy as np
 import optax
 
 import alpa
+from alpa.tools.random_programs import features as random_features
 from alpa.tools.random_programs import layers
+from alpa.tools.random_programs.features import Base, Features
+from alpa.tools.random_programs.gradients import WAYS, Problem
+from alpa.tools.random_programs.insertions import wide
 from alpa.tools.random_programs.layers import FLAGS, INDICES, Inputs, Layer, Size
+from alpa.tools.random_programs.losses import LOSSES
+from alpa.tools.random_programs.metrics import METRICS
+from alpa.tools.random_programs.noise import Noise
+from alpa.tools.random_programs.optimizers import OPTIMIZERS, WRAPPERS
+from alpa.tools.random_programs.states import STATES, Values
+from alpa.tools.random_programs.truth import Truth
 
 CLASSES = 7
 _STREAM = 0x5EED
@@ -33,26 +47,6 @@ DTYPES = {"f32": 0.5, "f64": 0.2, "bf16": 0.1, "f16": 0.08, "mixed": 0.12}
 """How often each is drawn; `mixed` computes in bf16 and keeps parameters in f32."""
 
 
-def _schedule() -> Any:
-    return optax.cosine_decay_schedule(0.1, 50)
-
-
-# 16 bits cannot hold the 1e-8 that adaptive optimizers add to roots by default.
-OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
-    "sgd": lambda: optax.sgd(0.1),
-    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
-    "nesterov": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "scheduled": lambda: optax.sgd(_schedule(), momentum=0.5),
-    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
-    "adam": lambda: optax.adam(1e-2, eps=1e-3),
-    "adamw-clipped": lambda: optax.chain(
-        optax.clip_by_global_norm(0.5), optax.adamw(1e-2, eps=1e-3, weight_decay=0.01)
-    ),
-    "rmsprop": lambda: optax.rmsprop(1e-2, eps=1e-3),
-    "adagrad": lambda: optax.adagrad(1e-2, eps=1e-3),
-    "lamb": lambda: optax.lamb(1e-2, eps=1e-3),
-    "adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=4, eps=1e-3),
-}
 NARROW = ("bf16", "f16")
 
 
@@ -82,6 +76,16 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Given:
+    """The arguments of one step beside the state, as the program computes with them."""
+
+    batch: Mapping[str, Any]
+    weights: Any
+    flag: Any
+    noise: Noise
+
+
+@dataclass(frozen=True, kw_only=True)
 class RandomProgram:
     """What a seed says of a program; `size` is that of its input, per sample."""
 
@@ -98,6 +102,7 @@ class RandomProgram:
     micro_batches: int
     number: str
     """one of NUMBERS"""
+    features: Features = field(default_factory=Features)
 
     def __str__(self) -> str:
         what = f"training, {self.optimizer}" if self.training else "inference"
@@ -106,7 +111,7 @@ class RandomProgram:
         blocks = "; ".join(f"{number} {block}" for number, block in enumerate(self.blocks))
         return (
             f"{what}, {self.dtype}, {self.micro_batches} x {self.micro_batch} samples of {inputs}: "
-            f"{blocks}; {self.head}{extras}; number: {self.number}"
+            f"{blocks}; {self.head}{extras}; number: {self.number}; {self.features}; {self.truth}"
         )
 
     @property
@@ -117,12 +122,13 @@ class RandomProgram:
             "skip": any(block.skip is not None for block in self.blocks),
             "shared parameters": self.head == "tied" or any(b.shared for b in self.blocks),
             "checkpoint": any(block.checkpoint for block in self.blocks),
-            "random bits": "dropout" in self.extras,
+            "random bits": self.draws,
             "state of the forward part": "running" in self.extras,
             "gather": self.tokens or self.head != "squares",
             "integers": self.tokens or self.head != "squares",
             "dot": self.head != "squares",
         }
+        kinds |= self.features.kinds
         return kinds | {kind for kind, is_there in said.items() if is_there}
 
     @property
@@ -131,9 +137,43 @@ class RandomProgram:
         return self.dtype in (*NARROW, "mixed")
 
     @property
-    def looped(self) -> bool:
-        """Whether cutting its batch into micro-batches changes what it computes."""
-        return bool(self.extras & {"running", "dropout"})
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return "dropout" in self.extras or self.features.draws
+
+    @property
+    def truth(self) -> Truth:
+        """What is true of its micro-batches, one of which is exact."""
+        if self.micro_batches == 1:
+            return Truth.EXACT
+        if self.features.mode == "independent":
+            return Truth.NOISE if self.draws else Truth.EXACT
+        found = max(self._base_truth, self.features.truth)
+        doubtful = (
+            # In a loop nothing is known of what a loss is divided by, or of the loop's own draws.
+            WAYS[self.features.way].loops and (self.draws or not LOSSES[self.features.loss].linear),
+            # The gradients of two losses with different factors cannot be told apart afterwards.
+            "early loss" in self.extras and not LOSSES[self.features.loss].linear,
+            # Where the samples cannot be told, an error asks for them.
+            not self.features.layout.said and (self.draws or self.features.layout.is_ambiguous),
+        )
+        return max(found, Truth.EITHER) if any(doubtful) else found
+
+    @property
+    def _base_truth(self) -> Truth:
+        if "running" in self.extras:
+            return Truth.MIXED
+        return Truth.NOISE if "dropout" in self.extras else Truth.EXACT
+
+    def like(self, *, micro_batches: int, mode: Literal["exact", "independent"]) -> RandomProgram:
+        """The same with its batch cut into so many micro-batches."""
+        samples = self.micro_batch * self.micro_batches
+        return replace(
+            self,
+            micro_batches=micro_batches,
+            micro_batch=samples // micro_batches,
+            features=replace(self.features, mode=mode),
+        )
 
     def widened(self) -> RandomProgram:
         """The same in 64 bits."""
@@ -167,6 +207,10 @@ class RandomProgram:
             shapes["head"] = {"w": (self.out[1], CLASSES)}
         if self.number in ("factor", "uncertainty"):
             shapes["number"] = {"w": ()}
+        for number, block in enumerate(self.blocks):
+            for n, insertion in self.features.behind(number):
+                own = insertion.shapes(block.layer.size)
+                shapes |= {f"insertion_{n}": own} if own else {}
         return {
             name: {part: self._parameter(generator, shape) for part, shape in parts.items()}
             for name, parts in shapes.items()
@@ -190,16 +234,32 @@ class RandomProgram:
         if self.training and self.head == "squares":
             y = 2 * generator.normal(size=(samples, *self.out))
             batch["y"] = y.astype(self._compute_dtype)
+        generator = np.random.default_rng([_STREAM, self.seed, 4, seed])
+        if "bytes" in self.features.reads:
+            values = generator.integers(0, 256, (samples, self.size[0]))
+            batch["bytes"] = values.astype(np.uint8)
+        if "mask" in self.features.reads:
+            batch["mask"] = generator.random((samples, self.size[0])) < 0.5
         return batch
 
     def arguments(self, seed: int) -> tuple[Any, ...]:
-        """Those of the first step: the state, a batch, the number that branches go by."""
-        params = self.params()
+        """Those of the first step; all but the state are those of the step with this number."""
         flag = np.int32(np.random.default_rng([_STREAM, self.seed, 3, seed]).integers(FLAGS))
-        if not self.training:
-            return params, self.batch(seed), flag
+        key = None
+        if self.training or self.draws:
+            made = jax.random.key if self.features.keys.typed else _words
+            key = made(self.seed % 1000 + seed)
+        weights = None
+        if self.features.layout.weights:
+            weights = np.linspace(-1, 1, self.micro_batch * self.micro_batches, dtype=np.float32)
+        state = self._state(key) if self.training else self.params()
+        given = None if self.training and self.features.keys.in_state else key
+        return state, *self.features.layout.packed(self.batch(seed)), weights, flag, given
+
+    def _state(self, key: Any) -> dict[str, Any]:
+        params = self.params()
         with jax.enable_x64(self.dtype == "f64"):
-            opt_state = jax.tree.map(np.asarray, OPTIMIZERS[self.optimizer]().init(params))
+            opt_state = jax.tree.map(np.asarray, self._optimizer().init(params))
         state: dict[str, Any] = {"params": params, "opt": opt_state}
         if "frozen" in self.extras:
             scale = np.linspace(0.7, 1.3, self.size[1]).astype(self._state_dtype)
@@ -209,17 +269,34 @@ class RandomProgram:
         if "running" in self.extras:
             width = self.blocks[len(self.blocks) // 2].layer.size[1]
             state["running"] = np.linspace(-0.2, 0.2, width).astype(self._state_dtype)
-        key = np.asarray(jax.random.PRNGKey(self.seed % 1000 + seed))
-        return state, self.batch(seed), flag, key
+        if self.features.states:
+            width = CLASSES if self.head == "cross-entropy" else self.out[1]
+            width = INDICES if self.head == "tied" else width
+            state["kept"] = {
+                name: STATES[name].initial(params, width, self.dtype == "f64")
+                for name in self.features.states
+            }
+        if self.features.keys.in_state:
+            state["key"] = key
+        return state
 
-    def outputs(self, state: Any, batch: Any, flag: Any, key: Any) -> tuple[Any, Any, Any]:
+    def _optimizer(self) -> Any:
+        return WRAPPERS[self.features.wrapper](OPTIMIZERS[self.optimizer]())
+
+    def outputs(self, state: Any, given: Given) -> tuple[Any, Any, Any]:
         """What the last block, and the head behind it, makes of a batch.
 
         With it comes a loss of what is in the middle, and the running means that are state.
         """
+        batch = given.batch
         dtype = self._compute_dtype
         params = jax.tree.map(lambda w: w.astype(dtype), state["params"])
-        inputs = Inputs(indices=batch["indices"], flag=flag)
+        inputs = Inputs(
+            indices=batch["indices"],
+            flag=given.flag,
+            bytes=batch.get("bytes"),
+            mask=batch.get("mask"),
+        )
         x = params["embedding"]["w"][batch["indices"]] if self.tokens else batch["x"]
         running, early = state.get("running"), None
         if "frozen" in self.extras:
@@ -233,15 +310,16 @@ class RandomProgram:
             # Long programs neither fade nor grow.
             y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 0.3)
             if number == 0 and "dropout" in self.extras:
-                # Bits, not `bernoulli`: that draws others in 64 bits.
-                keep = jax.random.bits(key, y.shape, jnp.uint8) < 192
-                y = jnp.where(keep, y / 0.75, 0).astype(y.dtype)
+                y = jnp.where(given.noise.keep(y.shape), y / 0.75, 0).astype(y.dtype)
             if number == len(self.blocks) // 2 and "early loss" in self.extras:
                 early = 0.1 * jnp.mean(jnp.sin(y.astype(jnp.promote_types(dtype, jnp.float32))))
             if number == len(self.blocks) // 2 and running is not None:
                 mean = jax.lax.stop_gradient(y).mean((0, 1)).astype(running.dtype)
                 running = 0.9 * running + 0.1 * mean
                 y = y - running.astype(y.dtype)
+            for n, insertion in self.features.behind(number):
+                own = params.get(f"insertion_{n}", {})
+                y = insertion.apply(own, y, inputs, given.noise).astype(dtype)
             before[number] = x = y
             if block.boundary:
                 alpa.mark_layer_boundary()
@@ -249,48 +327,97 @@ class RandomProgram:
             x = x @ params["head"]["w"]
         elif self.head == "tied":
             x = x @ params["embedding"]["w"].T
+        if given.weights is not None:
+            chosen = given.weights[batch["indices"][:, :1] % given.weights.shape[0]]
+            x = x * (1 + 0.2 * chosen[..., None]).astype(x.dtype)
         return x, early, running
 
-    def loss(
-        self, params: Any, state: Any, batch: Any, flag: Any, key: Any
-    ) -> tuple[Any, tuple[Any, Any]]:
-        """The mean loss of a batch, the outputs and the new running means."""
-        outputs, early, running = self.outputs({**state, "params": params}, batch, flag, key)
-        wide = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+    def loss(self, params: Any, state: Any, given: Given) -> tuple[Any, tuple[Any, Any]]:
+        """The loss of a batch, the outputs and the new running means."""
+        outputs, early, running = self.outputs({**state, "params": params}, given)
+        values, indices = wide(outputs), given.batch["indices"]
         if self.head == "squares":
-            loss = jnp.mean((wide - batch["y"].astype(wide.dtype)) ** 2)
+            each = ((values - given.batch["y"].astype(values.dtype)) ** 2).mean(-1)
         else:
-            labels = batch["indices"][
-                :, np.arange(wide.shape[1], dtype=np.int32) % batch["indices"].shape[1]
-            ]
-            log_probabilities = jax.nn.log_softmax(wide)
+            labels = indices[:, np.arange(values.shape[1], dtype=np.int32) % indices.shape[1]]
+            log_probabilities = jax.nn.log_softmax(values)
             chosen = jnp.take_along_axis(
-                log_probabilities, (labels % wide.shape[-1])[..., None], axis=-1
+                log_probabilities, (labels % values.shape[-1])[..., None], axis=-1
             )
-            loss = -chosen.mean()
+            each = -chosen[..., 0]
+        loss = LOSSES[self.features.loss].apply(each, values.mean(1), indices)
         if "number" in params:
             number = params["number"]["w"].astype(loss.dtype)
             loss = number * loss if self.number == "factor" else jnp.exp(-number) * loss + number
         return loss if early is None else loss + early, (outputs, running)
 
     def function(self) -> Callable[..., Any]:
-        """The program itself."""
-        return self._step if self.training else self._forward
+        """The program itself, for plain jax at any batch and for `alpa.parallelize`."""
 
-    def looped_function(self) -> Callable[..., Any]:
-        """The same at the whole batch: where `looped`, from micro-batch to micro-batch."""
-        return self._looped_step if self.looped and self.micro_batches > 1 else self.function()
+        def run(state: Any, given: Given, key: Any) -> Any:
+            return self._run(state, replace(given, noise=self._noise(key, [key])))
 
-    def gradients(self, state: Any, batch: Any, flag: Any, key: Any) -> Any:
+        return self._with_arguments(run)
+
+    def reference(self) -> Callable[..., Any]:
+        """Plain jax at the whole batch, with the random numbers that its micro-batches draw; or
+        from micro-batch to micro-batch, where each is a batch of its own."""
+        count = self.micro_batches
+        if count == 1 or not (self.features.mode == "independent" or self.draws):
+            return self.function()
+
+        def run(state: Any, given: Given, key: Any) -> Any:
+            keys = [key] * count
+            if self.draws:
+                keys = [jax.random.fold_in(key, m) for m in range(count)]
+            if self.features.mode == "exact":
+                return self._run(state, replace(given, noise=self._noise(key, keys)))
+            parts = [
+                replace(
+                    given,
+                    batch={
+                        name: array[m * self.micro_batch : (m + 1) * self.micro_batch]
+                        for name, array in given.batch.items()
+                    },
+                    noise=self._noise(key, [keys[m]]),
+                )
+                for m in range(count)
+            ]
+            return self._looped(state, given, parts)
+
+        return self._with_arguments(run)
+
+    def _with_arguments(self, run: Callable[[Any, Given, Any], Any]) -> Callable[..., Any]:
+        def inner(state: Any, batch: Any, weights: Any, flag: Any, key: Any) -> Any:
+            key = state["key"] if self.training and self.features.keys.in_state else key
+            noise = self._noise(key, [key])
+            given = Given(batch=batch, weights=weights, flag=flag, noise=noise)
+            return run(state, given, key)
+
+        return self.features.layout.function(inner)
+
+    def _noise(self, key: Any, keys: Sequence[Any]) -> Noise:
+        own = self.features.keys
+        return Noise(keys=keys, shared=key, kind=own.kind, way=own.way)
+
+    def gradients(self, state: Any, given: Given) -> Any:
         """The loss, outputs, running means and gradients of a batch."""
         gradient = alpa.value_and_grad if "marks gradients" in self.extras else jax.value_and_grad
-        both = gradient(self.loss, has_aux=True)
-        (loss, (outputs, running)), grads = both(state["params"], state, batch, flag, key)
+        problem = Problem(
+            loss=lambda params, batch: self.loss(params, state, replace(given, batch=batch)),
+            params=state["params"],
+            batch=given.batch,
+            flag=given.flag,
+            value_and_grad=gradient,
+        )
+        (loss, (outputs, running)), grads = WAYS[self.features.way].apply(problem)
         return loss, outputs, running, grads
 
-    def update(self, state: Any, running: Any, loss: Any, grads: Any) -> Any:
+    def update(
+        self, state: Any, given: Given, outputs: Any, running: Any, loss: Any, grads: Any
+    ) -> Any:
         """The state after a step."""
-        optimizer, params = OPTIMIZERS[self.optimizer](), state["params"]
+        optimizer, params = self._optimizer(), state["params"]
         updates, opt_state = optimizer.update(grads, state["opt"], params)
         if self.number == "rate":
             rate = loss / (1 + jnp.abs(loss))
@@ -298,52 +425,68 @@ class RandomProgram:
         new = {**state, "params": optax.apply_updates(params, updates), "opt": opt_state}
         if "guarded" in self.extras:
             finite = jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]).all()
-            new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+            pick = partial(jnp.where, finite)
+            new |= {name: jax.tree.map(pick, new[name], state[name]) for name in ("params", "opt")}
         if "average" in self.extras:
             old, now = state["average"], new["params"]
             new["average"] = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, old, now)
         if running is not None:
             new["running"] = running
+        if self.features.states:
+            values = Values(
+                loss=loss,
+                grads=grads,
+                old=params,
+                new=new["params"],
+                outputs=wide(outputs),
+                indices=given.batch["indices"],
+            )
+            kept = state["kept"].items()
+            new["kept"] = {name: STATES[name].update(old, values) for name, old in kept}
+        if self.features.keys.in_state:
+            new["key"] = given.noise.next()
         return new
 
-    def _step(self, state: Any, batch: Any, flag: Any, key: Any) -> Any:
-        loss, outputs, running, grads = self.gradients(state, batch, flag, key)
-        new = self.update(state, running, loss, grads)
-        return new, loss, self._others(outputs, batch, flag, loss, grads)
+    def _run(self, state: Any, given: Given) -> Any:
+        """One step, or a forward pass, of a batch."""
+        if not self.training:
+            outputs, *_ = self.outputs({"params": state}, given)
+            return outputs, self._others(state, outputs, given, None, None)
+        loss, outputs, running, grads = self.gradients(state, given)
+        new = self.update(state, given, outputs, running, loss, grads)
+        return new, loss, self._others(state["params"], outputs, given, loss, grads)
 
-    def _looped_step(self, state: Any, batch: Any, flag: Any, key: Any) -> Any:
-        """One step by plain jax: keys are folded, running means go from one to the next."""
-        now, parts = state, []
-        for m in range(self.micro_batches):
-            rows = slice(m * self.micro_batch, (m + 1) * self.micro_batch)
-            part = jax.tree.map(lambda array, rows=rows: array[rows], batch)
-            loss, outputs, running, grads = self.gradients(
-                now, part, flag, jax.random.fold_in(key, m)
-            )
+    def _looped(self, state: Any, given: Given, parts: Sequence[Given]) -> Any:
+        """One step by plain jax in which running means go from micro-batch to micro-batch."""
+        if not self.training:
+            outputs = jnp.concatenate([self._run(state, part)[0] for part in parts])
+            return outputs, self._others(state, outputs, given, None, None)
+        now, found = state, []
+        for part in parts:
+            loss, outputs, running, grads = self.gradients(now, part)
             if running is not None:
                 now = {**now, "running": running}
-            parts.append((loss, outputs, grads))
-        losses, outputs, grads = zip(*parts, strict=True)
+            found.append((loss, outputs, grads))
+        losses, outputs, grads = zip(*found, strict=True)
 
         def mean(*arrays: Any) -> Any:
-            wide = [a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in arrays]
-            return (jnp.stack(wide).sum(0) / len(wide)).astype(arrays[0].dtype)
+            wider = [wide(a) for a in arrays]
+            return (jnp.stack(wider).sum(0) / len(wider)).astype(arrays[0].dtype)
 
         grads, loss = jax.tree.map(mean, *grads), mean(*losses)
-        new = self.update(state, now.get("running"), loss, grads)
-        return new, loss, self._others(jnp.concatenate(outputs), batch, flag, loss, grads)
+        whole = jnp.concatenate(outputs)
+        new = self.update(state, given, whole, now.get("running"), loss, grads)
+        return new, loss, self._others(state["params"], whole, given, loss, grads)
 
-    def _forward(self, params: Any, batch: Any, flag: Any) -> Any:
-        outputs, *_ = self.outputs({"params": params}, batch, flag, None)
-        return outputs, self._others(outputs, batch, flag, None, None)
-
-    def _others(self, outputs: Any, batch: Any, flag: Any, loss: Any, grads: Any) -> dict[str, Any]:
+    def _others(
+        self, params: Any, outputs: Any, given: Given, loss: Any, grads: Any
+    ) -> dict[str, Any]:
         others: dict[str, Any] = {}
+        batch, flag = given.batch, given.flag
         if "outputs" in self.extras:
             others["outputs"] = outputs
         if "mean" in self.extras:
-            wide = jnp.promote_types(outputs.dtype, jnp.float32)
-            others["mean"] = jnp.mean(outputs.astype(wide) ** 2)
+            others["mean"] = jnp.mean(wide(outputs) ** 2)
         if "count" in self.extras:
             others["count"] = jnp.sum(batch["indices"] % 3 == 0, dtype=jnp.int32)
         if "largest" in self.extras:
@@ -354,6 +497,13 @@ class RandomProgram:
             others["gradients"] = grads
         if loss is not None and "twice" in self.extras:
             others["twice"] = loss, 2 * loss
+        if self.features.metrics:
+            others["metrics"] = {
+                name: METRICS[name].apply(wide(outputs), loss, params)
+                for name in self.features.metrics
+            }
+        if self.features.keys.returned:
+            others["key"] = given.noise.next()
         return others
 
 
@@ -382,6 +532,26 @@ _INFERENCE = frozenset({"outputs", "mean", "count", "largest", "inputs"})
 
 def draw(seed: int) -> RandomProgram:
     """The program of a seed."""
+    program = draw_base(seed)
+    base = Base(
+        seed=seed,
+        training=program.training,
+        narrow=program.narrow,
+        blocks=len(program.blocks),
+        groups=len(program.params()),
+        micro_batch=program.micro_batch,
+        inputs=frozenset(program.batch(0)),
+        running="running" in program.extras,
+        dropout="dropout" in program.extras,
+    )
+    return replace(program, features=random_features.draw(base))
+
+
+def draw_base(seed: int) -> RandomProgram:
+    """The program of a seed without the features of `features.py`.
+
+    Where it has running means each of its micro-batches is a batch of its own.
+    """
     generator = np.random.default_rng([_STREAM, seed, 0])
     training = bool(generator.random() < 0.75)
     dtype = str(generator.choice(list(DTYPES), p=list(DTYPES.values())))
@@ -407,7 +577,14 @@ def draw(seed: int) -> RandomProgram:
         micro_batches=int(generator.choice([1, 2, 4], p=[0.12, 0.44, 0.44])),
         number=str(generator.choice(list(NUMBERS), p=list(NUMBERS.values()))),
     )
+    if "running" in program.extras:
+        program = replace(program, features=Features(mode="independent"))
     return program if training else replace(program, number="none")
+
+
+def _words(seed: int) -> Any:
+    """A random key as its two words."""
+    return np.asarray(jax.random.PRNGKey(seed))
 
 
 def _draw_blocks(generator: np.random.Generator, size: Size) -> tuple[Block, ...]:

@@ -83,7 +83,7 @@ class _Worker:
             return Outcome(**json.loads(line))
         return Outcome(
             seed=seed,
-            kind="failed",
+            kind="traceback",
             reason=f"no end within {self._timeout:g} s" if hung else self._last_words(),
             seconds=time.monotonic() - start,
         )

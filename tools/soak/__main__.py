@@ -33,7 +33,7 @@ from alpa.passes import PassError
 from alpa.passes.cost.cluster import ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.runtime.planning import PlanningError
-from alpa.tools.arguments import count, count_or_zero, share
+from alpa.tools.arguments import amount, count, count_or_zero, share
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.soak.samples import Sample
 from alpa.tools.soak.training import SoakError, Training, started
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", nargs="?", default="gpt-tiny", metavar="MODEL", help="default: %(default)s")
     add("--steps", type=count, metavar="N", help="end after so many; default: as time allows")
-    add("--minutes", type=float, default=30.0, metavar="M", help="or these; default: %(default)g")
+    add("--minutes", type=amount, default=30.0, metavar="M", help="or these; default: %(default)g")
     add("--executor", choices=("local", "ray"), default="ray", help="default: %(default)s")
     add("--cluster", default="cpu:2x2", metavar="C", help="hosts x devices; default: %(default)s")
     add("--mesh-shape", default="1x2", help="of each mesh; default: %(default)s")
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=count, default=16, metavar="N", help="samples; default: %(default)s")
     add("--save-every", type=count, default=100, metavar="N", help="steps; default: %(default)s")
     add("--evaluate-every", type=count, default=25, metavar="N", help="steps; default: %(default)s")
-    add("--every", type=float, default=5.0, metavar="S", help="seconds; default: %(default)g")
+    add("--every", type=amount, default=5.0, metavar="S", help="seconds; default: %(default)g")
     add("--seed", type=int, default=0, help="of the state and the batches; default: %(default)s")
     add(
         "--slower",

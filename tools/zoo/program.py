@@ -24,7 +24,16 @@ import optax
 from flax import linen as nn
 
 from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import Argument, Result, ResultRole, write_interface
+from alpa.dialects.attributes import (
+    INDEPENDENT,
+    MICRO_BATCHES,
+    Argument,
+    Result,
+    ResultRole,
+    write_interface,
+)
+from alpa.passes.analysis.micro_batches.resize import resize
+from alpa.passes.simplify.inline import inline_calls
 
 Batch = dict[str, Any]
 
@@ -147,14 +156,25 @@ class TrainingProgram:
         """The step at this micro-batch size as the text of a StableHLO module, without locations.
 
         The lowering is the one for CPU, whatever this machine has: it is free of the custom calls
-        that other platforms get (random bits on GPUs).
+        that other platforms get (random bits on GPUs). The step for one sample is read off those
+        for two and for four, since jax hides a dimension of size 1.
         """
+        module = self._lowered(micro_batch_size if micro_batch_size != 1 else 2)
+        if micro_batch_size == 1:
+            larger = self._lowered(4)
+            for each in (module, larger):
+                with each.context:
+                    inline_calls(each, main_function(each))
+            resize(main_function(module), main_function(larger), (2, 4), 1)
+        return cast(str, module.operation.get_asm(enable_debug_info=False))
+
+    def _lowered(self, micro_batch_size: int) -> ir.Module:
         state, batch = self.state_shapes(), self.batch_shapes(micro_batch_size)
         step = jax.jit(self.train_step, donate_argnums=0, keep_unused=True)
         lowered = step.trace(state, batch).lower(lowering_platforms=("cpu",))
         module = cast(ir.Module, lowered.compiler_ir("stablehlo"))
         self._write_roles(module, num_state=len(jax.tree.leaves(state)))
-        return cast(str, module.operation.get_asm(enable_debug_info=False))
+        return module
 
     def _write_roles(self, module: ir.Module, *, num_state: int) -> None:
         """(state, batch) -> (state, loss), flattened: the batch in the order of its names."""
@@ -166,6 +186,11 @@ class TrainingProgram:
         results.append(Result(role=ResultRole("mean")))
         with module.context:
             write_interface(main_function(module), arguments, results)
+            if self.state_shapes().model_state or self._names("key"):
+                # Batch norms: each micro-batch has statistics of its own, as in their papers. A
+                # key is an argument like any other here: each draws the same numbers from it.
+                mode = ir.StringAttr.get(INDEPENDENT)
+                module.operation.attributes[MICRO_BATCHES] = mode
 
     def _variable_shapes(self) -> dict[str, Any]:
         """What flax calls variables: the parameters, and each collection of the model state."""

@@ -105,6 +105,57 @@ def test_bytes_of_an_element_are_those_of_its_type(dtype: str) -> None:
     assert Value(mesh="mesh_0", shape=(3,), dtype=dtype).bytes == 3 * expected
 
 
+WIDE = """
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+!n = !mpmd.mesh_tensor<"mesh_0", tensor<8xbf16>>
+module {
+  sdy.mesh @mesh_0 = <["a"=1]>
+  func.func public @main(%w: !n {alpa.role = "state"},
+      %x: !n {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+      -> (!n {alpa.result = "mean"}, !n {alpa.result = "sum"}, !n {alpa.result = "state:0"})
+      attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>,
+        alpa.plan = {num_micro_batches = 2 : i64, schedule = "gpipe",
+          predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0>}} {
+    %l:3 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x) {alpa.part = "forward"}
+        (%a: tensor<8xbf16>) {
+      %0 = stablehlo.tanh %a : tensor<8xbf16>
+      %1 = stablehlo.convert %0 : (tensor<8xbf16>) -> tensor<8xf32>
+      %2 = sdy.sharding_constraint %1 <@mesh_0, [{}]> : tensor<8xf32>
+      %3 = stablehlo.sine %a : tensor<8xbf16>
+      mpmd.return %0, %2, %3 : tensor<8xbf16>, tensor<8xf32>, tensor<8xbf16>
+    } : (!n) -> (!n, !x, !n)
+    %n = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%w, %l#1) {alpa.part = "update"}
+        (%a: tensor<8xbf16>, %b: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xbf16>
+    } : (!n, !x) -> !n
+    return %l#0, %l#2, %n : !n, !n, !n
+  }
+}
+"""
+
+
+def test_a_result_is_taken_from_the_total_of_its_wide_copy() -> None:
+    it = read_planned(parse(WIDE))
+    loss, copy, other = it.fragments[0].outputs
+    assert it.fragments[0].wide == ((copy, loss),)
+    assert it.losses == {copy: "mean"}
+    assert it.totals == {copy}
+    assert it.returned_totals == {loss: copy}
+    assert it.micro_used == {it.arguments[1].value, other}
+    # bf16 in the program, f32 while the executor adds it up.
+    assert (it.local_bytes(other), it.local_sum_bytes(other)) == (16, 32)
+    same = read_planned(
+        parse(WIDE.replace("alpa.plan = {", 'alpa.plan = {accumulate_dtype = "same", '))
+    )
+    assert same.local_sum_bytes(other) == 16
+
+
+@pytest.mark.parametrize(("old", "new"), [("xf32", "xf16"), ("return %l#0", "return %l#2")])
+def test_what_is_no_wide_copy_of_a_result_varies(old: str, new: str) -> None:
+    with pytest.raises(PassError, match="is another one in each of the 2 micro-batches"):
+        read_planned(parse(WIDE.replace(old, new)))
+
+
 def test_one_micro_batch_has_no_totals() -> None:
     assert program(1).totals == frozenset()
 

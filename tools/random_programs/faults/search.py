@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,16 @@ import jax
 from alpa.dialects import ir
 from alpa.runtime.executable import Executable
 from alpa.runtime.local import LocalExecutable
-from alpa.runtime.planning import PlanningError
 from alpa.tools.random_programs import options
-from alpa.tools.random_programs.check import Reference, Run, differences, planned_step
+from alpa.tools.random_programs.check import (
+    Reference,
+    RefusedError,
+    Run,
+    differences,
+    planned_step,
+)
 from alpa.tools.random_programs.faults.planting import Fault, Sound
-from alpa.tools.random_programs.program import RandomProgram, draw
+from alpa.tools.random_programs.program import RandomProgram, draw_base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ def search(faults: Iterable[Fault], seeds: Iterable[int]) -> Iterator[Finding]:
         if not missing:
             return
         programs += 1
-        with jax.enable_x64(draw(seed).dtype == "f64"):
+        with jax.enable_x64(draw_base(seed).dtype == "f64"):
             trial = _Trial.of(seed)
             for fault in list(missing) if trial is not None else ():
                 assert trial is not None
@@ -83,8 +88,8 @@ class _Switch(LocalExecutable):
         super().__init__(sound.placement, {})
         self.sound = sound
 
-    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        return self.now(*arguments)
+    def run(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        return self.now.run(arguments)
 
 
 class _Trial:
@@ -99,17 +104,17 @@ class _Trial:
     @classmethod
     def of(cls, seed: int) -> _Trial | None:
         """The program of a seed; None if the compiler refuses it."""
-        program, made = draw(seed), list[_Switch]()
+        program, made = draw_base(seed), list[_Switch]()
 
         def load(planned: ir.Module) -> Executable:
             made.append(_Switch(Sound.of(seed, planned)))
             return made[0]
 
         try:
-            _, run = planned_step(program, options.draw(program), load)
-        except PlanningError:
+            step = planned_step(program, options.draw(program), load)
+        except RefusedError:
             return None
-        return cls(program, made[0], run)
+        return cls(program, made[0], step.run)
 
     def differences(self, faulty: Executable) -> list[str]:
         """Those of a faulty executable to plain jax; the sound one has to have none."""

@@ -1,0 +1,147 @@
+"""What the rules of all ops share: the relations found so far, shapes, and what W says."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from alpa.dialects import ir
+from alpa.dialects.attributes import WHOLE, entries
+from alpa.passes.analysis.micro_batches.relation import STEP, Relation, mixed
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The program's micro-batches, and the relations of its values as far as they are known.
+
+    `whole_is_known`: W was there (`whole.py`), and ops say by `alpa.whole` how they differ in it.
+    Elsewhere `sum_power` is the power that sums of floats over samples are taken to have: -1 where
+    losses are means, since a mean's divisor cannot be told from other numbers.
+    """
+
+    num_micro_batches: int
+    whole_is_known: bool
+    sum_power: int = 0
+    samples: int = 1
+    """a divisor of how many there are in a micro-batch"""
+    relations: dict[ir.Value, Relation] = field(default_factory=dict[ir.Value, Relation])
+    substituted: set[tuple[ir.Value, int]] = field(default_factory=set[tuple[ir.Value, int]])
+    """operands, by the op's result and their number, that micro-batches see as one: the number
+    itself is a factor of the step"""
+    shapes: dict[ir.Type, Shape] = field(default_factory=dict[ir.Type, Shape])
+
+    def shape(self, value: ir.Value) -> Shape:
+        return self.shape_of(value.type)
+
+    def shape_of(self, type_: ir.Type) -> Shape:
+        known = self.shapes.get(type_)
+        if known is None:
+            ranked = isinstance(type_, ir.RankedTensorType)
+            known = self.shapes[type_] = tuple(type_.shape) if ranked else ()
+        return known
+
+    def at(self, value: ir.Value) -> Relation:
+        return self.relations[value]
+
+    def power_of_sums(self, value: ir.Value) -> int:
+        """The power that a sum over samples has where W does not tell, by its type."""
+        known = self.whole_is_known or not is_float(value.type)
+        return 0 if known else self.sum_power
+
+    def taken_out(self, op: ir.OpView, number: int, relation: Relation) -> Relation:
+        """One in the place of a number of the step, by which an op's result is then multiplied.
+
+        Only of a number that all elements are: anything else stays.
+        """
+        operand = op.operands[number]
+        if relation.root is None or not is_real(operand.type):
+            return relation
+        self.substituted.add((op.results[0], number))
+        dims = frozenset(range(len(self.shape(operand))))
+        return Relation(kind="same", free=dims, splat=1.0, factors=((relation.root, 1),))
+
+    def whole(self, op: ir.OpView) -> dict[str, ir.Attribute]:
+        """What is different of an op in W, by name; `types` are those of its results."""
+        if not self.whole_is_known:
+            return {}
+        attr = op.attributes.get(WHOLE)
+        return {} if attr is None else entries(ir.DictAttr(attr))
+
+    def whole_shapes(self, op: ir.OpView) -> list[Shape]:
+        """The shapes of an op's results in W."""
+        types = self.whole(op).get("types")
+        if types is None:
+            return [self.shape(result) for result in op.results]
+        return [self.shape_of(ir.TypeAttr(attr).value) for attr in ir.ArrayAttr(types)]
+
+    def may_count_samples(self, size: int) -> bool:
+        """Whether a dimension without samples may be as long as the batch, for all one knows."""
+        return not self.whole_is_known and self.sum_power == 0 and size % self.samples == 0
+
+    def agreed(self, op: ir.OpView, results: Sequence[Relation]) -> list[Relation]:
+        """The relations, where the shapes that they mean are those in W; mixed elsewhere.
+
+        What is equal along a dimension that is longer in W is rows there. A sum of that kind is a
+        function of sums: its elements are more in W than in a micro-batch.
+        """
+        if not self.whole_is_known:
+            return list(results)
+        shapes = self.whole_shapes(op)
+        return [
+            self._agree(op, relation, self.shape(result), whole)
+            for result, relation, whole in zip(op.results, results, shapes, strict=True)
+        ]
+
+    def _agree(self, op: ir.OpView, relation: Relation, micro: Shape, whole: Shape) -> Relation:
+        if relation.kind in ("mixed", "size"):
+            return relation
+        if relation.of_samples:
+            expected = list(micro)
+            expected[relation.dim] *= self.num_micro_batches
+            if tuple(expected) == whole:
+                return relation
+        elif micro == whole:
+            return relation
+        elif len(micro) == len(whole):
+            dim, *others = (d for d, (a, b) in enumerate(zip(micro, whole, strict=True)) if a != b)
+            alike = dim in relation.free or relation.is_zero
+            fits = not others and micro[dim] * self.num_micro_batches == whole[dim]
+            if alike and fits and relation.kind == "same":
+                free = relation.free | {dim}
+                return dataclasses.replace(relation, kind="rows", dim=dim, free=free)
+            if alike and fits and relation.of_step:
+                free = relation.free | {dim}
+                return dataclasses.replace(
+                    STEP, free=free, root=relation.root, random=relation.random
+                )
+        return mixed(
+            op,
+            f"makes {_text(micro)} of a micro-batch and {_text(whole)} of the whole batch, and not "
+            "sample by sample",
+        )
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "one number"
+
+
+def is_float(type_: ir.Type) -> bool:
+    """Whether elements are real or complex numbers, and not integers."""
+    element = type_.element_type if isinstance(type_, ir.RankedTensorType) else type_
+    return isinstance(element, ir.FloatType | ir.ComplexType)
+
+
+def is_real(type_: ir.Type) -> bool:
+    """Whether elements are real numbers."""
+    return is_float(type_) and not isinstance(
+        ir.RankedTensorType(type_).element_type, ir.ComplexType
+    )
+
+
+def is_bool(type_: ir.Type) -> bool:
+    """Whether elements are truth values, whose sum is an or."""
+    element = ir.RankedTensorType(type_).element_type
+    return isinstance(element, ir.IntegerType) and element.width == 1

@@ -1,0 +1,196 @@
+"""Makes a program for one size of the batch out of the same program at two others.
+
+A batch of one sample hides its dimension: jax differentiates a broadcast of a dimension of size 1
+by a sum over it, which says nothing of samples. So the program for micro-batches of one sample is
+not lowered at that size but read off two larger ones: sizes of dimensions and of slices are linear
+in the number of samples, and other numbers are the same, linear, or powers of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from alpa.dialects import attributes_of, func, ir, terminator
+from alpa.dialects.attributes import WHOLE
+from alpa.passes.analysis.micro_batches.whole import (
+    MisalignedError,
+    check_alike,
+    complex_constant,
+    elements,
+)
+
+
+def resize(small: func.FuncOp, large: func.FuncOp, sizes: tuple[int, int], to: int) -> None:
+    """Rewrites a function without calls, of `sizes[0]` samples, as that of `to` samples.
+
+    Args:
+        small: the function, rewritten in place.
+        large: the same for `sizes[1]` samples.
+        sizes: two numbers of samples.
+        to: the number of samples wanted.
+
+    Raises:
+        MisalignedError: the two are not one program, or a number in them follows no rule.
+    """
+    scale = _Scale(*sizes, to)
+    with small.operation.context, small.location:
+        _block(scale, small.entry_block, large.entry_block)
+        results = [value.type for value in terminator(small.entry_block).operands]
+        arguments = [value.type for value in small.entry_block.arguments]
+        kind = ir.FunctionType.get(arguments, results)
+        small.attributes["function_type"] = ir.TypeAttr.get(kind)
+
+
+class _Scale:
+    """What numbers at two sizes are at a third."""
+
+    def __init__(self, small: int, large: int, to: int) -> None:
+        self.small, self.large, self.to = small, large, to
+
+    def linear(self, small: int, large: int) -> int | None:
+        """Of sizes, which are linear in the number of samples."""
+        slope, rest = divmod(large - small, self.large - self.small)
+        return None if rest else small + slope * (self.to - self.small)
+
+    def number(self, small: float, large: float) -> float | None:
+        """Of other numbers: a power of the number of samples, times something, or linear."""
+        if small and large / small > 0:
+            for power in (1, -1, 2, -2, 3, -3, 0.5, -0.5):
+                ratio = (self.large / self.small) ** power
+                if math.isclose(large / small, ratio, rel_tol=3e-7):
+                    return small * (self.to / self.small) ** power
+        if small.is_integer() and large.is_integer():
+            return self.linear(int(small), int(large))
+        return None
+
+
+def _block(scale: _Scale, small: ir.Block, large: ir.Block) -> None:
+    for value, other in zip(small.arguments, large.arguments, strict=True):
+        value.set_type(_type(scale, value.type, other.type, value.owner))
+    ours, theirs = list(small.operations), list(large.operations)
+    for op, other in zip(ours, theirs, strict=False):
+        check_alike(op, other)
+        _op(scale, op, other)
+    if len(ours) != len(theirs):
+        raise MisalignedError(ours[-1].location, f"has {len(ours)} operations and {len(theirs)}")
+
+
+def _op(scale: _Scale, op: ir.OpView, other: ir.OpView) -> None:
+    types = [
+        _type(scale, value.type, its.type, op)
+        for value, its in zip(op.results, other.results, strict=True)
+    ]
+    mine, theirs = dict(attributes_of(op)), dict(attributes_of(other))
+    if "" in mine:  # a complex constant, whose elements are text
+        if elements(op) != elements(other):
+            raise MisalignedError(op.location, _another(scale, "value"))
+        resized = complex_constant(op, elements(op), types[0])
+        op.results[0].replace_all_uses_with(resized.results[0])
+        op.operation.erase()
+        return
+    for name, attr in mine.items():
+        if name != WHOLE and str(attr) != str(theirs.get(name)):
+            op.attributes[name] = _attribute(scale, op, name, attr, theirs.get(name), types)
+    for value, type_ in zip(op.results, types, strict=True):
+        value.set_type(type_)
+    for region, others in zip(op.regions, other.regions, strict=True):
+        for block, counterpart in zip(region.blocks, others.blocks, strict=True):
+            _block(scale, block, counterpart)
+
+
+def _type(scale: _Scale, small: ir.Type, large: ir.Type, where: ir.OpView | ir.Block) -> ir.Type:
+    if str(small) == str(large) or not isinstance(small, ir.RankedTensorType):
+        return small
+    assert isinstance(large, ir.RankedTensorType)
+    shape = [scale.linear(a, b) for a, b in zip(small.shape, large.shape, strict=True)]
+    if any(size is None or size < 0 for size in shape):
+        op = where.owner if isinstance(where, ir.Block) else where
+        raise MisalignedError(
+            op.location, f"has {small} for {scale.small} samples and {large} for {scale.large}"
+        )
+    sizes = [size for size in shape if size is not None]
+    return ir.RankedTensorType.get(sizes, small.element_type)
+
+
+def _attribute(
+    scale: _Scale,
+    op: ir.OpView,
+    name: str,
+    small: ir.Attribute | str,
+    large: ir.Attribute | str | None,
+    types: list[ir.Type],
+) -> ir.Attribute:
+    if isinstance(small, ir.DenseI64ArrayAttr) and isinstance(large, ir.DenseI64ArrayAttr):
+        numbers = [scale.linear(a, b) for a, b in zip(small, large, strict=True)]
+        if None not in numbers:
+            return ir.DenseI64ArrayAttr.get([n for n in numbers if n is not None])
+    elif isinstance(small, ir.DenseElementsAttr) and isinstance(large, ir.DenseElementsAttr):
+        found = _elements(scale, small, large, types)
+        if found is not None:
+            return found
+    elif name == "sdy.sharding_rule":
+        found = _sharding_rule(scale, str(small), str(large))
+        if found is not None:
+            return ir.Attribute.parse(found)
+    raise MisalignedError(op.location, _another(scale, name))
+
+
+def _sharding_rule(scale: _Scale, small: str, large: str) -> str | None:
+    """A rule of Shardy's, which says the sizes of the dimensions that it names."""
+    ours, theirs = (re.split(r"(=\d+)", text) for text in (small, large))
+    if len(ours) != len(theirs):
+        return None
+    for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a != b:
+            size = scale.linear(int(a[1:]), int(b[1:])) if a[0] == b[0] == "=" else None
+            if size is None:
+                return None
+            ours[n] = f"={size}"
+    return "".join(ours)
+
+
+def _another(scale: _Scale, name: str) -> str:
+    return (
+        f"has another {name} for {scale.small} samples than for {scale.large}, and none is known "
+        f"for {scale.to}; plan with micro-batches of two samples or more, or with 1 micro-batch"
+    )
+
+
+def _elements(
+    scale: _Scale, small: ir.DenseElementsAttr, large: ir.DenseElementsAttr, types: list[ir.Type]
+) -> ir.Attribute | None:
+    own = ir.RankedTensorType(small.type)
+    its = ir.RankedTensorType(large.type)
+    shape = [scale.linear(a, b) for a, b in zip(own.shape, its.shape, strict=True)]
+    if any(size is None for size in shape):
+        return None
+    type_ = ir.RankedTensorType.get([size for size in shape if size is not None], own.element_type)
+    if small.is_splat and large.is_splat:
+        a, b = small.get_splat_value(), large.get_splat_value()
+        if str(a) == str(b):
+            return ir.DenseElementsAttr.get_splat(type_, a)
+        if not isinstance(a, ir.FloatAttr | ir.IntegerAttr):
+            return None
+        assert isinstance(b, ir.FloatAttr | ir.IntegerAttr)
+        number = scale.number(float(a.value), float(b.value))
+        if number is None:
+            return None
+        if isinstance(a, ir.FloatAttr):
+            return ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(own.element_type, number))
+        value = ir.IntegerAttr.get(own.element_type, int(number))
+        return ir.DenseElementsAttr.get_splat(type_, value) if number == int(number) else None
+    if not isinstance(small, ir.DenseIntElementsAttr):
+        return None
+    assert isinstance(large, ir.DenseIntElementsAttr)
+    a, b = ([attr[n] for n in range(len(attr))] for attr in (small, large))
+    if list(own.shape) == list(its.shape):
+        numbers = [scale.linear(x, y) for x, y in zip(a, b, strict=True)]
+        if None in numbers:
+            return None
+    elif len(own.shape) == 1 and a == [*range(len(a))] and b == [*range(len(b))]:
+        numbers = [*range(type_.shape[0])]
+    else:
+        return None
+    values = [ir.IntegerAttr.get(own.element_type, n) for n in numbers if n is not None]
+    return ir.DenseElementsAttr.get(values, type_)

@@ -1,0 +1,380 @@
+"""Rules of ops that move elements: samples move as wholes, or are mixed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from alpa.dialects import ir
+from alpa.passes.analysis.micro_batches.context import Context, Shape
+from alpa.passes.analysis.micro_batches.relation import Factors, Relation, mixed, rows_among
+from alpa.passes.analysis.micro_batches.whole import elements
+
+Operands = Sequence[Relation]
+
+
+def integers(op: ir.OpView, name: str) -> tuple[int, ...]:
+    """An array attribute."""
+    return tuple(ir.DenseI64ArrayAttr(op.attributes[name]))
+
+
+def whole_integers(context: Context, op: ir.OpView, name: str) -> tuple[int, ...]:
+    """An array attribute as it is in W."""
+    attr = context.whole(op).get(name, op.attributes[name])
+    return tuple(ir.DenseI64ArrayAttr(attr))
+
+
+def broadcast_in_dim(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    (x,) = operands
+    dims = integers(op, "broadcast_dimensions")
+    before, after = context.shape(op.operands[0]), context.shape(op.results[0])
+    grown = {d for n, d in enumerate(dims) if before[n] == 1 and after[d] != 1}
+    (whole,) = context.whole_shapes(op)
+    # Of micro-batches of one sample, what is repeated shows in the whole batch only.
+    repeated = {d for n, d in enumerate(dims) if before[n] == 1 and whole[d] != 1 and n != x.dim}
+    free = frozenset(range(len(after))) - frozenset(dims)
+    free |= grown | repeated | {dims[n] for n in x.free}
+    root = x.root if x.root is not None or before else op.operands[0]
+    if x.of_samples and dims[x.dim] in grown and not x.is_uniform:
+        return mixed(op, "repeats the samples of a batch of one sample")
+    dim = dims[x.dim] if x.dim >= 0 else -1
+    return replace(x, dim=dim, free=free, root=root if x.kind in ("sum", "step", "size") else None)
+
+
+def transpose(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    (x,) = operands
+    to = {old: new for new, old in enumerate(integers(op, "permutation"))}
+    return replace(x, free=frozenset(to[d] for d in x.free), dim=to.get(x.dim, -1))
+
+
+def reshape(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    """The samples of a row-major array: `before` elements, then chunks that grow with the batch."""
+    (x,) = operands
+    old, new = context.shape(op.operands[0]), context.shape(op.results[0])
+    free = _reshaped_free(old, new, x.free)
+    if not x.of_samples:
+        return replace(x, free=free, dim=_moved(old, new, x.dim))
+    position = _place(context, op, x, old, new)
+    if position is None:
+        return mixed(
+            op,
+            f"regroups the samples of {_text(old)} as {_text(new)}, so that each micro-batch holds "
+            "other groups than the whole batch",
+        )
+    dim, outer = position
+    if x.kind == "position" and (outer != 1 or old[x.dim] != new[dim]):
+        return mixed(op, "regroups the numbers of samples")
+    if x.dim not in x.free:
+        free -= {dim}  # of one sample, which is equal to itself only
+    return replace(x, dim=dim, outer=outer, free=free)
+
+
+def _place(
+    context: Context, op: ir.OpView, x: Relation, old: Shape, new: Shape
+) -> tuple[int, int] | None:
+    """The dimension that holds the samples after a reshape, and its blocks.
+
+    W tells where it is known: it is the one that grows. Elsewhere it is the same one, if nothing
+    in front of it changes, or the first one in front of which there are as many elements, or a
+    divisor of them.
+    """
+    before = math.prod(old[: x.dim]) * x.outer
+    (whole,) = context.whole_shapes(op)
+    if context.whole_is_known:
+        grown = [d for d, (a, b) in enumerate(zip(new, whole, strict=True)) if a != b]
+        candidates = grown if len(grown) == 1 else []
+    else:
+        stays = x.dim < len(new) and new[: x.dim + 1] == old[: x.dim + 1]
+        candidates = [d for d, size in enumerate(new) if size != 1] or list(range(len(new)))
+        candidates = [x.dim, *candidates] if stays else candidates
+        if math.prod(new) == before:  # one sample of one element, at the end
+            candidates = list(range(len(new)))
+    for dim in candidates:
+        ahead = math.prod(new[:dim])
+        outer = max(before // ahead, 1)
+        if ahead * outer != before or new[dim] % outer:
+            continue
+        keeps = context.whole_is_known or new[dim] // outer % context.samples == 0
+        # The samples' own elements must not be cut by what lies in front of the dimension.
+        if keeps and (outer == 1 or new[dim] > 1):
+            return dim, outer
+    return None
+
+
+def _moved(old: Shape, new: Shape, dim: int) -> int:
+    """Where a dimension is after a reshape, -1 where it is none any more."""
+    if dim < 0 or old[dim] == 1:
+        return -1
+    before = math.prod(old[:dim])
+    alike = (d for d, size in enumerate(new) if size == old[dim] and math.prod(new[:d]) == before)
+    return next(alike, -1)
+
+
+def _reshaped_free(old: Shape, new: Shape, free: frozenset[int]) -> frozenset[int]:
+    """The dimensions along which a reshaped array is equal: those that stay, and what is equal
+    as a whole."""
+    if len(free) == len(old):
+        return frozenset(range(len(new)))
+    found: set[int] = set()
+    ahead: dict[int, int] = {}
+    count = 1
+    for d, size in enumerate(old):
+        if size != 1:
+            ahead[count] = d
+        count *= size
+    count = 1
+    for d, size in enumerate(new):
+        stays = count in ahead and old[ahead[count]] == size and ahead[count] in free
+        if size == 1 or stays:
+            found.add(d)
+        count *= size
+    return frozenset(found)
+
+
+def concatenate(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    if (worst := next((it for it in operands if it.is_mixed), None)) is not None:
+        return worst
+    along = ir.IntegerAttr(op.attributes["dimension"]).value
+    fixed = rows_among(operands)
+    scales = {it.scaled for it in operands if not it.is_zero}
+    free = operands[0].free.intersection(*(it.free for it in operands)) - {along}
+    is_random = any(it.random for it in operands)
+    if fixed is None:
+        return _joined(op, operands, scales, free, is_random)
+    if any(it.kind not in ("rows", "same") for it in operands):
+        return _not_together(op, operands)
+    if len(scales) > 1:
+        return mixed(op, "joins samples that depend on the size of the batch in different ways")
+    scale = scales.pop() if scales else (0, ())
+    found = replace(fixed, free=free, random=is_random, splat=None).with_scale(scale)
+    if along != fixed.dim:
+        if all(it.rows_at(fixed.dim, fixed.outer) for it in operands):
+            return found
+        return mixed(op, f"joins the samples along dimension {fixed.dim} with other arrays")
+    blocks = {
+        context.shape(value)[along] // it.outer
+        for it, value in zip(operands, op.operands, strict=True)
+    }
+    if all(it.kind == "rows" and it.dim == along for it in operands) and len(blocks) == 1:
+        return replace(found, outer=sum(it.outer for it in operands))
+    return mixed(op, "joins the samples with other rows along the batch's dimension")
+
+
+def _joined(
+    op: ir.OpView,
+    operands: Operands,
+    scales: set[tuple[int, Factors]],
+    free: frozenset[int],
+    is_random: bool,
+) -> Relation:
+    """Of arrays without samples."""
+    kinds = {it.kind for it in operands}
+    if "position" in kinds:
+        return mixed(op, "joins the numbers of samples with other numbers")
+    if kinds == {"same"} and len(scales) == 1:
+        return replace(operands[0], dim=-1, free=free, splat=None, random=is_random).with_scale(
+            scales.pop()
+        )
+    sums = [it for it in operands if it.kind == "sum"]
+    if sums and len(scales) == 1 and all(it.kind == "sum" or it.is_zero for it in operands):
+        return replace(sums[0], free=free, root=None, random=is_random)
+    if kinds <= {"same", "size"}:
+        return Relation(kind="size", free=free, random=is_random)
+    return Relation(kind="step", free=free, random=is_random)
+
+
+def _not_together(op: ir.OpView, operands: Operands) -> Relation:
+    worst = next(it for it in operands if it.kind not in ("rows", "same"))
+    if worst.is_mixed:
+        return worst
+    return mixed(op, "joins samples with what is made of all samples, or of their number")
+
+
+def slice_(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    (x,) = operands
+    starts, limits = integers(op, "start_indices"), integers(op, "limit_indices")
+    strides = integers(op, "strides")
+    shape = context.shape(op.operands[0])
+    pieces = list(zip(starts, limits, strict=True))
+    wholes = list(
+        zip(
+            whole_integers(context, op, "start_indices"),
+            whole_integers(context, op, "limit_indices"),
+            strict=True,
+        )
+    )
+    free = x.free | ({x.dim} if x.of_samples else set())
+    others = [d for d in range(len(shape)) if d not in free]
+    if any(pieces[d] != wholes[d] for d in others):
+        return by_size(op, x, "takes other elements for the whole batch than for a micro-batch")
+    if not x.of_samples:
+        d = x.dim
+        starts_at_0 = d < 0 or (starts[d], strides[d]) == (0, 1)
+        return x if starts_at_0 else replace(x, dim=-1)
+    d = x.dim
+    if (*pieces[d], strides[d]) == (0, shape[d], 1):
+        return x
+    block = shape[d] // x.outer
+    grown = context.num_micro_batches if context.whole_is_known else 1
+    fits = (
+        strides[d] == 1
+        and starts[d] % block == limits[d] % block == 0
+        and wholes[d] == (starts[d] * grown, limits[d] * grown)
+    )
+    if not fits or x.kind == "position":
+        return mixed(op, f"takes some of the samples (rows {starts[d]} to {limits[d]})")
+    return replace(x, outer=(limits[d] - starts[d]) // block)
+
+
+def by_size(op: ir.OpView, x: Relation, text: str) -> Relation:
+    """Of an op on one array whose numbers depend on the size of the batch."""
+    if x.is_mixed:
+        return x
+    if x.of_step:
+        kind = "size" if x.kind in ("same", "size") else "step"
+        return Relation(kind=kind, random=x.random)
+    return mixed(op, text)
+
+
+def pad(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    x, value = operands
+    if x.is_mixed or value.is_mixed:
+        return x if x.is_mixed else value
+    padded = {
+        d
+        for d, amounts in enumerate(
+            zip(
+                integers(op, "edge_padding_low"),
+                integers(op, "edge_padding_high"),
+                integers(op, "interior_padding"),
+                strict=True,
+            )
+        )
+        if any(amounts)
+    }
+    free = x.free - padded
+    if x.kind == "position" or value.kind == "position":
+        return mixed(op, "pads the numbers that samples have in the batch (arange)")
+    is_random = x.random or value.random
+    if not value.is_zero and (value.kind != "same" or x.scaled != value.scaled):
+        if x.of_step and value.of_step:
+            return Relation(kind="step", free=free, random=is_random)
+        return mixed(op, "pads samples with what is made of all samples, or of their number")
+    if x.of_samples and x.dim in padded:
+        return mixed(op, "pads the batch with other rows")
+    if x.kind == "sum" and not value.is_zero:
+        return Relation(kind="step", free=free, random=is_random)
+    dim = x.dim if x.of_samples else -1
+    splat = 0 if x.is_zero and value.is_zero else None
+    return replace(x, dim=dim, free=free, splat=splat, root=None, random=is_random)
+
+
+def reverse(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    (x,) = operands
+    if x.dim not in integers(op, "dimensions") or x.is_uniform:
+        return x
+    if x.of_samples:
+        return mixed(op, "reverses the order of the samples")
+    return replace(x, dim=-1)
+
+
+def iota(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    """Positions along the dimension that grows in W; in a file, whatever may be positions."""
+    dim = ir.IntegerAttr(op.attributes["iota_dimension"]).value
+    shape = context.shape(op.results[0])
+    (whole,) = context.whole_shapes(op)
+    others = frozenset(range(len(shape))) - {dim}
+    if whole[dim] != shape[dim]:
+        return Relation(kind="position", dim=dim, free=others)
+    return Relation(kind="same", dim=dim, free=others)
+
+
+def constant(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    shape = context.shape(op.results[0])
+    free = frozenset(range(len(shape)))
+    differs = context.whole(op)
+    if isinstance(ir.RankedTensorType(op.results[0].type).element_type, ir.ComplexType):
+        return _complex(op, differs.get("value"), free)
+    attr = op.attributes["value"]
+    number = splat_of(attr)
+    if "value" not in differs:
+        return Relation(kind="same", free=free if number is not None else free - free, splat=number)
+    whole = splat_of(differs["value"])
+    if number is not None and whole is not None and _equal(number, whole):
+        return Relation(kind="same", free=free, splat=number)  # the same number, more of them
+    if _is_arange(attr, shape) and _is_arange(differs["value"], context.whole_shapes(op)[0]):
+        return Relation(kind="position", dim=0)
+    if number is None or whole is None or not number or not math.isfinite(whole / number):
+        return Relation(kind="size")
+    power = _power(whole / number, context.num_micro_batches, _precision(op.results[0].type))
+    if power is None:
+        return Relation(kind="size", free=free)
+    return Relation(kind="same", free=free, power=power)
+
+
+def _complex(op: ir.OpView, whole: ir.Attribute | None, free: frozenset[int]) -> Relation:
+    """Of a complex constant, whose elements are text: the same for both sizes, or not."""
+    text = elements(op)
+    number = _complex_splat(text)
+    found = Relation(kind="same", free=frozenset() if number is None else free)
+    if whole is None or ir.StringAttr(whole).value == text:
+        return replace(found, splat=0.0 if number == 0 else None)
+    return Relation(kind="size", free=found.free)
+
+
+def _complex_splat(text: str) -> complex | None:
+    """The number that all elements are, of `<(1.0e+00,0.0e+00)>`."""
+    match = re.fullmatch(rf"<\(({_NUMBER}),({_NUMBER})\)>", text)
+    if match is None:
+        return None
+    return complex(float(match[1]), float(match[2]))
+
+
+_NUMBER = r"-?\d+\.\d+e[+-]\d+"
+
+
+def _equal(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+_PRECISION = {"f64": 1e-15, "f32": 3e-7, "f16": 1e-3, "bf16": 4e-3}
+
+
+def _precision(type_: ir.Type) -> float:
+    """What a quotient of two numbers of a type may be off by; nothing for integers."""
+    return _PRECISION.get(str(ir.RankedTensorType(type_).element_type), 0.0)
+
+
+def _power(ratio: float, base: int, precision: float) -> int | None:
+    """The exponent that makes the ratio of the base, but for rounding."""
+    for exponent in (1, -1, 2, -2, 3, -3):
+        if math.isclose(ratio, float(base) ** exponent, rel_tol=precision):
+            return exponent
+    return None
+
+
+def splat_of(attr: ir.Attribute) -> float | None:
+    """The number that all elements are."""
+    if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
+        return None
+    element = attr.get_splat_value()
+    if isinstance(element, ir.FloatAttr | ir.IntegerAttr):
+        return float(element.value)
+    return float(element.value) if isinstance(element, ir.BoolAttr) else None
+
+
+def _is_arange(attr: ir.Attribute, shape: Shape) -> bool:
+    if len(shape) != 1 or not isinstance(attr, ir.DenseIntElementsAttr):
+        return False
+    return [attr[n] for n in range(shape[0])] == list(range(shape[0]))
+
+
+def get_dimension(op: ir.OpView, name: str) -> int:
+    """A number attribute."""
+    return ir.IntegerAttr(op.attributes[name]).value
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "one number"

@@ -1,0 +1,129 @@
+"""Holds a program against itself at the size of the whole batch, op by op.
+
+The same function, lowered twice, gives the same ops in the same order, unless its Python code
+looks at the size of the batch. What is different of an op at the whole batch is written on it, as
+`alpa.whole`: the types of its results, and attributes, such as a constant that is made of the
+batch's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alpa.dialects import attributes_of, ir, walk
+from alpa.dialects.attributes import WHOLE
+
+
+class MisalignedError(ValueError):
+    """The program has other ops for a micro-batch than for the whole batch."""
+
+    def __init__(self, location: ir.Location, message: str) -> None:
+        super().__init__(message)
+        self.location = location
+
+
+def align(micro: ir.Block, whole: ir.Block) -> None:
+    """Writes `alpa.whole` on the ops of a block, without calls, that are different in W.
+
+    Raises:
+        MisalignedError: an op has no counterpart, or reads other values than it.
+    """
+    _align(micro, whole, {})
+
+
+def _align(micro: ir.Block, whole: ir.Block, counterparts: dict[ir.Value, ir.Value]) -> None:
+    counterparts.update(zip(micro.arguments, whole.arguments, strict=True))
+    ours, theirs = list(micro.operations), list(whole.operations)
+    for op, other in zip(ours, theirs, strict=False):
+        _align_op(op, other, counterparts)
+    if len(ours) != len(theirs):
+        raise MisalignedError(
+            ours[min(len(ours), len(theirs)) - 1].location,
+            f"the program has {len(ours)} operations for a micro-batch and {len(theirs)} for the "
+            "whole batch; write it without Python loops or branches over the size of the batch",
+        )
+
+
+def check_alike(op: ir.OpView, other: ir.OpView) -> None:
+    """Raises MisalignedError where an op is another one at the other size."""
+    same = (
+        op.operation.name == other.operation.name
+        and len(op.operands) == len(other.operands)
+        and len(op.results) == len(other.results)
+        and len(op.regions) == len(other.regions)
+    )
+    if not same:
+        raise MisalignedError(
+            op.location,
+            f"for a micro-batch the program has {op.operation.name} here, for the whole batch "
+            f"{other.operation.name}; write it without Python loops or branches over the size of "
+            "the batch",
+        )
+
+
+def _align_op(op: ir.OpView, other: ir.OpView, counterparts: dict[ir.Value, ir.Value]) -> None:
+    check_alike(op, other)
+    if [counterparts[value] for value in op.operands] != list(other.operands):
+        raise MisalignedError(
+            op.location,
+            f"{op.operation.name} reads other values for a micro-batch than for the whole batch; "
+            "write it without Python branches over the size of the batch",
+        )
+    counterparts.update(zip(op.results, other.results, strict=True))
+    differs = _different_attributes(op, other)
+    if _types(op) != _types(other):
+        context = op.operation.context
+        # The other module has a context of its own.
+        types = [ir.Type.parse(text, context) for text in _types(other)]
+        attrs = [ir.TypeAttr.get(type_, context) for type_ in types]
+        differs["types"] = ir.ArrayAttr.get(attrs, context)
+    if differs:
+        op.attributes[WHOLE] = ir.DictAttr.get(differs, op.operation.context)
+    for region, others in zip(op.regions, other.regions, strict=True):
+        for block, counterpart in zip(region.blocks, others.blocks, strict=True):
+            _align(block, counterpart, counterparts)
+
+
+def strip_whole(module: ir.Module) -> None:
+    """Removes what a program says of the whole batch: it is then as one of a file."""
+    for op in (module.operation, *(it.operation for it in walk(module.body))):
+        if WHOLE in op.attributes:
+            del op.attributes[WHOLE]
+
+
+def _types(op: ir.OpView) -> Sequence[str]:
+    return [str(result.type) for result in op.results]
+
+
+def elements(op: ir.OpView) -> str:
+    """The elements of a constant as text, for those that jaxlib has no class for: complex ones."""
+    return str(op).partition(" dense")[2].partition(" : ")[0]
+
+
+def complex_constant(op: ir.OpView, text: str, type_: ir.Type | None = None) -> ir.OpView:
+    """A constant in front of a complex one, of other elements, which are text."""
+    source = f"%0 = stablehlo.constant dense{text} : {type_ or op.results[0].type}"
+    made = ir.Operation.parse(source, context=op.operation.context)
+    ir.InsertionPoint(op).insert(made)
+    return made.opview
+
+
+def _different_attributes(op: ir.OpView, other: ir.OpView) -> dict[str, ir.Attribute]:
+    """Those that are others in W, as they are there; a complex constant's elements as text."""
+    if not all(name for name, _ in (*attributes_of(op), *attributes_of(other))):
+        if elements(op) == elements(other):
+            return {}
+        return {"value": ir.StringAttr.get(elements(other), op.operation.context)}
+    mine, theirs = dict(attributes_of(op)), dict(attributes_of(other))
+    if missing := mine.keys() - theirs.keys():
+        raise MisalignedError(
+            op.location,
+            f"{op.operation.name} has {sorted(missing)[0]} for a micro-batch, and none for the "
+            "whole batch; write it without Python branches over the size of the batch",
+        )
+    found: dict[str, ir.Attribute] = {}
+    for name in theirs:
+        if name in (WHOLE, "sdy.sharding_rule") or str(mine.get(name)) == str(theirs[name]):
+            continue
+        found[name] = ir.Attribute.parse(str(theirs[name]), op.operation.context)
+    return found

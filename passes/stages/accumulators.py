@@ -1,0 +1,192 @@
+"""Gives gradients a wide type where they are added up over the micro-batches.
+
+An accumulator has the type of the value that a backward computation hands to an update. So the type
+is in the program: memory, collectives and transfers are counted by the same rules as those of every
+other value, and `export-stages` adds up what it finds. `Plan.accumulator` says which type that is.
+
+Before:
+    %g = mpmd.named_computation<"layer_0"(1)> (%w, %x) (...) {
+      ...
+      mpmd.return %0 : tensor<16x16xbf16> }
+    %n = mpmd.named_computation<"update_0"(0)> (%w, %g) (%a: tensor<16x16xbf16>,
+                                                         %b: tensor<16x16xbf16>) {
+      %1 = stablehlo.subtract %a, %b : tensor<16x16xbf16>
+      ... }
+
+After:
+    %g = mpmd.named_computation<"layer_0"(1)> (%w, %x) (...) {
+      ...
+      %1 = stablehlo.convert %0 : (tensor<16x16xbf16>) -> tensor<16x16xf32>
+      mpmd.return %1 : tensor<16x16xf32> }
+    %n = mpmd.named_computation<"update_0"(0)> (%w, %g) (%a: tensor<16x16xbf16>,
+                                                         %b: tensor<16x16xf32>) {
+      %1 = stablehlo.convert %b : (tensor<16x16xf32>) -> tensor<16x16xbf16>
+      %2 = stablehlo.subtract %a, %1 : tensor<16x16xbf16>
+      ... }
+
+The mean is taken in the wide type: `export-stages` scales the total before the update converts it.
+An update that converts the gradient to a wider type itself does so from the total.
+
+A value that others read, too, keeps its type and gets a wide copy for the updates: a gradient that
+another backward computation reads or that is returned, and a loss, which a forward computation
+makes, a result is the mean or the sum of, and an update reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alpa.dialects import attributes_of, body, func, ir, mpmd, sdy, stablehlo, terminator
+from alpa.dialects.attributes import FOLLOW, Plan, Result, i64
+from alpa.dialects.mpmd_types import Origin, named_computation, return_
+from alpa.passes.analysis.graph import Graph, element_bytes, first_reader
+from alpa.passes.stages.cost import part_of
+
+_MOVES = (sdy.ShardingConstraintOp, stablehlo.ReshapeOp, stablehlo.TransposeOp)
+
+
+def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: Plan) -> None:
+    """Rewrites a clustered program in place; with one micro-batch nothing is added up.
+
+    `results` are the attributes of those of `function`.
+    """
+    if plan.num_micro_batches == 1:
+        return
+    graph = Graph.of(body(function))
+    parts = [part_of(Origin.from_attr(op.attributes["origin"])) for op in graph.ops]
+    pairs = zip(graph.returned, results, strict=True)
+    losses = {v for v, r in pairs if r.role is not None and r.role.kind in ("mean", "sum")}
+    for o, op in enumerate(graph.ops):
+        totals: list[_Total] = []
+        for number, v in enumerate(graph.results[o]):
+            updates = [u for u in graph.users[v] if parts[u] == "update"]
+            is_total = parts[o] == "backward" or (parts[o] == "forward" and v in losses)
+            type_ = graph.values[v].type
+            if not (updates and is_total and isinstance(type_, ir.RankedTensorType)):
+                continue
+            wide = plan.accumulator_type(type_)
+            if wide != type_:
+                is_alone = updates == graph.users[v] and v not in graph.returned
+                totals.append(_Total(number=number, type=wide, is_alone=is_alone))
+        if totals:
+            _widen(op, totals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Total:
+    """A result of a computation that is added up over the micro-batches, and the type of the sum.
+
+    It is alone where only updates read it.
+    """
+
+    number: int
+    type: ir.RankedTensorType
+    is_alone: bool
+
+
+def _widen(op: ir.OpView, totals: Sequence[_Total]) -> None:
+    """Makes results of a computation wide where updates read them."""
+    end = terminator(body(op))
+    returned, types = list(end.operands), [result.type for result in op.results]
+    place: list[int] = []
+    with ir.InsertionPoint(end), end.location:
+        for total in totals:
+            converted = _convert(returned[total.number], total.type).result
+            if total.is_alone:
+                place.append(total.number)
+                returned[total.number], types[total.number] = converted, total.type
+            else:
+                place.append(len(returned))
+                returned.append(converted)
+                types.append(total.type)
+    new = _with_results(op, returned, types)
+    for total, wide in zip(totals, place, strict=True):
+        for use in list(new.results[total.number].uses):
+            reader, number = use.owner, use.operand_number
+            if not isinstance(reader, mpmd.NamedComputationOp):
+                continue
+            if part_of(Origin.from_attr(reader.attributes["origin"])) == "update":
+                reader.operands[number] = new.results[wide]
+                _narrow(reader, number, total.type)
+
+
+def _with_results(
+    op: ir.OpView, returned: Sequence[ir.Value], types: Sequence[ir.Type]
+) -> mpmd.NamedComputationOp:
+    """The computation with other results in its place; users read those of the same number."""
+    end = terminator(body(op))
+    with ir.InsertionPoint(op):
+        new, block = named_computation(
+            Origin.from_attr(op.attributes["origin"]), list(op.operands), types, loc=op.location
+        )
+    for name, attribute in attributes_of(op):
+        if isinstance(attribute, ir.Attribute):
+            new.attributes[name] = attribute
+    moved: dict[ir.Value, ir.Value] = dict(zip(body(op).arguments, block.arguments, strict=True))
+    for before, after in moved.items():
+        before.replace_all_uses_with(after)
+    for inner in list(body(op).operations)[:-1]:
+        block.append(inner)
+    with ir.InsertionPoint(block):
+        return_([moved.get(value, value) for value in returned], loc=end.location)
+    for before, after in zip(op.results, new.results, strict=False):
+        before.replace_all_uses_with(after)
+    op.operation.erase()
+    return new
+
+
+def _narrow(update: mpmd.NamedComputationOp, number: int, wide: ir.RankedTensorType) -> None:
+    """Makes an operand of an update wide; converts it back where the update reads it first."""
+    argument = body(update).arguments[number]
+    narrow = ir.RankedTensorType(argument.type).element_type
+    argument.set_type(wide)
+    _narrow_readers(argument, body(update), narrow)
+
+
+def _narrow_readers(value: ir.Value, block: ir.Block, narrow: ir.Type) -> None:
+    """Converts a value that has become wide for all that read it, but for converts to wide types.
+
+    Moves on the way to these become wide, too.
+    """
+    type_ = ir.RankedTensorType(value.type)
+    readers = [use.owner for use in value.uses]
+    direct = [reader for reader in readers if _widens(reader, narrow)]
+    moves = [reader for reader in readers if _moves_to_widen(reader, narrow)]
+    if len(direct) + len(moves) < len(readers):
+        first = first_reader(value, block)
+        with ir.InsertionPoint(first), first.location:
+            back = _convert(value, ir.RankedTensorType.get(type_.shape, narrow))
+        others = [back.operation, *(reader.operation for reader in (*direct, *moves))]
+        value.replace_all_uses_except(back.result, others)
+    for reader in direct:
+        if reader.results[0].type == type_:
+            reader.results[0].replace_all_uses_with(value)
+            reader.operation.erase()
+    for reader in moves:
+        (result,) = reader.results
+        shape = ir.RankedTensorType(result.type).shape
+        result.set_type(ir.RankedTensorType.get(shape, type_.element_type))
+        _narrow_readers(result, block, narrow)
+
+
+def _widens(op: ir.OpView, narrow: ir.Type) -> bool:
+    """Whether an op converts to floats of more bits."""
+    if not isinstance(op, stablehlo.ConvertOp):
+        return False
+    element = ir.RankedTensorType(op.result.type).element_type
+    return isinstance(element, ir.FloatType) and element_bytes(element) > element_bytes(narrow)
+
+
+def _moves_to_widen(op: ir.OpView, narrow: ir.Type) -> bool:
+    """Whether an op changes the place of elements only, for a convert to more bits among others."""
+    if not isinstance(op, _MOVES):
+        return False
+    users = [use.owner for use in op.results[0].uses]
+    return any(_widens(user, narrow) or _moves_to_widen(user, narrow) for user in users)
+
+
+def _convert(value: ir.Value, type_: ir.RankedTensorType) -> stablehlo.ConvertOp:
+    op = stablehlo.ConvertOp(type_, value)
+    op.attributes[FOLLOW] = i64(0)
+    return op

@@ -1,0 +1,257 @@
+"""What is wrong with the arguments of a call, found before anything runs, for all executors.
+
+Where jax has an error for a mistake, the error here is of the same class and holds jax's words; it
+also names the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from alpa.runtime.cut_array import CutArray
+from alpa.runtime.mesh_array import MeshArray
+from alpa.runtime.workers.errors import WorkerError
+
+Label = Callable[[int], str]
+"""The name of an argument by its number."""
+
+_SHOWN = 5  # mismatches that an error lists
+
+# The dtypes that take a number of Python's without losing any of it.
+_TAKE: dict[type, tuple[Any, ...]] = {
+    bool: (jnp.bool_,),
+    int: (jnp.integer, jnp.inexact),
+    float: (jnp.inexact,),
+    complex: (jnp.complexfloating,),
+}
+
+
+class ArgumentTypeError(TypeError, ValueError):
+    """The shape or dtype of an argument differs from what the program was compiled for.
+
+    jax's compiled functions raise a TypeError; as a ValueError it can be caught with the other
+    errors about the value of an argument.
+    """
+
+
+class Placed:
+    """An argument that lies on the meshes of an executable ahead of its step.
+
+    `owner` is the `ArgumentChecks` of the executable.
+    """
+
+    def __init__(self, owner: ArgumentChecks, number: int) -> None:
+        expected = owner.expected[number]
+        self.owner, self.number = owner, number
+        self.shape, self.dtype = expected.shape, expected.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a program takes as one argument; `batches` says how the shape is a whole batch."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    donated: bool
+    batches: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}{self.batches}"
+
+
+class ArgumentChecks:
+    """Checks the arguments of each call of one executable, by their numbers."""
+
+    def __init__(self, expected: Mapping[int, Expected]) -> None:
+        self.expected = dict(expected)
+        self.donated = frozenset(n for n, it in self.expected.items() if it.donated)
+        self._count = 1 + max(self.expected, default=-1)
+
+    def check(self, arguments: Sequence[Any]) -> list[Any]:
+        """The arguments of a call; a number of Python's becomes an array.
+
+        Raises:
+            ArgumentTypeError: shapes or dtypes are not the program's.
+            TypeError: there are too few or too many, or one is no array.
+            ValueError: one was placed as another argument, or for another executable.
+            RuntimeError: one was deleted or donated, one that is donated is given twice, or the
+                workers that had one are gone.
+        """
+        if len(arguments) != self._count:
+            raise TypeError(
+                f"the program takes {self._count} arguments, {len(arguments)} were given; give "
+                "those of its @main, the leaves of trees one by one (jax.tree.leaves)"
+            )
+        arrays = [self._array(number, given) for number, given in enumerate(arguments)]
+        self._check_types(dict(enumerate(arrays)))
+        check_usable(arrays, numbered)
+        check_donations(arrays, self.donated, numbered)
+        return arrays
+
+    def check_one(self, number: int, given: Any) -> Any:
+        """As `check`, of one argument. The elements of a traced array are not looked at."""
+        if isinstance(given, Tracer):
+            self._check_types({number: given})
+            return given
+        array = self._array(number, given)
+        self._check_types({number: array})
+        check_usable([array], lambda _: numbered(number))
+        return array
+
+    def _array(self, number: int, given: Any) -> Any:
+        if isinstance(given, Tracer):
+            raise TypeError(
+                f"{numbered(number)} is being traced: an executable runs on whole meshes and "
+                "cannot be called inside jax.jit, grad or vmap; call it outside"
+            )
+        if isinstance(given, MeshArray):
+            return given
+        if hasattr(given, "__jax_array__"):
+            return given.__jax_array__()
+        if hasattr(given, "dtype"):
+            return given
+        expected = self.expected.get(number)
+        wanted = "an array" if expected is None else str(expected)
+        if not isinstance(given, bool | int | float | complex):
+            raise TypeError(
+                f"{numbered(number)} is a {type(given).__name__}, which is no array; expected "
+                f"{wanted}. Give the leaves of a tree one by one (jax.tree.leaves), and lists as "
+                "arrays (numpy.asarray)"
+            )
+        dtype = np.result_type(given) if expected is None else expected.dtype
+        if not any(jnp.issubdtype(dtype, kind) for kind in _TAKE[type(given)]):
+            raise ArgumentTypeError(
+                f"{_TYPES_DIFFER}{numbered(number)} is {given!r}, a Python "
+                f"{type(given).__name__}; expected {wanted}"
+            )
+        try:
+            return np.asarray(given, dtype)
+        except OverflowError as error:
+            raise ArgumentTypeError(
+                f"{_TYPES_DIFFER}{numbered(number)} is {given!r}, which {dtype} cannot hold; "
+                f"expected {wanted}"
+            ) from error
+
+    def _check_types(self, arrays: Mapping[int, Any]) -> None:
+        wrong: list[str] = []
+        for number, array in arrays.items():
+            expected = self.expected.get(number)
+            if isinstance(array, Placed):
+                self._check_placed(number, array)
+            elif expected is not None and (
+                array.shape != expected.shape or array.dtype != expected.dtype
+            ):
+                wrong.append(
+                    f"{numbered(number)} is {array.dtype}{list(array.shape)}; expected {expected}"
+                )
+        if wrong:
+            more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+            advice = "Give arrays of the expected types, or plan the program for these."
+            raise ArgumentTypeError(_TYPES_DIFFER + "\n".join([*wrong[:_SHOWN], *more, advice]))
+
+    def _check_placed(self, number: int, placed: Placed) -> None:
+        if placed.owner is not self:
+            raise ValueError(
+                f"{numbered(number)} was placed as argument {placed.number} of another executable; "
+                f"place it by this one: executable.place({number}, array)"
+            )
+        if placed.number != number:
+            raise ValueError(
+                f"{numbered(number)} was placed as argument {placed.number}; place it by "
+                f"executable.place({number}, array)"
+            )
+
+
+_TYPES_DIFFER = (
+    "Argument types differ from the types for which this computation was compiled. "
+    "The mismatches are:\n"
+)
+
+
+def numbered(number: int) -> str:
+    """The name of an argument that has none but its number."""
+    return f"argument {number}"
+
+
+def check_usable(arrays: Sequence[Any], label: Label) -> None:
+    """Checks that the numbers of arrays are there.
+
+    Raises:
+        TypeError: one is only a shape.
+        RuntimeError: one was deleted or donated; a WorkerError where its workers are gone.
+    """
+    for number, array in enumerate(arrays):
+        is_deleted = getattr(array, "is_deleted", None)
+        if is_deleted is None:
+            if isinstance(array, jax.ShapeDtypeStruct):
+                name = label(number).removeprefix("argument ")
+                raise TypeError(
+                    f"Argument '{name}' of shape {array.dtype}{_text(array.shape)} of type "
+                    f"{type(array)} is not a valid JAX type. Shapes can be planned for (plan, "
+                    "lower, executable); give an array to run"
+                )
+            continue
+        if isinstance(array, MeshArray):
+            try:
+                array.check_workers()
+            except WorkerError as error:
+                raise WorkerError(f"{label(number)} is lost with its workers: {error}") from None
+        if is_deleted():
+            raise RuntimeError(
+                f"Array has been deleted with shape={array.dtype}{_text(array.shape)}: "
+                f"{label(number)} was donated to an earlier call, or deleted. Give the array that "
+                "this call returned in its place, or donate a copy (jax.numpy.copy)"
+            )
+
+
+def check_donations(arrays: Sequence[Any], donated: Collection[int], label: Label) -> None:
+    """Checks that no array that is donated is given twice.
+
+    Arrays of numpy may be: each argument gets buffers of its own.
+
+    Raises:
+        jax.errors.JaxRuntimeError: one is.
+    """
+    first: dict[int, int] = {}
+    for number in sorted(donated):
+        for part in _parts(arrays[number]):
+            other = first.setdefault(id(part), number)
+            if other != number:
+                raise jax.errors.JaxRuntimeError(
+                    "INVALID_ARGUMENT: Attempt to donate the same buffer twice in Execute(): "
+                    f"{label(other)} and {label(number)} are the same array, and both are donated. "
+                    "Toy example for this bug: `f(donate(a), donate(a))`. Give a copy as one of "
+                    "them (jax.numpy.copy), or do not donate them"
+                )
+    if not first:
+        return
+    for number, array in enumerate(arrays):
+        if number in donated:
+            continue
+        for part in _parts(array):
+            if (other := first.get(id(part))) is not None:
+                raise jax.errors.JaxRuntimeError(
+                    "INVALID_ARGUMENT: Attempt to use a buffer that was previously donated in the "
+                    f"same call to Execute(): {label(other)} and {label(number)} are the same "
+                    f"array, and {label(other)} is donated. Toy example for this bug: "
+                    "`f(donate(a), a)`. Give a copy as one of them (jax.numpy.copy), or do not "
+                    f"donate {label(other)}"
+                )
+
+
+def _parts(array: Any) -> tuple[Any, ...]:
+    """The arrays that are gone when this one is donated."""
+    if isinstance(array, CutArray):
+        return (array, *array.parts.values())
+    return (array,) if hasattr(array, "is_deleted") else ()
+
+
+def _text(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"

@@ -1,0 +1,177 @@
+"""Compares a plan of a program with the program itself on one device, on random arguments.
+
+A program is at the size of one micro-batch. With B > 1 micro-batches every micro-batch is the same
+one, so that runs of the program on one device say what the step gives: averages and new states are
+as after one micro-batch, except for states that the forward part carries from one to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from alpa import passes
+from alpa.dialects import ir, main_function, terminator, walk
+from alpa.passes.analysis.planned import Program
+from alpa.runtime.comparison import Comparison
+from alpa.runtime.loading import load
+from alpa.runtime.noise import Output, Reference, Run, compare_with_noise
+from alpa.runtime.pjrt import CompilerOptions, separate
+from alpa.runtime.planning import Clock
+from alpa.runtime.reference import random_arguments, unplanned
+
+
+def compare_programs(
+    source: ir.Module,
+    planned: ir.Module,
+    *,
+    seed: int = 0,
+    labels: Sequence[str] | None = None,
+    clock: Clock | None = None,
+    compiler_options: CompilerOptions | None = None,
+) -> Comparison:
+    """Runs a plan in this process, and the program on one device, and compares their results.
+
+    Args:
+        source: the program, at the size of one micro-batch.
+        planned: its plan, for at most as many devices as jax has.
+        seed: of the arguments.
+        labels: names of the results; by default their numbers.
+        clock: hears how long everything takes.
+        compiler_options: XLA's, for the plan.
+
+    Raises:
+        LoadError: the plan cannot be run.
+        ValueError: jax has fewer devices than the plan needs, or the results are other ones.
+    """
+    clock = clock or Clock()
+    with clock.phase("compile"):
+        executable = load(planned, compiler_options=compiler_options)
+    program = executable.program
+    arguments = drawn_arguments(source, program, seed)
+    whole = _repeated(program, arguments)
+    for name in ("first run", "second run"):
+        with clock.phase(name):
+            results = jax.block_until_ready(executable(*whole))
+    return compare_with_noise(
+        results, arguments, one_device(source, program), _outputs(source, program, labels), clock
+    )
+
+
+def drawn_arguments(source: ir.Module, program: Program, seed: int) -> list[np.ndarray]:
+    """Random arguments at the size of a micro-batch, with moments at zero and step counts at one.
+
+    A learning rate that is warmed up is zero in step zero.
+    """
+    arguments = random_arguments(source, seed)
+    return [
+        np.full_like(array, array.dtype.kind in "iu") if is_moment(program, n, array) else array
+        for n, array in enumerate(arguments)
+    ]
+
+
+def is_moment(program: Program, number: int, array: np.ndarray) -> bool:
+    """Whether an argument is a moment or a step count: state that only the update reads.
+
+    Not so for a single float, such as a learning rate.
+    """
+    return (array.dtype.kind in "iu" or bool(array.ndim)) and number in _optimizer_states(program)
+
+
+def one_device(source: ir.Module, program: Program) -> Reference:
+    """The program on one device, as often as there are micro-batches that can differ."""
+
+    def step(run: Run) -> Run:
+        return lambda arguments: _by_micro_batches(run, program, arguments)
+
+    return Reference(
+        description="XLA on one device", run=step(unplanned(source)), module=source, step=step
+    )
+
+
+def narrow_results(source: ir.Module) -> Iterator[bool]:
+    """Whether 16-bit floats go into each result."""
+    flat = passes.run(separate(source.operation), "simplify-trivial-ops", on_remark=_unheard)
+    block = main_function(flat).entry_block
+    for result in terminator(block).operands:
+        waiting, seen = [result], set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if not isinstance(value.owner, ir.Block):
+                inner = [op for region in value.owner.regions for op in walk(region.blocks[0])]
+                waiting += [*value.owner.operands, *(v for op in inner for v in op.operands)]
+        yield any(str(ir.RankedTensorType(v.type).element_type) in ("bf16", "f16") for v in seen)
+
+
+def _unheard(location: ir.Location, message: str) -> None:
+    """Takes remarks, which the plan has made already."""
+
+
+def _outputs(source: ir.Module, program: Program, labels: Sequence[str] | None) -> list[Output]:
+    states = {
+        result.number: role.index
+        for result in program.results
+        if (role := result.attributes.role) is not None and role.kind == "state"
+    }
+    types = [str(type_) for type_ in main_function(source).type.results]
+    return [
+        Output(
+            label=labels[n] if labels else str(n),
+            type=types[n],
+            state=states.get(n),
+            is_narrow=narrow,
+        )
+        for n, narrow in enumerate(narrow_results(source))
+    ]
+
+
+def _optimizer_states(program: Program) -> set[int]:
+    """The numbers of the state arguments that no forward or backward part reads."""
+    read = {v for f in program.fragments if f.part != "update" for v in f.inputs}
+    read |= {transfer.source for transfer in program.transfers}
+    states = {a.number for a in program.arguments if a.attributes.role == "state"}
+    return states - {a.number for a in program.arguments if a.value in read}
+
+
+def _repeated(program: Program, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The arguments of a whole step: every micro-batch is the same."""
+    whole = list(arguments)
+    for argument in program.arguments:
+        dim = argument.attributes.batch_dim
+        if argument.attributes.role == "batch" and dim is not None:
+            parts = [arguments[argument.number]] * program.num_micro_batches
+            whole[argument.number] = np.concatenate(parts, axis=dim)
+    return whole
+
+
+def _by_micro_batches(run: Run, program: Program, arguments: Sequence[Any]) -> list[np.ndarray]:
+    """What a step gives, by as many runs of one micro-batch as can differ from one another."""
+    batches, now = program.num_micro_batches, list(arguments)
+    forward = {a.number for a in program.arguments if a.value in program.varying}
+    roles = {result.number: result.attributes.role for result in program.results}
+    carried = {
+        number: role.index
+        for number, role in roles.items()
+        if role is not None and role.kind == "state" and role.index in forward
+    }
+    runs: list[list[np.ndarray]] = []
+    while len(runs) < batches:
+        run_ = [np.asarray(array) for array in run(now)]
+        runs += [run_] if carried else [run_] * batches
+        for number, index in carried.items():
+            now[index] = run_[number]
+    step = list(runs[-1])
+    for number, role in roles.items():
+        arrays = [run_[number] for run_ in runs]
+        if role is not None and role.kind == "concat":
+            step[number] = np.concatenate(arrays, axis=role.index)
+        elif role is not None and role.kind in ("sum", "mean"):
+            total = np.sum(arrays, axis=0, dtype=arrays[0].dtype)
+            step[number] = total if role.kind == "sum" else total / np.array(batches, total.dtype)
+    return step

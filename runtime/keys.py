@@ -1,0 +1,404 @@
+"""Random keys of a step with several micro-batches.
+
+Numbers that belong to samples are drawn in each micro-batch from the key folded with its number;
+numbers that all samples share are drawn from the key as it is given, and a key that comes back is
+that one, too. Which is which shows where a function is traced twice, at the size of a micro-batch
+and of the whole batch: what belongs to samples is drawn in another shape.
+
+The rewritten function takes the folded version of each key after its own arguments, as the row of a
+batch. Each value has two versions until something is drawn of it, one of the folded keys and one of
+those that are given. What is drawn for samples gets the marker `@alpa.random`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import Literal as JaxprLiteral
+
+from alpa.runtime.markers import mark_random
+
+_INLINED = frozenset({"jit", "pjit", "custom_jvp_call", "custom_vjp_call"})
+_DRAWS = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"})
+
+
+class OtherProgramError(ValueError):
+    """A function traces to other operations for a micro-batch than for the whole batch."""
+
+
+def drawn_from(jaxpr: Jaxpr, other: Jaxpr | None = None) -> list[bool]:
+    """For each argument whether it is used as a key: numbers are drawn from it, or keys are made.
+
+    Args:
+        jaxpr: the function, at the size of a micro-batch.
+        other: the same at the size of the whole batch: only numbers that belong to samples count.
+
+    Raises:
+        OtherProgramError: the two have other operations.
+    """
+    every, other = other is None, other or jaxpr
+    needed: set[Any] = set()
+    for eqn, counterpart in reversed(equations(jaxpr, other)):
+        name = eqn.primitive.name
+        if name in _DRAWS:
+            read = eqn.invars[:1] if every or _grows(eqn, counterpart) is not None else []
+        elif every and name == "random_wrap":
+            read = list(eqn.invars)
+        elif inner := _bodies(eqn):
+            flags = [False] * len(eqn.invars)
+            for body, whole in zip(inner, _bodies(counterpart), strict=True):
+                offset = len(eqn.invars) - len(body.jaxpr.invars)
+                used = drawn_from(body.jaxpr, None if every else whole.jaxpr)
+                if name == "while":
+                    flags = [True] * len(flags) if any(used) else flags
+                else:
+                    for n, flag in enumerate(used):
+                        flags[n + max(0, offset)] |= flag
+            read = [v for v, flag in zip(eqn.invars, flags, strict=True) if flag]
+            if any(var in needed for var in eqn.outvars):
+                read = list(eqn.invars)
+        else:
+            read = eqn.invars if any(var in needed for var in eqn.outvars) else []
+            read = read[:1] if name == "random_fold_in" else read
+        needed.update(v for v in read if not isinstance(v, JaxprLiteral))
+    return [var in needed for var in jaxpr.invars]
+
+
+def with_folded_keys(
+    jaxpr: ClosedJaxpr, other: ClosedJaxpr, keys: Sequence[int], impls: Sequence[str | None]
+) -> jax.stages.Traced:
+    """The function with a row of folded keys for each key, after its arguments.
+
+    Args:
+        jaxpr: the function.
+        other: the same at the other size, of a micro-batch or of the whole batch.
+        keys: the numbers of the arguments whose folded versions it takes.
+        impls: of each argument the kind of typed key that it is, as `jax.random.key_impl` says.
+
+    Raises:
+        OtherProgramError: the two have other operations.
+    """
+    structs = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        for aval in jaxpr.in_avals
+    ]
+
+    def raw(n: int) -> jax.ShapeDtypeStruct:
+        if impls[n] is None:
+            return structs[n]
+        return cast(jax.ShapeDtypeStruct, jax.eval_shape(jax.random.key_data, structs[n]))
+
+    rows = [jax.ShapeDtypeStruct((1, *raw(n).shape), np.uint32) for n in keys]
+
+    def with_keys(*arguments: Any) -> list[Any]:
+        given = [_Versions(array, array) for array in arguments[: len(structs)]]
+        for n, row in zip(keys, arguments[len(structs) :], strict=True):
+            impl = impls[n]
+            folded = row[0] if impl is None else jax.random.wrap_key_data(row[0], impl=impl)
+            given[n] = _Versions(folded, given[n].step)
+        return [result.step for result in _both_versions(jaxpr, other, given)]
+
+    return jax.jit(with_keys, keep_unused=True).trace(*structs, *rows)
+
+
+def drawn_in_micro_batches(
+    whole: ClosedJaxpr, micro: ClosedJaxpr, keys: Sequence[int], number: int
+) -> Callable[..., list[Any]]:
+    """The function at the whole batch, with the numbers that its micro-batches draw for samples.
+
+    It is what a plan of so many micro-batches is held against that is proven to be exact and draws
+    random numbers: each micro-batch draws from the keys folded with its number.
+
+    Args:
+        whole: the function at the size of the whole batch.
+        micro: the same at the size of a micro-batch.
+        keys: the numbers of the arguments that are folded.
+        number: how many micro-batches there are.
+
+    Raises:
+        OtherProgramError: the two have other operations.
+        ValueError: numbers are drawn for samples inside of a loop or a branch.
+    """
+
+    def run(*arrays: Any) -> list[Any]:
+        given = [
+            _Drawn(array, tuple(jax.random.fold_in(array, m) for m in range(number)))
+            if n in keys
+            else _Drawn(array)
+            for n, array in enumerate(arrays)
+        ]
+        return [value.step for value in _drawn(whole, micro, given, number)]
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A value, and what it is in each micro-batch where that is made of its keys."""
+
+    step: Any
+    micro: tuple[Any, ...] | None = None
+
+
+def _drawn(
+    whole: ClosedJaxpr, micro: ClosedJaxpr, given: Sequence[_Drawn], number: int
+) -> list[_Drawn]:
+    known: dict[Any, _Drawn] = dict(zip(whole.jaxpr.invars, given, strict=True))
+    for var, const in zip(whole.jaxpr.constvars, whole.consts, strict=True):
+        known[var] = _Drawn(const)
+
+    def read(atom: Any) -> _Drawn:
+        return _Drawn(atom.val) if isinstance(atom, JaxprLiteral) else known[atom]
+
+    for eqn, counterpart in equations(whole.jaxpr, micro.jaxpr):
+        inputs = [read(atom) for atom in eqn.invars]
+        versions = [
+            [value.step if value.micro is None else value.micro[m] for value in inputs]
+            for m in range(number if any(value.micro for value in inputs) else 0)
+        ]
+        if eqn.primitive.name in _INLINED:
+            (inner,), (other,) = _bodies(eqn), _bodies(counterpart)
+            results = _drawn(inner, other, inputs, number)
+        elif eqn.primitive.name in _DRAWS:
+            dim = _grows(eqn, counterpart)
+            if dim is None or not versions:
+                results = [_Drawn(v) for v in _as_function(whole.jaxpr, eqn)(_steps(inputs))]
+            else:
+                draw = _as_function(micro.jaxpr, counterpart)
+                parts = zip(*(draw(version) for version in versions), strict=True)
+                results = [_Drawn(jax.numpy.concatenate(part, axis=dim)) for part in parts]
+        else:
+            if versions and any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)):
+                raise ValueError(
+                    f"numbers are drawn for the samples inside of {eqn.primitive.name}; give the "
+                    "function that the plan is to be compared with (reference=f)"
+                )
+            compute = _as_function(whole.jaxpr, eqn)
+            each = [_as_function(micro.jaxpr, counterpart)(version) for version in versions]
+            results = [
+                _Drawn(value, tuple(parts[n] for parts in each) or None)
+                for n, value in enumerate(compute(_steps(inputs)))
+            ]
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in whole.jaxpr.outvars]
+
+
+def _steps(values: Sequence[_Drawn]) -> list[Any]:
+    return [value.step for value in values]
+
+
+@dataclass(frozen=True)
+class _Versions:
+    """A value made of the keys of a micro-batch, and made of those that are given."""
+
+    micro: Any
+    step: Any
+
+    @property
+    def differs(self) -> bool:
+        return self.micro is not self.step
+
+
+def _both_versions(
+    jaxpr: ClosedJaxpr,
+    other: ClosedJaxpr,
+    given: Sequence[_Versions],
+    caller: Any = None,
+) -> list[_Versions]:
+    """The results of a jaxpr in both versions; what is not used is left to dead code removal.
+
+    `caller` is the traceback of the call of the jaxpr, where it is inside of another one.
+    """
+    known: dict[Any, _Versions] = dict(zip(jaxpr.jaxpr.invars, given, strict=True))
+    for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
+        known[var] = _Versions(const, const)
+
+    def read(atom: Any) -> _Versions:
+        if isinstance(atom, JaxprLiteral):
+            return _Versions(atom.val, atom.val)
+        return known[atom]
+
+    for eqn, counterpart in equations(jaxpr.jaxpr, other.jaxpr):
+        inputs = [read(atom) for atom in eqn.invars]
+        if caller is not None and not source_info_util.summarize(eqn.source_info):
+            # What jax.numpy computes inside of its functions is at the place of the call.
+            eqn = eqn.replace(source_info=eqn.source_info.replace(traceback=caller))
+        with _named_as(eqn), source_info_util.user_context(eqn.source_info.traceback):
+            results = _of_equation(jaxpr.jaxpr, eqn, counterpart, inputs)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.jaxpr.outvars]
+
+
+def _of_equation(
+    jaxpr: Jaxpr, eqn: JaxprEqn, counterpart: JaxprEqn, inputs: Sequence[_Versions]
+) -> list[_Versions]:
+    if eqn.primitive.name in _INLINED:
+        (inner,), (whole,) = _bodies(eqn), _bodies(counterpart)
+        if draws(inner.jaxpr, whole.jaxpr) or any(value.differs for value in inputs):
+            return _both_versions(inner, whole, inputs, eqn.source_info.traceback)
+    micro = [value.micro for value in inputs]
+    step = [value.step for value in inputs]
+    differs = any(value.differs for value in inputs)
+    if eqn.primitive.name in _DRAWS:
+        dim = _grows(eqn, counterpart)
+        if dim is None:
+            return [_Versions(value, value) for value in _as_function(jaxpr, eqn)(step)]
+        drawn = _as_function(jaxpr, eqn)(micro)
+        if not inputs[0].differs and _is_of_samples(eqn, counterpart):
+            # Each sample has a key of its own, which is cut with it.
+            return [_Versions(value, value) for value in drawn]
+        marked = [mark_random(value, dim if inputs[0].differs else -1) for value in drawn]
+        return [_Versions(value, value) for value in marked]
+    if differs and any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)):
+        # Inside of a loop or a branch all is drawn from the folded keys. Numbers that samples share
+        # have no marker, and are found to be mixed.
+        marked_eqn = eqn.replace(params=_with_marks(eqn, counterpart))
+        drawn = _as_function(jaxpr, marked_eqn)(micro)
+        kept = _as_function(jaxpr, eqn)(step)
+        return [
+            _Versions(a, b if _may_be_key(var.aval) else a)
+            for var, a, b in zip(eqn.outvars, drawn, kept, strict=True)
+        ]
+    results = _as_function(jaxpr, eqn)(step)
+    if not differs:
+        return [_Versions(value, value) for value in results]
+    folded = _as_function(jaxpr, eqn)(micro)
+    return [_Versions(a, b) for a, b in zip(folded, results, strict=True)]
+
+
+def _may_be_key(aval: Any) -> bool:
+    """Whether a value may be a key: a typed one, or the words of one."""
+    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key) or (
+        aval.dtype == np.uint32 and aval.shape[-1:] in ((2,), (4,))
+    )
+
+
+def _with_marks(eqn: JaxprEqn, counterpart: JaxprEqn) -> dict[str, Any]:
+    """The parameters of a loop or a branch whose bodies mark what they draw for samples."""
+    marked = iter([_marked(a, b) for a, b in _body_pairs(eqn, counterpart)])
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return next(marked)
+        if isinstance(value, Jaxpr):
+            closed = next(marked)
+            assert not closed.consts, "a recomputed function captures arrays"
+            return closed.jaxpr
+        if isinstance(value, tuple) and any(isinstance(it, ClosedJaxpr) for it in value):
+            return tuple(next(marked) for _ in value)
+        return value
+
+    return {name: replaced(value) for name, value in eqn.params.items()}
+
+
+def _marked(jaxpr: ClosedJaxpr, other: ClosedJaxpr) -> ClosedJaxpr:
+    def run(*arguments: Any) -> list[Any]:
+        # Both versions are the folded one here, and differ in name.
+        given = [_Folded(value, value) for value in arguments]
+        return [result.micro for result in _both_versions(jaxpr, other, given)]
+
+    structs = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        for aval in jaxpr.in_avals
+    ]
+    return jax.make_jaxpr(run)(*structs)
+
+
+class _Folded(_Versions):
+    """A value inside of a loop, where there is the folded version only."""
+
+    @property
+    def differs(self) -> bool:
+        return True
+
+
+def draws(jaxpr: Jaxpr, other: Jaxpr) -> bool:
+    """Whether numbers that belong to samples are drawn, in inner programs, too."""
+    return any(
+        _grows(eqn, counterpart) is not None
+        if eqn.primitive.name in _DRAWS
+        else any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart))
+        for eqn, counterpart in equations(jaxpr, other)
+    )
+
+
+def equations(jaxpr: Jaxpr, other: Jaxpr) -> list[tuple[JaxprEqn, JaxprEqn]]:
+    """The equations of both sizes, side by side."""
+    names = [[eqn.primitive.name for eqn in it.eqns] for it in (jaxpr, other)]
+    if names[0] != names[1]:
+        pairs = enumerate(zip(*names, strict=False))
+        at = next((n for n, (a, b) in pairs if a != b), min(map(len, names)))
+        longer = jaxpr if len(names[0]) > at else other
+        place = source_info_util.summarize(longer.eqns[at].source_info)
+        raise OtherProgramError(
+            f"{place or 'a function that is called'}: the function has other operations for a "
+            "micro-batch than for the whole batch; write it without Python loops or branches over "
+            "the size of the batch, or plan with 1 micro-batch"
+        )
+    return list(zip(jaxpr.eqns, other.eqns, strict=True))
+
+
+def _body_pairs(eqn: JaxprEqn, other: JaxprEqn) -> list[tuple[ClosedJaxpr, ClosedJaxpr]]:
+    return list(zip(_bodies(eqn), _bodies(other), strict=True))
+
+
+def _bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """The programs inside an equation, in the order of its parameters."""
+    found: list[ClosedJaxpr] = []
+    for value in eqn.params.values():
+        for it in value if isinstance(value, tuple) else (value,):
+            if isinstance(it, ClosedJaxpr):
+                found.append(it)
+            elif isinstance(it, Jaxpr):
+                found.append(ClosedJaxpr(it, ()))
+    return found
+
+
+def is_shared_draw(eqn: JaxprEqn, counterpart: JaxprEqn) -> bool:
+    """Whether numbers are drawn that all samples share."""
+    return eqn.primitive.name in _DRAWS and _grows(eqn, counterpart) is None
+
+
+def _grows(eqn: JaxprEqn, counterpart: JaxprEqn) -> int | None:
+    """The dimension of what is drawn that grows with the batch, -1 for several, None for none."""
+    own, other = (cast(ShapedArray, it.outvars[-1].aval).shape for it in (eqn, counterpart))
+    grown = [d for d, (a, b) in enumerate(zip(own, other, strict=True)) if a != b]
+    return None if not grown else grown[0] if len(grown) == 1 else -1
+
+
+def _is_of_samples(eqn: JaxprEqn, counterpart: JaxprEqn) -> bool:
+    """Whether the first operand grows with the batch."""
+    return eqn.invars[0].aval.shape != counterpart.invars[0].aval.shape
+
+
+def _named_as(eqn: JaxprEqn) -> AbstractContextManager[Any]:
+    """Gives what is traced inside the name of an equation, such as `transpose(jvp())`."""
+    name = str(eqn.source_info.name_stack)
+    inner = eqn.primitive.name in _INLINED
+    return jax.named_scope(name) if name and inner else nullcontext()
+
+
+def _as_function(jaxpr: Jaxpr, eqn: JaxprEqn) -> Callable[[Sequence[Any]], list[Any]]:
+    """One equation of a jaxpr, from the values of its operands to its results."""
+    operands = dict.fromkeys(a for a in eqn.invars if not isinstance(a, JaxprLiteral))
+    if not source_info_util.summarize(eqn.source_info):
+        # What jax has traced once for all calls, such as `jnp.cumsum`, is where it is called.
+        traceback = source_info_util.current().traceback
+        eqn = eqn.replace(source_info=eqn.source_info.replace(traceback=traceback))
+    alone = jaxpr.replace(constvars=[], invars=[*operands], outvars=eqn.outvars, eqns=[eqn])
+    run = jaxpr_as_fun(ClosedJaxpr(alone, ()))
+
+    def call(values: Sequence[Any]) -> list[Any]:
+        pairs = zip(eqn.invars, values, strict=True)
+        by_var = {a: value for a, value in pairs if not isinstance(a, JaxprLiteral)}
+        return list(run(*by_var.values()))
+
+    return call

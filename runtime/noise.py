@@ -1,0 +1,155 @@
+"""The scale of noise: how far runs of a reference that differ only by rounding are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from alpa.dialects import ir
+from alpa.runtime.comparison import Comparison, Tensor, difference, distance
+from alpa.runtime.pjrt import separate
+from alpa.runtime.planning import Clock
+from alpa.runtime.reassociation import reassociate
+from alpa.runtime.reference import unplanned
+
+SEEDS = (0, 1, 2, 3)
+"""Of the perturbations of a comparison. `comparison.FACTOR` depends on how many there are."""
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+"""A program: from its arguments to its results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A program on one device, which says what a plan has to compute."""
+
+    description: str
+    run: Run
+    module: ir.Module
+    """what it runs, for a version of it with its sums in another order"""
+    step: Callable[[Run], Run] = lambda run: run
+    """from a run of the module to a run of the program, where that takes several"""
+
+    def reassociated(self) -> Run | None:
+        """The program with its sums in another order; None where it has none."""
+        module = separate(self.module.operation)
+        return self.step(unplanned(module)) if reassociate(module) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What is known of one result."""
+
+    label: str
+    type: str
+    state: int | None = None
+    """the number of the argument that it is the new value of"""
+    is_narrow: bool = False
+    """whether 16-bit floats go into it"""
+
+
+def compare_with_noise(
+    results: Sequence[Any],
+    arguments: Sequence[Any],
+    reference: Reference,
+    outputs: Sequence[Output],
+    clock: Clock,
+) -> Comparison:
+    """Compares results with those of a reference for the same arguments, and measures the noise.
+
+    Raises:
+        ValueError: there are other results than the reference has, or of other shapes.
+    """
+    with clock.phase("one device"):
+        expected = _arrays(reference.run(arguments))
+    found = _arrays(results)
+    if len(found) != len(expected):
+        raise ValueError(f"the plan has {len(found)} results, its reference {len(expected)}")
+    by_perturbing: dict[int, float] = {}
+    for seed in SEEDS:
+        with clock.phase("one device, perturbed"):
+            moved = perturbed(arguments, seed)
+            others = _arrays(reference.run(moved))
+        for n, far in enumerate(_distances(others, moved, expected, arguments, outputs)):
+            by_perturbing[n] = max(by_perturbing.get(n, 0.0), far)
+    with clock.phase("one device, sums reordered"):
+        run = reference.reassociated()
+        others = None if run is None else _arrays(run(arguments))
+    by_order: Mapping[int, float] = {}
+    if others is not None:
+        by_order = dict(enumerate(_distances(others, arguments, expected, arguments, outputs)))
+    tensors: list[Tensor] = []
+    for n, (a, b, output) in enumerate(zip(found, expected, outputs, strict=True)):
+        old = None if output.is_narrow or output.state is None else arguments[output.state]
+        narrow = "bfloat16" if output.is_narrow else None
+        row = difference(a, b, index=n, dtype=narrow, old=old)
+        tensors.append(
+            Tensor(
+                label=output.label,
+                type=output.type,
+                difference=row.error,
+                bound=row.bound,
+                perturbed=by_perturbing.get(n),
+                reassociated=by_order.get(n),
+                is_finite=_is_finite(b),
+            )
+        )
+    return Comparison(reference=reference.description, tensors=tuple(tensors))
+
+
+def _distances(
+    others: Sequence[np.ndarray],
+    their_arguments: Sequence[Any],
+    expected: Sequence[np.ndarray],
+    arguments: Sequence[Any],
+    outputs: Sequence[Output],
+) -> list[float]:
+    """How far another run of the reference is from it; of new states, their changes."""
+    found: list[float] = []
+    for a, b, output in zip(others, expected, outputs, strict=True):
+        if output.is_narrow or output.state is None:
+            found.append(distance(a, b))
+        else:
+            found.append(distance(a, b, their_arguments[output.state], arguments[output.state]))
+    return found
+
+
+def _arrays(results: Sequence[Any]) -> list[np.ndarray]:
+    return [np.asarray(array) for array in results]
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    if array.dtype.kind in "biu":
+        return True
+    wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    return bool(np.isfinite(wide).all())
+
+
+def perturbed(arrays: Sequence[Any], seed: int) -> list[np.ndarray]:
+    """The arrays with each floating element moved by one unit in the last place.
+
+    Up or down at random. Zeros, infinities and NaNs stay, and so do arrays of other types.
+    """
+    generator = np.random.default_rng([seed, 0x51])
+    return [_moved(np.asarray(array), generator) for array in arrays]
+
+
+def _moved(array: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    if array.dtype.kind == "c":
+        parts = np.real(array), np.imag(array)
+        real, imaginary = (_moved(part, generator) for part in parts)
+        return (real + 1j * imaginary).astype(array.dtype)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    # Read as a whole number, a float of larger magnitude is larger, its sign apart.
+    bits = np.dtype(f"u{array.dtype.itemsize}")
+    step = generator.choice(np.array([1, -1], f"i{array.dtype.itemsize}"), array.shape)
+    neighbour = (np.ascontiguousarray(array).view(bits) + step.view(bits)).view(array.dtype)
+    neighbour = neighbour.reshape(array.shape)
+    with np.errstate(invalid="ignore"):  # the neighbours of infinity
+        keep = ~np.isfinite(array) | (array == 0) | ~np.isfinite(neighbour)
+    return np.where(keep, array, neighbour)

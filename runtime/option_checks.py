@@ -1,0 +1,80 @@
+"""Checks of options, where they are given: each error says the value and what is expected."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, get_args
+
+
+def check_literal(name: str, value: Any, kind: Any) -> None:
+    """Raises ValueError where an option has none of the values of a Literal."""
+    allowed = get_args(kind)
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} is {value!r}; expected one of {', '.join(allowed)}")
+
+
+def check_kind(name: str, value: Any, *kinds: type) -> None:
+    """Raises TypeError where an option is of none of the kinds; None has to be among them."""
+    if not isinstance(value, kinds):
+        words = " or ".join("None" if it is type(None) else it.__name__ for it in kinds)
+        raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; expected {words}")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raises ValueError where an option is no whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}")
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raises ValueError where a timeout is not positive, not finite, or more than Python waits."""
+    is_number = not isinstance(value, bool) and isinstance(value, Real)
+    if not is_number or not 0 < float(value) <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"{name} is {value!r}; expected a number of seconds above 0, at most "
+            f"{threading.TIMEOUT_MAX:.2g}"
+        )
+
+
+def check_devices(devices: Sequence[Any] | None) -> None:
+    """Checks the devices that a plan is to run on; None leaves them to jax.
+
+    Raises:
+        TypeError: one is no device of jax.
+        ValueError: there is none, or one is given twice.
+    """
+    if devices is None:
+        return
+    if not len(devices):
+        raise ValueError("devices is empty; name at least one device, or leave devices= out")
+    for number, device in enumerate(devices):
+        if not hasattr(device, "device_kind"):
+            raise TypeError(
+                f"devices[{number}] is {device!r}, of type {type(device).__name__}; expected "
+                "devices of jax, such as jax.devices()[:4]"
+            )
+    first: dict[int, int] = {}
+    for number, device in enumerate(devices):
+        other = first.setdefault(id(device), number)
+        if other != number:
+            raise ValueError(
+                f"devices[{other}] and devices[{number}] are both {device}; name each device once"
+            )
+
+
+def check_compiler_options(options: Any) -> None:
+    """Checks what is given to XLA beside a program; XLA knows the names.
+
+    Raises:
+        TypeError: they are no mapping of names to values.
+        ValueError: a value is not finite.
+    """
+    check_kind("compiler_options", options, Mapping, type(None))
+    for name, value in (options or {}).items():
+        check_kind("a name in compiler_options", name, str)
+        check_kind(f"compiler_options[{name!r}]", value, str, bool, int, float)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"compiler_options[{name!r}] is {value!r}; expected a finite number")
