@@ -102,9 +102,10 @@ class CombineMicroBatches(Pass):
             mode = self._mode(module)
             if self.num_micro_batches > 1 and mode == EXACT:
                 mode = self._combine(module, main, remark)
-            _clean(body(main), remark)
             if WHOLE in module.operation.attributes:
                 del module.operation.attributes[WHOLE]
+                _forget_whole(body(main))
+            _clean(body(main), remark)
             if self.num_micro_batches > 1:
                 module.operation.attributes[MICRO_BATCHES] = ir.StringAttr.get(mode)
 
@@ -181,14 +182,19 @@ def _report_sizes(block: ir.Block, roles: Roles, remark: Remark) -> None:
         )
 
 
+def _forget_whole(block: ir.Block) -> None:
+    """Removes what ops say of the whole batch."""
+    for op in walk(block):
+        if WHOLE in op.attributes:
+            del op.attributes[WHOLE]
+
+
 def _clean(block: ir.Block, remark: Remark) -> None:
     """Removes what only this pass reads, and markers where they mean nothing."""
     boundary: ir.Location | None = None
     ops = [(op, False) for op in block.operations]
     ops += [(inner, True) for op, _ in ops for inner in _inner(op)]
     for op, inside in ops:
-        if WHOLE in op.attributes:
-            del op.attributes[WHOLE]
         target = _target(op)
         if target == RANDOM or (inside and target in (GRADIENT, LAYER_BOUNDARY)):
             if target == LAYER_BOUNDARY:
@@ -303,7 +309,8 @@ class _Split:
             changed = {v: new for v in used if (new := self._for_step(v, wholes)) != v}
             if changed:
                 replace_operands(op, changed)
-            self._enlarge(op, op)
+            if self.context.whole_is_known:
+                self._enlarge(op, op)
         self._return(wholes)
         for op in marks:
             op.results[0].replace_all_uses_with(op.operands[0])
@@ -326,10 +333,14 @@ class _Split:
             if isinstance(op, stablehlo.SelectOp) and self.at(op.operands[0]).splat is not None:
                 taken = 1 if self.at(op.operands[0]).splat else 2
                 op.operands[3 - taken] = op.operands[taken]
-            for number, value in enumerate(list(op.operands) if len(op.results) == 1 else ()):
-                if (op.results[0], number) in self.context.substituted:
-                    with ir.InsertionPoint(op), op.location:
-                        op.operands[number] = filled(ir.RankedTensorType(value.type), 1.0)
+        producer = self._producer
+        # What is inside of a loop is mixed, or runs in the step.
+        found = [(producer[v], number) for v, number in self.context.substituted if v in producer]
+        for o, number in sorted(found):
+            op = self.graph.ops[o]
+            with ir.InsertionPoint(op), op.location:
+                one = filled(ir.RankedTensorType(op.operands[number].type), 1.0)
+                op.operands[number] = one
 
     def _for_step(self, value: ir.Value, wholes: dict[ir.Value, ir.Value]) -> ir.Value:
         """What the step reads in the place of a value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from alpa.dialects import ir
@@ -32,6 +32,8 @@ class Context:
     """operands, by the op's result and their number, that micro-batches see as one: the number
     itself is a factor of the step"""
     shapes: dict[ir.Type, Shape] = field(default_factory=dict[ir.Type, Shape])
+    alike: dict[Hashable, list[Relation]] = field(default_factory=dict[Hashable, list[Relation]])
+    """the relations of ops that were found, by all that they follow from"""
 
     def shape(self, value: ir.Value) -> Shape:
         return self.shape_of(value.type)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from alpa.dialects import body, file_position, ir, terminator
-from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, entries
+from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, entries
 from alpa.passes.analysis.graph import used_values
 from alpa.passes.analysis.micro_batches import contractions, elementwise, indexing, shapes
 from alpa.passes.analysis.micro_batches.context import Context
@@ -68,6 +68,15 @@ _EXPLAINED = {
 }
 """Attributes that may be others in W; what they are there follows from the shapes, or is checked by
 the rule."""
+_READS: dict[str, str | None] = {
+    **dict.fromkeys(ELEMENTWISE - {"stablehlo.compare"}, None),
+    "stablehlo.broadcast_in_dim": "broadcast_dimensions",
+    "stablehlo.dot_general": "dot_dimension_numbers",
+    "stablehlo.reshape": None,
+    "stablehlo.transpose": "permutation",
+}
+"""Ops whose relation follows from types, the relations of operands, and this attribute: the layers
+of a model are alike, and each kind of op is looked at once."""
 _MATRICES = ("lapack_", "cusolver_", "hipsolver_", "Qr", "Eigh", "LuDecomposition")
 """Custom calls of linear algebra: dimensions in front of the last two are computed apart."""
 _TRIANGULAR_SOLVE = re.compile(r"lapack_[sdcz]trsm(_ffi)?")
@@ -112,7 +121,7 @@ def _walk(context: Context, block: ir.Block) -> list[Relation]:
     """Relates the ops of a block; what its terminator returns."""
     operations = list(block.operations)
     for op in operations[:-1]:
-        for result, relation in zip(op.results, _related(context, op), strict=True):
+        for result, relation in zip(op.results, _known_or_related(context, op), strict=True):
             if (
                 relation.kind in ("sum", "step", "size")
                 and relation.root is None
@@ -125,9 +134,35 @@ def _walk(context: Context, block: ir.Block) -> list[Relation]:
     return [context.at(value) for value in operations[-1].operands]
 
 
-def _related(context: Context, op: ir.OpView) -> list[Relation]:
+def _known_or_related(context: Context, op: ir.OpView) -> list[Relation]:
+    """The relations of an op's results, from one that is like it if there was one."""
     name = op.operation.name
-    operands = [context.at(value) for value in op.operands]
+    values = list(op.operands)
+    operands = [context.relations[value] for value in values]
+    # A root is a value of this op's own.
+    if name not in _READS or any(it.root is not None for it in operands):
+        return _related(context, op, name, operands)
+    attributes = op.attributes
+    read = _READS[name]
+    alike = (
+        name,
+        op.results[0].type,
+        attributes[read] if read else None,
+        attributes.get(WHOLE) if context.whole_is_known else None,
+        *(value.type for value in values),
+        *operands,
+    )
+    found = context.alike.get(alike)
+    if found is None:
+        found = _related(context, op, name, operands)
+        if not found[0].is_mixed:  # A reason has the place of its op.
+            context.alike[alike] = found
+    return found
+
+
+def _related(
+    context: Context, op: ir.OpView, name: str, operands: Sequence[Relation]
+) -> list[Relation]:
     differs = context.whole(op).keys() - {"types"} - _EXPLAINED.get(name, set())
     if differs:
         found = [mixed(op, f"has another {sorted(differs)[0]} for the whole batch")]
@@ -137,7 +172,7 @@ def _related(context: Context, op: ir.OpView) -> list[Relation]:
     elif (many := _MANY.get(name)) is not None:
         found = many(context, op, operands)
     elif name == "stablehlo.optimization_barrier":
-        found = operands
+        found = list(operands)
     elif name == "stablehlo.custom_call":
         found = _custom_call(context, op, operands)
     elif name == "stablehlo.while":
