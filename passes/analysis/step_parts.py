@@ -34,6 +34,7 @@ from operator import or_
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
 from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.micro_batches.context import is_float
 from alpa.passes.analysis.products import PRODUCTS, multiplies
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.running_state import running_states
@@ -45,6 +46,8 @@ SAME_ELEMENTS = TRIVIAL - {
     "stablehlo.reduce",
 }
 """Ops whose result holds the operand's elements, each changed for itself."""
+_SUMS = {"stablehlo.add", "stablehlo.subtract", "stablehlo.concatenate"}
+"""Linear in all operands together."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,10 @@ class _Splitter:
         marks = frozenset(self.marks)
         changes = {a: self._changes(v, marked, up_to=marks) for a, v in new.items()}
         running = running_states(graph, changes, results, self.marks)
+        # One that is chosen by a gradient is written by the update, whatever it is made of.
+        running = {a for a in running if not marked[new[a]]}
         new = {a: v for a, v in new.items() if a not in running}
-        gradients = {a: self._changes(v, marked) for a, v in new.items()}
+        gradients = {a: self._marks_of(self._changes(v, marked), marked) for a, v in new.items()}
         metrics = [graph.cone([v]) for v in results if self.batch[v] and on_state[v]]
         losses = [
             cone
@@ -246,6 +251,19 @@ class _Splitter:
                     stack.append(v)
         return [o for o in found if graph.ops[o].name != "stablehlo.broadcast_in_dim"]
 
+    def _marks_of(self, ops: list[int], marked: Sequence[bool]) -> list[int]:
+        """Ops that compute changes, with marks in the place of those that are behind marks (a
+        branch that is taken by whether all gradients are finite)."""
+        found: dict[int, None] = {}
+        for o in ops:
+            results = self.graph.results[o]
+            if any(marked[v] for v in results):
+                cone = self.graph.cone(results)
+                found.update((mark, None) for mark in self.marks if cone[mark])
+            else:
+                found[o] = None
+        return list(found)
+
     def _read(self, cone: list[bool]) -> set[int]:
         """The values that the ops of a cone read."""
         return {v for o, inside in enumerate(cone) if inside for v in self.graph.operands[o]}
@@ -289,8 +307,10 @@ class _Splitter:
         return parts
 
     def behind_marks(self, parts: Sequence[Part | None]) -> list[Part | None]:
-        """The parts where all that follows a marker runs once per step, and nothing else does that
-        depends on the batch."""
+        """The parts where all that follows a marker runs once per step.
+
+        Of what is in front of one, only linear ops on what is accumulated may run with it.
+        """
         graph = self.graph
         after = graph.depends(v for o in self.marks for v in graph.results[o])
         found = list(parts)
@@ -300,7 +320,36 @@ class _Splitter:
             elif marker_of(graph.ops[o]) == GRADIENT:
                 made_by = [found[graph.producer[v]] for v in operands if graph.producer[v] >= 0]
                 found[o] = "update" if "update" in made_by else "backward"
+        early = [
+            part == "update" and not any(after[v] for v in operands)
+            for part, operands in zip(found, graph.operands, strict=True)
+        ]
+        needed = graph.cone(
+            v
+            for o, operands in enumerate(graph.operands)
+            if early[o] and not self._is_of_totals(o, found)
+            for v in graph.results[o]
+        )
+        for o, moves in enumerate(needed):
+            if moves and early[o]:
+                found[o] = "backward"
         return found
+
+    def _is_of_totals(self, o: int, parts: Sequence[Part | None]) -> bool:
+        """Whether an op is linear in what it reads, and all of that is accumulated.
+
+        Floats are averaged: what is the same for all micro-batches may be added to them. Integers
+        are added up.
+        """
+        operands = self.graph.operands[o]
+        read = [v for v in operands if self.batch[v]]
+        made_by = [self.graph.producer[v] for v in read]
+        if any(producer < 0 or parts[producer] == "forward" for producer in made_by):
+            return False
+        makes_floats = is_float(self.graph.values[self.graph.results[o][0]].type)
+        if self.graph.ops[o].name in _SUMS:
+            return makes_floats or len(read) == len(operands)
+        return makes_floats and self._is_linear(o)
 
     def _before_marks(self, towards: list[bool]) -> list[bool]:
         """The ops that may compute gradients.

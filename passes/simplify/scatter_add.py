@@ -17,6 +17,7 @@ same counts.
 from __future__ import annotations
 
 from alpa.dialects import filled, ir, stablehlo
+from alpa.dialects.attributes import WHOLE
 
 
 def scatter_apart(block: ir.Block) -> None:
@@ -24,6 +25,8 @@ def scatter_apart(block: ir.Block) -> None:
     for op in list(block.operations):
         if not isinstance(op, stablehlo.ScatterOp) or len(op.results) != 1 or not _adds(op):
             continue
+        if WHOLE in op.attributes:
+            continue  # what grows with the batch counts nothing
         given = op.operands[0]
         if not isinstance(given.owner, ir.Block):
             continue

@@ -139,6 +139,26 @@ def layers_in_a_loop(w: Any, x: Any) -> Any:
     return w - 0.1 * g, loss
 
 
+def two_masked_means(state: Any, x: Any, y: Any) -> Any:
+    """The losses come back divided by a count; what leads to them is computed for each gradient."""
+
+    def loss_fn(w: Any, other: Any) -> Any:
+        losses = optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x @ w) @ other, y)
+        return jnp.sum(losses * (y > 0)) / jnp.maximum(jnp.sum(y > 0), 1)
+
+    loss, a = jax.value_and_grad(loss_fn)(state["a"], state["b"])
+    b = jax.grad(lambda b: loss_fn(state["a"], jnp.sin(b)))(state["b"])
+    return sgd(state, {"a": a, "b": b}), loss, jnp.tanh(x @ state["a"]) @ state["b"]
+
+
+def added_to_samples(w: Any, x: Any) -> Any:
+    def loss_fn(w: Any) -> Any:
+        return squares(w, x.at[:, np.array([0, 3])].add(x[:, :2] * w[0, :2]))
+
+    loss, g = jax.value_and_grad(loss_fn)(w)
+    return w - 0.1 * g, loss
+
+
 def wrapped(optimizer: Any) -> Callable[..., Any]:
     def step(w: Any, state: Any, x: Any) -> Any:
         loss, g = jax.value_and_grad(squares)(w, x)
@@ -173,6 +193,8 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         {"state_argnums": (0, 1), "batch_argnums": 2},
     ),
     "masked mean": (masked_mean, (W, X, Y), {}),
+    "two masked means": (two_masked_means, ({"a": W, "b": normal(3, 3)}, X, Y), {}),
+    "added to samples": (added_to_samples, (W, X), {}),
     "root of the mean": (root_of_the_mean, (W, X), {}),
     "picked": (picked, (W, X, Y), {}),
     "layers in a loop": (layers_in_a_loop, (normal(3, 6, 6) / 2, X), {}),
@@ -250,6 +272,28 @@ def test_what_mixes_samples_is_refused_and_both_remedies_work(step: Callable[...
     assert_equal(parallelize(step, 1)(W, X), jax.jit(step)(W, X))
     found = parallelize(step, 2, micro_batches="independent")(W, X)
     assert_equal(found, in_a_loop_over_micro_batches(step, W, X, 2))
+
+
+def test_an_update_in_a_branch_with_independent_micro_batches() -> None:
+    """All new states are results of one op, which all gradients lead to."""
+    optimizer = optax.apply_if_finite(optax.sgd(0.1), 2)
+
+    def loss_fn(w: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ w["a"])
+        return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(h @ w["b"] @ h.T)))
+
+    def step(w: Any, state: Any, x: Any) -> Any:
+        loss, g = jax.value_and_grad(loss_fn)(w, x)
+        updates, state = optimizer.update(g, state, w)
+        return optax.apply_updates(w, updates), state, loss
+
+    w = {"a": W, "b": normal(3, 3)}
+    state = optimizer.init(jax.tree.map(jnp.asarray, w))
+    options = {"micro_batches": "independent", "batch_argnums": 2}
+    found = parallelize(step, 2, **options)(w, state, X)
+    losses, g = zip(*(jax.value_and_grad(loss_fn)(w, part) for part in np.split(X, 2)), strict=True)
+    updates, state = optimizer.update(jax.tree.map(lambda a, b: (a + b) / 2, *g), state, w)
+    assert_equal(found, (optax.apply_updates(w, updates), state, sum(losses) / 2))
 
 
 def test_accumulation_of_ones_own_is_refused_and_runs_with_one_micro_batch() -> None:
