@@ -346,9 +346,14 @@ class _Splitter:
         made_by = [self.graph.producer[v] for v in read]
         if any(producer < 0 or parts[producer] == "forward" for producer in made_by):
             return False
+        op = self.graph.ops[o]
+        if marker_of(op) == GRADIENT:
+            return True
         makes_floats = is_float(self.graph.values[self.graph.results[o][0]].type)
-        if self.graph.ops[o].name in _SUMS:
+        if op.name in _SUMS:
             return makes_floats or len(read) == len(operands)
+        if op.name == "stablehlo.divide":
+            return makes_floats and read == [operands[0]]
         return makes_floats and self._is_linear(o)
 
     def _before_marks(self, towards: list[bool]) -> list[bool]:

@@ -46,7 +46,10 @@ def _by_rank(inner: Any) -> Any:
 WRAPPERS: Mapping[str, Callable[[Any], Any]] = {
     "none": lambda inner: inner,
     "apply if finite": lambda inner: optax.apply_if_finite(inner, 2),
-    "every second step": lambda inner: optax.MultiSteps(inner, 2).gradient_transformation(),
+    # In the widest type that there is: 32 bits, unless 64 are allowed.
+    "every second step": lambda inner: optax.MultiSteps(
+        inner, 2, accumulator_dtype=float
+    ).gradient_transformation(),
     "ema": lambda inner: optax.chain(optax.ema(0.5), inner),
     "injected": lambda inner: optax.chain(
         inner, optax.inject_hyperparams(optax.scale)(step_size=lambda count: 1 / (1 + count))
