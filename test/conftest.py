@@ -77,6 +77,15 @@ def small_cluster(tmp_path: Path) -> SmallCluster:
     return write
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes (`-n 2`) a file stays in one of them, and all files that use the one
+    Ray cluster in the same."""
+    for item in items:
+        uses_ray = "ray_cluster" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One Ray cluster for all tests, in this process, with more CPUs than there are."""

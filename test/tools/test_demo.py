@@ -196,7 +196,7 @@ def test_the_readme_names_one_test_command() -> None:
     _, _, rest = README.read_text().partition("<!-- test-command -->")
     lines = rest.partition("<!-- /test-command -->")[0].split("\n")
     (command,) = [line for line in lines if line.strip() and not line.startswith("```")]
-    assert command.endswith("python -m pytest")
+    assert command.endswith("python -m pytest -n 2")
 
 
 @pytest.mark.parametrize("name", pipeline.PASSES)
