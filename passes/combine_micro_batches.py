@@ -129,6 +129,13 @@ class CombineMicroBatches(Pass):
         graph = Graph.of(block)
         roles = infer_roles(main, graph)
         if not any(argument.role == "batch" for argument in roles.arguments):
+            if any(graph.returned[r] != a for r, a in roles.state_pairs().items()):
+                raise PassError(
+                    main,
+                    f"no argument is cut into {self.num_micro_batches} micro-batches, and each of "
+                    "them would change the state; say which arguments hold the samples "
+                    '(alpa.role = "batch"), or plan with 1 micro-batch',
+                )
             return EXACT
         if whole is None:
             _report_sizes(block, roles, remark)

@@ -80,9 +80,19 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
     updates = [graph.returned[r] for r in pairs if batch[graph.returned[r]]]
     splitter = _Splitter(graph, batch, graph.first_equal(ignore_positions=True))
     if not updates:
-        everything: list[Part | None] = ["forward"] * len(graph.ops)
-        everything = splitter.behind_marks(everything) if exact else everything
-        return StepParts(everything, [True] * len(graph.values), "update" in everything)
+        part: list[Part | None] = ["forward"] * len(graph.ops)
+        writes = any(graph.returned[r] != a for r, a in pairs.items())
+        is_training = writes and any(batch[v] for v in graph.returned)
+        if is_training:
+            # State that does not depend on the samples (a count) is written once per step.
+            part = [
+                "forward" if any(batch[v] for v in (*operands, *results)) else None
+                for operands, results in zip(graph.operands, graph.results, strict=True)
+            ]
+        part = splitter.behind_marks(part) if exact else part
+        if not is_training:
+            batch = [True] * len(graph.values)
+        return StepParts(part, batch, is_training or "update" in part)
     results = [graph.returned[r] for r in range(len(graph.returned)) if r not in pairs]
     forward, learned, gradients, doubts = splitter.forward(results, pairs, state)
     part = splitter.parts(*splitter.with_statistics(forward, gradients), learned)

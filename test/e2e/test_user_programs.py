@@ -159,6 +159,12 @@ def added_to_samples(w: Any, x: Any) -> Any:
     return w - 0.1 * g, loss
 
 
+def evaluation_that_counts(state: Any, x: Any) -> Any:
+    """Nothing is learned from the samples."""
+    new = {"w": 0.9 * state["w"], "steps": state["steps"] + 1}
+    return new, jnp.tanh(x @ state["w"]), jnp.tanh(x @ new["w"]).mean(), new["w"].sum()
+
+
 def wrapped(optimizer: Any) -> Callable[..., Any]:
     def step(w: Any, state: Any, x: Any) -> Any:
         loss, g = jax.value_and_grad(squares)(w, x)
@@ -195,6 +201,11 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "masked mean": (masked_mean, (W, X, Y), {}),
     "two masked means": (two_masked_means, ({"a": W, "b": normal(3, 3)}, X, Y), {}),
     "added to samples": (added_to_samples, (W, X), {}),
+    "evaluation that counts": (
+        evaluation_that_counts,
+        ({"w": W, "steps": np.int32(3)}, X),
+        {"state_argnums": 0},
+    ),
     "root of the mean": (root_of_the_mean, (W, X), {}),
     "picked": (picked, (W, X, Y), {}),
     "layers in a loop": (layers_in_a_loop, (normal(3, 6, 6) / 2, X), {}),
@@ -342,6 +353,13 @@ def test_a_key_that_is_used_comes_back_as_plain_jax_makes_it() -> None:
         _, returned, _ = planned(W, key, X)
         assert (jax.random.key_data(returned) == jax.random.key_data(step(W, key, X)[1])).all()
         assert not alpa.compare_with_jax(planned, W, key, X).is_fault
+
+
+@pytest.mark.parametrize("mode", ["exact", "independent"])
+def test_state_that_no_sample_changes_is_written_once_per_step(mode: Any) -> None:
+    step, arguments, options = EXACT["evaluation that counts"]
+    planned = parallelize(step, 4, micro_batches=mode, **options)
+    assert_equal(planned(*arguments), jax.jit(step)(*arguments))
 
 
 def test_samples_in_another_dimension() -> None:

@@ -104,3 +104,12 @@ func.func public @blocks_returned(%x: !x {alpa.role = "batch", alpa.batch_dim = 
   %0 = stablehlo.concatenate %x, %x, dim = 0 : (!x, !x) -> tensor<8xf32>
   return %0 : tensor<8xf32>
 }
+
+// -----
+
+!w = tensor<3xf32>
+// expected-error @+1 {{no argument is cut into 2 micro-batches, and each of them would change the state; say which arguments hold the samples (alpa.role = "batch"), or plan with 1 micro-batch}}
+func.func public @no_samples(%w: !w {alpa.role = "state", tf.aliasing_output = 0 : i32}) -> (!w {alpa.result = "state:0"}) {
+  %0 = stablehlo.tanh %w : !w
+  return %0 : !w
+}
