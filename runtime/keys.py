@@ -56,7 +56,9 @@ def drawn_from(jaxpr: Jaxpr, other: Jaxpr | None = None) -> list[bool]:
             flags = [False] * len(eqn.invars)
             for body, whole in zip(inner, _bodies(counterpart), strict=True):
                 offset = len(eqn.invars) - len(body.jaxpr.invars)
-                used = drawn_from(body.jaxpr, None if every else whole.jaxpr)
+                used = [False] * len(body.jaxpr.invars)
+                if every or _holds_draws(body.jaxpr):
+                    used = drawn_from(body.jaxpr, None if every else whole.jaxpr)
                 if name == "while":
                     flags = [True] * len(flags) if any(used) else flags
                 else:
@@ -322,11 +324,19 @@ class _Folded(_Versions):
 
 def draws(jaxpr: Jaxpr, other: Jaxpr) -> bool:
     """Whether numbers that belong to samples are drawn, in inner programs, too."""
-    return any(
+    return _holds_draws(jaxpr) and any(
         _grows(eqn, counterpart) is not None
         if eqn.primitive.name in _DRAWS
         else any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart))
         for eqn, counterpart in equations(jaxpr, other)
+    )
+
+
+def _holds_draws(jaxpr: Jaxpr) -> bool:
+    """Whether numbers are drawn at all: where not, the other size need not have the same ops."""
+    return any(
+        eqn.primitive.name in _DRAWS or any(_holds_draws(it.jaxpr) for it in _bodies(eqn))
+        for eqn in jaxpr.eqns
     )
 
 
@@ -337,7 +347,9 @@ def equations(jaxpr: Jaxpr, other: Jaxpr) -> list[tuple[JaxprEqn, JaxprEqn]]:
         pairs = enumerate(zip(*names, strict=False))
         at = next((n for n, (a, b) in pairs if a != b), min(map(len, names)))
         longer = jaxpr if len(names[0]) > at else other
-        place = source_info_util.summarize(longer.eqns[at].source_info)
+        near = sorted(longer.eqns, key=lambda eqn: eqn is not longer.eqns[at])
+        places = (source_info_util.summarize(eqn.source_info) for eqn in near)
+        place = next((it for it in places if it), None)
         raise OtherProgramError(
             f"{place or 'a function that is called'}: the function has other operations for a "
             "micro-batch than for the whole batch; write it without Python loops or branches over "

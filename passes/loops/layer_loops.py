@@ -113,6 +113,8 @@ def _stacks(op: stablehlo.WhileOp, counts: dict[int, range], trips: int) -> Iter
                 continue
         elif returned != argument:
             continue
+        if not all(len(access.results) for access in readers):
+            continue  # what a branch inside of the loop returns as it is
         accesses = {access.results[0]: access for access in readers}
         if written:
             accesses[returned] = updated

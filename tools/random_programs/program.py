@@ -147,6 +147,8 @@ class RandomProgram:
         if self.micro_batches == 1:
             return Truth.EXACT
         if self.features.mode == "independent":
+            if self.micro_batch == 1 and self.features.truth >= Truth.EITHER:
+                return Truth.EITHER  # a number made of the size of one sample may not be known
             return Truth.NOISE if self.draws else Truth.EXACT
         found = max(self._base_truth, self.features.truth)
         doubtful = (

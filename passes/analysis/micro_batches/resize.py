@@ -73,7 +73,7 @@ def _block(scale: _Scale, small: ir.Block, large: ir.Block) -> None:
         check_alike(op, other)
         _op(scale, op, other)
     if len(ours) != len(theirs):
-        raise MisalignedError(ours[-1].location, f"has {len(ours)} operations and {len(theirs)}")
+        raise MisalignedError(ours[-1], f"has {len(ours)} operations and {len(theirs)}")
 
 
 def _op(scale: _Scale, op: ir.OpView, other: ir.OpView) -> None:
@@ -84,7 +84,7 @@ def _op(scale: _Scale, op: ir.OpView, other: ir.OpView) -> None:
     mine, theirs = dict(attributes_of(op)), dict(attributes_of(other))
     if "" in mine:  # a complex constant, whose elements are text
         if elements(op) != elements(other):
-            raise MisalignedError(op.location, _another(scale, "value"))
+            raise MisalignedError(op, _another(scale, "value"))
         resized = complex_constant(op, elements(op), types[0])
         op.results[0].replace_all_uses_with(resized.results[0])
         op.operation.erase()
@@ -107,7 +107,7 @@ def _type(scale: _Scale, small: ir.Type, large: ir.Type, where: ir.OpView | ir.B
     if any(size is None or size < 0 for size in shape):
         op = where.owner if isinstance(where, ir.Block) else where
         raise MisalignedError(
-            op.location, f"has {small} for {scale.small} samples and {large} for {scale.large}"
+            op, f"has {small} for {scale.small} samples and {large} for {scale.large}"
         )
     sizes = [size for size in shape if size is not None]
     return ir.RankedTensorType.get(sizes, small.element_type)
@@ -133,7 +133,7 @@ def _attribute(
         found = _sharding_rule(scale, str(small), str(large))
         if found is not None:
             return ir.Attribute.parse(found)
-    raise MisalignedError(op.location, _another(scale, name))
+    raise MisalignedError(op, _another(scale, name))
 
 
 def _sharding_rule(scale: _Scale, small: str, large: str) -> str | None:

@@ -10,16 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alpa.dialects import attributes_of, ir, walk
+from alpa.dialects import attributes_of, ir, stablehlo, walk
 from alpa.dialects.attributes import WHOLE
+
+_WAYS_OUT = (
+    "write it without Python loops or branches over the size of the batch, or plan with 1 "
+    "micro-batch"
+)
 
 
 class MisalignedError(ValueError):
     """The program has other ops for a micro-batch than for the whole batch."""
 
-    def __init__(self, location: ir.Location, message: str) -> None:
+    def __init__(self, op: ir.OpView, message: str) -> None:
         super().__init__(message)
-        self.location = location
+        self.location = _place(op)
+
+
+def _place(op: ir.OpView) -> ir.Location:
+    """Where an op is in the user's code; of a constant, which jax makes elsewhere, where it is
+    read."""
+    if isinstance(op, stablehlo.ConstantOp):
+        return next((use.owner.location for use in op.results[0].uses), op.location)
+    return op.location
 
 
 def align(micro: ir.Block, whole: ir.Block) -> None:
@@ -38,9 +51,9 @@ def _align(micro: ir.Block, whole: ir.Block, counterparts: dict[ir.Value, ir.Val
         _align_op(op, other, counterparts)
     if len(ours) != len(theirs):
         raise MisalignedError(
-            ours[min(len(ours), len(theirs)) - 1].location,
+            ours[min(len(ours), len(theirs)) - 1],
             f"the program has {len(ours)} operations for a micro-batch and {len(theirs)} for the "
-            "whole batch; write it without Python loops or branches over the size of the batch",
+            f"whole batch; {_WAYS_OUT}",
         )
 
 
@@ -54,10 +67,9 @@ def check_alike(op: ir.OpView, other: ir.OpView) -> None:
     )
     if not same:
         raise MisalignedError(
-            op.location,
+            op,
             f"for a micro-batch the program has {op.operation.name} here, for the whole batch "
-            f"{other.operation.name}; write it without Python loops or branches over the size of "
-            "the batch",
+            f"{other.operation.name}; {_WAYS_OUT}",
         )
 
 
@@ -65,9 +77,9 @@ def _align_op(op: ir.OpView, other: ir.OpView, counterparts: dict[ir.Value, ir.V
     check_alike(op, other)
     if [counterparts[value] for value in op.operands] != list(other.operands):
         raise MisalignedError(
-            op.location,
+            op,
             f"{op.operation.name} reads other values for a micro-batch than for the whole batch; "
-            "write it without Python branches over the size of the batch",
+            f"{_WAYS_OUT}",
         )
     counterparts.update(zip(op.results, other.results, strict=True))
     differs = _different_attributes(op, other)
@@ -117,9 +129,9 @@ def _different_attributes(op: ir.OpView, other: ir.OpView) -> dict[str, ir.Attri
     mine, theirs = dict(attributes_of(op)), dict(attributes_of(other))
     if missing := mine.keys() - theirs.keys():
         raise MisalignedError(
-            op.location,
+            op,
             f"{op.operation.name} has {sorted(missing)[0]} for a micro-batch, and none for the "
-            "whole batch; write it without Python branches over the size of the batch",
+            f"whole batch; {_WAYS_OUT}",
         )
     found: dict[str, ir.Attribute] = {}
     for name in theirs:
