@@ -5,8 +5,9 @@ starts from the state that the planned one started from.
 
 A result is equal if `max|a-b| <= 1e-4 max|ref|`, or 2e-2 where 16-bit floats are computed with; a
 new state is asked that of its change, its own rounding apart. In 64 bits the bound is 1e-9, unless
-random numbers are drawn that 32 bits round. What does not hold it is held against a run in 64 bits: the distance of all values of its kind (results, parameters, moments) to that run may be
-4 times that of plain jax. Sums in another order differ in their last bits, and adaptive optimizers
+random numbers are drawn that 32 bits round. What does not hold it is held against a run in 64
+bits: the distance of all values of its kind (results, parameters, moments) to that run may be 4
+times that of plain jax. Sums in another order differ in their last bits, and adaptive optimizers
 and 16-bit floats make much of that.
 
 What is refused has to be refused: the program says whether its micro-batches mix samples
