@@ -181,6 +181,10 @@ class Evidence(Protocol):
         """For each argument and dimension the class of dimensions that have to be equal."""
         ...
 
+    def reads(self, number: int) -> bool:
+        """Whether anything is computed with an argument."""
+        ...
+
     def is_exact(self, dims: Mapping[int, int]) -> bool:
         """Whether the program is proven to be exact where these arguments are cut."""
         ...
@@ -232,6 +236,8 @@ def find_batch(
         )
     classes = evidence.classes()
     found = _candidates(leaves, open_to, others, classes)
+    # What nothing reads shows nothing.
+    found = [it for it in found if any(evidence.reads(n) for n in it[1])] or found
     first, *more = [dims for _, dims in found]
     # What leaves out an array that begins with samples is rather a dimension of features.
     rest = [it for it in more if it.keys() >= first.keys() or not it.keys() & first.keys()]

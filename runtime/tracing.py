@@ -190,6 +190,10 @@ class DataFlow:
         block = body(main_function(self._module))
         return Dimensions.of(block).classes(block)
 
+    def reads(self, number: int) -> bool:
+        """Whether anything is computed with an argument."""
+        return bool(self._graph.users[number])
+
     def is_exact(self, dims: Mapping[int, int]) -> bool:
         """Whether some result is made of these arguments' samples, in these dimensions, and two
         micro-batches give what the whole batch gives.
