@@ -388,7 +388,8 @@ def _grows(eqn: JaxprEqn, counterpart: JaxprEqn) -> int | None:
 
 def _is_of_samples(eqn: JaxprEqn, counterpart: JaxprEqn) -> bool:
     """Whether the first operand grows with the batch."""
-    return eqn.invars[0].aval.shape != counterpart.invars[0].aval.shape
+    own, other = (cast(ShapedArray, it.invars[0].aval).shape for it in (eqn, counterpart))
+    return own != other
 
 
 def _named_as(eqn: JaxprEqn) -> AbstractContextManager[Any]:

@@ -336,9 +336,9 @@ class _Splitter:
         ]
         needed = graph.cone(
             v
-            for o, operands in enumerate(graph.operands)
+            for o, results in enumerate(graph.results)
             if early[o] and not self._is_of_totals(o, found)
-            for v in graph.results[o]
+            for v in results
         )
         for o, moves in enumerate(needed):
             if moves and early[o]:
