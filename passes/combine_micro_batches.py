@@ -263,6 +263,11 @@ class _Split:
             problem = None
             if relation.kind == "rows" and r in pairs:
                 problem = "is a new state, and grows with the batch"
+            elif relation.kind == "same" and r in pairs and self._made_of_batch[value]:
+                problem = (
+                    "is a new state that no sample changes, made in a loop, a branch or a barrier "
+                    "that computes with samples, too (compute the two apart)"
+                )
             elif relation.kind == "rows" and self._made_of_batch[value]:
                 if relation.outer != 1:
                     problem = "holds the samples in several blocks, which cannot be joined"

@@ -170,6 +170,13 @@ def _check_result(program: Program, i: int, result: ProgramResult, main: func.Fu
             f"result {i} is boolean and has no {role} over the {batches} micro-batches; return a "
             "number in its place",
         )
+    if role.kind == "state" and part == "forward" and program.is_exact:
+        raise PassError(
+            main,
+            f"result {i} is the new state of argument {role.index} and comes from a forward "
+            f"fragment, which would change it in each of the {batches} micro-batches; a step that "
+            "is exact changes it once, in the update; plan with 1 micro-batch",
+        )
     if role.kind == "state" and part == "backward":
         raise PassError(
             main,

@@ -314,6 +314,24 @@ def test_accumulation_of_ones_own_is_refused_and_runs_with_one_micro_batch() -> 
     assert_equal(found, expected)
 
 
+def test_state_in_a_loop_with_samples_is_refused_and_runs_with_one_micro_batch() -> None:
+    """Each micro-batch would decay it once more."""
+
+    def step(state: Any, x: Any) -> Any:
+        def layer(carried: Any, _: Any) -> tuple[Any, None]:
+            h, rate = carried
+            return (jnp.tanh(h @ state["w"] @ state["w"].T), 0.9 * rate), None
+
+        (h, rate), _ = jax.lax.scan(layer, (x, state["rate"]), length=2)
+        return {"w": state["w"], "rate": rate}, h.mean()
+
+    state = {"w": W, "rate": np.float32(1)}
+    options = {"state_argnums": 0, "batch_argnums": 1}
+    with pytest.raises(PlanningError, match=r"a new state that no sample changes, made in a loop"):
+        parallelize(step, 2, **options)(state, X)
+    assert_equal(parallelize(step, 1, **options)(state, X), jax.jit(step)(state, X))
+
+
 def test_noise_of_a_generator_is_drawn_for_each_micro_batch() -> None:
     """The generator's loss reads a key and no batch."""
 

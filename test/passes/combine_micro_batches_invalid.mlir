@@ -113,3 +113,14 @@ func.func public @no_samples(%w: !w {alpa.role = "state", tf.aliasing_output = 0
   %0 = stablehlo.tanh %w : !w
   return %0 : !w
 }
+
+// -----
+
+!w = tensor<f32>
+!x = tensor<4xf32>
+func.func public @state_beside_samples(%w: !w {alpa.role = "state", tf.aliasing_output = 0 : i32}, %x: !x {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> (!w {alpa.result = "state:0"}, !x) {
+  %0:2 = stablehlo.optimization_barrier %w, %x : !w, !x
+  // expected-error @+1 {{result 0 is a new state that no sample changes, made in a loop, a branch or a barrier that computes with samples, too (compute the two apart)}}
+  %1 = stablehlo.tanh %0#0 : !w
+  return %1, %0#1 : !w, !x
+}

@@ -130,3 +130,18 @@ module {
     return %0 : !x
   }
 }
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+module attributes {alpa.micro_batches = "exact"} {
+  // expected-error @+1 {{result 0 is the new state of argument 0 and comes from a forward fragment, which would change it in each of the 2 micro-batches}}
+  func.func public @exact_state_from_forward(%x: !x) -> (!x {alpa.result = "state:0"}) attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>,
+      alpa.plan = {num_micro_batches = 2 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64>}} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x) {alpa.part = "forward"} (%a: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!x) -> !x
+    return %0 : !x
+  }
+}
