@@ -20,6 +20,8 @@ from alpa.passes.analysis.micro_batches.whole import (
     elements,
 )
 
+_WAYS_OUT = "plan with micro-batches of two samples or more, or with 1 micro-batch"
+
 
 def resize(small: func.FuncOp, large: func.FuncOp, sizes: tuple[int, int], to: int) -> None:
     """Rewrites a function without calls, of `sizes[0]` samples, as that of `to` samples.
@@ -73,7 +75,11 @@ def _block(scale: _Scale, small: ir.Block, large: ir.Block) -> None:
         check_alike(op, other)
         _op(scale, op, other)
     if len(ours) != len(theirs):
-        raise MisalignedError(ours[-1], f"has {len(ours)} operations and {len(theirs)}")
+        raise MisalignedError(
+            ours[-1],
+            f"the program has {len(ours)} operations for {scale.small} samples and {len(theirs)} "
+            f"for {scale.large}; {_WAYS_OUT}",
+        )
 
 
 def _op(scale: _Scale, op: ir.OpView, other: ir.OpView) -> None:
@@ -107,7 +113,9 @@ def _type(scale: _Scale, small: ir.Type, large: ir.Type, where: ir.OpView | ir.B
     if any(size is None or size < 0 for size in shape):
         op = where.owner if isinstance(where, ir.Block) else where
         raise MisalignedError(
-            op, f"has {small} for {scale.small} samples and {large} for {scale.large}"
+            op,
+            f"has {small} for {scale.small} samples and {large} for {scale.large}, which is no "
+            f"rule for {scale.to}; {_WAYS_OUT}",
         )
     sizes = [size for size in shape if size is not None]
     return ir.RankedTensorType.get(sizes, small.element_type)
@@ -153,7 +161,7 @@ def _sharding_rule(scale: _Scale, small: str, large: str) -> str | None:
 def _another(scale: _Scale, name: str) -> str:
     return (
         f"has another {name} for {scale.small} samples than for {scale.large}, and none is known "
-        f"for {scale.to}; plan with micro-batches of two samples or more, or with 1 micro-batch"
+        f"for {scale.to}; {_WAYS_OUT}"
     )
 
 

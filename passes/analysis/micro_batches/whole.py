@@ -62,15 +62,29 @@ def check_alike(op: ir.OpView, other: ir.OpView) -> None:
     same = (
         op.operation.name == other.operation.name
         and len(op.operands) == len(other.operands)
-        and len(op.results) == len(other.results)
-        and len(op.regions) == len(other.regions)
+        and list(map(_rank, op.results)) == list(map(_rank, other.results))
+        and _signatures(op) == _signatures(other)
     )
     if not same:
         raise MisalignedError(
             op,
-            f"for a micro-batch the program has {op.operation.name} here, for the whole batch "
-            f"{other.operation.name}; {_WAYS_OUT}",
+            f"for a micro-batch the program has {_shown(op)} here, for the whole batch "
+            f"{_shown(other)}; {_WAYS_OUT}",
         )
+
+
+def _shown(op: ir.OpView) -> str:
+    types = ", ".join(str(result.type) for result in op.results)
+    return f"{op.operation.name} of {types}" if types else op.operation.name
+
+
+def _rank(value: ir.Value) -> int:
+    return len(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else -1
+
+
+def _signatures(op: ir.OpView) -> list[list[list[int]]]:
+    """Of each block of each region the ranks of its arguments."""
+    return [[list(map(_rank, block.arguments)) for block in region] for region in op.regions]
 
 
 def _align_op(op: ir.OpView, other: ir.OpView, counterparts: dict[ir.Value, ir.Value]) -> None:

@@ -50,6 +50,12 @@ def test_another_program_is_refused(whole: str, message: str) -> None:
         aligned("%0 = stablehlo.subtract %x, %y : {x} return %0 : {x}", whole)
 
 
+def test_another_rank_is_refused() -> None:
+    other = "%0 = stablehlo.iota dim = 0 : tensor<{n}xi32> return %x : {x}"
+    with pytest.raises(MisalignedError, match="iota of tensor<2xi32> here, for the whole batch"):
+        aligned(other.replace("{n}", "2"), other.replace("{n}", "2x4"))
+
+
 def test_an_attribute_that_is_gone_is_refused() -> None:
     text = "%0 = stablehlo.add %x, %y {marked} : {x} return %0 : {x}"
     with pytest.raises(MisalignedError, match="add has marked for a micro-batch, and none"):
