@@ -102,6 +102,8 @@ class CombineMicroBatches(Pass):
             mode = self._mode(module)
             if self.num_micro_batches > 1 and mode == EXACT:
                 mode = self._combine(module, main, remark)
+            elif self.num_micro_batches > 1:
+                _check_states(main)
             if WHOLE in module.operation.attributes:
                 del module.operation.attributes[WHOLE]
                 _forget_whole(body(main))
@@ -161,6 +163,23 @@ class CombineMicroBatches(Pass):
         split.rewrite()
         relations = [context.at(v) for v in split.graph.values if v in context.relations]
         return WITH_NOISE if any(it.random for it in relations) else EXACT
+
+
+def _check_states(main: func.FuncOp) -> None:
+    """Raises PassError where a micro-batch could not read a state that the one before wrote."""
+    arguments, end = list(body(main).arguments), terminator(body(main))
+    for result, value in zip(read_results(main), end.operands, strict=True):
+        role = result.role
+        if role is None or role.kind != "state" or role.index is None:
+            continue
+        old = arguments[role.index].type
+        if value.type != old:
+            raise PassError(
+                _place(value, main),
+                f"the new state of argument {role.index} is {value.type} in a micro-batch, and the "
+                f"old one is {old}: it is made of the rows of a whole batch; plan with 1 "
+                "micro-batch",
+            )
 
 
 def _report_sizes(block: ir.Block, roles: Roles, remark: Remark) -> None:

@@ -124,3 +124,15 @@ func.func public @state_beside_samples(%w: !w {alpa.role = "state", tf.aliasing_
   %1 = stablehlo.tanh %0#0 : !w
   return %1, %0#1 : !w, !x
 }
+
+// -----
+
+!x = tensor<4xf32>
+!q = tensor<8xf32>
+module attributes {alpa.micro_batches = "independent"} {
+  func.func public @state_of_rows(%q: !q {alpa.role = "state"}, %x: !x {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> (!x {alpa.result = "state:0"}) {
+    // expected-error @+1 {{the new state of argument 0 is tensor<4xf32> in a micro-batch, and the old one is tensor<8xf32>: it is made of the rows of a whole batch; plan with 1 micro-batch}}
+    %0 = stablehlo.abs %x : !x
+    return %0 : !x
+  }
+}
