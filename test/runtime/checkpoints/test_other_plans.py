@@ -85,9 +85,12 @@ def size(path: Path) -> int:
     return path.stat().st_size
 
 
-def test_other_meshes_and_the_local_executor(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "plan", [("cpu:4x2", "1x2"), pytest.param(("cpu:1x8", "2x4"), marks=pytest.mark.slow)]
+)
+def test_other_meshes_and_the_local_executor(tmp_path: Path, plan: tuple[str, str]) -> None:
     assert jax.device_count() == 8
-    assert_continues(tmp_path, [("local", "cpu:1x8", "2x4"), ("local", "cpu:4x2", "1x2")])
+    assert_continues(tmp_path, [("local", *plan)])
 
 
 @pytest.mark.slow
