@@ -154,6 +154,8 @@ class RandomProgram:
         doubtful = (
             # In a loop nothing is known of what a loss is divided by, or of the loop's own draws.
             WAYS[self.features.way].loops and (self.draws or not LOSSES[self.features.loss].linear),
+            # A second derivative of such a loss has another factor than the first.
+            self.features.way == "with curvature" and not LOSSES[self.features.loss].linear,
             # The gradients of two losses with different factors cannot be told apart afterwards.
             "early loss" in self.extras and not LOSSES[self.features.loss].linear,
             # Where the samples cannot be told, an error asks for them.
