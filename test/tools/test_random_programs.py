@@ -13,7 +13,7 @@ from alpa.tools.random_programs.check import Outcome, RefusedError, check
 from alpa.tools.random_programs.options import draw as draw_options
 from alpa.tools.random_programs.program import RandomProgram, draw, draw_base
 from alpa.tools.random_programs.truth import Truth
-from alpa.tools.random_programs.workers import outcomes
+from alpa.tools.random_programs.workers import Worker, outcomes
 
 # 31: scatters into the state, 83: a computation that returns what it is given, accumulated in f32.
 QUICK = (31, 83)
@@ -117,6 +117,17 @@ def test_a_process_that_does_not_answer_is_a_failure_with_its_seed() -> None:
     (outcome,) = outcomes([3], jobs=1, timeout=0.01, minutes=None, widen=False)
     assert (outcome.seed, outcome.kind) == (3, "traceback")
     assert outcome.reason == "no end within 0.01 s"
+
+
+def test_a_process_that_has_died_before_its_seed_was_read_is_closed() -> None:
+    worker = Worker(60, widen=False)
+    process = worker.start()
+    assert process.stdin is not None
+    process.kill()
+    process.wait()
+    process.stdin.write("3\n")  # stays in the buffer
+    worker.close()
+    assert process.stdin.closed
 
 
 def test_the_table_counts_what_ran_and_what_was_refused() -> None:

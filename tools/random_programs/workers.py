@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from typing import IO
 
 from alpa.tools.random_programs.check import Outcome
@@ -29,7 +30,7 @@ def outcomes(
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     with ThreadPoolExecutor(jobs) as pool:
-        workers = [_Worker(timeout, widen) for _ in range(jobs)]
+        workers = [Worker(timeout, widen) for _ in range(jobs)]
         free = list(workers)
         lock = threading.Lock()
 
@@ -55,7 +56,7 @@ def outcomes(
                 worker.close()
 
 
-class _Worker:
+class Worker:
     """One process at a time, started when there is a seed for it."""
 
     def __init__(self, timeout: float, widen: bool) -> None:
@@ -68,7 +69,7 @@ class _Worker:
         start = time.monotonic()
         if self._served == SEEDS_PER_PROCESS:
             self.close()
-        process = self._process or self._start()
+        process = self._process or self.start()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(f"{seed}\n")
@@ -88,7 +89,8 @@ class _Worker:
             seconds=time.monotonic() - start,
         )
 
-    def _start(self) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[str]:
+        """Starts a process that reads seeds and writes outcomes, a line each."""
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - for `close`
         command = [sys.executable, "-m", "alpa.tools.random_programs.worker"]
         self._process = subprocess.Popen(
@@ -119,5 +121,6 @@ class _Worker:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._said):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # a seed that the process has not read
+                    stream.close()
         self._process = self._said = None
