@@ -187,7 +187,11 @@ def wrong_in(program: RandomProgram, step: PlannedStep) -> list[str]:
         claims = ["independent"]
     if program.micro_batches > 1 and step.claim not in claims:
         return [f"the plan says {step.claim!r}, and it is {' or '.join(claims)}"]
-    return differences(program, step.run, Reference.of(program))
+    whole = program
+    if step.claim == "exact":
+        # Where other arrays were taken for the samples, nothing is drawn for each micro-batch.
+        whole = program.like(micro_batches=1, mode="exact")
+    return differences(program, step.run, Reference.of(whole))
 
 
 def _judged(
