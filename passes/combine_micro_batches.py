@@ -71,7 +71,7 @@ from alpa.passes.analysis.micro_batches.context import Context, is_float
 from alpa.passes.analysis.micro_batches.relate import argument_relations, relate
 from alpa.passes.analysis.micro_batches.relation import Relation
 from alpa.passes.analysis.micro_batches.shapes import splat_of
-from alpa.passes.analysis.micro_batches.whole import complex_constant
+from alpa.passes.analysis.micro_batches.whole import complex_constant, strip_whole
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.simplify.gradients import mark_gradients
@@ -105,8 +105,7 @@ class CombineMicroBatches(Pass):
             elif self.num_micro_batches > 1:
                 _check_states(main)
             if WHOLE in module.operation.attributes:
-                del module.operation.attributes[WHOLE]
-                _forget_whole(body(main))
+                strip_whole(module)
             _clean(body(main), remark)
             if self.num_micro_batches > 1:
                 module.operation.attributes[MICRO_BATCHES] = ir.StringAttr.get(mode)
@@ -206,13 +205,6 @@ def _report_sizes(block: ir.Block, roles: Roles, remark: Remark) -> None:
             "program by alpa.parallelize(...).lower, which says what is different for the whole "
             "batch",
         )
-
-
-def _forget_whole(block: ir.Block) -> None:
-    """Removes what ops say of the whole batch."""
-    for op in walk(block):
-        if WHOLE in op.attributes:
-            del op.attributes[WHOLE]
 
 
 def _clean(block: ir.Block, remark: Remark) -> None:
