@@ -178,23 +178,25 @@ def _reference(
         raise ValueError(
             f"reference is {given!r}; expected whole-batch, micro-batches or a function"
         )
+
+    def invoked(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arrays: call.invoke(fun, arrays)
+
     if by_micro_batches and number > 1:
-        loop = looped(lowered, prepared.target.loss_reduction)
+        function: Callable[..., Any] = looped(lowered, prepared.target.loss_reduction)
         description = f"plain JAX from micro-batch to micro-batch ({number} of them)"
-        function: Callable[..., Any] = lambda *arrays: loop(*arrays)  # noqa: E731
     elif callable(given):
         description = f"{getattr(given, '__name__', 'the given reference')}, in plain JAX"
-        function = lambda *arrays: call.invoke(given, arrays)  # noqa: E731
+        function = invoked(given)
     elif given is None and number > 1 and _draws_numbers(lowered):
         samples = (step.batch_size or 0) // number
         description = f"plain JAX, with numbers drawn by {number} micro-batches"
-        drawn = drawn_in_micro_batches(
+        function = drawn_in_micro_batches(
             step.whole.jaxpr, step.traced(samples).jaxpr, lowered.folded, number
         )
-        function = lambda *arrays: drawn(*arrays)  # noqa: E731
     else:
         description = "plain JAX on one device"
-        function = lambda *arrays: call.invoke(step.fun, arrays)  # noqa: E731
+        function = invoked(step.fun)
 
     def flat(*words: Any) -> list[Any]:
         arrays = [
