@@ -109,9 +109,10 @@ class Reduction:
         return self
 
     def eliminate_all(self) -> Core:
-        """Minimises out whatever has at most two neighbours, by no other rule; what is left.
+        """Minimises out what has at most two neighbours, and drops what is forbidden; what is left.
 
-        Which nodes, strategies and edges these are does not depend on costs.
+        Which nodes, strategies and edges these are does not depend on costs that are finite.
+        Raises ``InfeasibleError``.
         """
         waiting = deque(self.costs)
         while waiting:
@@ -120,7 +121,19 @@ class Reduction:
                 around = list(self.edges[node])
                 if self.eliminate(node):
                     waiting.extend(around)
+        self._drop_lonely()
         return self._core(sorted(self.costs))
+
+    def _drop_lonely(self) -> None:
+        """Drops the strategies that are forbidden, or have no allowed partner on an edge."""
+        waiting = deque(self.costs)
+        while waiting:
+            node = waiting.popleft()
+            least = [costs.min(axis=1) for costs in self.edges[node].values()]
+            allowed = np.all(np.array([self.costs[node], *least]) < inf, axis=0)
+            if not allowed.all():
+                self._keep(node, allowed)
+                waiting.extend(self.edges[node])
 
     def _reduce(self, node: int, *, compare: bool) -> None:
         self.drop_forbidden(node)

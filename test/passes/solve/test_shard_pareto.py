@@ -49,8 +49,28 @@ def bytes_of_all(problem: Problem) -> np.ndarray:
     return total
 
 
-@settings(max_examples=150, deadline=None)
-@given(problem=problems())
+@st.composite
+def dense_problems(draw: st.DrawFn) -> Problem:
+    """Each node is beside each other one, so that none is minimised out; pairs are forbidden."""
+    cost = st.sampled_from([0.0, 1.0, 2.0, 5.0, 30.0, inf, inf])
+    sizes = draw(st.lists(st.integers(1, 3), min_size=4, max_size=5))
+    edges: list[Edge] = []
+    for u in range(len(sizes)):
+        for v in range(u):
+            count = sizes[u] * sizes[v]
+            matrix = draw(st.lists(cost, min_size=count, max_size=count))
+            edges.append(Edge(u, v, np.array(matrix).reshape(sizes[u], sizes[v])))
+    held = [np.arange(n, dtype=float) for n in sizes]
+    return Problem(
+        node_costs=tuple(np.ones(n) for n in sizes),
+        edges=tuple(edges),
+        usages=tuple(Usage(nodes=(v,), bytes=h, start=0, stop=1) for v, h in enumerate(held)),
+        memory_limit=8.0,
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(problem=problems() | dense_problems())
 def test_each_choice_is_the_best_at_its_price(all_costs, problem):
     costs, held = all_costs(problem), bytes_of_all(problem)
     if costs.min() == inf:
