@@ -43,6 +43,7 @@ import numpy as np
 from alpa.dialects import body, func, ir, stablehlo, terminator, walk
 from alpa.dialects.attributes import (
     FLOPS,
+    INDEPENDENT,
     LAYER_BOUNDARY,
     Part,
     i64,
@@ -96,6 +97,13 @@ class LayerCluster(Pass):
         if _separate_states(graph, parts, terminator(body(function))):
             graph = Graph.of(body(function))
             parts = split_step(graph, roles, exact=exact)
+        if parts.misplaced and micro_batches_of(module) == INDEPENDENT:
+            raise PassError(
+                parts.misplaced[0],
+                "is a part of a differentiation, and would be computed once per step, from means "
+                "over the micro-batches: which gradients this step's update is made of cannot be "
+                "told; mark those, and no others, by alpa.grad, or plan with 1 micro-batch",
+            )
         for sentence in roles.ambiguous:
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
         for sentence in parts.doubts:

@@ -31,11 +31,11 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 
-from alpa.dialects import ir, stablehlo
+from alpa.dialects import ir, stablehlo, transform
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.micro_batches.context import is_float
-from alpa.passes.analysis.products import PRODUCTS, multiplies
+from alpa.passes.analysis.products import PRODUCTS, is_linear, multiplies
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.running_state import running_states
 from alpa.passes.simplify.op_kinds import TRIVIAL
@@ -55,13 +55,15 @@ class StepParts:
     """For each op its part, None where it does not depend on the batch.
 
     `batch[v]` says whether a value depends on the batch. Without state that learns, all is
-    forward. `doubts` say, in words, what may be wrong.
+    forward. `doubts` say, in words, what may be wrong. `misplaced` are ops of a differentiation
+    that were taken for update, though they are not linear in what the backward part makes.
     """
 
     part: list[Part | None]
     batch: list[bool]
     is_training: bool
     doubts: tuple[str, ...] = ()
+    misplaced: tuple[ir.OpView, ...] = ()
 
 
 def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
@@ -97,7 +99,8 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
     forward, learned, gradients, doubts = splitter.forward(results, pairs, state)
     part = splitter.parts(*splitter.with_statistics(forward, gradients), learned)
     part = splitter.behind_marks(part) if exact else part
-    return StepParts(part, batch, "update" in part, tuple(doubts))
+    misplaced = () if exact else splitter.misplaced(part)
+    return StepParts(part, batch, "update" in part, tuple(doubts), misplaced)
 
 
 @dataclass(frozen=True)
@@ -345,6 +348,23 @@ class _Splitter:
                 found[o] = "backward"
         return found
 
+    def misplaced(self, parts: Sequence[Part | None]) -> tuple[ir.OpView, ...]:
+        """Ops of the update that jax names as a part of a differentiation, and whose mean over the
+        micro-batches is not made of their operands' means."""
+        graph = self.graph
+        of_forward = [p < 0 or parts[p] == "forward" for p in graph.producer]
+        varying = {
+            value for v, value in enumerate(graph.values) if self.batch[v] and not of_forward[v]
+        }
+        return tuple(
+            op
+            for o, op in enumerate(graph.ops)
+            if parts[o] == "update"
+            and transform(op.location) is not None
+            and not any(self.batch[v] and of_forward[v] for v in graph.operands[o])
+            and not is_linear(op, varying)
+        )
+
     def _is_of_totals(self, o: int, parts: Sequence[Part | None]) -> bool:
         """Whether an op is linear in what it reads, and all of that is accumulated.
 
@@ -363,7 +383,7 @@ class _Splitter:
         if op.name in _SUMS:
             return makes_floats or len(read) == len(operands)
         if op.name == "stablehlo.divide":
-            return makes_floats and read == [operands[0]]
+            return makes_floats and len(operands) == 2 and read == operands[:1]
         return makes_floats and self._is_linear(o)
 
     def _before_marks(self, towards: list[bool]) -> list[bool]:
@@ -443,6 +463,8 @@ class _Splitter:
     def _is_linear(self, o: int) -> bool:
         """Whether an op is linear in its one operand that depends on the batch."""
         op, graph = self.graph.ops[o], self.graph
+        if len(set(op.operands)) < len(op.operands):
+            return False
         if sum(self.batch[v] for v in graph.operands[o]) != 1 or len(graph.results[o]) != 1:
             return False
         if isinstance(op, stablehlo.ReduceOp):

@@ -2,17 +2,21 @@
 
 jax names its ops by the transformations that they went through: what differentiation adds is called
 `transpose(jvp())/...`, which the locations of a module keep. The gradients are what leaves these
-ops. To be found before anything is simplified: the gradient of a factor of the loss is the other
-factor times one, a value of the forward part where the product is gone.
+ops for the rest of the step. To be found before anything is simplified: the gradient of a factor of
+the loss is the other factor times one, a value of the forward part where the product is gone.
 
-Programs without locations have no names, and their gradients are found by analysis
-(`analysis/step_parts.py`). So are those of programs that go on to differentiate what they made of a
-gradient (adversarial samples, a second loss after a first update), and of samples one by one.
+A step may differentiate what it made of a gradient (adversarial samples, sharpness-aware
+minimisation): then those of the last differentiation are meant. Programs without locations have no
+names, and their gradients are found by analysis (`analysis/step_parts.py`). So are those of
+programs that return what they go on to differentiate (a second loss after a first update), and of
+samples one by one.
 """
 
 from __future__ import annotations
 
-from alpa.dialects import ir, stablehlo, transform, walk
+from collections.abc import Sequence
+
+from alpa.dialects import ir, stablehlo, terminator, transform, walk
 from alpa.dialects.attributes import GRADIENT, marker_of
 from alpa.passes.analysis.graph import used_values
 
@@ -25,22 +29,31 @@ def mark_gradients(block: ir.Block) -> None:
     made_by = [transform(op.location) for op in ops]
     if "transpose" not in made_by or "vmap" in made_by:
         return
+    again = _differentiated_again(ops, made_by)
     inside: set[ir.Value] = set()
     """what differentiation makes"""
     after: set[ir.Value] = set()
     """what is made of gradients"""
+    updated: set[ir.Value] = set()
+    """what is made of gradients, and differentiated again"""
     readers: list[tuple[ir.OpView, set[ir.Value]]] = []
     for op, kind in zip(ops, made_by, strict=True):
         used = set(used_values(op))
-        if (kind is not None and used & after) or (kind == "jvp" and used & inside):
-            return
         if kind == "transpose":
             inside.update(op.results)
             continue
-        if gradients := used & inside:
+        gradients = used & inside
+        if not gradients and not used & after:
+            continue
+        after.update(op.results)
+        if kind is not None:
+            continue
+        if again.intersection(op.results):
+            updated.update(op.results)
+        elif gradients:
             readers.append((op, gradients))
-        if gradients or used & after:
-            after.update(op.results)
+    if updated.intersection(terminator(block).operands):
+        return
     markers: dict[ir.Value, ir.Value] = {}
     for op, gradients in readers:
         for value in gradients - markers.keys():
@@ -49,6 +62,15 @@ def mark_gradients(block: ir.Block) -> None:
             for number, value in enumerate(reader.operands):
                 if value in gradients:
                     reader.operands[number] = markers[value]
+
+
+def _differentiated_again(ops: Sequence[ir.OpView], made_by: Sequence[str | None]) -> set[ir.Value]:
+    """The values that a differentiation reads, or what one reads is made of."""
+    found: set[ir.Value] = set()
+    for op, kind in zip(reversed(ops), reversed(made_by), strict=True):
+        if kind is not None or found.intersection(op.results):
+            found.update(used_values(op))
+    return found
 
 
 def _marker(value: ir.Value) -> ir.Value:

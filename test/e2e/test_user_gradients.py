@@ -6,6 +6,7 @@ Each program equals plain jax with two micro-batches, or is refused with a remed
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -221,6 +222,20 @@ def sharp(w: Any, x: Any) -> Any:
     return w - 0.1 * g, loss
 
 
+def sharp_and_scaled(
+    state: Any, x: Any, *, first: Any = jax.grad, second: Any = jax.value_and_grad
+) -> Any:
+    """With a scale that is learned: its gradient is a value that the loss is made of."""
+
+    def scaled(state: Any) -> Any:
+        return state["scale"] * squares(state["w"], x)
+
+    g = first(scaled)(state)
+    norm = optax.tree.norm(g)
+    loss, g = second(scaled)(jax.tree.map(lambda a, b: a + 0.5 * b / norm, state, g))
+    return jax.tree.map(lambda a, b: a - 0.1 * b, state, g), loss, norm
+
+
 def one_after_the_other(state: Any, x: Any) -> Any:
     """The second network learns from what the first one has just become."""
     loss, g = alpa.value_and_grad(lambda a: squares(a, x @ state["b"]))(state["a"])
@@ -295,6 +310,35 @@ def test_steps_that_read_what_the_update_made_cannot_be_independent(name: str) -
     step, arguments, options, _ = REFUSED[name]
     with pytest.raises(PlanningError, match=r"\.py:\d+:\d+: error: .* or plan with 1 micro-batch"):
         parallelize(step, 2, micro_batches="independent", **options)(*arguments)
+
+
+SCALED = {"w": W, "scale": np.float32(1.5)}
+
+
+@pytest.mark.parametrize("second", [jax.value_and_grad, alpa.value_and_grad])
+def test_the_gradients_of_the_update_are_told_from_others(second: Any) -> None:
+    def step(state: Any, x: Any) -> Any:
+        return sharp_and_scaled(state, x, second=second)[:2]
+
+    assert_means_of_steps(step)
+
+
+def assert_means_of_steps(step: Step) -> None:
+    found = parallelize(step, 2, micro_batches="independent")(SCALED, X)
+    one, two = (jax.jit(step)(SCALED, x) for x in np.split(X, 2))
+    assert_equal(found, jax.tree.map(lambda a, b: (a + b) / 2, one, two))
+
+
+@pytest.mark.parametrize("case", ["all are marked", "what is differentiated again is returned"])
+def test_gradients_that_are_not_of_the_update_need_no_mark(case: str) -> None:
+    if case == "all are marked":
+        ways = {"first": alpa.grad, "second": alpa.value_and_grad}
+    else:
+        ways = {"first": jax.grad, "second": jax.value_and_grad}
+
+    with pytest.raises(PlanningError, match=r"\.py:.*mark those, and no others, by alpa.grad"):
+        parallelize(partial(sharp_and_scaled, **ways), 2, micro_batches="independent")(SCALED, X)
+    assert_means_of_steps(partial(sharp_and_scaled, second=alpa.value_and_grad))
 
 
 def test_noise_in_loops_in_loops() -> None:

@@ -51,15 +51,32 @@ func.func @a_program_that_marks_its_own(%x: tensor<8xf32>) -> (tensor<8xf32>, te
 
 // -----
 
-// An adversarial sample is made of a gradient, and differentiated.
+// An adversarial sample is made of a gradient, and differentiated: the last gradient is marked.
 // CHECK-LABEL: @a_gradient_that_is_differentiated_on
-// CHECK-NOT: @alpa.gradient
+// CHECK: stablehlo.tanh
+// CHECK-NEXT: stablehlo.sign
+// CHECK-NEXT: %[[G:.*]] = stablehlo.cosine
+// CHECK-NEXT: %[[M:.*]] = stablehlo.custom_call @alpa.gradient(%[[G]])
+// CHECK-NEXT: return %[[M]]
 func.func @a_gradient_that_is_differentiated_on(%x: tensor<8xf32>) -> tensor<8xf32> {
   %0 = stablehlo.tanh %x : tensor<8xf32> loc("transpose(jvp())/tanh")
   %1 = stablehlo.sign %0 : tensor<8xf32> loc("jit(step)/sign")
   %2 = stablehlo.sine %1 : tensor<8xf32> loc("jvp()/sin")
   %3 = stablehlo.cosine %1 : tensor<8xf32> loc("transpose(jvp())/cos")
   return %3 : tensor<8xf32>
+}
+
+// -----
+
+// What is differentiated again is a new state, and a second loss follows a first update.
+// CHECK-LABEL: @an_update_that_is_differentiated_on
+// CHECK-NOT: @alpa.gradient
+func.func @an_update_that_is_differentiated_on(%x: tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>) {
+  %0 = stablehlo.tanh %x : tensor<8xf32> loc("transpose(jvp())/tanh")
+  %1 = stablehlo.sign %0 : tensor<8xf32> loc("jit(step)/sign")
+  %2 = stablehlo.sine %1 : tensor<8xf32> loc("jvp()/sin")
+  %3 = stablehlo.cosine %1 : tensor<8xf32> loc("transpose(jvp())/cos")
+  return %1, %3 : tensor<8xf32>, tensor<8xf32>
 }
 
 // -----

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from alpa.dialects import body, main_function, parse
-from alpa.passes.analysis.products import multiplies
+from alpa.dialects import body, ir, main_function, parse
+from alpa.passes.analysis.products import is_linear, multiplies
 
 LOOP = """
 %start = stablehlo.constant dense<0> : tensor<i32>
@@ -45,12 +45,55 @@ CASES = {
 }
 
 
+# x and y vary, z does not.
+LINEAR = {
+    **{case: (text, not found) for case, (text, found) in CASES.items()},
+    "a square": (CASES["a square"][0], False),
+    "a loop of squares that swaps": (CASES["a loop of squares that swaps"][0], False),
+    "a divisor": ("%0 = stablehlo.divide %z, %x : tensor<4xf32>", False),
+    "a dividend": ("%0 = stablehlo.divide %x, %z : tensor<4xf32>", True),
+    "one over itself": ("%0 = stablehlo.divide %x, %x : tensor<4xf32>", False),
+    "a function": ("%0 = stablehlo.tanh %x : tensor<4xf32>", False),
+    "a function of what does not vary": ("%0 = stablehlo.tanh %z : tensor<4xf32>", True),
+    "a branch of a function": (CASE.format("stablehlo.tanh %x : tensor<4xf32> //"), False),
+    "a choice": (
+        "%0 = stablehlo.select %p, %x, %y : (tensor<4xi1>, tensor<4xf32>, tensor<4xf32>) -> "
+        "tensor<4xf32>",
+        True,
+    ),
+    "a choice by what varies": (
+        "%1 = stablehlo.select %q, %z, %z : (tensor<4xi1>, tensor<4xf32>, tensor<4xf32>) -> "
+        "tensor<4xf32>",
+        False,
+    ),
+    "another shape": ("%0 = stablehlo.reshape %x : (tensor<4xf32>) -> tensor<2x2xf32>", True),
+}
+
+
+def module_of(text: str) -> ir.Module:
+    """A function of three rows of numbers and two conditions."""
+    given = [*(f"%{name}: tensor<4xf32>" for name in "xyz"), "%p: tensor<4xi1>", "%q: tensor<4xi1>"]
+    return parse(f"func.func @main({', '.join(given)}) {{\n{text}\nreturn\n}}")
+
+
+def last_op(module: ir.Module) -> tuple[ir.OpView, list[ir.Value]]:
+    """And what the function is given."""
+    block = body(main_function(module))
+    *_, op, _return = block.operations
+    return op, list(block.arguments)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_two_factors_of_different_values(case: str) -> None:
     text, expected = CASES[case]
-    arguments = ", ".join(f"%{name}: tensor<4xf32>" for name in "xyz")
-    module = parse(f"func.func @main({arguments}) {{\n{text}\nreturn\n}}")
-    block = body(main_function(module))
-    *_, op, _return = block.operations
-    x, y, _z = block.arguments
+    module = module_of(text)
+    op, (x, y, *_) = last_op(module)
     assert multiplies(op, {x: 1, y: 2}) is expected
+
+
+@pytest.mark.parametrize("case", LINEAR)
+def test_linear_in_what_varies(case: str) -> None:
+    text, expected = LINEAR[case]
+    module = module_of(text)
+    op, (x, y, _z, _p, q) = last_op(module)
+    assert is_linear(op, {x, y, q}) is expected
