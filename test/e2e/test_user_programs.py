@@ -214,6 +214,10 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         for name, optimizer in (
             ("finite updates", optax.apply_if_finite(optax.sgd(0.1), 2)),
             ("every second step", optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation()),
+            (
+                "linear in the gradients",
+                optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(),
+            ),
             ("clipped", optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.1, eps=1e-3))),
         )
     },

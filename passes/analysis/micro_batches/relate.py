@@ -311,7 +311,13 @@ def _branches(context: Context, op: ir.OpView, predicate: Relation) -> list[Rela
             random = predicate.random or any(it.random for it in read)
             return [replace(SIZE if kinds <= {"same", "size"} else STEP, random=random)] * number
         return [mixed(op, "takes the branch that all samples choose together")] * number
-    return _whole_op(context, op, found, [predicate, *read])
+    read = [predicate, *read]
+    of_sums = all(it.of_step for it in read) and any(it.kind == "sum" for it in read)
+    if of_sums and any(it.kind == "same" for it in found):
+        # A count beside gradients (optax.MultiSteps): all of it runs once per step.
+        step = replace(STEP, random=any(it.random for it in found))
+        return [it if it.is_mixed else step for it in found]
+    return _whole_op(context, op, found, read)
 
 
 def _is_inside(value: ir.Value, op: ir.OpView) -> bool:
