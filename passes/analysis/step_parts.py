@@ -369,7 +369,7 @@ class _Splitter:
         """Whether an op is linear in what it reads, and all of that is accumulated.
 
         Floats are averaged: what is the same for all micro-batches may be added to them. Integers
-        are added up.
+        are added up, and no average is made of them here.
         """
         operands = self.graph.operands[o]
         read = [v for v in operands if self.batch[v]]
@@ -380,6 +380,8 @@ class _Splitter:
         if marker_of(op) == GRADIENT:
             return True
         makes_floats = is_float(self.graph.values[self.graph.results[o][0]].type)
+        if any(is_float(self.graph.values[v].type) != makes_floats for v in read):
+            return False
         if op.name in _SUMS:
             return makes_floats or len(read) == len(operands)
         if op.name == "stablehlo.divide":

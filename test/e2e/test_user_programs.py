@@ -230,6 +230,12 @@ def test_two_micro_batches_give_what_the_whole_batch_gives(name: str) -> None:
     assert_equal(parallelize(step, 2, **options)(*arguments), jax.jit(step)(*arguments))
 
 
+def test_a_count_of_integers_is_added_up_and_not_averaged() -> None:
+    """With one sample in a micro-batch the count leads to the gradients and to no loss."""
+    step, arguments, options = EXACT["masked mean"]
+    assert_equal(parallelize(step, 8, **options)(*arguments), jax.jit(step)(*arguments))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 4, 8])
 @pytest.mark.parametrize("name", EXACT)
