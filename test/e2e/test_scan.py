@@ -132,7 +132,10 @@ def check(step: Step, module: ir.Module, steps: int = 2) -> None:
             row for row in compare(numpy_leaves(results), numpy_leaves((state, loss))) if not row.ok
         ]
         assert not wrong
-    assert any(isinstance(result, CutArray) for result in results)
+    # A stack of layers stays cut: in parts, or as one array on the devices of both meshes.
+    assert any(
+        isinstance(result, CutArray) or len(result.sharding.device_set) == 4 for result in results
+    )
 
 
 def test_a_loop_is_cut_between_two_stages() -> None:
