@@ -106,6 +106,7 @@ class Workers:
             result, error = pickle.load(process.stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError) as gone:
             del self._here.process  # The next call has a new one.
+            process.kill()  # It may still live, where what it answered cannot be read.
             raise SolverFailedError(
                 f"a solver's process ended with status {process.wait()}; perhaps there was no "
                 "memory left for it"
@@ -149,5 +150,13 @@ def serve(tasks: IO[bytes], results: IO[bytes]) -> None:
         results.flush()
 
 
+def answers() -> IO[bytes]:
+    """Where answers go, which no library prints to: that goes to where errors go."""
+    sys.stdout.flush()
+    results = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return results
+
+
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    serve(sys.stdin.buffer, answers())

@@ -63,3 +63,9 @@ def test_a_process_that_ends_is_an_error_of_the_solver():
 def test_work_that_is_not_waited_for_does_not_keep_the_rest():
     with Workers(1) as workers:
         workers.submit(time.sleep, 60)
+
+
+def test_what_a_library_prints_is_no_answer():
+    with Workers(1) as workers:
+        assert workers.submit(os.write, 1, b"a line of a solver's own\n").result() == 25
+        assert workers.submit(os.getppid).result() == os.getpid()
