@@ -106,7 +106,8 @@ class Workers:
             result, error = pickle.load(process.stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError) as gone:
             del self._here.process  # The next call has a new one.
-            process.kill()  # It may still live, where what it answered cannot be read.
+            if isinstance(gone, pickle.UnpicklingError):
+                process.kill()  # It lives, and what it answers cannot be read any more.
             raise SolverFailedError(
                 f"a solver's process ended with status {process.wait()}; perhaps there was no "
                 "memory left for it"
