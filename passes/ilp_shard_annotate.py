@@ -107,7 +107,8 @@ class IlpShardAnnotate(Pass):
         meshes = read_meshes(function)
         with populated(module) as rule_of, Workers(self.processes) as workers:
             ops = sum(1 for _ in walk(module.body))
-            workers.prepare("alpa.passes.solve.shard_ilp", ops=ops, calls=len(meshes))
+            needed = ("alpa.passes.solve.shard_ilp", "scipy.optimize")
+            workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = None if self.intra == "auto" else BatchDims(function, rule_of)
             posed: list[_Posed] = []
             for assignment in meshes:

@@ -19,12 +19,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem, Row, SolverFailedError
 
 if TYPE_CHECKING:
     import cvxpy as cp
+    import scipy.sparse as sp
 
 _LARGEST_COST = 1e4
 """Costs are scaled to this: HiGHS' dual tolerance of 1e-7 is then 1e-11 of the largest cost."""
@@ -145,6 +145,8 @@ def _run(
 
 def _matrices(problem: Problem) -> _Matrices:
     """Costs and the constraint rows; forbidden strategies get a huge cost, forbidden pairs none."""
+    import scipy.sparse as sp  # noqa: PLC0415 - costs start-up time
+
     sizes = np.array([costs.size for costs in problem.node_costs])
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     count = int(offsets[-1])
@@ -180,6 +182,8 @@ def _matrices(problem: Problem) -> _Matrices:
 
 
 def _memory(problem: Problem, matrices: _Matrices, rows: Sequence[Row]) -> sp.csr_matrix:
+    import scipy.sparse as sp  # noqa: PLC0415 - costs start-up time
+
     numbers = problem.edge_numbers()
     first = matrices.offsets[-1] + np.cumsum([0, *map(len, matrices.pairs)])
     held = np.zeros((len(rows), matrices.costs.size))

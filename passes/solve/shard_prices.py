@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
 
 _LEVEL = 0.9
 """of what the planes promise: most of it, since a look costs far more than a step too long"""
@@ -40,6 +39,8 @@ def next_prices(
     ``at`` numbers the times that have prices, ``centre`` holds those of ``bound``, the best known.
     A bound of ``enough`` is as good as a higher one. Prices are at most ``ceiling``.
     """
+    from scipy.optimize import linprog  # noqa: PLC0415 - costs start-up time
+
     size = max(limit, 1.0)
     costs = np.array([plane.cost for plane in planes])
     excess = np.array([plane.used[at] - limit for plane in planes]) / size

@@ -68,12 +68,12 @@ class Workers:
             process.kill()
             process.wait()
 
-    def prepare(self, module: str, *, ops: int, calls: int) -> None:
+    def prepare(self, *modules: str, ops: int, calls: int) -> None:
         """Has a process for each of so many calls import what they need, if a program of so many
         ops is worth it: that takes as long as to build the first problem."""
         if ops >= _MANY:
             for _ in range(min(calls, self.count)):
-                self.submit(imported, module)
+                self.submit(imported, *modules)
 
     def worth(self, problem: Problem) -> Workers:
         """Where to submit a problem: calls with a small one run here."""
@@ -130,9 +130,10 @@ class Workers:
             return process
 
 
-def imported(module: str) -> None:
-    """Imports a module."""
-    importlib.import_module(module)
+def imported(*modules: str) -> None:
+    """Imports modules."""
+    for module in modules:
+        importlib.import_module(module)
 
 
 def serve(tasks: IO[bytes], results: IO[bytes]) -> None:
