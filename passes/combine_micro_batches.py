@@ -269,7 +269,7 @@ class _Split:
                     relation.reason.location,
                     f"{relation.reason.op.partition('.')[2]} {relation.reason.text}, and "
                     f"{self._name(r)} depends on it: {self._micro_batches} micro-batches would not "
-                    f"give what the whole batch gives; {_WAYS_OUT}",
+                    f"give what the whole batch gives; {self._ways_out(r)}",
                 )
             problem = None
             if relation.kind == "rows" and r in pairs:
@@ -290,8 +290,28 @@ class _Split:
                 raise PassError(
                     _place(value, self.main),
                     f"{self._name(r)} {problem}: {self._micro_batches} micro-batches would not "
-                    f"give what the whole batch gives; {_WAYS_OUT}",
+                    f"give what the whole batch gives; {self._ways_out(r)}",
                 )
+
+    def _ways_out(self, r: int) -> str:
+        """What else can be asked for. Micro-batches of their own cannot go on with their samples
+        after the update, which runs once behind the marks."""
+        graph = self.graph
+        marked = graph.depends(
+            v
+            for o, op in enumerate(graph.ops)
+            if marker_of(op) == GRADIENT
+            for v in graph.results[o]
+        )
+        leads = graph.cone([graph.returned[r]])
+        goes_on = any(
+            leads[o]
+            and any(marked[v] for v in operands)
+            and any(self._made_of_batch[graph.values[v]] and not marked[v] for v in operands)
+            and any(self.at(graph.values[v]).is_mixed for v in graph.results[o])
+            for o, operands in enumerate(graph.operands)
+        )
+        return _ONE_MICRO_BATCH if goes_on else _WAYS_OUT
 
     @property
     def _micro_batches(self) -> int:
@@ -502,10 +522,10 @@ class _Split:
         )
 
 
+_ONE_MICRO_BATCH = "plan with 1 micro-batch, which may still be sharded over the batch"
 _WAYS_OUT = (
-    "plan with 1 micro-batch, which may still be sharded over the batch, or, where each "
-    "micro-batch is meant to be a batch of its own, with micro-batches=independent "
-    '(micro_batches="independent" in Python)'
+    f"{_ONE_MICRO_BATCH}, or, where each micro-batch is meant to be a batch of its own, with "
+    'micro-batches=independent (micro_batches="independent" in Python)'
 )
 
 

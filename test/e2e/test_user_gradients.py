@@ -282,10 +282,11 @@ forward part writes, one step after the other."""
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_computes_with_samples_again_is_refused_and_the_remedy_works(name: str) -> None:
-    step, arguments, options, _ = REFUSED[name]
+    step, arguments, options, independent = REFUSED[name]
     with pytest.raises(PlanningError) as refused:
         parallelize(step, 2, **options)(*arguments)
     first = str(refused.value)
+    assert ("micro-batches=independent" in first) == bool(independent)
     assert "2 micro-batches would not give what the whole batch gives" in first
     assert "plan with 1 micro-batch" in first
     assert ".py:" in first
