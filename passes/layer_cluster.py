@@ -91,12 +91,11 @@ class LayerCluster(Pass):
         if self.delta < 0:
             raise PassError(function, f"delta is {self.delta:g}; at least 0")
         exact = is_exact(micro_batches_of(module))
-        graph = Graph.of(body(function))
-        roles = infer_roles(function, graph)
-        parts = split_step(graph, roles, exact=exact)
-        if _separate_states(graph, parts, terminator(body(function))):
-            graph = Graph.of(body(function))
-            parts = split_step(graph, roles, exact=exact)
+        step = _Step.of(function, exact=exact)
+        if _separate_states(step.graph, step.part, terminator(body(function))):
+            step = _Step.of(function, exact=exact)
+        graph, roles, parts, floating = step.graph, step.roles, step.parts, step.floating
+        part = step.part
         if parts.misplaced and micro_batches_of(module) == INDEPENDENT:
             raise PassError(
                 parts.misplaced[0],
@@ -108,8 +107,6 @@ class LayerCluster(Pass):
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
         for sentence in parts.doubts:
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
-        floating = Floating.find(graph, parts)
-        part = resolve_parts(graph, parts, floating)
         markers = [o for o, op in enumerate(graph.ops) if marker_of(op) == LAYER_BOUNDARY]
         for o in markers:
             if not graph.operands[o]:
@@ -183,13 +180,31 @@ class LayerCluster(Pass):
         return _layers(starts, num_ops)
 
 
-def _separate_states(graph: Graph, parts: StepParts, end: ir.OpView) -> bool:
+@dataclass(frozen=True)
+class _Step:
+    """A program whose ops are told apart: `part` is that of each, None where it floats."""
+
+    graph: Graph
+    roles: Roles
+    parts: StepParts
+    floating: Floating
+    part: list[Part | None]
+
+    @classmethod
+    def of(cls, function: func.FuncOp, *, exact: bool) -> _Step:
+        graph = Graph.of(body(function))
+        roles = infer_roles(function, graph)
+        parts = split_step(graph, roles, exact=exact)
+        floating = Floating.find(graph, parts)
+        return cls(graph, roles, parts, floating, resolve_parts(graph, parts, floating))
+
+
+def _separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) -> bool:
     """Gives results that the step returns and the forward part reads a value of their own.
 
     They are made of no batch: the forward part computes them, and the update returns them. Says
     whether there are any.
     """
-    part = resolve_parts(graph, parts, Floating.find(graph, parts))
     found = [
         (r, v)
         for r, v in enumerate(graph.returned)
