@@ -44,6 +44,7 @@ from alpa.passes.cost.collectives import LogicalMesh, all_gather
 from alpa.passes.cost.device import Link
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.solve.cross_mesh_senders import Box, Demand, balance
+from alpa.passes.solve.verification import VerificationError
 
 Index = tuple[int, ...]
 """the number of a tile along each dimension"""
@@ -576,8 +577,11 @@ def _ring(problem: Problem, mesh: TiledMesh, axes: tuple[int, ...], held: int) -
 
 
 def verify(problem: Problem, solution: Solution) -> None:
-    """Carries the transfers out on boxes; raises ``ValueError`` where a device cannot send what it
-    shall, gets something twice or not at all, or the bytes are not those of ``solution``."""
+    """Carries the transfers out on boxes.
+
+    Raises ``VerificationError`` where a device cannot send what it shall, gets something twice or
+    not at all, or the bytes are not those of ``solution``.
+    """
     landing = replace(problem.target, dims=solution.landing)
     _verify_landing(problem, solution)
     held = problem.source.tiles(problem.shape)
@@ -589,7 +593,7 @@ def verify(problem: Problem, solution: Solution) -> None:
             parts = [held[transfer.source]] if number == 0 else got[transfer.source]
             covered = sum(problem.bytes_of(_overlap(part, transfer.box)) for part in parts)
             if covered != problem.bytes_of(transfer.box):
-                raise ValueError(f"{transfer} in step {number}: the sender does not have it")
+                raise VerificationError(f"{transfer} in step {number}: the sender does not have it")
             if transfer.source != transfer.target:
                 slow = problem.hosts[transfer.source] != problem.hosts[transfer.target]
                 carried[slow] += covered
@@ -599,18 +603,18 @@ def verify(problem: Problem, solution: Solution) -> None:
         parts = got[device]
         inside = sum(problem.bytes_of(_overlap(part, box)) for part in parts)
         if _some_overlap(parts) or inside != sum(map(problem.bytes_of, parts)):
-            raise ValueError(f"device {device} gets {parts}: not parts of {box} once each")
+            raise VerificationError(f"device {device} gets {parts}: not parts of {box} once each")
         if inside != problem.bytes_of(box):
-            raise ValueError(f"device {device} gets {parts}, which is not all of {box}")
+            raise VerificationError(f"device {device} gets {parts}, which is not all of {box}")
     stated = solution.transfers
     if (carried[True], carried[False]) != (stated.slow_bytes, stated.fast_bytes):
-        raise ValueError(
+        raise VerificationError(
             f"{carried[True]} slow and {carried[False]} fast bytes are carried, "
             f"{stated.slow_bytes} and {stated.fast_bytes} are stated"
         )
     least = lower_bound(problem)
     if solution.total.slow_bytes != least:
-        raise ValueError(f"{solution.total.slow_bytes} slow bytes, {least} are enough")
+        raise VerificationError(f"{solution.total.slow_bytes} slow bytes, {least} are enough")
 
 
 def _verify_landing(problem: Problem, solution: Solution) -> None:
@@ -623,7 +627,9 @@ def _verify_landing(problem: Problem, solution: Solution) -> None:
         for old, new, length, ways in zip(wanted, landing, problem.shape, mesh.ways, strict=True)
     )
     if gathers != (landing != wanted) or not (finer and even) or (gathers and not problem.readers):
-        raise ValueError(f"{solution.method} cannot land as {landing} where {wanted} is wanted")
+        raise VerificationError(
+            f"{solution.method} cannot land as {landing} where {wanted} is wanted"
+        )
 
 
 def _target(transfer: Transfer) -> int:

@@ -26,6 +26,7 @@ import numpy as np
 
 from alpa.passes.solve import stage_dp
 from alpa.passes.solve.stage_dp import InfeasibleError, OutOfMemoryError, Stage
+from alpa.passes.solve.verification import VerificationError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,21 +185,21 @@ def _infeasible(problem: Problem) -> InfeasibleError:
 
 
 def verify(problem: Problem, solution: Solution) -> None:
-    """Recomputes T and bytes, and checks layers and meshes; raises ``ValueError`` if one fails."""
+    """Recomputes T and bytes, and checks layers and meshes. Raises ``VerificationError``."""
     pairs = list(zip(solution.stages, solution.meshes, strict=True))
     bounds = [(stage.first, stage.last) for stage in solution.stages]
     firsts = [0, *(last + 1 for _, last in bounds)]
     if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.costs.num_layers:
-        raise ValueError(f"stages {bounds} are no cut of {problem.costs.num_layers} layers")
+        raise VerificationError(f"stages {bounds} are no cut of {problem.costs.num_layers} layers")
     if any(a >= b for a, b in pairwise(solution.meshes)):
-        raise ValueError(f"meshes {solution.meshes} are not in their order")
+        raise VerificationError(f"meshes {solution.meshes} are not in their order")
     if any(stage.submesh not in problem.meshes[q].submeshes for stage, q in pairs):
-        raise ValueError("a stage is not on the mesh that it is said to be on")
+        raise VerificationError("a stage is not on the mesh that it is said to be on")
     a = [problem.a(stage, q) for stage, q in pairs]
     u = [problem.u(stage) for stage, _ in pairs]
     seconds = sum(a) + (problem.costs.num_micro_batches - 1) * max(a) + max(u)
     if not seconds < inf or abs(seconds - solution.step_seconds) > 1e-9 * seconds:
-        raise ValueError(f"the stages take {seconds} s, not {solution.step_seconds} s")
+        raise VerificationError(f"the stages take {seconds} s, not {solution.step_seconds} s")
     moved = sum(float(problem.moved[s.first, s.last, q]) for s, q in pairs)
     if moved != solution.moved:
-        raise ValueError(f"the stages move {moved} bytes, not {solution.moved}")
+        raise VerificationError(f"the stages move {moved} bytes, not {solution.moved}")

@@ -18,6 +18,8 @@ from math import inf
 
 import numpy as np
 
+from alpa.passes.solve.verification import VerificationError
+
 _ROUNDING = 1e-12
 """FLOPs of layers are differences of prefix sums: equal up to this part."""
 
@@ -192,16 +194,24 @@ def _fill(sums: np.ndarray, bound: float, num_layers: int) -> tuple[float | None
 
 
 def verify(problem: Problem, solution: Solution) -> None:
-    """Recomputes the largest input and checks each layer; raises ``ValueError`` where one fails."""
+    """Recomputes the largest input, and checks each layer. Raises ``VerificationError``."""
     starts, count = solution.starts, problem.flops.size
     ends = (*starts[1:], count)
     if len(starts) != problem.num_layers or starts[0] != 0:
-        raise ValueError(f"{problem.num_layers} layers from op 0 on were asked for, not {starts}")
+        raise VerificationError(
+            f"{problem.num_layers} layers from op 0 on were asked for, not {starts}"
+        )
     if any(end <= start for start, end in zip(starts, ends, strict=True)):
-        raise ValueError(f"a layer is empty: layers begin at {starts}, there are {count} ops")
+        raise VerificationError(
+            f"a layer is empty: layers begin at {starts}, there are {count} ops"
+        )
     inputs = [float(problem.received[s, e - 1]) for s, e in zip(starts, ends, strict=True)]
     if max(inputs) != solution.largest_input:
-        raise ValueError(f"the largest input is {max(inputs)} B, not {solution.largest_input} B")
+        raise VerificationError(
+            f"the largest input is {max(inputs)} B, not {solution.largest_input} B"
+        )
     flops = np.add.reduceat(problem.flops, starts)
     if flops.max() > solution.flop_bound * (1 + 1e-9):
-        raise ValueError(f"a layer has {flops.max()} FLOPs, the bound is {solution.flop_bound}")
+        raise VerificationError(
+            f"a layer has {flops.max()} FLOPs, the bound is {solution.flop_bound}"
+        )

@@ -13,6 +13,8 @@ from typing import Literal
 
 import numpy as np
 
+from alpa.passes.solve.verification import VerificationError
+
 
 class InfeasibleError(ValueError):
     """No choice has a finite cost; ``nodes`` holds nodes that cannot agree, others may too."""
@@ -296,22 +298,26 @@ class Solution:
 
 
 def verify(problem: Problem, solution: Solution) -> None:
-    """Recomputes the cost and checks each constraint; raises ``ValueError`` where one fails."""
+    """Recomputes the cost, and checks each constraint. Raises ``VerificationError``."""
     sizes = [costs.size for costs in problem.node_costs]
     if len(solution.choice) != len(sizes):
-        raise ValueError(f"{len(solution.choice)} choices for {len(sizes)} nodes")
+        raise VerificationError(f"{len(solution.choice)} choices for {len(sizes)} nodes")
     for node, (strategy, size) in enumerate(zip(solution.choice, sizes, strict=True)):
         if not 0 <= strategy < size:
-            raise ValueError(f"node {node} has {size} strategies, the solution takes {strategy}")
+            raise VerificationError(
+                f"node {node} has {size} strategies, the solution takes {strategy}"
+            )
     cost = problem.cost(solution.choice)
     if not cost < inf:
-        raise ValueError("the solution takes a forbidden strategy or pair of strategies")
+        raise VerificationError("the solution takes a forbidden strategy or pair of strategies")
     peak, moment = Memory(problem).peak(solution.choice)
     if peak > problem.memory_limit:
-        raise ValueError(
+        raise VerificationError(
             f"the solution uses {peak} bytes at time {moment}, {problem.memory_limit} allowed"
         )
     if abs(cost - solution.objective) > 1e-9 * max(abs(cost), abs(solution.objective)):
-        raise ValueError(f"the solution costs {cost} s, not {solution.objective} s")
+        raise VerificationError(f"the solution costs {cost} s, not {solution.objective} s")
     if solution.bound > solution.objective:
-        raise ValueError(f"bound {solution.bound} s is above objective {solution.objective} s")
+        raise VerificationError(
+            f"bound {solution.bound} s is above objective {solution.objective} s"
+        )

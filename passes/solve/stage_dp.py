@@ -36,6 +36,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from alpa.passes.solve.schedule import in_flight
+from alpa.passes.solve.verification import VerificationError
 
 Objective = Literal["step", "throughput"]
 
@@ -384,22 +385,24 @@ def _infeasible(problem: Problem) -> InfeasibleError:
 
 
 def verify(problem: Problem, solution: Solution) -> None:
-    """Recomputes T and checks layers, devices and memory; raises ``ValueError`` if one fails."""
+    """Recomputes T, and checks layers, devices and memory. Raises ``VerificationError``."""
     stages = solution.stages
     bounds = [(s.first, s.last) for s in stages]
     firsts = [0, *(last + 1 for _, last in bounds)]
     if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.num_layers:
-        raise ValueError(f"stages {bounds} are no cut of {problem.num_layers} layers")
+        raise VerificationError(f"stages {bounds} are no cut of {problem.num_layers} layers")
     sizes = [n * m for n, m in (problem.submeshes[s.submesh] for s in stages)]
     if sum(sizes) != problem.hosts * problem.devices_per_host:
-        raise ValueError(f"stages use {sum(sizes)} devices, not all of the cluster")
+        raise VerificationError(f"stages use {sum(sizes)} devices, not all of the cluster")
     if problem.num_stages not in (None, len(stages)):
-        raise ValueError(f"{len(stages)} stages, {problem.num_stages} were asked for")
+        raise VerificationError(f"{len(stages)} stages, {problem.num_stages} were asked for")
     for number, stage in enumerate(stages):
         needed = problem.in_flight(len(stages) - number)
         fits = problem.max_in_flight[stage.first, stage.last, stage.submesh]
         if fits < needed:
-            raise ValueError(f"stage {number} keeps {needed} micro-batches, memory admits {fits}")
+            raise VerificationError(
+                f"stage {number} keeps {needed} micro-batches, memory admits {fits}"
+            )
     objective = problem.objective(stages)
     if not objective < inf or abs(objective - solution.objective) > 1e-9 * abs(objective):
-        raise ValueError(f"the stages take {objective} s, not {solution.objective} s")
+        raise VerificationError(f"the stages take {objective} s, not {solution.objective} s")

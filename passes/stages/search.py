@@ -109,7 +109,7 @@ class Search:
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 views, only = [only], None
                 continue
-            except ValueError as error:
+            except stage_dp.InfeasibleError as error:
                 raise PassError(self.function, f"{error}{_problems(offers)}") from error
             used = [offers[stage.submesh] for stage in cut.stages]
             unknown = dict.fromkeys(view for option, view in used if option.is_bound)
@@ -133,12 +133,14 @@ class Search:
 
     def _begin_next(self, offers: Sequence[tuple[Option, View]], begun: int) -> None:
         """Where a process is idle: what would be asked for if what was begun were of no use."""
+        from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
+
         idle = -begun % self.costing.processes if self.costing.processes else 0
         if not idle or not offers:
             return
         try:
             cut = self._solved(offers)
-        except ValueError:
+        except stage_dp.InfeasibleError:
             return  # There is no cut without what was begun.
         used = [offers[stage.submesh] for stage in cut.stages]
         views = dict.fromkeys(v for o, v in used if o.is_bound and v.hosts * v.devices > 1)

@@ -28,6 +28,7 @@ from alpa.passes.solve.cross_mesh import (
     verify,
 )
 from alpa.passes.solve.cross_mesh_senders import Demand, balance, greedy, peak
+from alpa.passes.solve.verification import VerificationError
 
 SLOW = Link(bandwidth=1e9, latency=20e-6)
 FAST = Link(bandwidth=100e9, latency=5e-6)
@@ -540,9 +541,9 @@ def test_verify_finds_what_is_wrong():
         "cannot land as": replace(good, method="local_all_gather"),
     }
     for message, solution in wrong.items():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(VerificationError, match=message):
             verify(problem, solution)
     replicas = problem_of((8, 8), mesh_of(0, ((0,), ())), mesh_of(4, ((), ())))
     twice = of_method(replicas, "send_recv", ((), ()))
-    with pytest.raises(ValueError, match="slow bytes, 512 are enough"):
+    with pytest.raises(VerificationError, match="slow bytes, 512 are enough"):
         verify(replicas, twice)

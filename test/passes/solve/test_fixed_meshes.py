@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from alpa.passes.solve import fixed_meshes, stage_dp
 from alpa.passes.solve.fixed_meshes import Mesh, Problem
 from alpa.passes.solve.stage_dp import InfeasibleError, OutOfMemoryError, Stage
+from alpa.passes.solve.verification import VerificationError
 
 
 @st.composite
@@ -131,5 +132,5 @@ def test_wrong_solutions_are_found_out() -> None:
         ({"meshes": (0,)}, "the stages move 8.0 bytes"),
         ({"stages": (Stage(first=0, last=0, submesh=0),)}, "are no cut of 2 layers"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(VerificationError, match=message):
             fixed_meshes.verify(problem, replace(found, **changed))

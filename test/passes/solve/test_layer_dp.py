@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve.layer_dp import Problem, Solution, received_bytes, solve, verify
+from alpa.passes.solve.verification import VerificationError
 
 Value = tuple[int, float, tuple[int, ...]]
 
@@ -157,5 +158,5 @@ def test_verify_rejects_what_is_wrong():
         (replace(good, largest_input=1.0), "2.0 B, not 1.0 B"),
         (replace(good, starts=(0, 1), largest_input=4.0), "has 3.0 FLOPs"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(VerificationError, match=message):
             verify(problem, wrong)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from alpa.passes.solve import shard_ilp
 from alpa.passes.solve.shard_ilp import Edge, InfeasibleError, Problem, Solution, solve, verify
 from alpa.passes.solve.shard_presolve import Reduction
+from alpa.passes.solve.verification import VerificationError
 
 
 @st.composite
@@ -238,5 +239,5 @@ def test_verify_rejects_what_is_wrong():
         (replace(good, choice=(0, 1)), "costs 3.0 s, not 2.0 s"),
         (replace(good, bound=2.5), "above objective"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(VerificationError, match=message):
             verify(problem, wrong)

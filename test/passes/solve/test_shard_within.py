@@ -20,6 +20,7 @@ from alpa.passes.solve.shard_ilp import (
 )
 from alpa.passes.solve.shard_problem import Memory
 from alpa.passes.solve.shard_repair import Walk, improve_within, repair
+from alpa.passes.solve.verification import VerificationError
 
 
 @st.composite
@@ -234,7 +235,7 @@ def test_usages_that_are_none_are_refused(usage, words):
 def test_verify_refuses_what_does_not_fit():
     problem = large(3)
     solution = solve(replace(problem, memory_limit=inf))
-    with pytest.raises(ValueError, match="bytes at time"):
+    with pytest.raises(VerificationError, match="bytes at time"):
         verify(problem, solution)
 
 

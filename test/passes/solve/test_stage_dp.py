@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from alpa.passes.solve.placement import submeshes
 from alpa.passes.solve.stage_dp import InfeasibleError, Problem, Solution, Stage, solve, verify
+from alpa.passes.solve.verification import VerificationError
 
 
 def allowed_cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
@@ -258,5 +259,5 @@ def test_verify_rejects_what_is_wrong():
         ((Stage(first=0, last=0, submesh=1), Stage(first=1, last=3, submesh=1)), "admits 1"),
         ((Stage(first=0, last=2, submesh=1), Stage(first=3, last=3, submesh=1)), "not 9.0 s"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(VerificationError, match=message):
             verify(problem, replace(good, stages=wrong))

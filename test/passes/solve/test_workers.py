@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from alpa.passes.solve.shard_problem import (
     Problem,
     SolverFailedError,
     Usage,
+    verify,
 )
+from alpa.passes.solve.verification import VerificationError
 from alpa.passes.solve.workers import Workers
 
 TOO_LARGE = Problem(
@@ -50,6 +53,17 @@ def test_errors_arrive_whole(count):
         never = Problem(node_costs=(np.array([np.inf]),), edges=())
         with pytest.raises(InfeasibleError, match="node 0 has no strategy of finite cost"):
             workers.submit(solve, never).result()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_failed_check_is_not_taken_for_an_infeasible_problem(count):
+    problem = Problem(node_costs=(np.array([1.0, 2.0]),), edges=())
+    wrong = replace(solve(problem), objective=0.5)
+    with Workers(count) as workers:
+        pending = workers.submit(verify, problem, wrong)
+        with pytest.raises(VerificationError, match=r"costs 1\.0 s, not 0\.5 s") as failed:
+            pending.result()
+    assert not isinstance(failed.value, ValueError)
 
 
 def test_a_process_that_ends_is_an_error_of_the_solver():
