@@ -148,9 +148,10 @@ class StageMeshPartition(Pass):
         given = take_user_shardings(
             module, function, state_pairs(arguments, results), cluster, remark
         )
+        widened = 0
         if self.num_micro_batches > 1:
             _require_roles(function, arguments, results)
-            widen_accumulators(function, results, self._plan())
+            widened = widen_accumulators(function, results, self._plan())
             graph = Graph.of(body(function))
         if self.remat == "layer":
             rematerialise(function)
@@ -160,7 +161,7 @@ class StageMeshPartition(Pass):
             raise PassError(
                 function, "there is nothing to plan: the results are arguments as they are"
             )
-        stages = self._stages(function, graph, origins, cluster, given, meshes)
+        stages = self._stages(function, graph, origins, cluster, given, meshes, widened)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
             graph = Graph.of(body(function))
@@ -186,6 +187,7 @@ class StageMeshPartition(Pass):
         cluster: Cluster,
         given: UserShardings | None,
         meshes: GivenMeshes | None,
+        widened: int,
     ) -> Stages:
         num_layers = 1 + max((n for o in origins if (n := layer_of(o)) is not None), default=0)
         limit = min(num_layers, cluster.num_devices)
@@ -244,6 +246,7 @@ class StageMeshPartition(Pass):
                 costing=costing(classes),
                 remat_costing=remat_costing,
                 may_rematerialise=self.remat == "auto",
+                widened_bytes=widened,
                 given=meshes,
                 moved=None if meshes is None else meshes.moved(graph, origins, num_layers),
             )

@@ -40,23 +40,25 @@ from dataclasses import dataclass
 from alpa.dialects import attributes_of, body, func, ir, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, Plan, Result, i64
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
-from alpa.passes.analysis.graph import Graph, element_bytes, first_reader
+from alpa.passes.analysis.graph import Graph, element_bytes, first_reader, type_bytes
 from alpa.passes.stages.cost import part_of
 
 _MOVES = (sdy.ShardingConstraintOp, stablehlo.ReshapeOp, stablehlo.TransposeOp)
 
 
-def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: Plan) -> None:
+def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: Plan) -> int:
     """Rewrites a clustered program in place; with one micro-batch nothing is added up.
 
-    `results` are the attributes of those of `function`.
+    `results` are the attributes of those of `function`. Returns by how many bytes all sums
+    together are larger than they were.
     """
     if plan.num_micro_batches == 1:
-        return
+        return 0
     graph = Graph.of(body(function))
     parts = [part_of(Origin.from_attr(op.attributes["origin"])) for op in graph.ops]
     pairs = zip(graph.returned, results, strict=True)
     losses = {v for v, r in pairs if r.role is not None and r.role.kind in ("mean", "sum")}
+    added = 0
     for o, op in enumerate(graph.ops):
         totals: list[_Total] = []
         for number, v in enumerate(graph.results[o]):
@@ -68,9 +70,11 @@ def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: P
             wide = plan.accumulator_type(type_)
             if wide != type_:
                 is_alone = updates == graph.users[v] and v not in graph.returned
+                added += type_bytes(wide) - graph.bytes[v]
                 totals.append(_Total(number=number, type=wide, is_alone=is_alone))
         if totals:
             _widen(op, totals)
+    return added
 
 
 @dataclass(frozen=True, kw_only=True)

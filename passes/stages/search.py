@@ -64,6 +64,8 @@ class Search:
     remat_costing: Callable[[], Costing]
     """of the same layers rematerialised"""
     may_rematerialise: bool
+    widened_bytes: int = 0
+    """that all sums over the micro-batches together hold more than in the gradients' own types"""
     given: GivenMeshes | None = None
     """where the meshes are not searched"""
     moved: np.ndarray | None = None
@@ -104,7 +106,7 @@ class Search:
                 cut = self._solved(offers)
             except stage_dp.OutOfMemoryError as error:
                 if only is None:
-                    needs = self._needs([option for option, _ in offers])
+                    needs = self._needs([option for option, _ in offers]) + self._narrower()
                     raise PassError(self.function, f"{error}. {needs}") from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 views, only = [only], None
@@ -288,6 +290,16 @@ class Search:
         problem = fixed_meshes.Problem(costs=costs, meshes=meshes, moved=self.moved)
         found = fixed_meshes.solve(problem)
         return _Cut(stages=found.stages, meshes=found.meshes, seconds=found.step_seconds)
+
+    def _narrower(self) -> str:
+        """What narrower sums over the micro-batches would spare."""
+        if not self.widened_bytes:
+            return ""
+        return (
+            f". {size_text(self.widened_bytes)} in all are for sums of gradients in "
+            f"{self.plan.accumulate_dtype}, which accumulate-dtype=same leaves in the gradients' "
+            "own types"
+        )
 
     def _needs(self, options: Sequence[Option]) -> str:
         """What does not fit: a layer, else all of them; bounds from below, as far as is known."""

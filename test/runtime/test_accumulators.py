@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import alpa
+from alpa.runtime.planning import PlanningError
 
 BATCHES = 128
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11}
@@ -142,3 +143,17 @@ def test_one_micro_batch_is_as_it_was() -> None:
 def test_a_type_that_there_is_not() -> None:
     with pytest.raises(ValueError, match="accumulate_dtype is 'f16'; expected one of f32, f64, s"):
         alpa.parallelize(step, cluster="cpu:1x1", accumulate_dtype="f16")
+
+
+def test_sums_that_do_not_fit_name_the_way_out(small_cluster: Any) -> None:
+    def train(w: jax.Array, x: jax.Array) -> Any:
+        loss, grad = alpa.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        return w - grad, loss
+
+    given = jnp.ones((256, 256), jnp.bfloat16), jnp.ones((8, 256), jnp.bfloat16)
+    options = {"cluster": str(small_cluster("450KiB", devices=1)), "num_micro_batches": 4}
+    said = r"fits into memory.* 128 KiB in all are for sums of gradients in f32, which accumulate-d"
+    with pytest.raises(PlanningError, match=said):
+        alpa.parallelize(train, **options)(*given)
+    new, _ = alpa.parallelize(train, accumulate_dtype="same", **options)(*given)
+    assert new.shape == (256, 256)
