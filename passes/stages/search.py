@@ -296,9 +296,9 @@ class Search:
         if not self.widened_bytes:
             return ""
         return (
-            f". {size_text(self.widened_bytes)} in all are for sums of gradients in "
-            f"{self.plan.accumulate_dtype}, which accumulate-dtype=same leaves in the gradients' "
-            "own types"
+            f". Adding up gradients in {self.plan.accumulate_dtype} takes "
+            f"{size_text(self.widened_bytes)} more in all than in their own types, which "
+            "accumulate-dtype=same keeps"
         )
 
     def _needs(self, options: Sequence[Option]) -> str:

@@ -152,7 +152,10 @@ def test_sums_that_do_not_fit_name_the_way_out(small_cluster: Any) -> None:
 
     given = jnp.ones((256, 256), jnp.bfloat16), jnp.ones((8, 256), jnp.bfloat16)
     options = {"cluster": str(small_cluster("450KiB", devices=1)), "num_micro_batches": 4}
-    said = r"fits into memory.* 128 KiB in all are for sums of gradients in f32, which accumulate-d"
+    said = (
+        "fits into memory.* Adding up gradients in f32 takes 128 KiB more in all than in their own "
+        "types, which accumulate-dtype=same keeps"
+    )
     with pytest.raises(PlanningError, match=said):
         alpa.parallelize(train, **options)(*given)
     new, _ = alpa.parallelize(train, accumulate_dtype="same", **options)(*given)
