@@ -123,6 +123,9 @@ class _Fields:
     def number(self, key: str) -> float:
         return self._get(key, ir.FloatAttr).value
 
+    def number_or_zero(self, key: str) -> float:
+        return self.number(key) if key in self else 0.0
+
     def integers(self, key: str) -> tuple[int, ...]:
         return tuple(self._get(key, ir.DenseI64ArrayAttr))
 
@@ -392,11 +395,14 @@ def read_meshes(function: func.FuncOp) -> list[MeshAssignment]:
 class Plan:
     """`alpa.plan`: micro-batches per step, the schedule, predicted seconds and bytes per mesh.
 
-    `accumulate_dtype` is the narrowest type of a sum over the micro-batches (`accumulator`).
+    `estimated_step_seconds` is T of the stages by the costs that they were cut by (`stage_dp.py`);
+    a bound of it where there was nothing to choose. `accumulate_dtype` is the narrowest type of a
+    sum over the micro-batches (`accumulator`).
     """
 
     num_micro_batches: int = 1
     schedule: Schedule = "gpipe"
+    estimated_step_seconds: float = 0.0
     predicted_step_seconds: float = 0.0
     predicted_peak_bytes: tuple[int, ...] = ()
     cluster: str = ""
@@ -432,6 +438,7 @@ class Plan:
         return cls(
             num_micro_batches=fields.integer("num_micro_batches"),
             schedule=_one_of("the schedule", fields.string("schedule"), get_args(Schedule)),
+            estimated_step_seconds=fields.number_or_zero("estimated_step_seconds"),
             predicted_step_seconds=fields.number("predicted_step_seconds"),
             predicted_peak_bytes=fields.integers("predicted_peak_bytes"),
             cluster=fields.string("cluster") if "cluster" in fields else "",
@@ -450,6 +457,7 @@ class Plan:
                 **({} if self.accumulate_dtype == "f32" else {"accumulate_dtype": accumulate}),
                 "num_micro_batches": i64(self.num_micro_batches),
                 "schedule": ir.StringAttr.get(self.schedule),
+                "estimated_step_seconds": f64(self.estimated_step_seconds),
                 "predicted_step_seconds": f64(self.predicted_step_seconds),
                 "predicted_peak_bytes": ir.DenseI64ArrayAttr.get(self.predicted_peak_bytes),
                 "cluster": ir.StringAttr.get(self.cluster),

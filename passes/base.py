@@ -32,14 +32,25 @@ class PassError(Exception):
 
 
 class NoRoomError(PassError):
-    """A mesh cannot hold what was put on it.
+    """A program does not fit into memory.
 
-    `missing` is what it lacks at least, as a share of a device's memory; 0 where only time ran out.
+    `missing` is a lower bound of what a mesh lacks, as a share of a device's memory; None if no
+    solution that fits was found in time, though there may be one.
     """
 
-    def __init__(self, where: ir.OpView | ir.Operation, message: str, missing: float) -> None:
+    def __init__(
+        self, where: ir.OpView | ir.Operation, message: str, missing: float | None
+    ) -> None:
         super().__init__(where, message)
         self.missing = missing
+
+
+class NotFasterError(PassError):
+    """No plan is as fast as was asked for: each takes at least `bound` seconds per step."""
+
+    def __init__(self, where: ir.OpView | ir.Operation, message: str, bound: float) -> None:
+        super().__init__(where, message)
+        self.bound = bound
 
 
 class OptionError(ValueError):
@@ -47,6 +58,25 @@ class OptionError(ValueError):
 
 
 Remark = Callable[[ir.Location, str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """An option of a pass. `type` is that of the pass's field, or a union of types."""
+
+    type: Any
+    default: Any
+    help: str
+
+    def values(self) -> str:
+        """The values that it takes, in words."""
+        return describe_type(self.type)
+
+    def default_text(self) -> str:
+        """The default as it is written in a pipeline; empty where there is none."""
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return "" if self.default is None else str(self.default)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,18 +110,43 @@ class Pass(ABC):
             OptionError: a value does not fit its field's type. Unknown names are the caller's to
                 report, which knows their position.
         """
-        hints = typing.get_type_hints(cls)
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            name = field.name.replace("_", "-")
-            if name in options:
-                values[field.name] = _convert(name, options[name], hints[field.name])
+        values = {
+            name.replace("-", "_"): _convert(name, options[name], known.type)
+            for name, known in cls.options().items()
+            if name in options
+        }
         return cls(**values)
 
     @classmethod
-    def option_fields(cls) -> dict[str, dataclasses.Field[Any]]:
+    def options(cls) -> dict[str, Option]:
         """The options by their names with dashes."""
-        return {field.name.replace("_", "-"): field for field in dataclasses.fields(cls)}
+        hints = typing.get_type_hints(cls)
+        return {
+            field.name.replace("_", "-"): Option(
+                hints[field.name], field.default, field.metadata["help"]
+            )
+            for field in dataclasses.fields(cls)
+            if "help" in field.metadata
+        }
+
+
+RunPass = Callable[[Pass, ir.Module, Remark], None]
+"""Runs a pass on a module, and MLIR's verifier after it. Raises PassError and ir.MLIRError."""
+
+
+class Driver(Pass):
+    """A pass that runs other passes, on copies of the module where it compares what they make."""
+
+    @abstractmethod
+    def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
+        """As `run`; the other passes are run by `run_pass`."""
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        def run_pass(step: Pass, inner: ir.Module, say: Remark) -> None:
+            step.run(inner, say)
+            inner.operation.verify()
+
+        self.drive(module, remark, run_pass)
 
 
 def option(default: Any, help: str) -> Any:

@@ -177,7 +177,7 @@ class IlpShardAnnotate(Pass):
             raise part.out_of_memory(error, posed.usages) from error
         except TimeoutError as error:  # There is always a choice: what is hard is to fit.
             message = f"no sharding for {part.name}: {error}"
-            raise NoRoomError(part.function, message, missing=0.0) from error
+            raise NoRoomError(part.function, message, missing=None) from error
         except (InfeasibleError, SolverFailedError) as error:
             raise PassError(part.function, f"no sharding for {part.name}: {error}") from error
         if solution.status != "optimal":

@@ -1,48 +1,24 @@
-"""Pipelines: our passes by name, beside MLIR's, in one pass manager.
-
-`alpa` is the default pipeline. Why its order is what it is:
-
-1. `combine-micro-batches` comes first: a rewrite would lose what ops say of the whole batch.
-2. `simplify-trivial-ops` comes next: every later pass then reads one flat function of plain ops.
-3. `split-loops` comes before the layers: what a loop holds together cannot be clustered apart.
-4. `layer-cluster` comes before the stages, because a stage is an interval of layers.
-5. `stage-mesh-partition` comes before the shardings: a stage's mesh decides which there are.
-6. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer their layouts.
-7. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
-
-`verify-layers` is not part of it: the passes that make layers and stages check them themselves.
-
-`export-stages` is not part of it: it copies the fragments of the finished plan into modules for XLA
-and changes nothing of the plan, so who wants the modules writes `alpa{...},export-stages`.
-
-MLIR's `canonicalize` and `cse` are not part of it either. Dead ops are gone after the first pass.
-`cse` would make one value of the masks and iotas that each layer computes for itself: equal layers
-would no longer be equal, and the value would cross meshes. After the first pass, a rewrite that
-swaps operands or replaces an op would falsify or lose its `alpa.follow`. Both may be written in
-front of `alpa`.
-
-An option of `alpa` goes to every pass of the seven that has one of that name.
-"""
+"""Pipelines: our passes by name, beside MLIR's, in one pass manager."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import importlib
 import logging
-import typing
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from alpa.dialects import ir, parse, passmanager
-from alpa.passes.base import OptionError, Pass, PassError, Remark, describe_type
+from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark
 from alpa.passes.pipelines import upstream
-from alpa.passes.pipelines.diagnostics import place_of, with_notes
+from alpa.passes.pipelines.diagnostics import is_utf8, place_of, with_notes
 from alpa.passes.pipelines.text import Element, Option, PipelineError, did_you_mean
 from alpa.passes.pipelines.text import parse as parse_pipeline
 
 PASSES = {
+    "alpa": "alpa.passes.alpa:Alpa",
     "combine-micro-batches": "alpa.passes.combine_micro_batches:CombineMicroBatches",
     "simplify-trivial-ops": "alpa.passes.simplify_trivial_ops:SimplifyTrivialOps",
     "split-loops": "alpa.passes.split_loops:SplitLoops",
@@ -54,19 +30,9 @@ PASSES = {
     "export-stages": "alpa.passes.export_stages:ExportStages",
 }
 
-PIPELINES = {
-    "alpa": (
-        "combine-micro-batches",
-        "simplify-trivial-ops",
-        "split-loops",
-        "layer-cluster",
-        "stage-mesh-partition",
-        "ilp-shard-annotate",
-        "insert-cross-mesh-reshard",
-    )
-}
-
 OnError = Callable[[PassError], None]
+OnPass = Callable[[str], AbstractContextManager[None]]
+OnManager = Callable[[passmanager.PassManager], None]
 
 _logger = logging.getLogger("alpa")
 
@@ -77,6 +43,7 @@ def run(
     *,
     on_remark: Remark | None = None,
     on_error: OnError | None = None,
+    on_pass: OnPass = nullcontext,
 ) -> ir.Module:
     """Runs a pipeline such as `alpa{cluster=cpu:2x4 num-layers=4}` on a program.
 
@@ -85,6 +52,8 @@ def run(
         pipeline: passes in MLIR's textual syntax, ours and MLIR's.
         on_remark: receives what passes say that is no error; by default the logger `alpa` does.
         on_error: receives why a pass of ours cannot go on, before that is raised as an MLIRError.
+        on_pass: gives a context in which a pass of this name runs, such as one that takes its time;
+            `alpa` runs other passes, and each of them has one instead.
 
     Returns:
         The rewritten module.
@@ -96,7 +65,8 @@ def run(
     steps = _steps(pipeline)
     module = source if isinstance(source, ir.Module) else parse(source)
     manager = passmanager.PassManager("builtin.module", context=module.context)
-    _add_steps(manager, steps, on_remark, on_error)
+    runner = _Runner(remark=on_remark or _log_remark, on_error=on_error, on_pass=on_pass)
+    runner.add(manager, steps)
     manager.run(module.operation)
     return module
 
@@ -107,14 +77,28 @@ def check(text: str) -> None:
 
 
 def add_to(
-    manager: passmanager.PassManager, pipeline: str, *, on_remark: Remark | None = None
+    manager: passmanager.PassManager,
+    pipeline: str,
+    *,
+    on_remark: Remark | None = None,
+    on_pass: OnPass = nullcontext,
+    on_manager: OnManager | None = None,
 ) -> None:
     """Adds a pipeline to a pass manager that runs on modules.
+
+    Args:
+        manager: the pass manager.
+        pipeline: as in `run`.
+        on_remark: as in `run`.
+        on_pass: as in `run`.
+        on_manager: receives each pass manager by which `alpa` runs another pass, before it does,
+            for instance to make it print the IR as `manager` does.
 
     Raises:
         PipelineError: the pipeline's text is wrong; nothing was added.
     """
-    _add_steps(manager, _steps(pipeline), on_remark, None)
+    runner = _Runner(remark=on_remark or _log_remark, on_pass=on_pass, on_manager=on_manager)
+    runner.add(manager, _steps(pipeline))
 
 
 def upstream_names() -> list[str]:
@@ -128,15 +112,6 @@ def load_pass(name: str) -> type[Pass]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def describe_options(kind: type[Pass]) -> list[tuple[str, str, str, str]]:
-    """Name, values, default and help of each option of a pass."""
-    hints = typing.get_type_hints(kind)
-    return [
-        (name, describe_type(hints[field.name]), _default(field), field.metadata.get("help", ""))
-        for name, field in kind.option_fields().items()
-    ]
-
-
 def _steps(text: str) -> list[Pass | str]:
     """Our passes, and the texts of MLIR's between them.
 
@@ -145,45 +120,31 @@ def _steps(text: str) -> list[Pass | str]:
     """
     steps: list[Pass | str] = []
     for element in parse_pipeline(text):
-        if element.nested is None and element.name in PIPELINES:
-            steps += _configured(text, element, PIPELINES[element.name])
-        elif element.nested is None and element.name in PASSES:
-            steps += _configured(text, element, (element.name,))
+        if element.nested is None and element.name in PASSES:
+            steps.append(_configured(text, element))
         else:
-            upstream.check(text, element, [*PASSES, *PIPELINES])
+            upstream.check(text, element, list(PASSES))
             steps.append(element.source)
     return steps
 
 
-def _configured(text: str, element: Element, names: Sequence[str]) -> list[Pass]:
-    """The passes of the names, each with those options of the element that it has."""
-    kinds = [load_pass(name) for name in names]
-    known = {name for kind in kinds for name in kind.option_fields()}
+def _configured(text: str, element: Element) -> Pass:
+    """The pass of an element. Raises PipelineError."""
+    kind = load_pass(element.name)
+    known = kind.options()
     for option in element.options:
         if option.key not in known:
-            raise _unknown_option(text, element, option, kinds)
-    return [_configured_pass(text, element, kind) for kind in kinds]
-
-
-def _configured_pass(text: str, element: Element, kind: type[Pass]) -> Pass:
-    fields = kind.option_fields()
-    values = {option.key: option.value for option in element.options if option.key in fields}
+            raise _unknown_option(text, element, option, kind)
     try:
-        return kind.from_options(values)
+        return kind.from_options({option.key: option.value for option in element.options})
     except OptionError as error:
         named = [option for option in element.options if f"'{option.key}'" in str(error)]
         position = named[0].value_position if named else element.position
         raise PipelineError(text, position, str(error)) from error
 
 
-def _unknown_option(
-    text: str, element: Element, option: Option, kinds: Sequence[type[Pass]]
-) -> PipelineError:
-    defaults = {
-        name: f"{name}={default}"
-        for kind in kinds
-        for name, _, default, _ in describe_options(kind)
-    }
+def _unknown_option(text: str, element: Element, option: Option, kind: type[Pass]) -> PipelineError:
+    defaults = {name: f"{name}={known.default_text()}" for name, known in kind.options().items()}
     message = f"unknown option '{option.key}' of '{element.name}'"
     message += did_you_mean(option.key, defaults)
     options = " ".join(defaults.values())
@@ -191,58 +152,89 @@ def _unknown_option(
     return PipelineError(text, option.position, message, note)
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING:
-        return ""
-    if isinstance(field.default, bool):
-        return str(field.default).lower()
-    return "" if field.default is None else str(field.default)
+@dataclass(frozen=True, kw_only=True)
+class _Runner:
+    """Adds passes to pass managers; what is said on the way goes to the callbacks of `run`."""
 
+    remark: Remark
+    on_error: OnError | None = None
+    on_pass: OnPass = field(default=nullcontext)
+    on_manager: OnManager | None = None
 
-def _add_steps(
-    manager: passmanager.PassManager,
-    steps: Sequence[Pass | str],
-    on_remark: Remark | None,
-    on_error: OnError | None,
-) -> None:
-    for step in steps:
-        if isinstance(step, str):
-            manager.add(step)
-        else:
-            manager.add(
-                _as_mlir_pass(step, on_remark or _log_remark, on_error),
-                name=step.name,
-                argument=step.name,
-                description=step.summary(),
-            )
+    def add(self, manager: passmanager.PassManager, steps: Sequence[Pass | str]) -> None:
+        for step in steps:
+            if isinstance(step, str):
+                manager.add(step)
+            else:
+                _add(manager, step, self._as_mlir_pass(step))
 
+    def _as_mlir_pass(self, step: Pass) -> Callable[[ir.Operation, Any], None]:
+        """A callback of MLIR that runs a pass, and emits what it raises."""
 
-def _as_mlir_pass(
-    step: Pass, on_remark: Remark, on_error: OnError | None
-) -> Callable[[ir.Operation, Any], None]:
-    def run_pass(operation: ir.Operation, manager: Any) -> None:
+        def run_pass(operation: ir.Operation, manager: Any) -> None:
+            try:
+                self._run(step, operation, self.remark)
+            except PassError as error:
+                if self.on_error is not None:
+                    self.on_error(error)
+                error.location.emit_error(with_notes(error.message, error.notes))
+                manager.signal_pass_failure()
+            except ir.MLIRError as error:
+                # A pass inside of this one left IR that is not valid.
+                for diagnostic in error.error_diagnostics:
+                    diagnostic.location.emit_error(diagnostic.message)
+                manager.signal_pass_failure()
+
+        return run_pass
+
+    def _run(self, step: Pass, operation: ir.Operation, remark: Remark) -> None:
+        """Runs a pass. Raises PassError; ir.MLIRError where it runs others that fail so."""
         # The bindings hand out the op; as a view it has all that a pass uses of a module.
         module = cast(ir.Module, operation.opview)
-        try:
-            # What a pass builds without a location of its own gets the module's.
-            with operation.location, _without_collector():
-                step.run(module, on_remark)
-        except PassError as error:
-            if on_error is not None:
-                on_error(error)
-            error.location.emit_error(with_notes(error.message, error.notes))
-            manager.signal_pass_failure()
-        except OptionError as error:
-            operation.location.emit_error(f"{step.name}: {error}")
-            manager.signal_pass_failure()
-        except RuntimeError as error:
-            # What the bindings say of a name that they cannot make a str of.
-            if "str_from_cstr" not in str(error):
-                raise
-            operation.location.emit_error(f"{step.name}: a name in the program is not UTF-8")
-            manager.signal_pass_failure()
+        # What a pass builds without a location of its own gets the module's.
+        with operation.location:
+            if isinstance(step, Driver):
+                step.drive(module, remark, self._run_nested)
+                return
+            try:
+                with self.on_pass(step.name), _without_collector():
+                    step.run(module, remark)
+            except OptionError as error:
+                raise PassError(operation, f"{step.name}: {error}") from error
+            except RuntimeError as error:
+                # The bindings cannot make a str of a name that is not UTF-8.
+                if is_utf8(module):
+                    raise
+                message = f"{step.name}: a name in the program is not UTF-8"
+                raise PassError(operation, message) from error
 
-    return run_pass
+    def _run_nested(self, step: Pass, module: ir.Module, remark: Remark) -> None:
+        """`RunPass`: a pass in a pass manager of its own, which verifies what it leaves."""
+        failed: list[PassError] = []
+
+        def run_pass(operation: ir.Operation, manager: Any) -> None:
+            try:
+                self._run(step, operation, remark)
+            except PassError as error:
+                failed.append(error)
+                manager.signal_pass_failure()
+
+        manager = passmanager.PassManager("builtin.module", context=module.context)
+        _add(manager, step, run_pass)
+        if self.on_manager is not None:
+            self.on_manager(manager)
+        try:
+            manager.run(module.operation)
+        except ir.MLIRError:
+            if failed:
+                raise failed[0] from None
+            raise
+
+
+def _add(
+    manager: passmanager.PassManager, step: Pass, callback: Callable[[ir.Operation, Any], None]
+) -> None:
+    manager.add(callback, name=step.name, argument=step.name, description=step.summary())
 
 
 @contextmanager

@@ -172,6 +172,7 @@ class StageMeshPartition(Pass):
         FragmentBuilder(module, function, graph, arguments, results, stages, shardings).rewrite(
             replace(
                 self._plan(),
+                estimated_step_seconds=stages.seconds,
                 predicted_step_seconds=stages.seconds,
                 predicted_peak_bytes=stages.peak_bytes,
             ),

@@ -20,6 +20,7 @@ from jax.sharding import SingleDeviceSharding
 
 from alpa.dialects import ir, parse
 from alpa.passes.analysis.micro_batches.whole import strip_whole
+from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calls import Call, LeafType
 from alpa.runtime.compare_programs import compare_programs, is_moment, narrow_results
 from alpa.runtime.comparison import Comparison
@@ -29,7 +30,7 @@ from alpa.runtime.looped import looped
 from alpa.runtime.markers import to_custom_calls
 from alpa.runtime.noise import Output, Reference, compare_with_noise
 from alpa.runtime.pjrt import separate
-from alpa.runtime.planning import Clock, plan
+from alpa.runtime.planning import plan
 from alpa.runtime.prepared import Prepared
 from alpa.runtime.reference import random_arguments
 from alpa.runtime.shrink import shrink as shrink_module

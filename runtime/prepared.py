@@ -16,9 +16,11 @@ import numpy as np
 
 from alpa import passes
 from alpa.dialects import ir, is_bytecode, parse_file
+from alpa.passes.alpa import fingerprint, planned_for
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.argument_checks import check_donations, check_usable
 from alpa.runtime.calls import Call
 from alpa.runtime.cut_array import CutArray
@@ -27,7 +29,7 @@ from alpa.runtime.keepers import not_finite
 from alpa.runtime.loading import load, refusing
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.pjrt import CompilerOptions, Device, lowering_platform
-from alpa.runtime.planning import Clock, Planned, Settings, fingerprint, plan, planned_for
+from alpa.runtime.planning import Planned, Settings, plan
 from alpa.runtime.sharing import Family, PlannedState
 from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
 from alpa.runtime.workers.options import WorkerOptions

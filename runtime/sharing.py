@@ -16,25 +16,20 @@ from typing import Any
 
 import jax
 
-from alpa.dialects import func, ir, main_function
+from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import (
-    HELD,
     MeshAssignment,
     Plan,
     State,
     argument_state,
     read_arguments,
     read_meshes,
-    signature_attrs,
 )
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import Mesh, Sharding
-from alpa.passes.stages.given_meshes import meshes_text
+from alpa.passes.stages.given_meshes import Places, meshes_text
 from alpa.runtime.calls import Leaf, LeafType, Path
 from alpa.runtime.executable import Executable
-
-Places = Mapping[State, tuple[Sharding, ...]]
-"""Where the arrays of a state lie, a sharding for each mesh that has a copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +145,3 @@ class Family:
 
     executables: list[Executable] = field(default_factory=list[Executable])
     states: list[PlannedState] = field(default_factory=list[PlannedState])
-
-
-def write_held(function: func.FuncOp, places: Places) -> None:
-    """Says of the arguments of a program cut into layers where they lie."""
-    arguments = read_arguments(function)
-    attrs = signature_attrs(function, "arg_attrs", len(arguments))
-    for position, (argument, own) in enumerate(zip(arguments, attrs, strict=True)):
-        held = places.get(argument_state(position, argument))
-        if held is not None:
-            own[HELD] = ir.ArrayAttr.get([sharding.to_attr() for sharding in held])
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(own) for own in attrs])

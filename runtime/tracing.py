@@ -26,13 +26,14 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.micro_batches.dimensions import Dimensions
 from alpa.passes.analysis.micro_batches.relate import argument_relations, relate, returned
 from alpa.passes.analysis.roles import nearest_arguments
+from alpa.passes.pipelines.clock import Clock
 from alpa.passes.simplify.scatter_add import scatter_apart
 from alpa.runtime import calls, keys, markers
 from alpa.runtime.calls import Call, LeafType, ResultLeaf, label
 from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.keys import draws, with_folded_keys
 from alpa.runtime.markers import to_custom_calls
-from alpa.runtime.planning import Clock, run_pass
+from alpa.runtime.planning import run_pass
 
 for _file in (__file__, calls.__file__, keys.__file__, markers.__file__):
     source_info_util.register_exclusion(_file)  # Errors are to show the user's lines.

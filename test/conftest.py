@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pytest
 from hypothesis import settings
+
+from alpa.passes.stages.options import Option
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -98,3 +101,14 @@ def ray_cluster() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages are cut as if devices had more memory than they have."""
+    exact = Option.max_in_flight
+
+    def fitting(option: Option, memory: float) -> np.ndarray:
+        return exact(option, 1.25 * memory)
+
+    monkeypatch.setattr(Option, "max_in_flight", fitting)

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from alpa.dialects import ir, is_bytecode, make_context, parse, parse_file, passmanager
 from alpa.passes import pipeline
+from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
@@ -148,6 +149,7 @@ def _run(
     # Diagnostics come in order, and IR can be printed, only if functions wait for one another.
     context.enable_multithreading(False)
     errors = 0
+    clock = Clock()
 
     def hear(diagnostic: Diagnostic) -> None:
         nonlocal errors
@@ -157,13 +159,22 @@ def _run(
     def remark(location: ir.Location, message: str) -> None:
         hear(Diagnostic("remark", place_of(location), message))
 
+    def print_ir(manager: passmanager.PassManager) -> None:
+        if options.print_ir_after_all:
+            manager.enable_ir_printing(large_elements_limit=_LARGE_CONSTANT)
+
     with listening(context, hear):
         try:
             module = source.parse(context)
             manager = passmanager.PassManager("builtin.module", context=context)
-            pipeline.add_to(manager, options.pipeline, on_remark=remark)
-            if options.print_ir_after_all:
-                manager.enable_ir_printing(large_elements_limit=_LARGE_CONSTANT)
+            pipeline.add_to(
+                manager,
+                options.pipeline,
+                on_remark=remark,
+                on_pass=clock.phase,
+                on_manager=print_ir,
+            )
+            print_ir(manager)
             if options.timing:
                 manager.enable_timing()
             manager.run(module.operation)
@@ -171,7 +182,17 @@ def _run(
             if not errors:
                 hear(Diagnostic("error", Place(source.file), error.message))
             return None
+        finally:
+            if options.timing:
+                _say("\n".join(_seconds(clock)))
     return None if errors else module
+
+
+def _seconds(clock: Clock) -> Iterator[str]:
+    """The seconds of our passes, those that `alpa` runs included, which MLIR's report lacks."""
+    yield "our passes, all their runs:"
+    for name, seconds in clock.seconds.items():
+        yield f"  {seconds:8.4f} s  {name}"
 
 
 def _printer(source: _Source) -> Callable[[Diagnostic], None]:
@@ -282,13 +303,10 @@ def _pass_list() -> Iterator[str]:
         kind = pipeline.load_pass(name)
         yield f"  {name}"
         yield f"      {kind.summary()}"
-        for option, values, default, text in pipeline.describe_options(kind):
+        for option, known in kind.options().items():
+            default = known.default_text()
             given = f", default {default}" if default else ""
-            yield f"      {option}: {text} ({values}{given})"
-    yield "\nOur pipelines:"
-    for name, members in pipeline.PIPELINES.items():
-        yield f"  {name}"
-        yield f"      {', '.join(members)}; takes the options of all of them"
+            yield f"      {option}: {known.help} ({known.values()}{given})"
     yield "\nMLIR's and Shardy's passes can stand beside them, for example:"
     yield f"  {' '.join(pipeline.upstream_names())}"
     yield "Those that run on functions are written func.func(pass).\n"

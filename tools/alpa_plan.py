@@ -35,12 +35,13 @@ from alpa.dialects.attributes import AccumulateDtype, Schedule
 from alpa.passes.analysis.plan_table import plan_table, seconds_text
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, listening
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.comparison import Comparison
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
-from alpa.runtime.planning import Clock, Inter, Planned, PlanningError, Settings, plan
+from alpa.runtime.planning import Inter, Planned, PlanningError, Settings, plan
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.comparing import compare_file, compare_shrunk, compare_zoo
@@ -234,7 +235,6 @@ def _process(options: argparse.Namespace) -> bool:
         objective=options.objective,
         accumulate_dtype=options.accumulate_dtype,
     )
-    settings.check()
     with _progress() as clock:
         if options.program.startswith(ZOO):
             result = _plan_zoo(options, settings, roles, clock)

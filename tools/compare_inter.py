@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,11 +27,13 @@ from typing import get_args
 from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import Schedule, read_meshes
 from alpa.passes.analysis.plan_table import seconds_text
+from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
+from alpa.passes.pipelines.clock import Clock
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.solve.placement import submeshes
-from alpa.runtime.planning import Clock, PlanningError, Settings, clustered, plan_clustered
+from alpa.runtime.planning import PlanningError, Settings, plan
 from alpa.tools import zoo
 from alpa.tools.arguments import count, share
 from alpa.tools.guard import guard
@@ -40,7 +41,6 @@ from alpa.tools.output import markdown_header, markdown_row, until_the_reader_go
 from alpa.tools.programs import ZOO, lowered, placed, read
 
 GRID = "grid"
-_MEMORY = re.compile(r"fits into memory|needs at least \S+ \S+ per device")
 _EXAMPLES = """\
 examples:
   python -m alpa.tools.compare_inter step.mlir --cluster h100:1x8 --num-micro-batches 16
@@ -65,13 +65,13 @@ class Outcome:
     seconds: float | None = None
     """of a step, predicted"""
     objective: float | None = None
-    """T of the stages, in seconds (`alpa.runtime.planning.Planned`)"""
+    """T of the stages, in seconds (`estimated_step_seconds` of `alpa.plan`)"""
     meshes: tuple[str, ...] = ()
     """the logical shape of each stage's mesh"""
     peak_bytes: int | None = None
     """of the device that holds most"""
     search_seconds: float
-    """of all passes, clustering included where it was shared, too"""
+    """of all passes"""
     problem: str | None = None
     out_of_memory: bool = False
 
@@ -129,35 +129,28 @@ def _manual(data: int, tensor: int) -> tuple[Intra, ...]:
 
 
 def compare(module: ir.Module, chosen: Iterable[Row]) -> Iterator[Outcome]:
-    """The outcome of each row, one by one; rows with the same layers are clustered once.
+    """The outcome of each row, one by one.
 
     The module, at the size of a micro-batch, stays as it is.
     """
-    shared: dict[tuple[tuple[str, str], ...], tuple[ir.Module, Clock]] = {}
     for row in chosen:
         clock = Clock()
-        key = tuple(row.settings.clustering().items())
         try:
-            if key not in shared:
-                shared[key] = (clustered(module, row.settings, clock), clock)
-            layers, before = shared[key]
-            clock = Clock()
-            clock.seconds |= before.seconds
-            planned = plan_clustered(layers, row.settings, clock)
+            planned = plan(module, row.settings, clock)
         except PlanningError as error:
-            problem = str(error)
+            reason = error.reason
             yield Outcome(
                 name=row.name,
                 search_seconds=sum(clock.seconds.values()),
-                problem=problem,
-                out_of_memory=_MEMORY.search(problem) is not None,
+                problem=str(error),
+                out_of_memory=isinstance(reason, NoRoomError) and reason.missing is not None,
             )
             continue
         shapes = (mesh.logical_shape for mesh in read_meshes(main_function(planned.module)))
         yield Outcome(
             name=row.name,
             seconds=planned.plan.predicted_step_seconds,
-            objective=planned.objective,
+            objective=planned.plan.estimated_step_seconds,
             meshes=tuple("x".join(map(str, shape)) or "1" for shape in shapes),
             peak_bytes=max(planned.plan.predicted_peak_bytes),
             search_seconds=sum(clock.seconds.values()),

@@ -43,9 +43,10 @@ from jax.sharding import SingleDeviceSharding
 
 from alpa import passes, runtime
 from alpa.dialects import ir, main_function, parse
-from alpa.passes import PassError, pipeline
+from alpa.passes import PassError
 from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.pipelines.text import element_text
 from alpa.runtime.pjrt import Compiled, compile_module
 from alpa.runtime.placement import numpy_dtype
 from alpa.runtime.reference import compare
@@ -237,7 +238,7 @@ def _distance(array: Any, truth: Any) -> float:
 
 
 def _plan(program: TrainingProgram, options: argparse.Namespace) -> ir.Module:
-    """The planned module; the passes run one by one so that each can be watched."""
+    """The planned module."""
     given = {
         "cluster": options.cluster,
         "num-micro-batches": options.num_micro_batches,
@@ -246,12 +247,7 @@ def _plan(program: TrainingProgram, options: argparse.Namespace) -> ir.Module:
     }
     with _doing("lowering"):
         module = parse(program.lower(options.micro_batch_size))
-    for name in pipeline.PIPELINES["alpa"]:
-        known = pipeline.load_pass(name).option_fields()
-        texts = [f"{key}={value}" for key, value in given.items() if key in known]
-        with _doing(name):
-            passes.run(module, f"{name}{{{' '.join(texts)}}}" if texts else name)
-    return module
+    return passes.run(module, element_text("alpa", given), on_pass=_doing)
 
 
 def _demo(options: argparse.Namespace) -> bool:

@@ -22,13 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alpa.dialects import ir
-from alpa.passes import PassError, pipeline
+from alpa.passes import PassError
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.compare_programs import compare_programs
 from alpa.runtime.comparison import SHOWN
 from alpa.runtime.pjrt import separate
-from alpa.runtime.planning import Clock, PlanningError, run_pass
+from alpa.runtime.planning import PlanningError, run_pass
 from alpa.runtime.shrink import elided_to_arguments, shrink
 from alpa.runtime.widen import widened
 from alpa.tools.arguments import count
@@ -42,17 +43,6 @@ examples:
   python -m alpa.tools.run_file step.mlir --cluster cpu:2x4 --num-layers 4 --num-stages 2
   python -m alpa.tools.run_file llm.mlir --dim 2560=64 --dim 8192=128
 """
-
-
-def plan(module: ir.Module, options: dict[str, str], clock: Clock) -> ir.Module:
-    """Runs the pipeline `alpa` in place.
-
-    Raises:
-        PlanningError: a pass cannot go on.
-    """
-    for name in pipeline.PIPELINES["alpa"]:
-        run_pass(name, options, module, clock)
-    return module
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -108,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source.operation.verify()
         if options.widen:
             source = widened(source)
-        planned = plan(separate(source.operation), pass_options, clock)
+        planned = separate(source.operation)
+        run_pass("alpa", pass_options, planned, clock)
         if options.output is not None:
             options.output.write_text(f"{planned.operation.get_asm()}\n")
         comparison = compare_programs(source, planned, seed=options.seed, clock=clock)

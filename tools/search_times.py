@@ -25,13 +25,13 @@ from statistics import median
 from typing import Any, get_args
 
 from alpa.dialects.attributes import AccumulateDtype, Schedule
+from alpa.passes.alpa import STEPS
 from alpa.passes.analysis.plan_table import seconds_text
 from alpa.passes.cost.device import size_text
-from alpa.passes.pipeline import PIPELINES
 from alpa.tools.arguments import count
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 
-PHASES = ("parse", *PIPELINES["alpa"], "report")
+PHASES = ("parse", *(step.name for step in STEPS), "report")
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 _EXAMPLES = """\
 examples:

@@ -17,6 +17,7 @@ from alpa.dialects import file_position, ir
 Severity = Literal["error", "warning", "remark", "note"]
 
 _NOTE = re.compile(r"(?P<file>.*):(?P<line>\d+):(?P<column>\d+): note: (?P<message>.*)")
+_ESCAPE = re.compile(rb"\\(\\|[0-9A-F]{2})")
 _OPERATION_NOTE = "see current operation: "
 
 
@@ -57,6 +58,20 @@ def place_of(location: ir.Location) -> Place:
 def with_notes(message: str, notes: tuple[tuple[ir.Location, str], ...]) -> str:
     """An error's message with its notes as further lines, since the bindings emit no notes."""
     return "\n".join([message] + [f"{place_of(where)}: note: {note}" for where, note in notes])
+
+
+def is_utf8(module: ir.Module) -> bool:
+    """Whether all strings of a module are UTF-8. MLIR prints other bytes than ASCII in hex."""
+
+    def byte(match: re.Match[bytes]) -> bytes:
+        return match[1] if match[1] == b"\\" else bytes([int(match[1], 16)])
+
+    text = cast(str, module.operation.get_asm(enable_debug_info=True))
+    try:
+        _ESCAPE.sub(byte, text.encode()).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

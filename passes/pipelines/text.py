@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _NAME = re.compile(r"[^\s,(){}=]+")
 _SPACE = re.compile(r"\s*")
@@ -81,7 +81,7 @@ def parse(text: str) -> tuple[Element, ...]:
     return elements
 
 
-def element_text(name: str, options: dict[str, object]) -> str:
+def element_text(name: str, options: Mapping[str, object]) -> str:
     """The text of one pass with its options, quoted where their values need it.
 
     Raises:

@@ -1,10 +1,11 @@
 """Meshes that a plan is given instead of choosing them, and where state lies on them already.
 
 A function that takes the state of a training step, such as its evaluation, is planned for the
-meshes of that step. `alpa.held` on an argument says where the arrays of a state lie: a sharding for
-each mesh that has a copy,
+meshes of that step. `alpa.held` on the function says where the arrays of a state lie: for arguments
+of the given program, or slices of them, a sharding for each mesh that has a copy,
 
-    %w: tensor<64x64xf32> {alpa.held = [#sdy.sharding<@mesh_0, [{"axis0"}, {}]>]}
+    alpa.held = [{input = 0 : i64, shardings = [#sdy.sharding<@mesh_0, [{"axis0"}, {}]>]},
+                 {input = 1 : i64, slice = array<i64: 0, 0, 2>, shardings = [...]}]
 
 The cut moves as few bytes of them as possible (`solve/fixed_meshes.py`), and what is read where it
 lies keeps its sharding.
@@ -21,13 +22,26 @@ from math import prod
 import numpy as np
 
 from alpa.dialects import func, ir
-from alpa.dialects.attributes import HELD, MeshAssignment, take_from_signature
+from alpa.dialects.attributes import (
+    HELD,
+    MeshAssignment,
+    Slice,
+    State,
+    argument_state,
+    entries,
+    i64,
+    read_arguments,
+    typed,
+)
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import OptionError, PassError, location_of
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stages.cost import layer_of
+
+Places = Mapping[State, tuple[Sharding, ...]]
+"""Where the arrays of a state lie, a sharding for each mesh that has a copy."""
 
 _MESH = re.compile(r"(\d+)(?:-(\d+))?:([1-9]\d*(?:x[1-9]\d*){0,3})")
 
@@ -94,20 +108,54 @@ def _check(word: str, devices: tuple[int, ...], shape: tuple[int, ...], cluster:
         )
 
 
+def write_held(function: func.FuncOp, places: Places) -> None:
+    """Sets `alpa.held`, where anything is held."""
+    found: list[ir.Attribute] = []
+    for (number, part), shardings in places.items():
+        attrs: dict[str, ir.Attribute] = {
+            "input": i64(number),
+            "shardings": ir.ArrayAttr.get([sharding.to_attr() for sharding in shardings]),
+        }
+        if part is not None:
+            attrs["slice"] = part.to_attr()
+        found.append(ir.DictAttr.get(attrs))
+    if found:
+        function.attributes[HELD] = ir.ArrayAttr.get(found)
+
+
+def read_held(function: func.FuncOp) -> dict[State, tuple[Sharding, ...]]:
+    """`alpa.held`. Raises ValueError where it has another form."""
+    found: dict[State, tuple[Sharding, ...]] = {}
+    if HELD in function.attributes:
+        for attr in typed(HELD, function.attributes[HELD], ir.ArrayAttr):
+            attrs = entries(typed(f"an entry of {HELD}", attr, ir.DictAttr))
+            number = typed(f"input of {HELD}", attrs.get("input"), ir.IntegerAttr).value
+            part = Slice.from_attr(attrs["slice"]) if "slice" in attrs else None
+            shardings = typed(f"shardings of {HELD}", attrs.get("shardings"), ir.ArrayAttr)
+            found[number, part] = tuple(map(Sharding.from_attr, shardings))
+    return found
+
+
 def take_held(
     function: func.FuncOp, meshes: Sequence[MeshAssignment]
 ) -> dict[int, dict[int, Sharding]]:
-    """By argument and mesh, where states lie; the attributes are removed.
+    """By argument and mesh, where states lie; `alpa.held` is removed.
 
     Raises:
         PassError: a sharding is over no mesh that is given, or not of its shape.
     """
+    try:
+        places = read_held(function)
+    except ValueError as error:
+        raise PassError(function, str(error)) from error
+    if HELD in function.attributes:
+        del function.attributes[HELD]
     numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
     found: dict[int, dict[int, Sharding]] = {}
-    for argument, attr in take_from_signature(function, "arg_attrs", HELD).items():
+    for argument, attributes in enumerate(read_arguments(function)):
         value = function.arguments[argument]
         rank = ir.RankedTensorType(value.type).rank
-        for sharding in map(Sharding.from_attr, ir.ArrayAttr(attr)):
+        for sharding in places.get(argument_state(argument, attributes), ()):
             if sharding.mesh not in numbers:
                 given = ", ".join(numbers) or "none"
                 raise PassError(

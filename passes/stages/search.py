@@ -16,7 +16,7 @@ import numpy as np
 
 from alpa.dialects import func
 from alpa.dialects.attributes import MeshAssignment, Plan
-from alpa.passes.base import PassError
+from alpa.passes.base import NoRoomError, PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import axes_differ
@@ -107,7 +107,7 @@ class Search:
             except stage_dp.OutOfMemoryError as error:
                 if only is None:
                     needs = self._needs([option for option, _ in offers]) + self._narrower()
-                    raise PassError(self.function, f"{error}. {needs}") from error
+                    raise NoRoomError(self.function, f"{error}. {needs}", missing=0.0) from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 views, only = [only], None
                 continue

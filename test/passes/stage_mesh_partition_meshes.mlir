@@ -13,8 +13,9 @@
 // CHECK-SAME: alpa.meshes = [{devices = array<i64: 0, 1>, hosts = array<i64: 0>, logical_shape = array<i64: 2>, name = "mesh_0"}, {devices = array<i64: 2>, hosts = array<i64: 0>, logical_shape = array<i64: 1>, name = "mesh_1"}, {devices = array<i64: 3>, hosts = array<i64: 0>, logical_shape = array<i64: 1>, name = "mesh_2"}]
 // CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_0", "layer_1"], stage=0> (%[[U]])
 // CHECK: mpmd.fragment<mesh="mesh_2", origin=["layer_2"], stage=2> (%{{.*}}, %[[V]])
-func.func public @held(%u: !a {alpa.held = [#sdy.sharding<@mesh_0, [{}, {"axis0"}]>]},
-                       %v: !a {alpa.held = [#sdy.sharding<@mesh_2, [{}, {}]>]}) -> !a {
+func.func public @held(%u: !a, %v: !a) -> !a
+    attributes {alpa.held = [{input = 0 : i64, shardings = [#sdy.sharding<@mesh_0, [{}, {"axis0"}]>]},
+                             {input = 1 : i64, shardings = [#sdy.sharding<@mesh_2, [{}, {}]>]}]} {
   %0 = mpmd.named_computation<"layer_0"> (%u) {alpa.flops = 32 : i64} (%a: !a) {
     %3 = stablehlo.tanh %a : !a
     mpmd.return %3 : !a
@@ -40,7 +41,9 @@ func.func public @held(%u: !a {alpa.held = [#sdy.sharding<@mesh_0, [{}, {"axis0"
 // CHECK-SAME: (%[[X:[^:]*]]: !mpmd.mesh_tensor<"mesh_{{[0-2]}}", tensor<4x8xf32>, sharding=<@mesh_{{[0-2]}}, [{}, {}]>> {alpa.input = 0 : i64})
 // CHECK: mpmd.fragment<{{.*}}origin=["layer_0", "layer_1"]
 // CHECK-NOT: mpmd.transfer
-func.func public @held_twice(%x: !a {alpa.held = [#sdy.sharding<@mesh_0, [{}, {}]>, #sdy.sharding<@mesh_1, [{}, {}]>, #sdy.sharding<@mesh_2, [{}, {}]>]}) -> !a {
+func.func public @held_twice(%x: !a) -> !a
+    attributes {alpa.held = [{input = 0 : i64, shardings = [
+      #sdy.sharding<@mesh_0, [{}, {}]>, #sdy.sharding<@mesh_1, [{}, {}]>, #sdy.sharding<@mesh_2, [{}, {}]>]}]} {
   %0 = mpmd.named_computation<"layer_0"> (%x) {alpa.flops = 32 : i64} (%a: !a) {
     %2 = stablehlo.tanh %a : !a
     mpmd.return %2 : !a

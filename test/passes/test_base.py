@@ -80,6 +80,6 @@ def test_fields_without_an_option_keep_their_defaults() -> None:
 
 def test_names_have_dashes_and_the_summary_is_one_line() -> None:
     names = ["flag", "num-layers", "ratio", "schedule", "cluster", "limit"]
-    assert list(Everything.option_fields()) == names
+    assert list(Everything.options()) == names
     assert Everything.summary() == "Has an option of each type."
     assert describe_type(int | Literal["auto", "off"]) == "an integer or auto or off"

@@ -8,6 +8,8 @@ import io
 import logging
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import ClassVar, Literal
 
 import pytest
@@ -15,8 +17,8 @@ import pytest
 import alpa.passes
 from alpa.dialects import body, ir, main_function, make_context, parse, passmanager
 from alpa.passes import pipeline
-from alpa.passes.base import OptionError, Pass, PassError, Remark, option
-from alpa.passes.pipelines.diagnostics import Place, place_of
+from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, RunPass, option
+from alpa.passes.pipelines.diagnostics import Place, is_utf8, place_of
 from alpa.passes.pipelines.text import PipelineError
 
 PROGRAM = """\
@@ -52,7 +54,7 @@ class Refuse(Pass):
     """Fails in the way that is asked for."""
 
     name: ClassVar[str] = "refuse"
-    how: Literal["error", "option", "bug", "invalid"] = option("error", "the way")
+    how: Literal["nothing", "error", "option", "bug", "invalid"] = option("error", "the way")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         first, second, *_, last = body(main_function(module)).operations
@@ -67,11 +69,23 @@ class Refuse(Pass):
                 last.operation.erase()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Both(Driver):
+    """Runs both."""
+
+    name: ClassVar[str] = "both"
+    how: Literal["nothing", "error", "option", "bug", "invalid"] = option("nothing", "the way")
+
+    def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
+        run_pass(CountOps(), module, remark)
+        run_pass(Refuse(how=self.how), module, remark)
+
+
 @pytest.fixture(autouse=True)
 def test_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pipeline.PASSES, "count-ops", f"{__name__}:CountOps")
     monkeypatch.setitem(pipeline.PASSES, "refuse", f"{__name__}:Refuse")
-    monkeypatch.setitem(pipeline.PIPELINES, "both", ("count-ops", "refuse"))
+    monkeypatch.setitem(pipeline.PASSES, "both", f"{__name__}:Both")
 
 
 def ops(module: ir.Module) -> list[str]:
@@ -162,15 +176,45 @@ def test_the_collector_of_cycles_works_again_after_a_pass(how: str) -> None:
     assert gc.isenabled()
 
 
-def test_options_of_a_pipeline_go_to_the_passes_that_have_them() -> None:
+def test_errors_of_a_pass_inside_of_another_come_out_as_its_own() -> None:
+    with pytest.raises(ir.MLIRError) as caught:
+        alpa.passes.run(PROGRAM, "both{how=error}")
+    (diagnostic,) = caught.value.error_diagnostics
+    assert place_of(diagnostic.location) == Place("-", 3, 8)
+    assert diagnostic.message == "is the same as another\n-:2:8: note: the other one"
     with pytest.raises(ir.MLIRError, match="refuse: needs a cluster"):
-        alpa.passes.run(PROGRAM, "both{how=option unit=things}")
-    error = pipeline_error("both{unti=things}")
-    assert (error.column, error.message) == (
-        6,
-        "unknown option 'unti' of 'both'; did you mean 'unit'?",
+        alpa.passes.run(PROGRAM, "both{how=option}")
+    with pytest.raises(ir.MLIRError, match="block with no terminator"):
+        alpa.passes.run(PROGRAM, "both{how=invalid}")
+    with pytest.raises(ZeroDivisionError):
+        alpa.passes.run(PROGRAM, "both{how=bug}")
+
+
+def test_who_watches_hears_of_the_passes_inside(capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[str] = []
+
+    @contextmanager
+    def hear(name: str) -> Generator[None]:
+        heard.append(name)
+        yield
+
+    alpa.passes.run(PROGRAM, "count-ops,both{how=nothing}", on_pass=hear)
+    assert heard == ["count-ops", "count-ops", "refuse"]
+
+    context = make_context()
+    context.enable_multithreading(False)
+    manager = passmanager.PassManager("builtin.module", context=context)
+    alpa.passes.add_to(
+        manager, "both{how=nothing}", on_manager=lambda inner: inner.enable_ir_printing()
     )
-    assert error.note == "its options and their defaults: unit=ops style=plain how=error"
+    manager.run(parse(PROGRAM, context).operation)
+    assert "IR Dump After count-ops" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["caf\\C3\\A9", "a\\22b", "back\\\\C3slash", "\\C3\\28", "\\FF"])
+def test_names_that_are_not_utf8_are_found(name: str) -> None:
+    module = parse(PROGRAM.replace("@main", f'@"{name}"'))
+    assert is_utf8(module) == (name not in ("\\C3\\28", "\\FF"))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 
 import alpa
 from alpa import runtime
+from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calls import Call, Parameters
-from alpa.runtime.planning import Clock, PlanningError
-from alpa.tools.run_file import plan
+from alpa.runtime.planning import PlanningError, run_pass
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(8, 3, 3)).astype(np.float32)
@@ -211,7 +211,9 @@ def test_updates_in_a_branch_equal_plain_jax(steps: Callable[..., Any]) -> None:
     planned = alpa.parallelize(step, cluster="cpu:1x1", num_micro_batches=2, batch_argnums=1)
     lowered = planned.lower(state, x)
     options = {"cluster": "cpu:1x1", "num-micro-batches": "2", "num-layers": "2", "processes": "0"}
-    executable = runtime.load(plan(lowered.compiler_ir(), options, Clock()))
+    module = lowered.compiler_ir()
+    run_pass("alpa", options, module, Clock())
+    executable = runtime.load(module)
     call = Call.of(Parameters.of(step), (state, x), {})
     found = lowered.result(executable(*lowered.arguments(call)))
     check_close(found, jax.jit(step)(state, x))

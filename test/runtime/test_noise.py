@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from alpa.dialects import parse
+from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.noise import Output, Reference, compare_with_noise, perturbed
-from alpa.runtime.planning import Clock
 from alpa.runtime.reference import unplanned
 
 

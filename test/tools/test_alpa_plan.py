@@ -16,7 +16,8 @@ import pytest
 from alpa.dialects import parse_file
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.analysis.planned_reader import read_planned
-from alpa.runtime.planning import Clock, Settings
+from alpa.passes.pipelines.clock import Clock
+from alpa.runtime.planning import Settings
 from alpa.tools import alpa_plan, zoo
 from alpa.tools.alpa_plan import main
 from alpa.tools.zoo import GPT_TINY

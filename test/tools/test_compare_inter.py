@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from alpa.dialects import ir, parse
-from alpa.runtime import planning
-from alpa.runtime.planning import Clock, Planned, Settings
+from alpa.dialects import ir, main_function, parse
+from alpa.passes.pipelines.clock import Clock
+from alpa.runtime.planning import Planned, Settings, plan
 from alpa.tools import compare_inter
 from alpa.tools.compare_inter import Outcome, complaint, main, rows
 from alpa.tools.zoo import GPT_TINY, TrainingProgram
@@ -102,23 +102,6 @@ def test_prints_a_row_for_each_way_to_plan(
         assert row["problem"] is None
 
 
-def test_rows_of_equal_layers_are_clustered_once(
-    step: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made: list[str] = []
-
-    def clustered(module: ir.Module, settings: Settings, clock: Clock) -> ir.Module:
-        made.append(settings.inter)
-        return planning.clustered(module, settings, clock)
-
-    monkeypatch.setattr(compare_inter, "clustered", clustered)
-    chosen = ["auto", "equal-ops", "intra-only"]
-    arguments = [word for name in chosen for word in ("--row", name)]
-    assert main([step, *TWO, *arguments]) == 0
-    assert list(table(capsys.readouterr().out)) == chosen
-    assert made == ["auto", "equal-ops"]
-
-
 def test_two_layers_cannot_be_four_stages(step: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--cluster", "cpu:1x4", *TWO[2:], "--row", "intra-only", "--row", "inter-only"]
     assert main([step, *arguments]) == 0
@@ -147,15 +130,16 @@ def test_the_status_says_that_auto_is_worse(
 ) -> None:
     best: list[float] = []
 
-    def plan_clustered(module: ir.Module, settings: Settings, clock: Clock) -> Planned:
-        planned = planning.plan_clustered(module, replace(settings, inter="none"), clock)
+    def slower(module: ir.Module, settings: Settings, clock: Clock) -> Planned:
+        planned = plan(module, replace(settings, inter="none"), clock)
         best.append(planned.plan.predicted_step_seconds)
         if settings.inter == "auto":
             slow = replace(planned.plan, predicted_step_seconds=1.1 * best[-1])
-            planned = replace(planned, plan=slow)
+            with planned.module.operation.location:
+                slow.write(main_function(planned.module))
         return planned
 
-    monkeypatch.setattr(compare_inter, "plan_clustered", plan_clustered)
+    monkeypatch.setattr(compare_inter, "plan", slower)
     arguments = [step, *TWO, "--row", "auto", "--row", "intra-only"]
     assert main(arguments) == 1
     assert "is 10.0% longer than the " in (error := capsys.readouterr().err)

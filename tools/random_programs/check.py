@@ -33,14 +33,14 @@ from alpa import runtime
 from alpa.dialects import ir
 from alpa.dialects.attributes import MICRO_BATCHES
 from alpa.passes.analysis.planned import Program
+from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calls import Call, Parameters
 from alpa.runtime.comparison import difference
 from alpa.runtime.executable import Executable
-from alpa.runtime.planning import Clock, PlanningError
+from alpa.runtime.planning import PlanningError, run_pass
 from alpa.tools.random_programs import options
 from alpa.tools.random_programs.program import RandomProgram, draw
 from alpa.tools.random_programs.truth import Truth
-from alpa.tools.run_file import plan
 
 STEPS = 2
 _TIMES = 4  # the distance of plain jax to the run in 64 bits
@@ -270,8 +270,9 @@ def planned_step(
     except ValueError as error:
         raise RefusedError(str(error)) from error
     settings = {**chosen, "processes": "0"}
+    module = lowered.compiler_ir()
     try:
-        module = plan(lowered.compiler_ir(), settings, Clock())
+        run_pass("alpa", settings, module, Clock())
     except PlanningError as error:
         raise RefusedError(str(error.diagnostics[0])) from error
     with module.context:

@@ -25,8 +25,9 @@ def draw(program: RandomProgram) -> dict[str, str]:
     cluster = str(generator.choice(_CLUSTERS, p=_CLUSTER_SHARES))
     devices = Cluster.parse(cluster).num_devices
     options = {"cluster": cluster, "num-micro-batches": str(program.micro_batches)}
-    if chosen(0.5):
-        options["schedule"] = "1f1b"
+    schedule = generator.random()
+    if schedule < 0.9:  # else the better one of both
+        options["schedule"] = "1f1b" if schedule < 0.5 else "gpipe"
     if chosen(0.4):
         options["remat"] = str(generator.choice(["none", "layer"]))
     if chosen(0.3):

@@ -1,0 +1,280 @@
+"""Plans a program for a cluster: runs the planning passes, and keeps the best of what they make.
+
+The passes, and why in this order:
+
+1. `combine-micro-batches` comes first: a rewrite would lose what ops say of the whole batch.
+2. `simplify-trivial-ops` comes next: every later pass then reads one flat function of plain ops.
+3. `split-loops` comes before the layers: what a loop holds together cannot be clustered apart.
+4. `layer-cluster` comes before the stages, because a stage is an interval of layers.
+5. `stage-mesh-partition` comes before the shardings: a stage's mesh decides which there are.
+6. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer their layouts.
+7. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
+
+The first four run once. The other three run on a copy of the layers for each candidate:
+
+* **Schedules.** 1F1B keeps at most as many micro-batches in flight as GPipe on each stage, and both
+  run the same work in as many rounds. So a plan that fits under GPipe fits under 1F1B: 1F1B is
+  planned first, and if it cannot be planned, neither can GPipe. With one micro-batch or one mesh
+  both take the same time, and GPipe is not planned. Otherwise stages are cut for GPipe, too. That
+  plan is finished only if the cut predicts a shorter step than the cut for 1F1B, and kept if the
+  finished plan's step is shorter.
+* **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a
+  stage does not fit, stages are cut again with the missing share of memory, and a little more, kept
+  in reserve, then with at least twice that, up to `_CUTS` times in all. A remark names each
+  reserve. If no cut fits, the first error is the answer.
+
+`verify-layers` does not run here: the passes that make layers and stages check them themselves.
+`export-stages` does not either: it copies the fragments of the finished plan into modules for XLA,
+so `alpa{...},export-stages` gives both. `canonicalize` and `cse` may run before `alpa`. After
+`simplify-trivial-ops`, `cse` would share masks and iotas between equal layers, which would make the
+layers differ and send the values between meshes; a rewrite that swaps operands or replaces an op
+would falsify or lose its `alpa.follow`.
+
+Before: a program.
+
+After: its plan, as `insert-cross-mesh-reshard` leaves it. The module attribute `alpa.program` is a
+hash of the program that was planned.
+
+Options: those of the seven passes, each given to every pass that has it, and
+    schedule: also `auto`, the default: the better one of 1F1B and GPipe.
+    faster-than: seconds of a step. If the compute of all layers, split evenly over all devices,
+        takes at least that long, no plan is faster: fail instead of planning.
+
+Fails when: a pass cannot go on, or no plan can be faster than `faster-than`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self, cast
+
+from alpa.dialects import body, ir, main_function, mpmd
+from alpa.dialects.attributes import HELD, PROGRAM, Plan, Schedule, read_meshes
+from alpa.dialects.mpmd_types import Origin
+from alpa.passes.base import (
+    Driver,
+    NoRoomError,
+    NotFasterError,
+    Option,
+    Pass,
+    PassError,
+    Remark,
+    RunPass,
+    option,
+)
+from alpa.passes.combine_micro_batches import CombineMicroBatches
+from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
+from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
+from alpa.passes.layer_cluster import LayerCluster
+from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
+from alpa.passes.split_loops import SplitLoops
+from alpa.passes.stage_mesh_partition import StageMeshPartition
+from alpa.passes.stages.cost import computation_seconds, part_of
+
+_TO_LAYERS = (CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
+_TO_PLAN = (IlpShardAnnotate, InsertCrossMeshReshard)
+STEPS: tuple[type[Pass], ...] = (*_TO_LAYERS, StageMeshPartition, *_TO_PLAN)
+"""The passes in their order."""
+
+_CUTS = 5
+_MORE = 0.01
+"""Of a device's memory, to reserve beside what was missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alpa(Driver):
+    """Plans a program: finds layers, stages on device meshes, shardings and transfers."""
+
+    name: ClassVar[str] = "alpa"
+    schedule: Literal["auto"] | Schedule = option(
+        "auto", "order of the micro-batches; auto: the better one of 1f1b and gpipe"
+    )
+    faster_than: float | None = option(
+        None, "seconds of a step; fail at once where no plan is faster"
+    )
+    to_layers: tuple[Pass, ...] = field(default_factory=lambda: tuple(it() for it in _TO_LAYERS))
+    cut: StageMeshPartition = field(default_factory=StageMeshPartition)
+    to_plan: tuple[Pass, ...] = field(default_factory=lambda: tuple(it() for it in _TO_PLAN))
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """Those of the passes, and its own."""
+        found: dict[str, Option] = {}
+        for step in STEPS:
+            found |= {name: it for name, it in step.options().items() if name not in found}
+        return found | super().options()
+
+    @classmethod
+    def from_options(cls, options: dict[str, str]) -> Self:
+        own = super().options().keys()
+        shared = {name: text for name, text in options.items() if name not in own}
+
+        def made(step: type[Pass]) -> Pass:
+            return step.from_options({k: v for k, v in shared.items() if k in step.options()})
+
+        alpa = super().from_options({k: v for k, v in options.items() if k in own})
+        return replace(
+            alpa,
+            to_layers=tuple(map(made, _TO_LAYERS)),
+            cut=made(StageMeshPartition),
+            to_plan=tuple(map(made, _TO_PLAN)),
+        )
+
+    def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
+        program = fingerprint(module)
+        for step in self.to_layers:
+            run_pass(step, module, remark)
+        if self.faster_than is not None:
+            self._check_bound(module, self.faster_than)
+        best = _Search(alpa=self, layers=module, run_pass=run_pass).run()
+        for location, message in best.remarks:
+            remark(location, message)
+        _move(best.module, module)
+        with module.context:
+            module.operation.attributes[PROGRAM] = ir.StringAttr.get(program)
+
+    def _check_bound(self, layers: ir.Module, limit: float) -> None:
+        """Raises NotFasterError where no plan takes less than `limit` seconds."""
+        try:
+            cluster = Cluster.parse(self.cut.cluster)
+        except ClusterError as error:
+            raise PassError(main_function(layers), str(error)) from error
+        bound = lower_bound(layers, cluster, self.cut.num_micro_batches)
+        if bound >= limit:
+            raise NotFasterError(
+                main_function(layers),
+                f"no plan is faster than {limit:.4g} s: the compute alone, split evenly over all "
+                f"devices, takes {bound:.4g} s",
+                bound=bound,
+            )
+
+
+def fingerprint(module: ir.Module) -> str:
+    """A hash of a program's text without locations: what a plan remembers of its program.
+
+    Where its state lies (`alpa.held`) is no part of it.
+    """
+    if HELD in main_function(module).attributes:
+        module = _copied(module)
+        del main_function(module).attributes[HELD]
+    text = cast(str, module.operation.get_asm(enable_debug_info=False))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def planned_for(module: ir.Module) -> str | None:
+    """The fingerprint of the program that a module is the plan of, if it says so."""
+    attr = module.operation.attributes.get(PROGRAM)
+    return attr.value if isinstance(attr, ir.StringAttr) else None
+
+
+def lower_bound(layers: ir.Module, cluster: Cluster, num_micro_batches: int) -> float:
+    """Seconds of a step that no plan of a program cut into layers undercuts.
+
+    Its roofline compute, split evenly over all devices, with nothing sent and no device waiting.
+    """
+    seconds = 0.0
+    for op in body(main_function(layers)).operations:
+        if isinstance(op, mpmd.NamedComputationOp):
+            is_update = part_of(Origin.from_attr(op.attributes["origin"])) == "update"
+            seconds += computation_seconds(op, cluster) * (1 if is_update else num_micro_batches)
+    return seconds / cluster.num_devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """A copy of the layers on its way to a plan."""
+
+    module: ir.Module
+    schedule: Schedule
+    remarks: tuple[tuple[ir.Location, str], ...]
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted, by what is known so far."""
+        plan = Plan.read(main_function(self.module))
+        return 0.0 if plan is None else plan.predicted_step_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    alpa: Alpa
+    layers: ir.Module
+    run_pass: RunPass
+
+    def run(self) -> _Candidate:
+        """The best plan (see the top of the file). Raises PassError."""
+        alpa = self.alpa
+        stages, best = self._fitting("1f1b" if alpa.schedule == "auto" else alpa.schedule)
+        meshes = read_meshes(main_function(best.module))
+        if alpa.schedule != "auto" or alpa.cut.num_micro_batches == 1 or len(meshes) == 1:
+            return best
+        try:
+            other = self._stages("gpipe", alpa.cut.reserve)
+            if other.step_seconds >= stages.step_seconds:
+                return best
+            other = self._finished(other)
+        except NoRoomError as error:
+            said = (error.location, f"gpipe is left out: {error.message}")
+            return replace(best, remarks=(*best.remarks, said))
+        return other if other.step_seconds < best.step_seconds else best
+
+    def _fitting(self, schedule: Schedule) -> tuple[_Candidate, _Candidate]:
+        """Stages that fit, as they were cut and as a finished plan."""
+        reserve, again = self.alpa.cut.reserve, list[tuple[ir.Location, str]]()
+        refused: NoRoomError | None = None
+        for _ in range(_CUTS):
+            try:
+                stages = self._stages(schedule, reserve)
+            except NoRoomError as error:
+                raise refused or error from None
+            try:
+                plan = self._finished(stages)
+            except NoRoomError as error:
+                refused = refused or error
+                reserve += max(reserve, (error.missing or 0.0) + _MORE)
+                reason = error.message.partition(";")[0]
+                text = f"{reason}: stages are cut again with reserve={reserve:.3f}"
+                again.append((error.location, text))
+            else:
+                return stages, replace(plan, remarks=(*again, *plan.remarks))
+        assert refused is not None
+        raise refused
+
+    def _stages(self, schedule: Schedule, reserve: float) -> _Candidate:
+        """A copy of the layers, cut into stages."""
+        candidate = _Candidate(module=_copied(self.layers), schedule=schedule, remarks=())
+        return self._after(replace(self.alpa.cut, schedule=schedule, reserve=reserve), candidate)
+
+    def _finished(self, stages: _Candidate) -> _Candidate:
+        """The plan of these stages, which become it."""
+        for step in self.alpa.to_plan:
+            stages = self._after(step, stages)
+        return stages
+
+    def _after(self, step: Pass, candidate: _Candidate) -> _Candidate:
+        remarks = list(candidate.remarks)
+
+        def remark(location: ir.Location, message: str) -> None:
+            remarks.append((location, message))
+
+        self.run_pass(step, candidate.module, remark)
+        return replace(candidate, remarks=tuple(remarks))
+
+
+def _copied(module: ir.Module) -> ir.Module:
+    # The bindings give an op; as a view it has all that a pass uses of a module.
+    return cast(ir.Module, module.operation.clone().opview)
+
+
+def _move(source: ir.Module, target: ir.Module) -> None:
+    """Replaces all that a module holds by what another one does, which is left empty."""
+    for op in list(target.body.operations):
+        op.operation.erase()
+    for op in list(source.body.operations):
+        target.body.append(op)
+    for name in list(target.operation.attributes):
+        del target.operation.attributes[name]
+    for name in list(source.operation.attributes):
+        target.operation.attributes[name] = source.operation.attributes[name]

@@ -1,0 +1,208 @@
+"""The pipeline `alpa`: which candidates it plans, and what it keeps of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from alpa import passes
+from alpa.dialects import ir, main_function, parse
+from alpa.dialects.attributes import Plan, Schedule, read_meshes
+from alpa.passes.alpa import STEPS, Alpa, fingerprint, lower_bound, planned_for
+from alpa.passes.base import NotFasterError, PassError, Remark
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.stage_mesh_partition import StageMeshPartition
+
+WIDTH, ROWS, LAYERS = 128, 64, 6
+
+
+def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def loss(params: list[jax.Array]) -> jax.Array:
+        h = x
+        for w in params:
+            h = jnp.tanh(h @ w)
+        return jnp.mean(h**2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    text = jax.jit(step, donate_argnums=0).lower(params, x).as_text(debug_info=True)
+    return text.replace("tensor<f32> {jax", 'tensor<f32> {alpa.result = "mean", jax')
+
+
+class Run:
+    """A run of the pipeline: which passes ran how often, what they remarked, the plan."""
+
+    def __init__(self, text: str, options: str) -> None:
+        self.passes: Counter[str] = Counter()
+        self.remarks: list[str] = []
+        self.failed: list[PassError] = []
+        self.module = parse(text)
+        passes.run(
+            self.module,
+            f"alpa{{{options}}}",
+            on_remark=lambda _, message: self.remarks.append(message),
+            on_error=self.failed.append,
+            on_pass=self._count,
+        )
+
+    @contextmanager
+    def _count(self, name: str) -> Generator[None]:
+        self.passes[name] += 1
+        yield
+
+    @property
+    def plan(self) -> Plan:
+        found = Plan.read(main_function(self.module))
+        assert found is not None
+        return found
+
+
+TWO = "cluster=cpu:1x2 num-layers=2 num-stages=2 num-micro-batches=4"
+
+
+def test_every_pass_gets_the_options_that_it_has() -> None:
+    alpa = Alpa.from_options({"cluster": "cpu:1x2", "intra": "zero2", "num-layers": "3"})
+    made = [*alpa.to_layers, alpa.cut, *alpa.to_plan]
+    assert [type(one) for one in made] == list(STEPS)
+    for one in made:
+        for name, value in {"cluster": "cpu:1x2", "intra": "zero2", "num_layers": 3}.items():
+            assert getattr(one, name, value) == value
+    names = {name for kind in STEPS for name in kind.options()}
+    assert Alpa.options().keys() == names | {"schedule", "faster-than"}
+
+
+def test_options_of_one_name_mean_the_same_in_all_passes() -> None:
+    for name, option in Alpa.options().items():
+        if name == "schedule":
+            continue
+        own = [kind.options()[name] for kind in STEPS if name in kind.options()]
+        assert len({repr((it.type, it.default)) for it in [option, *own]}) == 1, name
+
+
+def test_a_plan_says_of_which_program_it_is(program: str) -> None:
+    source = parse(program)
+    assert planned_for(source) is None
+    run = Run(program, "cluster=cpu:1x1 num-layers=1")
+    assert planned_for(run.module) == fingerprint(source)
+    assert planned_for(run.module) != fingerprint(run.module)
+
+
+def test_with_one_micro_batch_gpipe_is_not_planned(program: str) -> None:
+    run = Run(program, "cluster=cpu:1x2 num-layers=2 num-stages=2")
+    assert (run.passes["stage-mesh-partition"], run.plan.schedule) == (1, "1f1b")
+
+
+def test_with_one_mesh_gpipe_is_not_planned(program: str) -> None:
+    run = Run(program, "cluster=cpu:1x2 num-layers=2 num-stages=1 num-micro-batches=4")
+    assert (run.passes["stage-mesh-partition"], run.plan.schedule) == (1, "1f1b")
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_schedule_that_is_asked_for_is_taken(program: str, schedule: Schedule) -> None:
+    run = Run(program, f"{TWO} schedule={schedule}")
+    assert (run.passes["stage-mesh-partition"], run.plan.schedule) == (1, schedule)
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.5, "gpipe"), (1.5, "1f1b")])
+def test_gpipe_is_finished_only_if_its_stages_are_faster(
+    program: str, share: float, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = StageMeshPartition.run
+
+    def faster_or_slower(self: StageMeshPartition, module: ir.Module, remark: Remark) -> None:
+        run(self, module, remark)
+        found = Plan.read(main_function(module))
+        assert found is not None
+        if self.schedule == "gpipe":
+            seconds = share * found.predicted_step_seconds
+            replace(found, predicted_step_seconds=seconds).write(main_function(module))
+
+    monkeypatch.setattr(StageMeshPartition, "run", faster_or_slower)
+    found = Run(program, TWO)
+    assert len(read_meshes(main_function(found.module))) == 2
+    assert found.passes["layer-cluster"] == 1
+    assert found.passes["stage-mesh-partition"] == 2
+    assert found.passes["ilp-shard-annotate"] == (2 if taken == "gpipe" else 1)
+    if taken == "1f1b":
+        assert found.plan.schedule == taken
+
+
+TIGHT = "num-layers=6 num-micro-batches=6 schedule=gpipe mesh-shape=1"
+
+
+@pytest.mark.usefixtures("hopeful")
+def test_stages_that_do_not_fit_are_cut_again(
+    program: str, small_cluster: Callable[..., Path]
+) -> None:
+    run = Run(program, f"cluster={small_cluster('1400KiB', devices=2)} {TIGHT}")
+    assert max(run.plan.predicted_peak_bytes) <= 1400 * 1024
+    assert run.remarks
+    reason = r"needs at least \S+ MiB per device on mesh_\d, small has 1.37 MiB"
+    for message in run.remarks:
+        again = r": stages are cut again with reserve=0\.\d+"
+        assert re.fullmatch(reason + again, message)
+    shares = [float(message.rpartition("=")[2]) for message in run.remarks]
+    assert all(1.95 * a <= b for a, b in pairwise(shares))
+
+
+@pytest.mark.usefixtures("hopeful")
+def test_where_no_cut_fits_the_first_answer_is_given(
+    program: str, small_cluster: Callable[..., Path]
+) -> None:
+    with pytest.raises(ir.MLIRError) as raised:
+        Run(program, f"cluster={small_cluster('1000KiB', devices=2)} {TIGHT}")
+    (diagnostic,) = raised.value.error_diagnostics
+    said = diagnostic.message
+    assert "needs at least 1.09 MiB per device on mesh_0, small has 0.977 MiB" in said
+    assert "with a larger reserve" in said
+
+
+def test_what_fits_is_cut_once(program: str, small_cluster: Callable[..., Path]) -> None:
+    assert not Run(program, f"cluster={small_cluster('1480KiB', devices=2)} {TIGHT}").remarks
+
+
+def test_the_bound_is_the_compute_split_evenly(program: str) -> None:
+    to_layers = "combine-micro-batches,simplify-trivial-ops,split-loops,layer-cluster"
+    layers = passes.run(program, to_layers)
+    two, four = (Cluster.parse(f"cpu:1x{n}") for n in (2, 4))
+    once = lower_bound(layers, two, 1)
+    assert lower_bound(layers, four, 1) == pytest.approx(once / 2)
+    assert once < lower_bound(layers, two, 2) < 2 * once  # the update runs once
+    step_seconds = Run(program, "cluster=cpu:1x2").plan.predicted_step_seconds
+    assert once <= step_seconds
+
+
+def test_no_plan_is_faster_than_the_bound(program: str) -> None:
+    options = "cluster=cpu:1x2 num-layers=2"
+    failed: list[PassError] = []
+    with pytest.raises(ir.MLIRError, match=r"no plan is faster than 1e-06 s: the compute alone"):
+        passes.run(program, f"alpa{{{options} faster-than=1e-6}}", on_error=failed.append)
+    (error,) = failed
+    assert isinstance(error, NotFasterError)
+    step_seconds = Run(program, options).plan.predicted_step_seconds
+    assert 1e-6 < error.bound <= step_seconds
+    assert Run(program, f"{options} faster-than={2 * step_seconds!r}").plan
+
+
+def test_an_error_inside_is_at_its_op(program: str) -> None:
+    with pytest.raises(ir.MLIRError) as raised:
+        passes.run(program, "alpa{cluster=cpu:1x2 num-layers=2 num-stages=3}")
+    (diagnostic,) = raised.value.error_diagnostics
+    assert diagnostic.message.startswith("cannot make 3 stages of 2 layer(s)")
+    with pytest.raises(ir.MLIRError, match="stage-mesh-partition: option 'meshes' holds"):
+        passes.run(program, "alpa{cluster=cpu:1x2 meshes=0-9:10}")
