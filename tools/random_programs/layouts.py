@@ -84,6 +84,6 @@ def draw(generator: np.random.Generator, names: frozenset[str]) -> Layout:
     first, second = (int(generator.random() < 0.35) for _ in range(2))
     dims = {name: second if name in apart else first for name in names}
     if not said:
-        dims = {name: int(generator.random() < 0.3) for name in names}
+        dims = {name: int(generator.random() < 0.3) for name in sorted(names)}
     # Masks and bytes have the length behind the samples as all others do.
     return Layout(dims=dims, apart=apart, said=said, weights=bool(generator.random() < 0.3))
