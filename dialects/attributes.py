@@ -123,8 +123,11 @@ class _Fields:
     def number(self, key: str) -> float:
         return self._get(key, ir.FloatAttr).value
 
-    def number_or_zero(self, key: str) -> float:
-        return self.number(key) if key in self else 0.0
+    def number_or_none(self, key: str) -> float | None:
+        return self.number(key) if key in self else None
+
+    def list_or_empty(self, key: str) -> Sequence[ir.Attribute]:
+        return list(self._get(key, ir.ArrayAttr)) if key in self else []
 
     def integers(self, key: str) -> tuple[int, ...]:
         return tuple(self._get(key, ir.DenseI64ArrayAttr))
@@ -138,7 +141,7 @@ def i64(value: int) -> ir.IntegerAttr:
 
 
 def f64(value: float) -> ir.FloatAttr:
-    return ir.FloatAttr.get(ir.F64Type.get(), value)
+    return ir.FloatAttr.get(ir.F64Type.get(), value, ir.Location.unknown())
 
 
 @dataclass(frozen=True)
@@ -392,21 +395,44 @@ def read_meshes(function: func.FuncOp) -> list[MeshAssignment]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """What a search left out though it may have been possible, and why."""
+
+    what: str
+    reason: str
+
+    def to_attr(self) -> ir.DictAttr:
+        texts = {"what": self.what, "reason": self.reason}
+        return ir.DictAttr.get({name: ir.StringAttr.get(text) for name, text in texts.items()})
+
+    @classmethod
+    def from_attr(cls, attr: ir.Attribute) -> Self:
+        """Raises ValueError where it is none."""
+        fields = _Fields(f"dropped of {PLAN}", attr)
+        return cls(what=fields.string("what"), reason=fields.string("reason"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """`alpa.plan`: micro-batches per step, the schedule, predicted seconds and bytes per mesh.
 
-    `estimated_step_seconds` is T of the stages by the costs that they were cut by (`stage_dp.py`);
-    a bound of it where there was nothing to choose. `accumulate_dtype` is the narrowest type of a
+    `estimated_step_seconds` is T of the stages by the costs that they were cut by (`stage_dp.py`).
+    No cut that the options admit has a smaller T than `estimated_step_bound`, for which each stage
+    takes its compute alone, split as far as each op can be; transfers between stages are estimates
+    in both. Where there was nothing to choose, the two are equal; the bound is 0 where the cut was
+    not to have the least T. `accumulate_dtype` is the narrowest type of a
     sum over the micro-batches (`accumulator`).
     """
 
     num_micro_batches: int = 1
     schedule: Schedule = "gpipe"
     estimated_step_seconds: float = 0.0
+    estimated_step_bound: float = 0.0
     predicted_step_seconds: float = 0.0
     predicted_peak_bytes: tuple[int, ...] = ()
     cluster: str = ""
     accumulate_dtype: AccumulateDtype = "f32"
+    dropped: tuple[Dropped, ...] = ()
 
     def accumulator(self, dtype: str) -> str:
         """The element type in which values of an element type are added up over the micro-batches.
@@ -438,7 +464,8 @@ class Plan:
         return cls(
             num_micro_batches=fields.integer("num_micro_batches"),
             schedule=_one_of("the schedule", fields.string("schedule"), get_args(Schedule)),
-            estimated_step_seconds=fields.number_or_zero("estimated_step_seconds"),
+            estimated_step_seconds=fields.number_or_none("estimated_step_seconds") or 0.0,
+            estimated_step_bound=fields.number_or_none("estimated_step_bound") or 0.0,
             predicted_step_seconds=fields.number("predicted_step_seconds"),
             predicted_peak_bytes=fields.integers("predicted_peak_bytes"),
             cluster=fields.string("cluster") if "cluster" in fields else "",
@@ -447,17 +474,23 @@ class Plan:
                 fields.string("accumulate_dtype") if "accumulate_dtype" in fields else "f32",
                 get_args(AccumulateDtype),
             ),
+            dropped=tuple(map(Dropped.from_attr, fields.list_or_empty("dropped"))),
         )
 
     def write(self, function: func.FuncOp) -> None:
-        """Sets `alpa.plan`; an `accumulate_dtype` of f32, the default, is left out."""
-        accumulate = ir.StringAttr.get(self.accumulate_dtype)
+        """Sets `alpa.plan`; an `accumulate_dtype` of f32 and an empty `dropped` are left out."""
+        others: dict[str, ir.Attribute] = {}
+        if self.accumulate_dtype != "f32":
+            others["accumulate_dtype"] = ir.StringAttr.get(self.accumulate_dtype)
+        if self.dropped:
+            others["dropped"] = ir.ArrayAttr.get([one.to_attr() for one in self.dropped])
         function.attributes[PLAN] = ir.DictAttr.get(
             {
-                **({} if self.accumulate_dtype == "f32" else {"accumulate_dtype": accumulate}),
+                **others,
                 "num_micro_batches": i64(self.num_micro_batches),
                 "schedule": ir.StringAttr.get(self.schedule),
                 "estimated_step_seconds": f64(self.estimated_step_seconds),
+                "estimated_step_bound": f64(self.estimated_step_bound),
                 "predicted_step_seconds": f64(self.predicted_step_seconds),
                 "predicted_peak_bytes": ir.DenseI64ArrayAttr.get(self.predicted_peak_bytes),
                 "cluster": ir.StringAttr.get(self.cluster),
@@ -469,7 +502,10 @@ class Plan:
 class SolverReport:
     """One entry of `alpa.solver`: what is proven about the shardings of a mesh.
 
-    Seconds and bytes are per step and device; no choice costs less than `bound`.
+    Seconds and bytes are per step and device. `status` is `optimal` (the objective equals the bound
+    to 1e-6 of it), `within_gap` or `time_limit`. It, `bound` and `gap` are about the problem that
+    was solved. If that is the `folded` one, in which equal layers have the same shardings, then a
+    choice in which they differ may cost less than `bound`.
     """
 
     mesh: str
@@ -479,15 +515,20 @@ class SolverReport:
     bound: float
     variables: int
     peak_bytes: int
-    folded: float | None = None
-    """objective where equal layers are tied, of a search that does not tie them"""
+    problem: str = "whole"
+    """that was solved: `whole` or `folded`"""
+    folded_objective: float | None = None
+    """of the folded problem, where there are equal layers"""
+    folded_bound: float | None = None
+    """likewise"""
 
     @property
     def gap(self) -> float:
         return (self.objective - self.bound) / self.objective if self.objective else 0.0
 
     def to_attr(self) -> ir.Attribute:
-        folded = {} if self.folded is None else {"folded": f64(self.folded)}
+        both = {"objective": self.folded_objective, "bound": self.folded_bound}
+        folded = {f"folded_{name}": f64(it) for name, it in both.items() if it is not None}
         return ir.DictAttr.get(
             {
                 **folded,
@@ -498,6 +539,7 @@ class SolverReport:
                 "bound": f64(self.bound),
                 "variables": i64(self.variables),
                 "peak_bytes": i64(self.peak_bytes),
+                "problem": ir.StringAttr.get(self.problem),
             }
         )
 
@@ -513,7 +555,9 @@ class SolverReport:
             bound=fields.number("bound"),
             variables=fields.integer("variables"),
             peak_bytes=fields.integer("peak_bytes"),
-            folded=fields.number("folded") if "folded" in fields else None,
+            problem=fields.string("problem") if "problem" in fields else "whole",
+            folded_objective=fields.number_or_none("folded_objective"),
+            folded_bound=fields.number_or_none("folded_bound"),
         )
 
 

@@ -50,7 +50,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self, cast
 
 from alpa.dialects import body, ir, main_function, mpmd
-from alpa.dialects.attributes import HELD, PROGRAM, Plan, Schedule, read_meshes
+from alpa.dialects.attributes import HELD, PROGRAM, Dropped, Plan, Schedule, read_meshes
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.base import (
     Driver,
@@ -216,7 +216,9 @@ class _Search:
                 return best
             other = self._finished(other)
         except NoRoomError as error:
-            said = (error.location, f"gpipe is left out: {error.message}")
+            said = (error.location, f"gpipe is left out of the search: {error.message}")
+            if error.missing is None:
+                _write_dropped(best.module, Dropped(what="gpipe", reason=error.message))
             return replace(best, remarks=(*best.remarks, said))
         return other if other.step_seconds < best.step_seconds else best
 
@@ -261,6 +263,12 @@ class _Search:
 
         self.run_pass(step, candidate.module, remark)
         return replace(candidate, remarks=tuple(remarks))
+
+
+def _write_dropped(module: ir.Module, dropped: Dropped) -> None:
+    plan = Plan.read(main_function(module)) or Plan()
+    with module.context:
+        replace(plan, dropped=(*plan.dropped, dropped)).write(main_function(module))
 
 
 def _copied(module: ir.Module) -> ir.Module:

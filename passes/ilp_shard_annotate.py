@@ -165,12 +165,11 @@ class IlpShardAnnotate(Pass):
         self, posed: _Posed, workers: Workers, remark: Remark
     ) -> tuple[list[int], SolverReport]:
         part = posed.part
-        folded: float | None = None
+        is_folded = len(set(posed.node_class)) < len(posed.node_class)
         try:
-            solution = posed.solution.result()
+            solution = folded = posed.solution.result()
             choice = unfold(solution.choice, posed.node_class)
-            if not self.fold:
-                folded = solution.objective
+            if not self.fold and is_folded:
                 solution = self._submit(workers, posed.problem, choice).result()
                 choice = list(solution.choice)
         except OutOfMemoryError as error:
@@ -180,17 +179,18 @@ class IlpShardAnnotate(Pass):
             raise NoRoomError(part.function, message, missing=None) from error
         except (InfeasibleError, SolverFailedError) as error:
             raise PassError(part.function, f"no sharding for {part.name}: {error}") from error
-        if solution.status != "optimal":
+        tied = " of plans that shard equal layers alike" if is_folded and self.fold else ""
+        if solution.status == "time_limit":
             remark(
                 part.function.location,
                 f"{part.name}: time-limit reached with a plan of {solution.objective:.3g} s "
-                f"per step, at most {solution.gap:.1%} above the optimum",
+                f"per step, at most {solution.gap:.1%} above the optimum{tied}",
             )
-        if folded is not None:
+        if is_folded and not self.fold:
             remark(
                 part.function.location,
                 f"{part.name}: tying equal layers would cost "
-                f"{folded / solution.objective - 1:.2%} of the step",
+                f"{folded.objective / solution.objective - 1:.2%} of the step",
             )
         report = SolverReport(
             mesh=part.name,
@@ -200,7 +200,9 @@ class IlpShardAnnotate(Pass):
             bound=solution.bound,
             variables=solution.variables,
             peak_bytes=round(solution.peak_bytes),
-            folded=folded,
+            problem="folded" if is_folded and self.fold else "whole",
+            folded_objective=folded.objective if is_folded else None,
+            folded_bound=folded.bound if is_folded else None,
         )
         return choice, report
 

@@ -41,7 +41,8 @@ Options:
         (`stages/accumulators.py`).
     reserve: the share of each device's memory that stages are cut to leave free, from 0 up to 1:
         where `ilp-shard-annotate` finds no room for a stage, another cut may have it.
-    processes: how many solve large problems beside this one; `auto`: one for each core.
+    processes: how many solve large problems beside this one; `auto`: one for each core. The plan
+        is the same for every number, unless a solver reaches its time limit.
 
 Fails when:
     there is no such cluster, or not the mesh that the program's own shardings name
@@ -165,6 +166,8 @@ class StageMeshPartition(Pass):
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
             graph = Graph.of(body(function))
+        for one in stages.dropped:
+            remark(function.location, f"{one.what} is left out of the search: {one.reason}")
         shardings = {(a, 0): sharding for a, sharding in given.arguments.items()} if given else {}
         if meshes is not None:
             held = meshes.held.items()
@@ -173,8 +176,10 @@ class StageMeshPartition(Pass):
             replace(
                 self._plan(),
                 estimated_step_seconds=stages.seconds,
+                estimated_step_bound=stages.bound,
                 predicted_step_seconds=stages.seconds,
                 predicted_peak_bytes=stages.peak_bytes,
+                dropped=stages.dropped,
             ),
             cluster,
         )
@@ -326,7 +331,14 @@ def _one_stage(
         for op in graph.ops
     )
     names = tuple(name for name, _ in given.mesh.axes)
-    return Stages(dict.fromkeys(range(num_layers), 0), [mesh], seconds / devices, (), names)
+    return Stages(
+        layer_stage=dict.fromkeys(range(num_layers), 0),
+        meshes=[mesh],
+        seconds=seconds / devices,
+        bound=seconds / devices,
+        peak_bytes=(),
+        axis_names=names,
+    )
 
 
 def _require_roles(

@@ -78,7 +78,7 @@ def table(folded: FoldTable, title: str) -> str:
 def cost_table(reports: Sequence[SolverReport]) -> str:
     """A row per mesh, then the sum over all meshes."""
     rows = [("mesh", "objective folded", "whole", "cost", "at most", "variables")]
-    folded = [report.folded or 0.0 for report in reports]
+    folded = [_folded(report) for report in reports]
     for tied, report in zip(folded, reports, strict=True):
         rows.append(
             (
@@ -97,9 +97,14 @@ def cost_table(reports: Sequence[SolverReport]) -> str:
         f"folding costs {_above(sum(folded), least)} of the objective, at most "
         f"{_above(sum(folded), bound)}",
     ]
-    if any(report.status != "optimal" for report in reports):
+    if any(report.status == "time_limit" for report in reports):
         lines.append("the whole search ran out of time, raise --time-limit to know more")
     return "\n".join(lines)
+
+
+def _folded(report: SolverReport) -> float:
+    """The objective where equal layers are tied; that of the whole where none are equal."""
+    return report.objective if report.folded_objective is None else report.folded_objective
 
 
 def _above(objective: float, least: float) -> str:

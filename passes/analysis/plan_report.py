@@ -21,6 +21,7 @@ from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import (
     COMPUTE_SECONDS,
     SECONDS,
+    Dropped,
     MeshAssignment,
     Part,
     Reshard,
@@ -44,16 +45,24 @@ from alpa.passes.sharding.rules import populated
 Per = Literal["micro-batch", "step"]
 
 
+_STATUSES = ("optimal", "within_gap", "time_limit")
+"""From what is known best."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SolverSummary:
     """What is proven about the shardings, all meshes together; seconds per step.
 
-    `status` is that of the mesh about which least is known.
+    `status` is that of the mesh about which least is known. `bound` is that of the problems that
+    were solved, `folded_bound` that of the problems in which equal layers are sharded alike; None
+    if there are no equal layers. Where the two are the same problems (`problem` of a mesh is
+    `folded`), plans that shard equal layers differently may undercut both.
     """
 
     status: str
     objective: float
     bound: float
+    folded_bound: float | None
     gap: float
     variables: int
     meshes: tuple[SolverReport, ...]
@@ -67,13 +76,20 @@ class SolverSummary:
             sum(getattr(report, name) for report in reports) for name in ("objective", "bound")
         )
         return cls(
-            status=max(reports, key=lambda report: report.gap).status,
+            status=max((report.status for report in reports), key=_STATUSES.index),
             objective=objective,
             bound=bound,
+            folded_bound=_folded_bound(reports),
             gap=(objective - bound) / objective if objective else 0.0,
             variables=sum(report.variables for report in reports),
             meshes=reports,
         )
+
+
+def _folded_bound(reports: tuple[SolverReport, ...]) -> float | None:
+    if all(report.folded_bound is None for report in reports):
+        return None
+    return sum(it.bound if it.folded_bound is None else it.folded_bound for it in reports)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +185,10 @@ class PlanReport:
     micro_batches: str | None
     """`exact`, `exact, random numbers per micro-batch` or `independent`; None where nobody asked"""
     schedule: Schedule
+    estimated_step_seconds: float
+    """T of the stages by the costs that they were cut by"""
+    estimated_step_bound: float
+    """no cut has a smaller T, if transfers take what is estimated"""
     predicted_step_seconds: float
     predicted_peak_bytes: tuple[int, ...]
     memory_bytes: int | None
@@ -179,6 +199,8 @@ class PlanReport:
     transfers: tuple[TransferReport, ...]
     collectives: tuple[CollectiveReport, ...]
     """none before shardings are chosen, or where the plan's cluster is not known here"""
+    dropped: tuple[Dropped, ...] = ()
+    """what the search left out though it may be possible: a solver ran out of time, or failed"""
     search_seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -309,6 +331,8 @@ class _Reader:
             "num_micro_batches": plan.num_micro_batches,
             "micro_batches": self._program.micro_batches,
             "schedule": plan.schedule,
+            "estimated_step_seconds": plan.estimated_step_seconds,
+            "estimated_step_bound": plan.estimated_step_bound,
             "predicted_step_seconds": plan.predicted_step_seconds,
             "predicted_peak_bytes": plan.predicted_peak_bytes,
             "memory_bytes": memory,
@@ -317,6 +341,7 @@ class _Reader:
             "stages": tuple(self._stage(number, splits) for number in range(len(splits))),
             "transfers": tuple(self._transfers()),
             "collectives": tuple(collectives),
+            "dropped": plan.dropped,
         }
 
     def is_sharded(self) -> bool:

@@ -94,6 +94,9 @@ def _header(view: _View) -> list[str]:
         f"{_count(report.num_micro_batches, 'micro-batch', 'micro-batches')}, {report.schedule}, "
         f"predicted step {seconds_text(report.predicted_step_seconds)}",
         *_micro_batches(report),
+        *_cut(report),
+        *_shardings(report),
+        *_dropped(report),
     ]
 
 
@@ -106,6 +109,37 @@ def _micro_batches(report: PlanReport) -> list[str]:
         return []
     said = report.micro_batches
     return [f"micro-batches: {'not checked' if said is None else _PROVEN.get(said, said)}"]
+
+
+def _cut(report: PlanReport) -> list[str]:
+    """What is proven about the cut into stages."""
+    seconds, bound = report.estimated_step_seconds, report.estimated_step_bound
+    if not bound or bound == seconds:
+        return []
+    return [
+        f"cut into stages: estimated at {seconds_text(seconds)}; no cut can take less than "
+        f"{seconds_text(bound)}, by the same estimates of transfers"
+    ]
+
+
+def _shardings(report: PlanReport) -> list[str]:
+    """What is proven about the shardings inside the meshes."""
+    solver = report.solver
+    if solver is None:
+        return []
+    if solver.status == "optimal":
+        proven = "proven optimal"
+    else:
+        ended = "the time limit came first; " if solver.status == "time_limit" else ""
+        proven = f"{ended}at most {solver.gap:.2%} above the optimum"
+    folded = any(mesh.problem == "folded" for mesh in solver.meshes)
+    among = ", among those that shard equal layers alike" if folded else ""
+    return [f"shardings of these stages: {proven}{among}"]
+
+
+def _dropped(report: PlanReport) -> list[str]:
+    """What the search left out though it may have been possible."""
+    return [f"left out of the search: {one.what}: {one.reason}" for one in report.dropped]
 
 
 def _stages(view: _View) -> list[str]:

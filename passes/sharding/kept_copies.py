@@ -4,24 +4,34 @@ A value crosses fragments in one layout, that in which it is made, since each op
 costed by itself. Where the forward part has made a copy of it in another layout, and all that the
 later fragments do with the value is to bring it into that layout, they get the copy, unless it is
 larger: an exchange is spared, as in an MoE layer, whose backward part needs the dispatched tokens
-again.
+again. What the exchange takes is taken off the seconds of the fragments that are spared it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from alpa.dialects import body, ir, mpmd, sdy, terminator
-from alpa.dialects.attributes import read_part
+from alpa.dialects.attributes import SECONDS, f64, read_part
 from alpa.dialects.sharding import Sharding
 from alpa.passes.cost.collectives import LogicalMesh
 
 
 def return_copies(
-    fragments: Sequence[mpmd.FragmentOp], shardings: dict[ir.Value, Sharding], mesh: LogicalMesh
+    fragments: Sequence[mpmd.FragmentOp],
+    shardings: dict[ir.Value, Sharding],
+    mesh: LogicalMesh,
+    seconds: Mapping[ir.Value, float],
 ) -> None:
-    """Rewrites what forward fragments return; `shardings` are those of the values of @main."""
+    """Rewrites what forward fragments return.
+
+    Args:
+        fragments: those of a mesh, with their `alpa.seconds`.
+        shardings: of the values of @main.
+        mesh: the mesh.
+        seconds: what the constraints take, by their results, once.
+    """
     for fragment in fragments:
         if read_part(fragment) != "forward":
             continue
@@ -42,8 +52,17 @@ def return_copies(
             end.operands[number] = copies[attr].result
             shardings[result] = copy
             for op in wanted:
+                _spare(op, seconds.get(op.result, 0.0))
                 op.result.replace_all_uses_with(op.operands[0])
                 op.operation.erase()
+
+
+def _spare(op: sdy.ShardingConstraintOp, seconds: float) -> None:
+    """Takes seconds off what one run of the fragment around an op takes."""
+    fragment = op.operation.parent
+    attr = None if fragment is None else fragment.attributes.get(SECONDS)
+    if fragment is not None and isinstance(attr, ir.FloatAttr):
+        fragment.attributes[SECONDS] = f64(max(0.0, attr.value - seconds))
 
 
 def _ways(sharding: Sharding, mesh: LogicalMesh) -> int:

@@ -356,7 +356,7 @@ class MeshPart:
             (value,) = constraint.results
             sharding = self._sharding(value, self.graph.layout_of(value, choice))
             constraint.view.attributes["sharding"] = sharding.to_attr()
-        self._reshard_operands(choice)
+        seconds = self._reshard_operands(choice)
         scattered = self._scatter_sums(choice)
         for op in chain.from_iterable(self.graph.ops_of.values()):
             if op.results:
@@ -364,11 +364,17 @@ class MeshPart:
                     self.graph.layout_of(result, choice) for result in op.results
                 ]
                 set_op_shardings(op.view, tuple(map(self._sharding, op.results, layouts)))
-        return_copies(self.fragments(), shardings, self.graph.mesh)
+        return_copies(self.fragments(), shardings, self.graph.mesh, seconds)
 
-    def _reshard_operands(self, choice: Sequence[int]) -> None:
-        """Shows each change of layout as an `sdy.sharding_constraint` before its first user."""
+    def _reshard_operands(self, choice: Sequence[int]) -> dict[ir.Value, float]:
+        """Shows each change of layout as an `sdy.sharding_constraint` before its first user.
+
+        Gives the seconds that the problem has for each of them, by its result: those of all nodes
+        that need it.
+        """
         made: dict[tuple[ir.Value, Layout, ir.Block], ir.Value] = {}
+        seconds: dict[ir.Value, float] = {}
+        counted: set[tuple[ir.Value, int, Layouts]] = set()
         for op, i, need in self.graph.operand_needs:
             value = op.operands[i]
             wanted = need.layouts[choice[need.node]]
@@ -379,6 +385,14 @@ class MeshPart:
                 with ir.InsertionPoint(op.view), op.view.location:
                     made[key] = self._constraint(value, wanted).result
             op.view.operands[i] = made[key]
+            charged = (value, need.node, need.layouts)
+            if value in self.graph.placed and charged not in counted:
+                counted.add(charged)
+                source = self.graph.placed[value]
+                matrix = self.graph.reshard_seconds(source.layouts, need.layouts, source.type)
+                spent = float(matrix[choice[source.node], choice[need.node]])
+                seconds[made[key]] = seconds.get(made[key], 0.0) + spent
+        return seconds
 
     def _scatter_sums(self, choice: Sequence[int]) -> dict[ir.Value, tuple[Layout, ...]]:
         """Shows a reduce-scatter as an all-reduced result, which a constraint cuts.

@@ -1,4 +1,4 @@
-"""Solves the sharding problem of the paper (eq. 1, section 4.2) to proven optimality.
+"""Solves the sharding problem of the paper (eq. 1, section 4.2), with a bound of the optimum.
 
 Objective: ``min sum_v s_v . c_v + sum_uv s_u . R_uv s_v`` over one-hot ``s_v``, in seconds. Steps
 go from cheap to dear, and each is exact:
@@ -99,7 +99,7 @@ def solve(
     branches: bool = True,
 ) -> Solution:
     """The cheapest choice. Reductions and relaxations go on until the gap is ``relative_gap``;
-    where they leave a larger one, ``branch_gap`` is enough. ``status`` is then ``optimal``.
+    where they leave a larger one, ``branch_gap`` is enough. ``Solution.status`` says which it is.
 
     After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
     but for that. The result costs no more than ``known``, a choice within memory. A bound of
@@ -123,23 +123,23 @@ def solve(
     except TimeoutError:
         if known is None:
             raise
-        solution = _known(problem, known, dual_bound(problem), start)
+        solution = _known(problem, known, dual_bound(problem), search, start)
     if known is not None and problem.cost(known) < solution.objective:
-        better = _known(problem, known, solution.bound, start)
-        closed = better.gap <= branch_gap
-        solution = replace(better, status="optimal" if closed else "feasible")
+        solution = _known(problem, known, solution.bound, search, start)
     verify(problem, solution)
     return solution
 
 
-def _known(problem: Problem, choice: Sequence[int], bound: float, start: float) -> Solution:
+def _known(
+    problem: Problem, choice: Sequence[int], bound: float, search: _Search, start: float
+) -> Solution:
     """A choice as a solution of which only this bound is proven."""
     objective = problem.cost(choice)
     return Solution(
         choice=tuple(choice),
         objective=objective,
         bound=min(bound, objective),
-        status="feasible",
+        wanted_gap=search.branch_gap,
         peak_bytes=Memory(problem).peak(choice)[0],
         seconds=time.monotonic() - start,
         variables=problem.num_variables,
@@ -161,8 +161,7 @@ def _solve(problem: Problem, search: _Search, start: float) -> Solution:
         free_gap=search.gap,
         gap=search.branch_gap,
     )
-    found = _known(problem, choice, bound, start)
-    return replace(found, status="optimal" if found.gap <= search.branch_gap else "feasible")
+    return _known(problem, choice, bound, search, start)
 
 
 def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
@@ -177,7 +176,7 @@ def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
         choice=found.choice,
         objective=objective,
         bound=min(bound, objective),
-        status="optimal" if gap <= search.branch_gap * abs(found.value) else "feasible",
+        wanted_gap=search.branch_gap,
         seconds=time.monotonic() - start,
         variables=problem.num_variables,
     )

@@ -271,6 +271,13 @@ def _name(nodes: Sequence[int]) -> str:
     return ("node " if len(nodes) == 1 else "nodes ") + " and ".join(map(str, nodes))
 
 
+Status = Literal["optimal", "within_gap", "time_limit"]
+"""``optimal``: the objective equals the bound to ``OPTIMAL`` of it. ``within_gap``: the gap is one
+with which the search was content. ``time_limit``: the search ended before either was proven."""
+
+OPTIMAL = 1e-6
+
+
 @dataclass(frozen=True, kw_only=True)
 class Solution:
     """A choice with its cost and what is proven about it."""
@@ -279,15 +286,22 @@ class Solution:
     objective: float
     """seconds, the cost of ``choice``"""
     bound: float
-    """seconds; no choice costs less"""
-    status: Literal["optimal", "feasible"]
-    """``feasible``: the time limit came before the proof"""
+    """seconds; no choice of this problem costs less"""
+    wanted_gap: float = 0.0
+    """with which the search was content"""
     peak_bytes: float = 0.0
     """the most that ``choice`` uses at any time"""
     seconds: float
     """of the search"""
     variables: int
     """of the ILP as posed"""
+
+    @property
+    def status(self) -> Status:
+        """What is proven (see ``Status``)."""
+        if self.gap <= OPTIMAL:
+            return "optimal"
+        return "within_gap" if self.gap <= self.wanted_gap else "time_limit"
 
     @property
     def gap(self) -> float:

@@ -291,7 +291,7 @@ class _Program:
                     inside.update(zip(graph.ops[o].results, clone.results, strict=True))
                 func.ReturnOp([inside[graph.values[v]] for v in self.outputs])
             mesh = MeshAssignment(name=MESH, hosts=(0,), devices=(0,), logical_shape=(1,))
-            stages = Stages(dict.fromkeys(layers, 0), [mesh], 0.0, ())
+            stages = Stages(layer_stage=dict.fromkeys(layers, 0), meshes=[mesh])
             inner = Graph.of(body(function))
             FragmentBuilder(module, function, inner, arguments, results, stages, {}).rewrite(
                 plan, cluster

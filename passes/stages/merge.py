@@ -24,6 +24,7 @@ from alpa.dialects.attributes import (
     REMAT,
     SECONDS,
     Argument,
+    Dropped,
     MeshAssignment,
     Part,
     Plan,
@@ -48,18 +49,22 @@ from alpa.passes.stages.cost import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stages:
     """Which stage each layer belongs to, the mesh of each stage, and what a step takes."""
 
     layer_stage: dict[int, int]
     meshes: list[MeshAssignment]
-    seconds: float
-    peak_bytes: tuple[int, ...]
+    seconds: float = 0.0
+    bound: float = 0.0
+    """seconds that no other cut undercuts (`Plan.estimated_step_bound`)"""
+    peak_bytes: tuple[int, ...] = ()
     axis_names: tuple[str, ...] | None = None
     """of every mesh, where the program names them"""
     rematerialised: frozenset[int] = frozenset()
     """layers whose backward parts are still to be changed (`stages/remat.py`)"""
+    dropped: tuple[Dropped, ...] = ()
+    """meshes that were left out of the search"""
 
 
 @dataclass(frozen=True)

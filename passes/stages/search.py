@@ -1,13 +1,22 @@
 """Which layers go on which meshes: the stage DP over costs of sharded stages, found as needed.
 
-Each submesh, seen in each logical shape, offers the DP `Option`s: costs as far as they are known,
-and else bounds of them (`views.py`). The DP is solved, the costs behind the bounds that its cut
-uses are found, and so on until a cut uses none: then no other is better.
+Each submesh, seen in each logical shape, offers the DP `Option`s: costs if they are known, and
+otherwise bounds of them (`views.py`). The DP is solved, the costs behind the bounds that its cut
+uses are found, and so on until a cut uses known costs only.
+
+What is proven: the DP's cut has the least T of all cuts, by these costs. The first solution, where
+only one device's costs are known, is a bound: no cut has a smaller T, whatever its shardings are,
+if transfers between stages take what is estimated (`cost.Boundary`).
+
+What is estimated: the costs of a stage are those of shardings that fit all layers of a class
+(`class_problem.py`). Such shardings exist, but a stage may have better ones, above all at its ends.
+How much better is known only for the stages of the final plan, from `ilp-shard-annotate`; the
+bound limits it for all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -15,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 
 from alpa.dialects import func
-from alpa.dialects.attributes import MeshAssignment, Plan
+from alpa.dialects.attributes import Dropped, MeshAssignment, Plan
 from alpa.passes.base import NoRoomError, PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
@@ -91,12 +100,14 @@ class Search:
             for submesh in submeshes
             for shape in self._shapes(*submesh)
         ]
-        return self._stages(*self._cut(one, views))
+        stages = self._stages(*self._cut(one, views))
+        return replace(stages, dropped=tuple(_dropped(views)))
 
-    def _cut(self, one: OneDevice, views: list[View]) -> tuple[_Cut, list[Option]]:
-        """The best cut, and what each of its stages takes."""
+    def _cut(self, one: OneDevice, views: list[View]) -> tuple[_Cut, list[Option], float]:
+        """The best cut, what each of its stages takes, and a bound of its seconds."""
         from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
 
+        bound: float | None = None
         only = self._only(one, views)
         if only is not None and not self._may_not_fit(one):
             views, only = [only], None
@@ -113,10 +124,11 @@ class Search:
                 continue
             except stage_dp.InfeasibleError as error:
                 raise PassError(self.function, f"{error}{_problems(offers)}") from error
+            bound = cut.seconds if bound is None else bound
             used = [offers[stage.submesh] for stage in cut.stages]
             unknown = dict.fromkeys(view for option, view in used if option.is_bound)
             if not unknown:
-                return cut, [option for option, _ in used]
+                return cut, [option for option, _ in used], bound
             if one.again is None and any(option.is_bound and option.remat for option, _ in used):
                 # Nearer bounds, now that they matter.
                 self._planned_on_one_device(one.rematerialise)
@@ -149,7 +161,7 @@ class Search:
         for view in list(views)[:idle]:
             view.begin()
 
-    def _stages(self, cut: _Cut, chosen: Sequence[Option]) -> Stages:
+    def _stages(self, cut: _Cut, chosen: Sequence[Option], bound: float) -> Stages:
         """Where the stages of a cut are placed."""
         numbers = cut.meshes
         if self.given is None or numbers is None:
@@ -172,8 +184,18 @@ class Search:
             for layer in found.rematerialised(stage.first, stage.last)
         ]
         return Stages(
-            layer_stage, meshes, cut.seconds, tuple(peaks), rematerialised=frozenset(repeated)
+            layer_stage=layer_stage,
+            meshes=meshes,
+            seconds=cut.seconds,
+            bound=min(bound, cut.seconds) if self._least_step else 0.0,
+            peak_bytes=tuple(peaks),
+            rematerialised=frozenset(repeated),
         )
+
+    @property
+    def _least_step(self) -> bool:
+        """Whether the cut is that of the least T."""
+        return self.objective == "step" and self.given is None
 
     def _placed(self, chosen: Sequence[Option]) -> list[MeshAssignment]:
         """The meshes of stages in their order."""
@@ -326,6 +348,15 @@ class Search:
             f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
             f"{size_text(kept)}; {count} {device.name} have {size_text(count * device.memory)}"
         )
+
+
+def _dropped(views: Sequence[View]) -> Iterator[Dropped]:
+    """Views whose costs no solver found: a cut that uses them may be better."""
+    for view in views:
+        shape = "x".join(map(str, view.shape))
+        for reason in view.dropped:
+            what = f"a submesh of {view.hosts}x{view.devices} devices seen as {shape}"
+            yield Dropped(what=what, reason=reason)
 
 
 def _problems(offers: Sequence[tuple[Option, View]]) -> str:

@@ -1,23 +1,24 @@
 """The logical views of submeshes, and what is known of what they offer the stage DP.
 
-To know a view's costs takes seconds, so it is asked for them step by step, and only where the DP
-uses what is not known yet:
+It takes seconds to find a view's costs, so they are found in steps, and only if the DP uses what is
+not known yet:
 
-1. at first no view takes less than its work split along the axes that divide something of each op,
-   with nothing sent (`class_costs.Work`), nor holds less than an even split;
-2. then its shardings are known, the fastest and those that hold less (`options.PRICES`);
-3. then the same with rematerialised layers, which until then were the fastest sharding with what
-   is computed again split evenly.
+1. Bounds: each op is split along the axes that divide some factor of it, nothing is sent
+   (`class_costs.Work`), and memory is split evenly. No sharding of any interval of layers takes
+   less.
+2. The costs of shardings that a solver found: the fastest, and some that hold less
+   (`options.PRICES`).
+3. The same with rematerialised layers. Before, they take what the shardings of step 2 take and an
+   even split of what is computed again, which is an estimate of the fastest ones.
 
-Each step only raises what was assumed. So when a cut uses nothing but known costs, no other cut is
-better: what is taken for a bound here is one of all layers together, and for a part of them, whose
-share of the optimum may be any, the best estimate there is.
+Once costs are found, they are taken for those of the view, though other shardings of an interval
+may be better (`search.py` says what is proven then).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
 from alpa.passes.stages.class_costs import ClassCosts, Work
@@ -103,6 +104,8 @@ class View:
     devices: int
     shape: tuple[int, ...]
     one: OneDevice
+    dropped: list[str] = field(default_factory=list[str])
+    """why no costs of it are known, though there may be a plan on it"""
     is_only: bool = False
     """there is no other choice, so that its bound is as good as its costs"""
     _plain: list[Option] | None = None
@@ -175,16 +178,22 @@ class View:
         def finish() -> None:
             try:
                 options = [replace(self._option(costing, costs), remat=remat) for costs in found()]
-            except (NoPlanError, InfeasibleError, TimeoutError, SolverFailedError) as error:
-                count = len(self.one.option.seconds)
-                where = (self.hosts, self.devices, self.shape)
-                options = [impossible(count, *where, str(error))]
+            except (NoPlanError, InfeasibleError) as error:
+                options = [self._impossible(str(error))]
+            except (TimeoutError, SolverFailedError) as error:
+                self.dropped.append(str(error))
+                options = [self._impossible(str(error))]
             if remat:
                 self._remat = options
             else:
                 self._plain = options
 
         return finish
+
+    def _impossible(self, problem: str) -> Option:
+        return impossible(
+            len(self.one.option.seconds), self.hosts, self.devices, self.shape, problem
+        )
 
     def _split(self) -> Option:
         """What its fastest sharding does not undercut."""

@@ -10,7 +10,7 @@
 // CHECK-SAME: (%[[X:.*]]: !mpmd.mesh_tensor<"mesh_0", tensor<4x8xf32>> {alpa.input = 0 : i64})
 // CHECK-SAME: -> (!mpmd.mesh_tensor<"mesh_1", tensor<4x8xf32>> {alpa.output = 0 : i64})
 // CHECK-SAME: alpa.meshes = [{devices = array<i64: 0>, hosts = array<i64: 0>, logical_shape = array<i64: 1>, name = "mesh_0"}, {devices = array<i64: 1>, hosts = array<i64: 0>, logical_shape = array<i64: 1>, name = "mesh_1"}]
-// CHECK-SAME: alpa.plan = {cluster = "cpu:1x2", estimated_step_seconds = {{.*}}, num_micro_batches = 1 : i64, predicted_peak_bytes = array<i64: 256, 128>, predicted_step_seconds = {{.*}}, schedule = "gpipe"}
+// CHECK-SAME: alpa.plan = {cluster = "cpu:1x2", estimated_step_bound = {{.*}}, estimated_step_seconds = {{.*}}, num_micro_batches = 1 : i64, predicted_peak_bytes = array<i64: 256, 128>, predicted_step_seconds = {{.*}}, schedule = "gpipe"}
 // CHECK-SAME: topology = #mpmd.topology<<"mesh_0" : <["axis0"=1]>>, <"mesh_1" : <["axis0"=1]>>>
 // CHECK-NEXT: %[[F0:.*]] = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%[[X]]) {alpa.flops = 32 : i64, alpa.part = "forward", alpa.seconds = {{.*}}} (%[[A:.*]]: tensor<4x8xf32>) {
 // CHECK-NEXT: %[[T:.*]] = stablehlo.tanh %[[A]] : tensor<4x8xf32>

@@ -125,12 +125,12 @@ def report(mesh: str, folded: float, objective: float, bound: float) -> SolverRe
     return SolverReport(
         mesh=mesh,
         intra="auto",
-        status="optimal" if objective == bound else "feasible",
+        status="optimal" if objective == bound else "time_limit",
         objective=objective,
         bound=bound,
         variables=50,
         peak_bytes=0,
-        folded=folded,
+        folded_objective=folded,
     )
 
 

@@ -26,7 +26,8 @@ module {{
       %3 = stablehlo.cosine %2 : tensor<8x8xf32>
       mpmd.return %1, %3 : tensor<8x8xf32>, tensor<8x8xf32>
     }} : (!t) -> (!t, !t)
-    %4 = mpmd.fragment<mesh="m", origin=["layer_0"(1)], stage=0> (%0#0) {{alpa.part = "backward"}}
+    %4 = mpmd.fragment<mesh="m", origin=["layer_0"(1)], stage=0> (%0#0)
+        {{alpa.part = "backward", alpa.seconds = 3.0 : f64}}
         (%a: tensor<8x8xf32>) {{
       %1 = sdy.sharding_constraint %a <@m, {backward}> : tensor<8x8xf32>
       %2 = stablehlo.sine %1 : tensor<8x8xf32>
@@ -38,8 +39,9 @@ module {{
 }}"""
 
 
-def rewritten(made: str, forward: str, backward: str, other: str = "%1") -> tuple[str, int]:
-    """The sharding in which the value crosses, and how many constraints are left."""
+def rewritten(made: str, forward: str, backward: str, other: str = "%1") -> tuple[str, int, float]:
+    """The sharding in which the value crosses, how many constraints are left, and the seconds of
+    the backward fragment, where each constraint takes one."""
     module = parse(TEXT.format(forward=forward, backward=backward, other=other))
     with module.context:
         fragments = [
@@ -51,14 +53,16 @@ def rewritten(made: str, forward: str, backward: str, other: str = "%1") -> tupl
             result: Sharding.from_attr(ir.Attribute.parse(f"#sdy.sharding<@m, {made}>")),
             fragments[0].results[1]: Sharding.of("m", ((), ())),
         }
-        return_copies(fragments, shardings, MESH)
+        constraints = [op for op in walk(module.body) if isinstance(op, sdy.ShardingConstraintOp)]
+        return_copies(fragments, shardings, MESH, {op.result: 1.0 for op in constraints})
         assert module.operation.verify()
         left = [op for op in walk(module.body) if isinstance(op, sdy.ShardingConstraintOp)]
-        return str(shardings[result].to_attr()), len(left)
+        seconds = ir.FloatAttr(fragments[1].attributes["alpa.seconds"]).value
+        return str(shardings[result].to_attr()), len(left), seconds
 
 
 def test_an_exchanged_copy_crosses() -> None:
-    assert rewritten(ROWS, COLUMNS, COLUMNS) == (f"#sdy.sharding<@m, {COLUMNS}>", 1)
+    assert rewritten(ROWS, COLUMNS, COLUMNS) == (f"#sdy.sharding<@m, {COLUMNS}>", 1, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +74,4 @@ def test_an_exchanged_copy_crosses() -> None:
     ],
 )
 def test_others_do_not(made: str, forward: str, backward: str, other: str) -> None:
-    assert rewritten(made, forward, backward, other) == (f"#sdy.sharding<@m, {made}>", 2)
+    assert rewritten(made, forward, backward, other) == (f"#sdy.sharding<@m, {made}>", 2, 3.0)

@@ -154,7 +154,7 @@ def test_time_limit_gives_a_choice_with_its_bound(monkeypatch):
     monkeypatch.setattr(shard_ilp, "_HARD_ENTRIES", 0)
     problem = blocks(12, 8, seed=0)
     solution = solve(problem, time_limit=0.0)
-    assert solution.status == "feasible"
+    assert solution.status == "time_limit"
     assert solution.bound < solution.objective
     assert 0 < solution.gap < 1
     assert solution.bound <= solve(blocks(12, 8, seed=0), time_limit=3.0).objective
@@ -173,7 +173,7 @@ def test_the_result_is_never_worse_than_what_is_known(monkeypatch, all_costs, ra
     solution = solve(problem, known=[int(i) for i in best])
     assert solution.objective == pytest.approx(costs.min())
     assert solution.bound <= costs.min()
-    assert solution.status == "feasible"
+    assert solution.status == "time_limit"
     with pytest.raises(TimeoutError):
         solve(problem)
 
@@ -227,11 +227,14 @@ def test_verify_rejects_what_is_wrong():
         choice=(0, 0),
         objective=2.0,
         bound=2.0,
-        status="optimal",
         seconds=0.0,
         variables=8,
     )
     verify(problem, good)
+    assert good.status == "optimal"
+    assert replace(good, bound=2.0 * (1 - 9e-7)).status == "optimal"
+    assert replace(good, bound=1.9).status == "time_limit"
+    assert replace(good, bound=1.9, wanted_gap=0.051).status == "within_gap"
     for wrong, message in [
         (replace(good, choice=(0,)), "1 choices for 2 nodes"),
         (replace(good, choice=(0, 2)), "node 1 has 2 strategies"),

@@ -246,33 +246,69 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ClassSolver, "pose", fail_on)
 
 
-def planned_meshes(num_stages: str) -> list[int]:
-    """The sizes of the meshes that a step is planned for."""
+def planned(num_stages: str, remarks: list[str]) -> ir.Module:
     pipeline = (
         f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}},"
         f"stage-mesh-partition{{cluster=cpu:1x4 num-stages={num_stages} num-micro-batches=4}}"
     )
-    planned = alpa.passes.run(skipping_step(), pipeline)
-    return [len(mesh.devices) for mesh in read_meshes(main_function(planned))]
+    return alpa.passes.run(
+        skipping_step(), pipeline, on_remark=lambda _, message: remarks.append(message)
+    )
 
 
 @pytest.mark.parametrize("failing", [[(1, 4)], [(1, 2), (1, 4)]], indirect=True)
-def test_a_submesh_without_a_plan_is_not_taken(failing: None) -> None:
-    assert max(planned_meshes("auto")) < 4
+def test_a_submesh_of_which_nothing_is_known_in_time_is_left_out(failing: None) -> None:
+    remarks: list[str] = []
+    function = main_function(planned("auto", remarks))
+    assert max(len(mesh.devices) for mesh in read_meshes(function)) < 4
+    plan = Plan.read(function)
+    assert plan is not None
+    assert plan.dropped
+    assert {one.reason for one in plan.dropped} == {"no choice was found"}
+    assert "a submesh of 1x4 devices seen as 2x2" in {one.what for one in plan.dropped}
+    said = [f"{one.what} is left out of the search: {one.reason}" for one in plan.dropped]
+    assert remarks == said
+
+
+@pytest.mark.parametrize("step", [straight_step, skipping_step])
+def test_no_cut_has_a_smaller_t_than_the_bound(step: Callable[[], str]) -> None:
+    layers = alpa.passes.run(
+        step(), f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
+    )
+    found: dict[str, Plan] = {}
+    for restricted in (
+        "",
+        "num-stages=1",
+        "num-stages=2",
+        "num-stages=4",
+        "remat=layer",
+        "mesh-shape=2",
+    ):
+        options = f"cluster=cpu:1x4 num-micro-batches=4 schedule=1f1b {restricted}"
+        cut = alpa.passes.run(str(layers), f"stage-mesh-partition{{{options}}}")
+        plan = Plan.read(main_function(cut))
+        assert plan is not None
+        found[restricted] = plan
+    bound, best = found[""].estimated_step_bound, found[""].estimated_step_seconds
+    assert 0 < bound < best
+    for plan in found.values():
+        assert bound * (1 - 1e-9) <= plan.estimated_step_bound <= plan.estimated_step_seconds
+        if plan.estimated_step_seconds > plan.estimated_step_bound:  # there was a choice
+            assert best <= plan.estimated_step_seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("failing", [[(1, 2)]], indirect=True)
 def test_where_no_submesh_has_a_plan_the_reason_is_said(failing: None) -> None:
     message = r"no plan on their submesh \(infinite time\); 1x2: no choice was found"
     with pytest.raises(ir.MLIRError, match=message):
-        planned_meshes("2")
+        planned("2", [])
 
 
 @pytest.mark.parametrize("failing", [[(1, 1)]], indirect=True)
 def test_layers_that_have_no_plan_on_one_device(failing: None) -> None:
     message = "the layers cannot be planned on one device: no choice was found"
     with pytest.raises(ir.MLIRError, match=message):
-        planned_meshes("auto")
+        planned("auto", [])
 
 
 @pytest.mark.parametrize(
