@@ -46,22 +46,18 @@ class Floating:
     Forward and backward copy what is made of arguments that are no batch by cheap ops; updates
     only what is made of constants, so that a learning rate is computed once and travels. A
     broadcast that grows its operand, and what is made of such broadcasts alone, is copied
-    everywhere: the small operand travels. Sums of these, such as the counts of a mask, are copied
-    in forward and backward: for updates they travel, since they are small.
+    everywhere: the small operand travels.
     """
 
     of_arguments: list[bool]
     of_constants: list[bool]
     growing: list[bool]
-    sums: list[bool]
-    """of what grows, and what is made of them"""
 
     @classmethod
     def find(cls, graph: Graph, parts: StepParts) -> Floating:
         of_arguments: list[bool] = []
         of_constants: list[bool] = []
         growing: list[bool] = []
-        sums: list[bool] = []
         for o, op in enumerate(graph.ops):
             cheap = op.name in CHEAP
             if parts.is_training:
@@ -70,20 +66,17 @@ class Floating:
             of_arguments.append(cheap and all(p < 0 or of_arguments[p] for p in producers))
             of_constants.append(cheap and all(p >= 0 and of_constants[p] for p in producers))
             growing.append(_grows(graph, o, of_constants, growing))
-            sums.append(_is_sum(graph, o, of_constants, growing, sums))
-        return cls(of_arguments, of_constants, growing, sums)
+        return cls(of_arguments, of_constants, growing)
 
     def in_part(self, o: int, part: Part) -> bool:
         """Whether an op is copied into a computation of this part."""
         if self.growing[o]:
             return True
-        if part == "update":
-            return self.of_constants[o]
-        return self.of_arguments[o] or self.sums[o]
+        return self.of_constants[o] if part == "update" else self.of_arguments[o]
 
     def anywhere(self, o: int) -> bool:
         """Whether an op is copied into the computations of some part."""
-        return self.of_arguments[o] or self.growing[o] or self.sums[o]
+        return self.of_arguments[o] or self.growing[o]
 
 
 def _grows(graph: Graph, o: int, of_constants: list[bool], growing: list[bool]) -> bool:
@@ -97,25 +90,6 @@ def _grows(graph: Graph, o: int, of_constants: list[bool], growing: list[bool]) 
         and op.name != "stablehlo.reduce"  # whose result is what should travel
         and any(p >= 0 and growing[p] and not of_constants[p] for p in producers)
         and all(p >= 0 and (growing[p] or of_constants[p]) for p in producers)
-    )
-
-
-def _is_sum(
-    graph: Graph, o: int, of_constants: list[bool], growing: list[bool], sums: list[bool]
-) -> bool:
-    """Whether an op sums up what grows, or computes element by element on such sums.
-
-    What is added up over the micro-batches has one place: its marker needs a forward op to read.
-    """
-    producers = [graph.producer[v] for v in graph.operands[o]]
-    is_marked = any(
-        marker_of(graph.ops[u]) == GRADIENT for v in graph.results[o] for u in graph.users[v]
-    )
-    return (
-        graph.ops[o].name in TRIVIAL
-        and not is_marked
-        and any(p >= 0 and (sums[p] or (growing[p] and not of_constants[p])) for p in producers)
-        and all(p >= 0 and (sums[p] or growing[p] or of_constants[p]) for p in producers)
     )
 
 

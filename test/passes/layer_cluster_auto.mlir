@@ -106,38 +106,3 @@ func.func public @four_contractions_a_layer(%w: !p, %x: !a) -> !a {
 func.func public @nothing_to_compute(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %x : tensor<4xf32>
 }
-
-// -----
-
-// Counts of a mask that is made of broadcasts are computed again in the backward part; it takes the
-// lengths that the mask is made of.
-!s = tensor<4x4xf32>
-!w = tensor<4x4xf32>
-// CHECK-LABEL: func.func public @counts_of_broadcasts_are_computed_again
-// CHECK-SAME: (%[[W:[^:]*]]: {{.*}}, %[[N:[^:]*]]: tensor<4xi32>
-// CHECK: mpmd.named_computation<"layer_0"> (%[[N]], %{{.*}})
-// CHECK: stablehlo.reduce
-// CHECK: mpmd.named_computation<"layer_0"(1)> (%[[N]]
-// CHECK: stablehlo.reduce
-// CHECK: mpmd.named_computation<"update_0">
-func.func public @counts_of_broadcasts_are_computed_again(
-    %w: !w {alpa.role = "state", tf.aliasing_output = 0 : i32},
-    %n: tensor<4xi32> {alpa.role = "batch", alpa.batch_dim = 0 : i64},
-    %x: !s {alpa.role = "batch", alpa.batch_dim = 0 : i64})
-    -> (!w {alpa.result = "state:0"}, tensor<f32> {alpa.result = "mean"}) {
-  %zero = stablehlo.constant dense<0.0> : tensor<f32>
-  %places = stablehlo.iota dim = 1 : tensor<4x4xi32>
-  %lengths = stablehlo.broadcast_in_dim %n, dims = [0] : (tensor<4xi32>) -> tensor<4x4xi32>
-  %is_in = stablehlo.compare LT, %places, %lengths : (tensor<4x4xi32>, tensor<4x4xi32>) -> tensor<4x4xi1>
-  %mask = stablehlo.convert %is_in : (tensor<4x4xi1>) -> !s
-  %counts = stablehlo.reduce(%mask init: %zero) applies stablehlo.add across dimensions = [1] : (!s, tensor<f32>) -> tensor<4xf32>
-  %wide = stablehlo.broadcast_in_dim %counts, dims = [0] : (tensor<4xf32>) -> !s
-  %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (!s, !w) -> !s
-  %y = stablehlo.divide %h, %wide : !s
-  %loss = stablehlo.reduce(%y init: %zero) applies stablehlo.add across dimensions = [0, 1] : (!s, tensor<f32>) -> tensor<f32>
-  %d = stablehlo.divide %y, %wide : !s
-  %g = stablehlo.dot_general %x, %d, contracting_dims = [0] x [0] : (!s, !s) -> !w
-  %marked = stablehlo.custom_call @alpa.gradient(%g) : (!w) -> !w
-  %new = stablehlo.subtract %w, %marked : !w
-  return %new, %loss : !w, tensor<f32>
-}
