@@ -33,12 +33,7 @@ would falsify or lose its `alpa.follow`.
 Before: a program.
 
 After: its plan, as `insert-cross-mesh-reshard` leaves it. The module attribute `alpa.program` is a
-hash of the program that was planned.
-
-Options: those of the seven passes, each given to every pass that has it, and
-    schedule: also `auto`, the default: the better one of 1F1B and GPipe.
-    faster-than: seconds of a step. If the compute of all layers, split evenly over all devices,
-        takes at least that long, no plan is faster: fail instead of planning.
+hash of the program that was planned. Each option is given to every pass that has it.
 
 Fails when: a pass cannot go on, or no plan can be faster than `faster-than`.
 """
@@ -89,10 +84,13 @@ class Alpa(Driver):
 
     name: ClassVar[str] = "alpa"
     schedule: Literal["auto"] | Schedule = option(
-        "auto", "order of the micro-batches; auto: the better one of 1f1b and gpipe"
+        "auto",
+        "`gpipe` or `1f1b`; `auto` takes the better one",
     )
     faster_than: float | None = option(
-        None, "seconds of a step; fail at once where no plan is faster"
+        None,
+        "seconds of a step. If the compute of all layers, split evenly over all devices, "
+        "takes at least that long, no plan is faster: the pass fails at once",
     )
     to_layers: tuple[Pass, ...] = field(default_factory=lambda: tuple(it() for it in _TO_LAYERS))
     cut: StageMeshPartition = field(default_factory=StageMeshPartition)
@@ -104,11 +102,11 @@ class Alpa(Driver):
         found: dict[str, Option] = {}
         for step in STEPS:
             found |= {name: it for name, it in step.options().items() if name not in found}
-        return found | super().options()
+        return found | cls.own_options()
 
     @classmethod
     def from_options(cls, options: dict[str, str]) -> Self:
-        own = super().options().keys()
+        own = cls.own_options().keys()
         shared = {name: text for name, text in options.items() if name not in own}
 
         def made(step: type[Pass]) -> Pass:

@@ -120,6 +120,11 @@ class Pass(ABC):
     @classmethod
     def options(cls) -> dict[str, Option]:
         """The options by their names with dashes."""
+        return cls.own_options()
+
+    @classmethod
+    def own_options(cls) -> dict[str, Option]:
+        """Those that are fields of the pass itself."""
         hints = typing.get_type_hints(cls)
         return {
             field.name.replace("_", "-"): Option(

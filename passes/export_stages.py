@@ -39,9 +39,6 @@ where `accumulate-dtype` asks for it. The update scales the sum before it does a
 plan that was made otherwise a sum may be of a narrower type than that of `alpa.plan`: a remark says
 so.
 
-**Options**: `loss-reduction=mean|sum`: whether updates see the micro-batches' gradients averaged or
-added up.
-
 **Fails when** a sharding names another mesh, when a fragment is exported
 already, or when the program cannot be run in micro-batches (see `planned_checks`).
 """
@@ -246,7 +243,8 @@ class ExportStages(Pass):
     name: ClassVar[str] = "export-stages"
 
     loss_reduction: Literal["mean", "sum"] = option(
-        "mean", "whether the gradients of the micro-batches are averaged or added up"
+        "mean",
+        "whether updates see the `mean` or the `sum` of the micro-batches' gradients",
     )
 
     def run(self, module: ir.Module, remark: Remark) -> None:

@@ -16,18 +16,6 @@ run of it takes by the same costs.
 Where an op wants an operand in another layout than it was made in, an `sdy.sharding_constraint`
 shows the resharding. A state's new value has the sharding of the old one.
 
-Options:
-    intra: `auto` searches the whole space; `data-parallel`, `zero2`, `zero3`, `heuristic`,
-        `megatron` and `none` what these baselines do (`sharding/baselines.py`).
-    fold: tie the variables of layers that are equal (`sharding/fold.py`); without, a remark and
-        `alpa.solver` say what tying them would cost.
-    gap: where the relaxations leave a gap, above all where memory binds, a plan that is proven to
-        cost at most this part more than the optimum is good enough; elsewhere the optimum is found.
-    time-limit: seconds for each mesh; then the best plan found so far is taken, with a remark
-        that states its gap.
-    processes: how many solve large problems of several meshes side by side; `auto`: one for each
-        core.
-
 Shardings of the program's own are kept: those in the types of arguments and those of
 `sdy.sharding_constraint`s; `sdy.manual_computation` is one node whose shardings are fixed.
 
@@ -90,11 +78,30 @@ class IlpShardAnnotate(Pass):
     """Gives every value a sharding by an integer linear program per mesh."""
 
     name: ClassVar[str] = "ilp-shard-annotate"
-    intra: Intra = option("auto", "the whole space, or what one of the paper's baselines does")
-    fold: bool = option(True, "tie the variables of equal layers")
-    time_limit: float = option(20.0, "seconds for each mesh")
-    gap: float = option(2e-2, "stop this close to the optimum where it is hard to prove")
-    processes: int | Literal["auto"] = option("auto", "that solve large problems beside this one")
+    intra: Intra = option(
+        "auto",
+        "the whole space, or only what a baseline of the paper does: `data-parallel`, "
+        "`zero2`, `zero3`, `heuristic`, `megatron`, `none`",
+    )
+    fold: bool = option(
+        True,
+        "ties the variables of equal layers, so that depth costs nothing; `false` searches "
+        "the whole, and a remark says what tying would cost",
+    )
+    time_limit: float = option(
+        20.0,
+        "seconds for each mesh; then the best plan so far, with its gap in a remark",
+    )
+    gap: float = option(
+        2e-2,
+        "where the optimum is hard to prove, a plan that costs at most this part more is good "
+        "enough",
+    )
+    processes: int | Literal["auto"] = option(
+        "auto",
+        "how many solve large problems of several meshes side by side; `auto`: one for each "
+        "core, and `0` none",
+    )
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)

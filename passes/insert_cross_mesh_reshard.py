@@ -26,8 +26,6 @@ Now all seconds are known: `alpa.seconds` of a transfer says what it takes, thos
 its gathers added, and `predicted_step_seconds` of `alpa.plan` becomes the time of the schedule that
 they make (`analysis/step_time.py`). Where a fragment has no seconds, nothing is predicted.
 
-Options: none.
-
 Fails when:
     a transfer has no shardings, because `ilp-shard-annotate` was not run; or one of them is over a
     part of an axis or over one that the mesh does not have, or is unreduced.

@@ -25,10 +25,6 @@ inferred before, and written.
 A loop stays whole, in one layer, where its trip count is not known, no state is stacked in it, or
 the program shards the stacked dimension; a remark says so.
 
-Options:
-    num-layers: how many layers there will be; the trips of all loops are dealt out to as many
-        parts, equally. `auto`: 16, the most that `layer-cluster` makes.
-
 Fails when:
     a role is malformed.
 """
@@ -70,7 +66,10 @@ class SplitLoops(Pass):
     """Cuts loops over layers between their trips, with the parameters that they stack."""
 
     name: ClassVar[str] = "split-loops"
-    num_layers: int | Literal["auto"] = option("auto", "parts to cut the trips of all loops into")
+    num_layers: int | Literal["auto"] = option(
+        "auto",
+        "how many parts the trips of all loops are dealt out to; `auto` makes at most 16",
+    )
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)

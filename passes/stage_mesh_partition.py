@@ -15,35 +15,6 @@ Stages, meshes, their logical views and their order come from the dynamic progra
 eq. 2-5 (`solve/stage_dp.py`) over costs of sharded layers (`stages/search.py`). An input that
 several meshes read is one argument for each; a state that several meshes read is returned to each.
 
-Options:
-    cluster: a preset with a shape (`v100-16gb:8x8`) or a TOML file; required.
-    num-stages: how many; `auto` lets the cost model choose.
-    num-micro-batches: how often forward and backward run before the update does.
-    schedule: which micro-batches are in flight; decides what memory admits.
-    mesh-rank: logical axes of a mesh inside one host; a mesh over hosts always has two.
-    remat: which layers' backward parts compute again what they need of their forward parts
-        (`stages/remat.py`): no layer's, every layer's, or, with `auto`, those of stages that are
-        possible or faster so within the memory.
-    mesh-shape: the logical shape of every stage's mesh, such as `4x2`: the paper's manual plans.
-        There are as many stages as such meshes make up the cluster; `auto` searches.
-    equal-layers: stages of equally many layers, as near as possible, on submeshes of equal size
-        (`solve/equal_layers.py`, the paper's baseline); how many is searched.
-    meshes: the devices and the logical shape of every mesh, in the order of the stages, such as
-        `0-3:2x2,4-7:4`, for a program that shares state with another one; `auto` searches. Where
-        arguments are said to lie already (`alpa.held`, see `stages/given_meshes.py`), the fewest
-        bytes of them are moved, and those that are not keep their shardings.
-    objective: `step`, the seconds of a step; or `throughput`, for forward-only programs that run
-        over and over: the seconds of the longest stage, as in AlpaServe.
-    intra: what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by its costs.
-    accumulate-dtype: the narrowest type in which gradients, and losses that updates read, are added
-        up over the micro-batches: `f32`, `f64`, or, with `same`, the type that they have. The
-        backward fragment converts what it returns, the update converts it back
-        (`stages/accumulators.py`).
-    reserve: the share of each device's memory that stages are cut to leave free, from 0 up to 1:
-        where `ilp-shard-annotate` finds no room for a stage, another cut may have it.
-    processes: how many solve large problems beside this one; `auto`: one for each core. The plan
-        is the same for every number, unless a solver reaches its time limit.
-
 Fails when:
     there is no such cluster, or not the mesh that the program's own shardings name
     (`sharding/user_shardings.py`); there are more stages than layers or devices; nothing fits into
@@ -106,20 +77,73 @@ class StageMeshPartition(Pass):
     """Merges layers into pipeline stages and gives each stage a device mesh."""
 
     name: ClassVar[str] = "stage-mesh-partition"
-    cluster: str = option("", "preset:HOSTSxDEVICES, or a TOML file")
-    num_stages: int | Literal["auto"] = option("auto", "pipeline stages")
-    num_micro_batches: int = option(1, "forward and backward runs per update")
-    schedule: Schedule = option("gpipe", "order of the micro-batches")
-    mesh_rank: Literal["1", "2"] = option("2", "logical axes of a mesh inside one host")
-    remat: Remat = option("auto", "layers to compute twice instead of keeping what they compute")
-    mesh_shape: str = option("auto", "logical shape of every mesh, such as 4x2")
-    equal_layers: bool = option(False, "stages of equally many layers on equal submeshes")
-    meshes: str = option("auto", "devices and shape of every mesh, such as 0-3:2x2,4-7:4")
-    objective: Literal["step", "throughput"] = option("step", "what is to be least")
-    intra: Intra = option("auto", "inside a mesh: the whole space, or what a baseline does")
-    accumulate_dtype: AccumulateDtype = option("f32", "narrowest type of sums over micro-batches")
-    reserve: float = option(0.0, "share of each device's memory to leave free")
-    processes: int | Literal["auto"] = option("auto", "that solve large problems beside this one")
+    cluster: str = option(
+        "",
+        "a preset with a shape, such as `h100:1x8`, or a TOML file; required",
+    )
+    num_stages: int | Literal["auto"] = option(
+        "auto",
+        "how many stages; `auto` takes the fastest",
+    )
+    num_micro_batches: int = option(
+        1,
+        "how often forward and backward run before the update does",
+    )
+    schedule: Schedule = option(
+        "gpipe",
+        "`gpipe` (all forwards, then all backwards) or `1f1b` (in turn): the order in which a "
+        "step runs, and how many micro-batches are in memory at once",
+    )
+    mesh_rank: Literal["1", "2"] = option(
+        "2",
+        "logical axes of a mesh inside one host, 1 or 2; a mesh over hosts has two",
+    )
+    remat: Remat = option(
+        "auto",
+        "whose backward parts compute their layer's activations again: `none`, every "
+        "`layer`'s, or those of stages that are possible or faster so (`auto`)",
+    )
+    mesh_shape: str = option(
+        "auto",
+        "the logical shape of every stage's mesh, such as `4x2`; there are as many stages as "
+        "such meshes make up the cluster",
+    )
+    equal_layers: bool = option(
+        False,
+        "the paper's baseline: stages of equally many layers, as near as possible, on "
+        "submeshes of equal size; how many, and how each mesh is seen, is still searched",
+    )
+    meshes: str = option(
+        "auto",
+        "the devices and the logical shape of every mesh, in the order of the stages, such as "
+        "`0-3:2x2,4-7:4`, instead of a search; a mesh may stay without layers",
+    )
+    objective: Literal["step", "throughput"] = option(
+        "step",
+        "what is to be least: the seconds of a step, or, for programs of forwards only, "
+        "`throughput`: the seconds of the longest stage",
+    )
+    intra: Intra = option(
+        "auto",
+        "what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by the costs "
+        "of that",
+    )
+    accumulate_dtype: AccumulateDtype = option(
+        "f32",
+        "the narrowest type in which gradients, and other sums over the micro-batches, are "
+        "added up: `f32`, `f64`, or `same`, the type that each has",
+    )
+    reserve: float = option(
+        0.0,
+        "the share of each device's memory, from 0 up to 1, that stages are cut to leave "
+        "free. Their memory is estimated: where `ilp-shard-annotate` has no room for one, "
+        "another cut may have it. `alpa` tries larger ones by itself, with a remark",
+    )
+    processes: int | Literal["auto"] = option(
+        "auto",
+        "how many solve large problems beside this one; `auto`: one for each core, and `0` "
+        "none. The plan is the same, unless a solver reaches its time limit",
+    )
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)

@@ -16,7 +16,6 @@ import numpy as np
 import optax
 import pytest
 
-from alpa.passes import pipeline
 from alpa.tools import alpa_opt, demo, zoo
 from alpa.tools.demo import Run, loss_rows, main, reference_step, state_rows
 from alpa.tools.zoo import Input, TrainingProgram, TrainState
@@ -189,7 +188,6 @@ def test_in_a_process_of_its_own(options: str, steps: int) -> None:
 
 
 README = Path(__file__).parents[2] / "README.md"
-PASSES_PAGE = README.parent / "docs" / "passes.md"
 
 
 def test_the_readme_names_one_test_command() -> None:
@@ -197,18 +195,6 @@ def test_the_readme_names_one_test_command() -> None:
     lines = rest.partition("<!-- /test-command -->")[0].split("\n")
     (command,) = [line for line in lines if line.strip() and not line.startswith("```")]
     assert command.endswith("python -m pytest -n 2")
-
-
-@pytest.mark.parametrize("name", pipeline.PASSES)
-def test_the_page_of_passes_knows_each_option(name: str) -> None:
-    sections = dict(
-        re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PASSES_PAGE.read_text(), re.M | re.S)
-    )
-    described = re.findall(r"^\| `([\w-]+)` \| (?:`(\S+)` )?\|", sections[name], re.M)
-    options = pipeline.load_pass(name).options()
-    if name == "alpa":  # those of other passes are in their sections
-        options = {own: options[own] for own in ("schedule", "faster-than")}
-    assert described == [(option, known.default_text()) for option, known in options.items()]
 
 
 def test_what_the_readme_says_of_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
