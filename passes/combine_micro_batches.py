@@ -25,6 +25,10 @@ return %mean : tensor<f32>
 return %mean : tensor<f32>
 ```
 
+With `micro-batches=independent` nothing is proven. What runs in each micro-batch and what once per
+step is then told by the markers of gradients. A program without markers gets them by the names that
+jax gives to what differentiation makes (`simplify/gradients.py`).
+
 Results get their `alpa.result`, and the module `alpa.micro_batches`: `exact`, `exact, random
 numbers per micro-batch` or `independent`. Markers inside of loops and branches, which mean nothing
 there, go.
@@ -32,9 +36,6 @@ there, go.
 A program that was lowered for both sizes says on its ops how they differ (`alpa.whole`). For any
 other the divisor of a mean cannot be told from other numbers, and sums of floats over samples are
 taken for means, or with `loss-reduction=sum` for sums.
-
-**Options**: `num-micro-batches`; `micro-batches=exact|independent`, or what the module says, exact
-by default: `independent` proves nothing, each micro-batch is a batch of its own; `loss-reduction`.
 
 **Fails when** samples are mixed with several micro-batches, or the program was lowered for another
 number of them.
@@ -87,12 +88,18 @@ class CombineMicroBatches(Pass):
 
     name: ClassVar[str] = "combine-micro-batches"
 
-    num_micro_batches: int = option(1, "how often forward and backward run per step")
+    num_micro_batches: int = option(
+        1,
+        "with one there is nothing to prove",
+    )
     micro_batches: Literal["auto", "exact", "independent"] = option(
-        "auto", "proven to give what the whole batch gives, or each a batch of its own"
+        "auto",
+        "`exact` proves; `independent` makes each micro-batch a batch of its own and proves "
+        "nothing; `auto` is what the module's `alpa.micro_batches` says, or exact",
     )
     loss_reduction: Literal["mean", "sum"] = option(
-        "mean", "what sums over samples are taken for where the whole batch is not known"
+        "mean",
+        "what sums over samples are taken for where the whole batch is not known",
     )
 
     def run(self, module: ir.Module, remark: Remark) -> None:
@@ -104,6 +111,7 @@ class CombineMicroBatches(Pass):
                 mode = self._combine(module, main, remark)
             elif self.num_micro_batches > 1:
                 _check_states(main)
+                mark_gradients(body(main))
             if WHOLE in module.operation.attributes:
                 strip_whole(module)
             _clean(body(main), remark)
@@ -125,7 +133,6 @@ class CombineMicroBatches(Pass):
                 f"num-micro-batches is {self.num_micro_batches}; lower it for as many",
             )
         block = body(main)
-        mark_gradients(block)
         scatter_apart(block)
         graph = Graph.of(block)
         roles = infer_roles(main, graph)
@@ -348,7 +355,7 @@ class _Split:
         for o, op in enumerate(graph.ops):
             if not self.in_step[o]:
                 continue
-            used = {graph.values[v] for v in graph.operands[o]}
+            used = dict.fromkeys(graph.values[v] for v in graph.operands[o])
             changed = {v: new for v in used if (new := self._for_step(v, wholes)) != v}
             if changed:
                 replace_operands(op, changed)

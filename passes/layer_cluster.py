@@ -17,14 +17,6 @@ backward and update are told apart by `analysis/step_parts.py`, and every other 
 `analysis/layer_placement.py`. Markers are gone afterwards; the roles of arguments and results are
 written where they could be inferred.
 
-Options:
-    num-layers: how many; `auto` takes the markers where there are some, else about four
-        contractions or convolutions per layer, at most 16.
-    delta: how far a layer's FLOPs may exceed the mean, as a share of it (eq. 6).
-    clustering: `auto` as above; `equal-ops` gives each layer the same number of contractions,
-        whatever they cost and send (the paper's ablation, section 8.3); `manual` cuts at the
-        markers and nowhere else.
-
 Fails when:
     the program has fewer ops than layers are asked for, or fewer contractions with `equal-ops`;
     `manual` finds no marker, or another number of layers than asked for; a role is malformed.
@@ -40,9 +32,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from alpa.dialects import body, func, ir, stablehlo, terminator, walk
+from alpa.dialects import body, func, ir, stablehlo, terminator, transform, walk
 from alpa.dialects.attributes import (
     FLOPS,
+    GRADIENT,
     INDEPENDENT,
     LAYER_BOUNDARY,
     Part,
@@ -80,10 +73,18 @@ class LayerCluster(Pass):
     """Cuts a program into layers: forward, backward and update computations."""
 
     name: ClassVar[str] = "layer-cluster"
-    num_layers: int | Literal["auto"] = option("auto", "layers to cut the forward pass into")
-    delta: float = option(0.5, "a layer may have (1 + delta) times the mean FLOPs")
+    num_layers: int | Literal["auto"] = option(
+        "auto",
+        "how many layers; `auto` takes the markers, else goes by the number of contractions",
+    )
+    delta: float = option(
+        0.5,
+        "a layer may have (1 + delta) times the mean FLOPs",
+    )
     clustering: Literal["auto", "equal-ops", "manual"] = option(
-        "auto", "by cost or at the markers, by number of contractions, or at the markers only"
+        "auto",
+        "`equal-ops`: as many contractions in each layer (the paper's ablation); `manual`: at "
+        "`alpa.layer_boundary` markers only, an error where there are none",
     )
 
     def run(self, module: ir.Module, remark: Remark) -> None:
@@ -96,6 +97,16 @@ class LayerCluster(Pass):
             step = _Step.of(function, exact=exact)
         graph, roles, parts, floating = step.graph, step.roles, step.parts, step.floating
         part = step.part
+        is_told = any(marker_of(op) == GRADIENT or transform(op.location) for op in graph.ops)
+        if parts.learns and not is_told and micro_batches_of(module) == INDEPENDENT:
+            raise PassError(
+                function,
+                "nothing says which values are gradients: neither markers nor the names that jax "
+                "gives what differentiation makes. What runs in each micro-batch and what once per "
+                "step cannot be told, and with independent micro-batches the numbers depend on "
+                "it; mark them by alpa.grad, keep the locations of the program "
+                "(as_text(debug_info=True)), or plan with 1 micro-batch",
+            )
         if parts.misplaced and micro_batches_of(module) == INDEPENDENT:
             raise PassError(
                 parts.misplaced[0],

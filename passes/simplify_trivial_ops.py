@@ -38,9 +38,6 @@
       batch_norm_inference(x, scale, offset, mean, variance) -> x * s + (offset - mean * s)
       batch_norm_grad(x, scale, mean, variance, dy) -> d x, d scale, d offset
 
-* What jax's differentiation made, by the names of the ops in their locations, and the rest of the
-  program reads, is a gradient, and gets a marker `@alpa.gradient` where the program has none: see
-  `simplify/gradients.py`.
 * Ops without effects whose results nobody uses are erased.
 * Each computationally trivial op (element-wise, transpose, reshape, broadcast, reduce) gets
   `alpa.follow`, the number of the operand whose sharding it takes: see `simplify/follow.py`.
@@ -71,8 +68,6 @@ func.func public @main(%x: tensor<2x2xf32>) -> tensor<4xf32> {
 }
 ```
 
-**Options**: none.
-
 **Fails when** the module does not hold one public function with a body of one block, when a
 shape is dynamic, a call is recursive, the program is written for several replicas (`pmap`)
 or with GSPMD's `shard_map`, it talks to its host (callbacks, infeed, ordered effects), is
@@ -90,7 +85,6 @@ from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, Remark
 from alpa.passes.simplify import batch_norm, identities
 from alpa.passes.simplify.follow import mark_follow
-from alpa.passes.simplify.gradients import mark_gradients
 from alpa.passes.simplify.gspmd import drop_gspmd
 from alpa.passes.simplify.host_calls import refuse_host_calls
 from alpa.passes.simplify.inline import inline_calls
@@ -151,7 +145,6 @@ class SimplifyTrivialOps(Pass):
             drop_memory_kinds(main, others, remark)
             run_on_one_device(module, others)
             drop_unused_meshes(module, referenced)
-            mark_gradients(body(main))
             simplify(body(main), REWRITES)
             separate_results(module, main)  # last: rewrites make results of arguments
             mark_follow(body(main))

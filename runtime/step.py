@@ -38,6 +38,7 @@ from alpa.dialects.attributes import (
 from alpa.passes.analysis.micro_batches.resize import resize
 from alpa.passes.analysis.micro_batches.whole import MisalignedError, align
 from alpa.passes.pipelines.diagnostics import place_of
+from alpa.passes.simplify.gradients import mark_gradients
 from alpa.passes.simplify.inline import inline_calls
 from alpa.runtime.calls import Call, Leaf, LeafType, ResultLeaf
 from alpa.runtime.keys import drawn_from
@@ -240,8 +241,12 @@ class Step:
         arguments = [self._argument(n) for n in range(len(self.call.arrays))]
         arguments += [Argument(role="batch", batch_dim=0)] * len(keys)
         results = self._results(traced, module, number, loss_reduction)
+        main = main_function(module)
         with module.context:
-            write_interface(main_function(module), arguments, results)
+            write_interface(main, arguments, results)
+            # Here the names are known to be there; the passes go by markers.
+            inline_calls(module, main)
+            mark_gradients(body(main))
             if number > 1:
                 mode = ir.StringAttr.get(self.micro_batches)
                 module.operation.attributes[MICRO_BATCHES] = mode

@@ -64,6 +64,8 @@ class StepParts:
     is_training: bool
     doubts: tuple[str, ...] = ()
     misplaced: tuple[ir.OpView, ...] = ()
+    learns: bool = False
+    """whether any new state depends on the batch"""
 
 
 def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
@@ -100,7 +102,7 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
     part = splitter.parts(*splitter.with_statistics(forward, gradients), learned)
     part = splitter.behind_marks(part) if exact else part
     misplaced = () if exact else splitter.misplaced(part)
-    return StepParts(part, batch, "update" in part, tuple(doubts), misplaced)
+    return StepParts(part, batch, "update" in part, tuple(doubts), misplaced, learns=True)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ ops for the rest of the step. To be found before anything is simplified: the gra
 the loss is the other factor times one, a value of the forward part where the product is gone.
 
 A step may differentiate what it made of a gradient (adversarial samples, sharpness-aware
-minimisation): then those of the last differentiation are meant. Programs without locations have no
-names, and their gradients are found by analysis (`analysis/step_parts.py`). So are those of
-programs that return what they go on to differentiate (a second loss after a first update), and of
-samples one by one.
+minimisation): then those of the last differentiation are meant. Programs that return what they
+differentiate again (a second loss after a first update), and samples one by one, get no markers:
+their gradients are found by analysis (`analysis/step_parts.py`).
+
+The front end marks what it lowers. The passes read names only where each micro-batch is a batch of
+its own: with exact micro-batches no number depends on the markers.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ def mark_gradients(block: ir.Block) -> None:
     """what is made of gradients"""
     updated: set[ir.Value] = set()
     """what is made of gradients, and differentiated again"""
-    readers: list[tuple[ir.OpView, set[ir.Value]]] = []
+    readers: list[tuple[ir.OpView, list[ir.Value]]] = []
     for op, kind in zip(ops, made_by, strict=True):
-        used = set(used_values(op))
+        used = dict.fromkeys(used_values(op))
         if kind == "transpose":
             inside.update(op.results)
             continue
-        gradients = used & inside
-        if not gradients and not used & after:
+        gradients = [value for value in used if value in inside]
+        if not gradients and not after.intersection(used):
             continue
         after.update(op.results)
         if kind is not None:
@@ -56,8 +58,9 @@ def mark_gradients(block: ir.Block) -> None:
         return
     markers: dict[ir.Value, ir.Value] = {}
     for op, gradients in readers:
-        for value in gradients - markers.keys():
-            markers[value] = _marker(value)
+        for value in gradients:
+            if value not in markers:
+                markers[value] = _marker(value)
         for reader in (op, *(inner for region in op.regions for b in region for inner in walk(b))):
             for number, value in enumerate(reader.operands):
                 if value in gradients:

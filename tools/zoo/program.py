@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from alpa.dialects import ir, main_function
+from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import (
     INDEPENDENT,
     MICRO_BATCHES,
@@ -33,6 +33,7 @@ from alpa.dialects.attributes import (
     write_interface,
 )
 from alpa.passes.analysis.micro_batches.resize import resize
+from alpa.passes.simplify.gradients import mark_gradients
 from alpa.passes.simplify.inline import inline_calls
 
 Batch = dict[str, Any]
@@ -162,9 +163,6 @@ class TrainingProgram:
         module = self._lowered(micro_batch_size if micro_batch_size != 1 else 2)
         if micro_batch_size == 1:
             larger = self._lowered(4)
-            for each in (module, larger):
-                with each.context:
-                    inline_calls(each, main_function(each))
             resize(main_function(module), main_function(larger), (2, 4), 1)
         return cast(str, module.operation.get_asm(enable_debug_info=False))
 
@@ -173,6 +171,10 @@ class TrainingProgram:
         step = jax.jit(self.train_step, donate_argnums=0, keep_unused=True)
         lowered = step.trace(state, batch).lower(lowering_platforms=("cpu",))
         module = cast(ir.Module, lowered.compiler_ir("stablehlo"))
+        with module.context:
+            # The names that tell gradients go with the locations.
+            inline_calls(module, main_function(module))
+            mark_gradients(body(main_function(module)))
         self._write_roles(module, num_state=len(jax.tree.leaves(state)))
         return module
 

@@ -1,11 +1,13 @@
-// RUN: alpa-opt %s --pipeline='simplify-trivial-ops' --split-input-file | filecheck %s
+// RUN: alpa-opt %s --pipeline='combine-micro-batches{num-micro-batches=2 micro-batches=independent}' --split-input-file | filecheck %s
 
-// The gradients of what jax has differentiated are marked, told by the names of the ops.
+// Where each micro-batch is a batch of its own, the gradients of what jax has differentiated are marked,
+// told by the names of the ops.
 
-// The gradient of %w is a value of the forward part: what made it is simplified away.
+// The gradient of %w is the other factor of the loss times one.
 // CHECK-LABEL: @a_factor_of_the_loss
 // CHECK: %[[MEAN:.*]] = stablehlo.reduce
-// CHECK: %[[G:.*]] = stablehlo.custom_call @alpa.gradient(%[[MEAN]])
+// CHECK: %[[MADE:.*]] = stablehlo.multiply %{{cst.*}}, %[[MEAN]]
+// CHECK: %[[G:.*]] = stablehlo.custom_call @alpa.gradient(%[[MADE]])
 // CHECK: %[[NEW:.*]] = stablehlo.subtract %arg0, %[[G]]
 // CHECK: return %[[NEW]]
 func.func @a_factor_of_the_loss(%w: tensor<f32>, %x: tensor<8xf32>) -> (tensor<f32>, tensor<f32>) {
@@ -55,6 +57,7 @@ func.func @a_program_that_marks_its_own(%x: tensor<8xf32>) -> (tensor<8xf32>, te
 // CHECK-LABEL: @a_gradient_that_is_differentiated_on
 // CHECK: stablehlo.tanh
 // CHECK-NEXT: stablehlo.sign
+// CHECK-NEXT: stablehlo.sine
 // CHECK-NEXT: %[[G:.*]] = stablehlo.cosine
 // CHECK-NEXT: %[[M:.*]] = stablehlo.custom_call @alpa.gradient(%[[G]])
 // CHECK-NEXT: return %[[M]]
