@@ -74,9 +74,16 @@ def test_a_process_that_ends_is_an_error_of_the_solver():
         workers.submit(os._exit, 3).result()
 
 
-def test_work_that_is_not_waited_for_does_not_keep_the_rest():
+def test_work_that_is_not_waited_for_is_ended():
     with Workers(1) as workers:
-        workers.submit(time.sleep, 60)
+        process = workers.submit(os.getpid).result()
+        pending = workers.submit(time.sleep, 60)
+        while not pending.running():
+            time.sleep(0.001)
+    with pytest.raises(SolverFailedError, match="a solver's process ended with status -9"):
+        pending.result()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 def test_what_a_library_prints_is_no_answer():
