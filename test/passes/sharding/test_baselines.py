@@ -12,9 +12,10 @@ import optax
 import pytest
 
 from alpa import passes, runtime
-from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import read_arguments
+from alpa.dialects import body, ir, main_function, walk
+from alpa.dialects.attributes import read_arguments, read_part
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes import ilp_shard_annotate
 from alpa.passes.sharding import mesh_part
 from alpa.passes.sharding.fold import unfold
@@ -94,7 +95,21 @@ def shards(module: ir.Module) -> dict[str, set[int]]:
 def test_data_parallelism_splits_the_batch_alone():
     module = planned("data-parallel")
     assert shards(module) == {"parameter": {1}, "optimizer": {1}, "batch": {4}}
-    assert 'unreduced={"axis0", "axis1"}' in str(module)
+    (backward,) = (
+        op
+        for op in body(main_function(module)).operations
+        if "alpa.part" in op.attributes and read_part(op) == "backward"
+    )
+    gradients = [sharding_of(value) for value in backward.results]
+    assert len(gradients) == len(jax.tree.leaves(arguments(1)[0]))
+    for gradient in gradients:
+        assert {axis.name for axis in gradient.unreduced} == {"axis0", "axis1"}
+
+
+def sharding_of(value: ir.Value) -> Sharding:
+    sharding = MeshTensor.from_type(value.type).sharding
+    assert sharding is not None
+    return sharding
 
 
 def test_zero2_splits_optimizer_states_as_well():
@@ -109,9 +124,17 @@ def test_megatron_splits_the_batch_along_the_first_axis_and_never_the_states():
     module = planned("megatron")
     found = shards(module)
     assert found["batch"] <= {2, 4}
-    for argument in str(module).split("func.func public @main(")[1].split("->")[0].split("%arg"):
-        if 'alpa.role = "state"' in argument:
-            assert "axis0" not in argument.partition("sharding=")[2]
+    function = main_function(module)
+    states = [
+        sharding_of(value)
+        for value, attributes in zip(
+            body(function).arguments, read_arguments(function), strict=True
+        )
+        if attributes.role == "state"
+    ]
+    params, state, _, _ = arguments(1)
+    assert len(states) == len(jax.tree.leaves((params, state)))
+    assert not any("axis0" in dim for sharding in states for dim in sharding.axis_names)
 
 
 def test_the_heuristic_cuts_every_matrix_along_one_dimension():
@@ -119,8 +142,16 @@ def test_the_heuristic_cuts_every_matrix_along_one_dimension():
 
 
 def test_without_parallelism_nothing_is_cut():
-    text = str(planned("none"))
-    assert '{"axis' not in text.replace('<["axis0"=2', "")
+    module = planned("none")
+    block = body(main_function(module))
+    fragments = [op for op in block.operations if "alpa.part" in op.attributes]
+    assert [read_part(op) for op in fragments] == ["forward", "backward", "update"]
+    values = [*block.arguments, *(result for op in fragments for result in op.results)]
+    inside = [op_shardings(op) or () for op in fragments for op in walk(body(op))]
+    assert sum(map(len, inside)) > 100
+    for sharding in [*map(sharding_of, values), *(one for many in inside for one in many)]:
+        assert not any(sharding.dims)
+        assert not sharding.unreduced
 
 
 @pytest.fixture

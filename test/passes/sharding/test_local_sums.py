@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from alpa import passes, runtime
-from alpa.dialects import parse
+from alpa.dialects import body, main_function, parse
+from alpa.dialects.attributes import read_part
+from alpa.dialects.mpmd_types import MeshTensor
 from alpa.runtime.reference import compare
 
 BATCHES, ROWS = 4, 64
@@ -98,7 +100,14 @@ def planned_step(loss, shapes, small_cluster, rng):
 def test_unreduced_gradients_equal_plain_jax(name, small_cluster):
     loss, shapes = PROGRAMS[name]
     module, step, arguments = planned_step(loss, shapes, small_cluster, np.random.default_rng(0))
-    assert "unreduced={" in str(module)
+    function = main_function(module)
+    (backward,) = (
+        op
+        for op in body(function).operations
+        if "alpa.part" in op.attributes and read_part(op) == "backward"
+    )
+    tensors = [MeshTensor.from_type(value.type) for value in backward.results]
+    assert any(tensor.sharding is not None and tensor.sharding.unreduced for tensor in tensors)
     executable = runtime.load(module)
     results = [np.asarray(r) for r in executable(*jax.tree.leaves(arguments))]
     expected = [np.asarray(leaf) for leaf in jax.tree.leaves(step(*arguments))]
