@@ -242,7 +242,7 @@ def test_gradients_of_complex_parameters_are_averaged() -> None:
     w, *halves = np.split((parts[0] + 1j * parts[1]).astype(np.complex64), [4, 12])
     (result,) = alpa.runtime.load(planned)(w, np.concatenate(halves))
     gradients = [x.T @ np.tanh(x @ w) for x in halves]
-    np.testing.assert_allclose(result, w - np.mean(gradients, axis=0), rtol=1e-4, atol=1e-5)
+    assert_close([result], [w - np.mean(gradients, axis=0)])
 
 
 def test_an_array_is_given_away_only_where_the_program_donates_it() -> None:
@@ -304,7 +304,7 @@ def test_nothing_but_results_is_left_after_a_step(
 
 
 def test_values_that_move_once_per_micro_batch_or_once_per_step(moves: str) -> None:
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(1)
     c, p, k, x = (generator.normal(size=n).astype(np.float32) for n in (4, 4, 4, 12))
     step = alpa.runtime.load(moves)
     for _ in range(2):
@@ -316,8 +316,11 @@ def test_values_that_move_once_per_micro_batch_or_once_per_step(moves: str) -> N
         squares = sum(part**2 for part in parts)
         expected = [new, p + squares, sum(hidden), x, sum(parts) / 3]
         assert_close([*results[:5], *results[6:]], [*expected, k, hidden[-1], squares])
+        # bf16 is added up in f32, micro-batch by micro-batch, and rounded once. With these
+        # numbers a sum in bf16 differs.
         assert results[5].dtype == jnp.bfloat16
-        np.testing.assert_allclose(np.asarray(results[5], np.float32), sum(parts), atol=5e-2)
+        halves = [part.astype(jnp.bfloat16).astype(np.float32) for part in parts]
+        np.testing.assert_array_equal(results[5], sum(halves).astype(jnp.bfloat16))
         c, p = results[:2]
     moved = [i for i in write_script(step.program).instructions if isinstance(i, Move)]
     # k; h three times; c twice, between the micro-batches; s once
