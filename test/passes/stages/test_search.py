@@ -423,17 +423,23 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
 def test_stages_hold_what_they_were_cut_for(
     step: Callable[[], str], schedule: Schedule, remat: Remat
 ) -> None:
-    """On one device there is nothing to shard, so that the two passes count the same plan."""
+    """On one device there is nothing to shard, so that the two passes count the same plan. The
+    estimate leaves out what a stage receives once per step. It counts as if they were held at the
+    peak: a forward value from the stages before, which may be gone when the backward part runs,
+    and a second version of each gradient for them."""
     module = alpa.passes.run(
         step(),
         f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}},stage-mesh-partition"
         f"{{cluster=cpu:1x4 mesh-shape=1 num-stages=4 num-micro-batches=6 schedule={schedule} "
         f"remat={remat}}}",
     )
-    expected = peaks(module)
+    estimates = peaks(module)
     held = peaks(alpa.passes.run(module, "ilp-shard-annotate"))
-    for most, bytes_held in zip(expected, held, strict=True):
-        assert 0.95 <= most / bytes_held <= 1.2
+    with costs_of(step()) as found:
+        boundary = found.boundary
+    for layer, (estimate, real) in enumerate(zip(estimates, held, strict=True)):
+        once, exchanged = boundary.once_bytes[layer, layer], boundary.bytes[:, layer].sum()
+        assert real - once <= estimate <= real + exchanged
 
 
 def peaks(module: ir.Module) -> tuple[int, ...]:
