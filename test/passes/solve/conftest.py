@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -47,3 +49,25 @@ def all_costs() -> Callable[[Problem], np.ndarray]:
 @pytest.fixture(scope="session")
 def random_problem() -> Callable[..., Problem]:
     return _random_problem
+
+
+@pytest.fixture(scope="session")
+def num_calls() -> Callable[[Callable[[], object]], int]:
+    """How many calls a function makes, of Python and of C: its time, whatever the machine does."""
+
+    def count(function: Callable[[], object]) -> int:
+        calls = 0
+
+        def profile(_frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            function()
+        finally:
+            sys.setprofile(before)
+        return calls
+
+    return count

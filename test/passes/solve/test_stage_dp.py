@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, product
@@ -198,9 +197,9 @@ def test_48_layers_on_64_devices():
         c=np.concatenate([np.zeros((1, 11, 2)), rng.random((47, 11, 2)) * 0.05]),
         num_micro_batches=64,
     )
-    start = time.monotonic()
-    solve(problem)
-    assert time.monotonic() - start < 20
+    # Bisection of all values of max a, without u, would take as many DPs.
+    values = np.unique(problem.t[problem.t < inf]).size
+    assert solve(problem).evaluations <= np.log2(values)
 
 
 @pytest.mark.parametrize(

@@ -32,5 +32,4 @@ def test_a_plan_lies_on_two_nodes_of_which_one_joins_later_and_is_lost() -> None
     assert found["nodes"] == 2
     assert found["loss"] == pytest.approx(found["expected"], rel=1e-4)
     assert re.match(r"mesh_[01] on host [01] has died .*alpa\.resume", found["lost"])
-    assert found["seconds"] < 30
     assert found["loss_again"] == found["loss"]

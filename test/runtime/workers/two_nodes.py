@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any
 
 import jax
@@ -70,12 +69,11 @@ def main() -> None:
             "expected": float(expected),
         }
         cluster.remove_node(second, allow_graceful=False)
-        begin = time.monotonic()
         try:
             step(weights, x)[1].block_until_ready()
             found["lost"] = ""
         except WorkerError as error:
-            found |= {"lost": str(error), "seconds": time.monotonic() - begin}
+            found["lost"] = str(error)
         cluster.add_node(num_cpus=2)
         cluster.wait_for_nodes()
         found["loss_again"] = float(step(weights, x)[1])
