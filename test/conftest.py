@@ -12,17 +12,28 @@ from typing import Protocol
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from alpa.passes.stages.options import Option
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-# The same examples on every run; `--hypothesis-profile=explore` draws new ones.
+# The default tier draws the same examples on every run. With any other mark expression, such as
+# `-m slow`, property tests draw new ones and count as slow tests, too. A failing one prints the
+# decorator `@reproduce_failure` that draws its example again. A profile applies to tests that are
+# imported after it is loaded, so the configuration loads it.
 settings.register_profile("alpa", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, max_examples=1000)
-settings.load_profile("alpa")
+settings.register_profile("explore", deadline=None, print_blob=True)
+
+
+def explores(config: pytest.Config) -> bool:
+    return config.getoption("markexpr") != "not slow"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("explore" if explores(config) else "alpa")
+
 
 SMALL = """\
 hosts = 1
@@ -81,10 +92,12 @@ def small_cluster(tmp_path: Path) -> SmallCluster:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes (`-n 2`) a file stays in one of them, and all files that use the one
     Ray cluster in the same."""
     for item in items:
+        if explores(config) and is_hypothesis_test(getattr(item, "function", None)):
+            item.add_marker(pytest.mark.slow)
         uses_ray = "ray_cluster" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
 
