@@ -385,7 +385,8 @@ def _phases(seconds: Mapping[str, float]) -> str:
 
 @contextmanager
 def _progress() -> Generator[Clock]:
-    """A clock whose phase a terminal shows in one line that is written again and again."""
+    """A clock whose phase a terminal shows in one line, written when a phase begins and while it
+    runs."""
     if not sys.stderr.isatty():
         yield Clock()
         return
@@ -393,14 +394,21 @@ def _progress() -> Generator[Clock]:
     now = ["begin"]
 
     def show() -> None:
-        while not done.wait(_TICK):
-            line = f"{now[0]}: {time.perf_counter() - start:.1f} s"
-            print(f"{_CLEAR}{line}", end="", file=sys.stderr, flush=True)
+        line = f"{now[0]}: {time.perf_counter() - start:.1f} s"
+        print(f"{_CLEAR}{line}", end="", file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=show, daemon=True)
+    def begin(phase: str) -> None:
+        now[0] = phase
+        show()
+
+    def keep_showing() -> None:
+        while not done.wait(_TICK):
+            show()
+
+    thread = threading.Thread(target=keep_showing, daemon=True)
     thread.start()
     try:
-        yield Clock(on_phase=lambda phase: now.__setitem__(0, phase))
+        yield Clock(on_phase=begin)
     finally:
         done.set()
         thread.join()

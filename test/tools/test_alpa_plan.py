@@ -298,10 +298,11 @@ def test_a_terminal_sees_the_phase(named: Path, monkeypatch: pytest.MonkeyPatch)
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(alpa_plan, "_TICK", 0.005)
     assert main([str(named), "--cluster", "cpu:1x2"]) == 0
     lines = terminal.getvalue().split("\r\x1b[K")
-    assert any(re.fullmatch(r"[a-z-]+: \d+\.\d s", line) for line in lines), lines
+    seen = [re.fullmatch(r"([a-z-]+): \d+\.\d s", line) for line in lines]
+    phases = {match[1] for match in seen if match is not None}
+    assert {"simplify-trivial-ops", "layer-cluster", "ilp-shard-annotate"} <= phases, lines
     assert lines[-1] == ""  # the line is gone at the end
 
 
