@@ -80,14 +80,15 @@ def test_a_state_that_is_another_one_is_found(
     for step in (1, 2):
         alpa.save(tmp_path / "checkpoints", step, checkpoints.init(step))
     (tmp_path / "another").mkdir()
-    case = checkpoints.CheckpointCase(number="0:0", whole=tmp_path, by_plan=False)
     empty = tmp_path / "case"
 
     def run(damage: Any) -> int:
-        monkeypatch.setattr(checkpoints, "_DAMAGES", (damage,))
         shutil.rmtree(empty, ignore_errors=True)
         empty.mkdir()
         monkeypatch.chdir(empty)
+        case = checkpoints.CheckpointCase(
+            number="0:0", whole=tmp_path, by_plan=False, damages=[damage]
+        )
         return case.run(empty)
 
     def nothing(folder: Path, generator: random.Random) -> None:

@@ -14,7 +14,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +30,9 @@ from alpa.tools.fuzz.corpus import Corpus, batch, init, training_step
 from alpa.tools.fuzz.mutations import mutate
 from alpa.tools.fuzz.process import Harm
 
+Damage = Callable[[Path, random.Random], None]
+"""Harms the checkpoints in a folder."""
+
 _STEP = 2
 _MARK = "harmed"
 """a file that what was smuggled in would write"""
@@ -44,6 +47,8 @@ class CheckpointCase:
     """the folder of `corpus.make`"""
     by_plan: bool
     seed: str = "checkpoints"
+    damages: Sequence[Damage] | None = None
+    """to draw from; all by default"""
 
     @property
     def label(self) -> str:
@@ -57,7 +62,7 @@ class CheckpointCase:
         (folder / "outside").write_text("not part of any checkpoint")
         generator = random.Random(self.number)
         for _ in range(generator.randint(1, 3)):
-            damage = generator.choice(_DAMAGES)
+            damage = generator.choice(_DAMAGES if self.damages is None else self.damages)
             print("#", damage.__name__, file=sys.stderr)
             damage(folder, generator)
         before = _snapshot(folder)
@@ -339,7 +344,7 @@ def _put(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-_DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (
+_DAMAGES: tuple[Damage, ...] = (
     _flip,
     _flip,
     _truncate,
