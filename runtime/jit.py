@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial, update_wrapper
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from alpa.dialects.attributes import AccumulateDtype, Schedule
 from alpa.passes.cost.cluster import Cluster
@@ -370,8 +370,9 @@ def _batch(
     """The arguments that hold samples, by name, with the dimension that holds them."""
     if chosen is None:
         return None
-    each = _each("batch_argnums", chosen)
-    dims = chosen if isinstance(chosen, Mapping) else dict.fromkeys(each, 0)
+    dims = dict.fromkeys(_each("batch_argnums", chosen), 0)
+    if isinstance(chosen, Mapping):
+        dims = cast("Mapping[int | str, int]", chosen)
     found: dict[str, int] = {}
     for one, dim in dims.items():
         if isinstance(dim, bool) or not isinstance(dim, Integral):

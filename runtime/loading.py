@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-
 from alpa.dialects import ir, parse, parse_file
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes.analysis.planned_reader import read_planned
@@ -23,7 +21,7 @@ from alpa.runtime.option_checks import (
     check_kind,
     check_literal,
 )
-from alpa.runtime.pjrt import CompilerOptions, Device, bytecode, separate
+from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, bytecode, separate
 from alpa.runtime.placement import Placement
 from alpa.runtime.stages import compile_stages, module_name
 from alpa.runtime.workers.options import WorkerOptions
@@ -86,7 +84,7 @@ def load(
         return ray_executor.RayExecutable(
             program, modules, workers or WorkerOptions(), compiler_options, beside
         )
-    placement = Placement(program=program, devices=tuple(devices or jax.devices()))
+    placement = Placement(program=program, devices=tuple(devices or all_devices()))
     stages = compile_stages(modules, placement, compiler_options=compiler_options)
     return LocalExecutable(placement, stages)
 

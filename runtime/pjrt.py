@@ -34,6 +34,11 @@ class Device(Protocol):
     def client(self) -> Any: ...
 
 
+def all_devices() -> Sequence[Device]:
+    """`jax.devices()`, with a type."""
+    return jax.devices()
+
+
 def lowering_platform(device: Device) -> str:
     """What a device is to jax's lowering, which knows `cuda` and `rocm` where devices say `gpu`."""
     if device.platform != "gpu":

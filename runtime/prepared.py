@@ -11,11 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from alpa import passes
-from alpa.dialects import ir, is_bytecode, parse_file
+from alpa.dialects import ir, is_bytecode, parse, parse_file
 from alpa.passes.alpa import fingerprint, planned_for
 from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.analysis.plan_table import plan_table
@@ -28,7 +27,7 @@ from alpa.runtime.executable import Executable
 from alpa.runtime.keepers import not_finite
 from alpa.runtime.loading import load, refusing
 from alpa.runtime.micro_batches import best_number, divisors
-from alpa.runtime.pjrt import CompilerOptions, Device, lowering_platform
+from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, lowering_platform
 from alpa.runtime.planning import Planned, Settings, plan
 from alpa.runtime.sharing import Family, PlannedState
 from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
@@ -97,7 +96,7 @@ class Target:
     def lowering_platform(self) -> str:
         """What the devices of the steps are to jax's lowering; with Ray, joins its cluster."""
         if self.executor == "local":
-            return lowering_platform((self.devices or jax.devices())[0])
+            return lowering_platform((self.devices or all_devices())[0])
         # Ray takes seconds to import, which local steps need not wait for.
         ray_cluster = import_module("alpa.runtime.workers.cluster")
         needed = Cluster.parse(self.settings.cluster).num_devices
@@ -107,7 +106,7 @@ class Target:
         """Raises ValueError where the cluster has more devices than there are in this process."""
         if self.executor != "local" or self.saved is not None:
             return
-        there = len(self.devices or jax.devices())
+        there = len(self.devices or all_devices())
         needed = Cluster.parse(self.settings.cluster).num_devices
         if needed > there:
             raise ValueError(
@@ -248,7 +247,7 @@ class Prepared:
         module = self.plan.module
         independent = self.lowered.num_micro_batches > 1 and target.micro_batches == "independent"
         if independent and target.loss_reduction == "sum":
-            module = ir.Module.parse(str(module), module.context)
+            module = parse(str(module), module.context)
             passes.run(module, f"export-stages{{loss-reduction={target.loss_reduction}}}")
         executable = load(
             module,

@@ -155,9 +155,10 @@ class _Reader:
     def _section(self, key: Key) -> dict[str, object]:
         value = self._value(key)
         if isinstance(value, list):
+            count = len(cast("list[object]", value))
             raise self._error(
                 key,
-                f"{key[-1]} is a list of {len(value)}: hosts, their devices and their links are "
+                f"{key[-1]} is a list of {count}: hosts, their devices and their links are "
                 f"all equal; write one [{'.'.join(key)}], and plan for equal hosts only",
             )
         if not isinstance(value, dict):

@@ -72,6 +72,10 @@ class _Paths:
     previous: np.ndarray
 
 
+_Cache = dict[tuple[tuple[int, ...], int], _Paths]
+"""By shape and bytes per element."""
+
+
 @dataclass(frozen=True)
 class ReshardTable:
     """Resharding costs of tensors of one rank on one mesh; results are cached by shape."""
@@ -82,9 +86,7 @@ class ReshardTable:
     """every layout, also those with axes out of order"""
     _index: dict[Layout, int] = field(init=False, repr=False, compare=False)
     _moves: list[tuple[str, int, int, int]] = field(init=False, repr=False, compare=False)
-    _cache: dict[tuple[tuple[int, ...], int], _Paths] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
+    _cache: _Cache = field(init=False, repr=False, compare=False, default_factory=_Cache)
 
     def __post_init__(self) -> None:
         layouts = tuple(enumerate_layouts(len(self.mesh.sizes), self.rank, any_order=True))

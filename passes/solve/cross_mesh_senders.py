@@ -119,7 +119,7 @@ def _least_load(jobs: list[tuple[int, frozenset[int]]]) -> int:
     for size, machines in jobs:
         by_set[machines].append(size)
     least = 0
-    for machines in {*by_set, frozenset().union(*by_set)}:
+    for machines in {*by_set, frozenset[int]().union(*by_set)}:
         inside = [s for other, sizes in by_set.items() if other <= machines for s in sizes]
         inside.sort(reverse=True)
         sums = [0, *accumulate(inside)]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from alpa.passes.solve.verification import VerificationError
 
@@ -107,12 +108,14 @@ def received_bytes(num_ops: int, values: Sequence[tuple[int, float, Sequence[int
 def solve(problem: Problem) -> Solution:
     """The clustering of eq. 6, of least variance among the best. Raises ``ValueError``."""
     problem.check()
-    sums = np.concatenate([[0.0], np.cumsum(problem.flops)])
-    average = sums[-1] / problem.num_layers
+    sums = _prefix_sums(problem.flops)
+    total = float(sums[-1])
+    average = total / problem.num_layers
     bound = max((1 + problem.delta) * average, _least_bound(problem.flops, problem.num_layers))
     # A layer that ends with op k may begin at lows[k]..k.
-    limit = bound + _ROUNDING * sums[-1]
-    lows = np.searchsorted(sums, sums[1:] - limit, side="left").clip(max=np.arange(sums.size - 1))
+    limit = bound + _ROUNDING * total
+    lows = np.searchsorted(sums, sums[1:] - limit, side="left")
+    lows = np.minimum(lows, np.arange(sums.size - 1))
     received = problem.received
 
     def inputs(low: int, k: int, before: np.ndarray) -> np.ndarray:
@@ -162,12 +165,17 @@ def _recursion(
     return best, first
 
 
+def _prefix_sums(flops: np.ndarray) -> npt.NDArray[np.float64]:
+    """The FLOPs of the first n ops, for each n from 0."""
+    return np.concatenate([[0.0], np.cumsum(flops)])
+
+
 def _least_bound(flops: np.ndarray, num_layers: int) -> float:
     """The least possible largest FLOPs of a layer, by bisection with greedy filling.
 
     Every refused bound is raised to the next value at which the greedy layers would change.
     """
-    sums = np.concatenate([[0.0], np.cumsum(flops)])
+    sums = _prefix_sums(flops)
     low = max(float(flops.max()), float(sums[-1]) / num_layers)
     high = float(sums[-1])
     while low < high * (1 - _ROUNDING):
@@ -180,11 +188,13 @@ def _least_bound(flops: np.ndarray, num_layers: int) -> float:
     return high
 
 
-def _fill(sums: np.ndarray, bound: float, num_layers: int) -> tuple[float | None, float]:
+def _fill(
+    sums: npt.NDArray[np.float64], bound: float, num_layers: int
+) -> tuple[float | None, float]:
     """(largest greedy layer or None if they do not suffice, least sum of a layer and one op)."""
     at, largest, following = 0, 0.0, inf
     for _ in range(num_layers):
-        end = int(np.searchsorted(sums, sums[at] + bound, side="right")) - 1
+        end = int(np.searchsorted(sums, float(sums[at]) + bound, side="right")) - 1
         largest = max(largest, float(sums[end] - sums[at]))
         if end == sums.size - 1:
             return largest, following
