@@ -42,7 +42,7 @@ _COPIES = 3
 
 
 def compare_with_jax(
-    train_step: Parallelized,
+    train_step: Parallelized[..., Any],
     *args: Any,
     reference: Callable[..., Any] | Literal["whole-batch", "micro-batches"] | None = None,
     shrink: Mapping[int, int] | None = None,
@@ -139,7 +139,7 @@ def _check(train_step: Any) -> None:
 
 
 def _shrunk(
-    train_step: Parallelized,
+    train_step: Parallelized[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
     sizes: Mapping[int, int],

@@ -19,7 +19,7 @@ from alpa.runtime.tracing import Traced
 @ends_at_caller
 def create_state(
     init_fn: Callable[[], Any],
-    train_step: Parallelized,
+    train_step: Parallelized[..., Any],
     *others: Any,
     argnums: int | Sequence[int] = 0,
 ) -> Any:
@@ -58,7 +58,9 @@ class NewState:
         """Its arrays, by their paths."""
         return self._traced.results
 
-    def place(self, train_step: Parallelized, others: Sequence[Any]) -> tuple[Prepared, list[int]]:
+    def place(
+        self, train_step: Parallelized[..., Any], others: Sequence[Any]
+    ) -> tuple[Prepared, list[int]]:
         """The step that takes the state, and the numbers of the arguments that its arrays are.
 
         Raises:

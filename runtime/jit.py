@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial, update_wrapper
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from alpa.dialects.attributes import AccumulateDtype, Schedule
 from alpa.passes.cost.cluster import Cluster
@@ -46,15 +46,18 @@ _logger = logging.getLogger("alpa")
 Chosen = int | str | Iterable[int] | Iterable[str] | None
 """Arguments by position or name."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class Parallelized:
+
+class Parallelized(Generic[P, R]):
     """A function that runs on a cluster; what `parallelize` returns."""
 
     __name__: str
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         parameters: Parameters,
         declared: Declared,
         target: Target,
@@ -75,7 +78,7 @@ class Parallelized:
         return self._target
 
     @ends_at_caller
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs one step; plans and compiles it first where it is the first of its kind.
 
         Raises:
@@ -188,6 +191,45 @@ def _difference(old: Call, new: Call) -> str:
     return (changed or ["a static argument or a function has changed"])[0]
 
 
+class Options(TypedDict, total=False):
+    """The keyword arguments of `alpa.parallelize`, which says what each is."""
+
+    cluster: str | None
+    num_micro_batches: int | Literal["auto"]
+    micro_batches: MicroBatches
+    batch_argnums: Chosen | Mapping[int | str, int]
+    state_argnums: Chosen
+    donate_argnums: int | Iterable[int] | None
+    donate_argnames: str | Iterable[str] | None
+    static_argnums: int | Iterable[int] | None
+    static_argnames: str | Iterable[str] | None
+    loss_reduction: LossReduction
+    schedule: Literal["auto"] | Schedule
+    intra: Intra
+    inter: Inter
+    remat: Remat
+    mesh_shape: str
+    accumulate_dtype: AccumulateDtype
+    executor: Literal["local", "ray"]
+    devices: Sequence[Device] | None
+    workers: WorkerOptions | None
+    check_finite: bool
+    explain_roles: bool
+    compiler_options: CompilerOptions | None
+    plan: str | Path | None
+    like: Parallelized[..., Any] | None
+
+
+@overload
+def parallelize(fun: Callable[P, R], **options: Unpack[Options]) -> Parallelized[P, R]: ...
+
+
+@overload
+def parallelize(
+    fun: None = None, **options: Unpack[Options]
+) -> Callable[[Callable[P, R]], Parallelized[P, R]]: ...
+
+
 def parallelize(
     fun: Callable[..., Any] | None = None,
     *,
@@ -214,8 +256,8 @@ def parallelize(
     explain_roles: bool = False,
     compiler_options: CompilerOptions | None = None,
     plan: str | Path | None = None,
-    like: Parallelized | None = None,
-) -> Any:
+    like: Parallelized[..., Any] | None = None,
+) -> Parallelized[..., Any] | Callable[[Callable[..., Any]], Parallelized[..., Any]]:
     """`jax.jit` for a cluster: the function's steps are planned, compiled and run on its meshes.
 
     As a decorator, with or without arguments, or as a function. The result takes the arguments of

@@ -42,30 +42,23 @@ class PlanMismatchError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class StepPlan:
-    """How a step is to be run. Its attributes are those of its report, by the names of `PLAN.json`.
+class StepPlan(PlanReport):
+    """How a step is to be run; the attributes of its report have the names of `PLAN.json`.
 
-    `str` is the table that `alpa-plan` prints, `module` the planned module.
+    `str` is the table that `alpa-plan` prints.
     """
 
     module: ir.Module
-    report: PlanReport
+    """the planned module"""
     roles: str = ""
-    """who was taken for what, and why"""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.report, name)
-
-    def to_json(self) -> str:
-        """The text of `PLAN.json`."""
-        return self.report.to_json()
+    """what each argument was taken for, and why"""
 
     def save(self, path: str | Path) -> None:
         """Writes the planned module, which `parallelize(..., plan=path)` takes."""
         Path(path).write_text(f"{self.module.operation.get_asm()}\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        table = plan_table(self.module, self.report)
+        table = plan_table(self.module, self)
         return f"{table}\n{self.roles}\n" if self.roles else table
 
     def __repr__(self) -> str:
@@ -159,7 +152,7 @@ class Prepared:
         for remark in planned.remarks:
             _logger.info("%s", remark)
         report = planned.report(clock)
-        found = StepPlan(module=planned.module, report=report, roles=self.step.explanation())
+        found = StepPlan(module=planned.module, roles=self.step.explanation(), **vars(report))
         return lowered[planned.plan.num_micro_batches], found
 
     def _given(self) -> Settings:
@@ -214,7 +207,7 @@ class Prepared:
                 f"{self.step.name} is for these arguments ({this[:12]}): the function, the shapes, "
                 "or the version of jax have changed; plan it anew"
             )
-        return lowered, StepPlan(module=module, report=report, roles=self.step.explanation())
+        return lowered, StepPlan(module=module, roles=self.step.explanation(), **vars(report))
 
     @property
     def target(self) -> Target:

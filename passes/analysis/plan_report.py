@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 from alpa.dialects import body, ir, main_function
@@ -220,7 +220,9 @@ class PlanReport:
 
     def to_json(self) -> str:
         """The text of `PLAN.json`: the attributes by their names, transfers `from` and `to`."""
-        return json.dumps(_plain(self), indent=2, allow_nan=False)
+        names = [it.name for it in fields(PlanReport)]  # without those of a subclass
+        report = {name: _plain(getattr(self, name)) for name in names}
+        return json.dumps(report, indent=2, allow_nan=False)
 
 
 def _part_of(here: int, whole: int) -> str:

@@ -95,7 +95,7 @@ def latest_step(directory: str | Path) -> int | None:
 def restore(
     directory: str | Path,
     init_fn: Callable[[], Any],
-    train_step: Parallelized | None = None,
+    train_step: Parallelized[..., Any] | None = None,
     *others: Any,
     step: int | None = None,
     argnums: int | Sequence[int] = 0,
@@ -146,7 +146,7 @@ def restore(
 def resume(
     directory: str | Path,
     init_fn: Callable[[], Any],
-    train_step: Parallelized,
+    train_step: Parallelized[..., Any],
     *others: Any,
     argnums: int | Sequence[int] = 0,
 ) -> tuple[int, Any]:

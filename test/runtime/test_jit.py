@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import json
 import logging
@@ -21,6 +22,7 @@ from flax.training.train_state import TrainState
 import alpa
 from alpa.dialects import ir
 from alpa.runtime import LoadError
+from alpa.runtime.jit import Options
 from alpa.runtime.planning import PlanningError
 from alpa.runtime.prepared import PlanMismatchError
 from alpa.runtime.reference import compare
@@ -492,3 +494,7 @@ def test_a_step_keeps_no_arrays_of_its_first_call() -> None:
     del weight
     gc.collect()
     assert seen() is None
+
+
+def test_the_types_of_both_forms_know_all_options() -> None:
+    assert ["fun", *Options.__annotations__] == list(inspect.signature(alpa.parallelize).parameters)

@@ -56,7 +56,7 @@ def random_batch(samples: int) -> Any:
     return {"x": normal(samples, 64), "y": normal(samples, 64)}
 
 
-def places(step: Parallelized, *arguments: Any) -> dict[str, set[Any]]:
+def places(step: Parallelized[..., Any], *arguments: Any) -> dict[str, set[Any]]:
     """By path, the meshes and shardings in which a step takes an argument."""
     prepared = step.prepare(*arguments)
     program = prepared.executable.program

@@ -56,7 +56,7 @@ class Training:
     keep: int = 2
 
     @cached_property
-    def _step(self) -> Parallelized:
+    def _step(self) -> Parallelized[..., Any]:
         return alpa.parallelize(
             self.program.train_step,
             cluster=self.cluster,
@@ -70,7 +70,7 @@ class Training:
         )
 
     @cached_property
-    def _evaluate(self) -> Parallelized:
+    def _evaluate(self) -> Parallelized[..., Any]:
         def evaluate(state: TrainState, batch: Any) -> Any:
             loss, _ = self.program.loss(state.params, state.model_state, batch)
             return loss
