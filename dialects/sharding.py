@@ -18,6 +18,7 @@ class AxisRef:
 
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> AxisRef:
+        """Read `#sdy<axis_ref>`."""
         ref = sdy.AxisRefAttr(attr)
         if ref.sub_axis_info is None:
             return cls(ref.name)
@@ -25,6 +26,7 @@ class AxisRef:
         return cls(ref.name, (info.pre_size, info.size))
 
     def to_attr(self) -> ir.Attribute:
+        """Build the attribute in the current context."""
         info = sdy.SubAxisInfoAttr.get(*self.sub) if self.sub else None
         return sdy.AxisRefAttr.get(self.name, info)
 
@@ -38,11 +40,13 @@ class Mesh:
 
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> Mesh:
+        """Read `#sdy.mesh`."""
         mesh = sdy.MeshAttr(attr)
         axes = (sdy.MeshAxisAttr(axis) for axis in mesh.axes)
         return cls(tuple((a.name, a.size) for a in axes), tuple(mesh.device_ids))
 
     def to_attr(self) -> ir.Attribute:
+        """Build the attribute in the current context."""
         axes = [sdy.MeshAxisAttr.get(name, size) for name, size in self.axes]
         return sdy.MeshAttr.get(axes, list(self.device_ids))
 
@@ -96,6 +100,7 @@ class Sharding:
         return _read_sharding(attr)
 
     def to_attr(self) -> ir.Attribute:
+        """Build the attribute in the current context."""
         dims = [
             sdy.DimensionShardingAttr.get(
                 [axis.to_attr() for axis in axes], is_closed=i not in self.open_dims
@@ -227,9 +232,12 @@ class ShardingRule:
 
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> ShardingRule:
+        """Read `#sdy.op_sharding_rule`."""
         return _read_rule(attr)
 
     def to_attr(self) -> ir.Attribute:
+        """Build the attribute in the current context."""
+
         def mappings(tensors: tuple[tuple[tuple[int, ...], ...], ...]) -> list[ir.Attribute]:
             return [
                 sdy.TensorMappingAttr.get([sdy.DimMappingAttr.get(list(dim)) for dim in tensor])

@@ -147,6 +147,8 @@ class Driver(Pass):
         """As `run`; the other passes are run by `run_pass`."""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
+        """Runs `drive`, and MLIR's verifier after each of the other passes."""
+
         def run_pass(step: Pass, inner: ir.Module, say: Remark) -> None:
             step.run(inner, say)
             inner.operation.verify()

@@ -144,6 +144,7 @@ class Tensor:
 
     @property
     def verdict(self) -> Verdict:
+        """Whether the difference is within the bound, and if not, why that may be."""
         if self.difference <= self.bound:
             return "equal" if self.is_finite else "not finite"
         if not self.is_finite:

@@ -215,15 +215,18 @@ class Prepared:
         return self._target
 
     def lower(self, number: int) -> Lowered:
+        """The step as StableHLO, lowered for `number` micro-batches."""
         target = self._target
         return self.step.lower(number, target.loss_reduction, target.lowering_platform())
 
     @property
     def lowered(self) -> Lowered:
+        """The step as StableHLO, lowered for the plan's micro-batches."""
         return self._found[0]
 
     @property
     def plan(self) -> StepPlan:
+        """The plan of the step, searched or read."""
         return self._found[1]
 
     @property

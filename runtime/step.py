@@ -115,6 +115,7 @@ class Step:
 
     @property
     def name(self) -> str:
+        """The name of the function, for messages."""
         return getattr(self.fun, "__name__", "the function")
 
     def explanation(self) -> str:

@@ -63,6 +63,7 @@ class Split:
 
     @property
     def total(self) -> float:
+        """Seconds of the whole step."""
         return self.compute + self.transfer + self.idle
 
 
@@ -81,6 +82,7 @@ class Recorder:
         self._first = self._last = time.perf_counter()
 
     def __call__(self, instruction: Instruction, store: Mapping[Key, jax.Array]) -> None:
+        """Notes that an instruction is done."""
         if self._settle:
             jax.block_until_ready([store[key] for key in writes(instruction) if key in store])
         now = time.perf_counter()
@@ -159,6 +161,7 @@ class Trace:
         self.steps: list[tuple[WorkerSpans, ...]] = []
 
     def add(self, workers: Sequence[WorkerSpans]) -> None:
+        """Adds a step."""
         self.steps.append(tuple(workers))
 
     def splits(self) -> dict[str, Split]:

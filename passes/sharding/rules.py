@@ -80,11 +80,12 @@ def register_sharding_rule(target: str, rule: CustomRule) -> None:
 
 @contextmanager
 def populated(module: ir.Module) -> Generator[Callable[[ir.OpView], ShardingRule | None]]:
-    """Writes all ops' rules that Shardy or the user knows, and gives `rule_of`; the attributes it
-    wrote are removed at the end.
+    """Writes the rules that Shardy or the user knows on all ops, and gives `rule_of`.
 
-    with populated(module) as rule_of:
-        rule = rule_of(op)
+    The attributes that it wrote are removed at the end.
+
+        with populated(module) as rule_of:
+            rule = rule_of(op)
     """
     # A list: the bindings hash an op by its Python object, of which there may be several.
     given = [op.operation for op in walk(module.body) if _ATTRIBUTE in op.attributes]

@@ -89,6 +89,7 @@ class Manifest:
         return fingerprint({name: entry.type for name, entry in self.arrays.items()})
 
     def write(self, folder: Path) -> None:
+        """Writes the manifest, with its checksum, to its file in a folder."""
         content = self._content()
         (folder / _FILE).write_text(
             json.dumps(content | {"checksum": _checksum(content)}, indent=1)

@@ -39,6 +39,7 @@ class StateLeaf:
 
     @classmethod
     def of(cls, type_: Any, array: Any) -> StateLeaf:
+        """An array of a type: typed keys as their words, numpy's arrays in JAX's type."""
         if type_.is_typed_key:
             array = jax.random.key_data(array)
         elif not isinstance(array, jax.Array | MeshArray):

@@ -65,4 +65,5 @@ class WorkerOptions:
 
     @property
     def cache_path(self) -> Path | None:
+        """The folder of compiled stages; None if they are not kept."""
         return None if self.cache_directory is None else Path(self.cache_directory).expanduser()
