@@ -20,7 +20,7 @@ from functools import cached_property
 from itertools import groupby
 
 from alpa.passes.analysis.planned import Fragment, Program, ProgramResult, Transfer
-from alpa.passes.solve.schedule import Kind, Work, order
+from alpa.passes.solve.schedule import Direction, StageTask, order
 
 Key = tuple[int, int | None]
 
@@ -188,10 +188,10 @@ class _Stage:
     forward: tuple[Fragment, ...] = ()
     backward: tuple[Fragment, ...] = ()
 
-    def fragments(self, kind: Kind) -> tuple[Fragment, ...]:
+    def fragments(self, kind: Direction) -> tuple[Fragment, ...]:
         return self.forward if kind == "forward" else self.backward
 
-    def reads(self, kind: Kind) -> tuple[int, ...]:
+    def reads(self, kind: Direction) -> tuple[int, ...]:
         """The values that come from outside."""
         made = {value for fragment in self.fragments(kind) for value in fragment.outputs}
         inputs = [value for fragment in self.fragments(kind) for value in fragment.inputs]
@@ -286,16 +286,16 @@ class _Writer:
             list(order(schedule, batches, len(stages) - s, backward=backward))[::-1]
             for s in range(len(stages))
         ]
-        done: dict[Kind, list[int]] = {
+        done: dict[Direction, list[int]] = {
             "forward": [0] * len(stages),
             "backward": [0] * len(stages),
         }
         needs = [{k: stage.reads(k) for k in done} for stage in stages]
 
-        def keys(s: int, work: Work) -> list[Key]:
+        def keys(s: int, work: StageTask) -> list[Key]:
             return [self._versions.version(v, work.micro_batch) for v in needs[s][work.kind]]
 
-        def is_ready(s: int, work: Work) -> bool:
+        def is_ready(s: int, work: StageTask) -> bool:
             neighbour = s - 1 if work.kind == "forward" else s + 1
             if 0 <= neighbour < len(stages) and done[work.kind][neighbour] <= work.micro_batch:
                 return False

@@ -119,7 +119,7 @@ class Tiles:
 
     def _exchange(
         self,
-        step: Sequence[cross_mesh.Transfer],
+        step: Sequence[cross_mesh.Message],
         held: Held,
         got: Held,
         dtype: np.dtype[Any],
@@ -160,7 +160,7 @@ class Tiles:
 
 
 Held = dict[int, list[tuple[Box, jax.Array]]]
-Steps = tuple[tuple[cross_mesh.Transfer, ...], ...]
+Steps = tuple[tuple[cross_mesh.Message, ...], ...]
 
 
 def _crossing(program: Program, transfer: Transfer) -> Crossing:

@@ -13,7 +13,7 @@ received after that.
 from __future__ import annotations
 
 from alpa.passes.analysis.planned import Program, Transfer
-from alpa.passes.solve.schedule import Kind, Pipeline, simulate
+from alpa.passes.solve.schedule import Direction, Pipeline, simulate
 
 
 def step_seconds(program: Program) -> float:
@@ -46,8 +46,10 @@ def step_seconds(program: Program) -> float:
 def pipeline_of(program: Program) -> Pipeline:
     """The pipeline of the micro-batches; updates are left out."""
     names = [mesh.name for mesh in program.meshes]
-    own: dict[Kind, list[float]] = {kind: [0.0] * len(names) for kind in ("forward", "backward")}
-    receive: dict[Kind, list[float]] = {kind: [0.0] * len(names) for kind in own}
+    own: dict[Direction, list[float]] = {
+        kind: [0.0] * len(names) for kind in ("forward", "backward")
+    }
+    receive: dict[Direction, list[float]] = {kind: [0.0] * len(names) for kind in own}
     for fragment in program.fragments:
         if fragment.part != "update":
             own[fragment.part][names.index(fragment.mesh)] += fragment.seconds
@@ -70,7 +72,7 @@ def pipeline_of(program: Program) -> Pipeline:
     )
 
 
-def _received_with(program: Program, step: Transfer) -> Kind | None:
+def _received_with(program: Program, step: Transfer) -> Direction | None:
     """The work of a micro-batch that reads a transfer first; None where none does."""
     if step.target not in program.micro_used or program.parts[step.source] is None:
         return None

@@ -190,7 +190,7 @@ class Problem(Crossing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer:
+class Message:
     """A message: ``target`` gets ``box`` from ``source``. Both may be one device of both meshes,
     which keeps what it has."""
 
@@ -223,7 +223,7 @@ class Solution:
     method: Method
     landing: Layout
     """the destination's layout after the transfers: the wanted one, or a finer one to gather"""
-    steps: tuple[tuple[Transfer, ...], ...]
+    steps: tuple[tuple[Message, ...], ...]
     """first from the source; then, in a broadcast, between devices of a host of the destination"""
     transfers: Traffic
     """of all steps"""
@@ -367,13 +367,13 @@ def of_method(problem: Problem, method: Method, landing: Layout) -> Solution:
     )
 
 
-def deliver(crossing: Crossing, method: Method) -> tuple[tuple[tuple[Transfer, ...], ...], bool]:
+def deliver(crossing: Crossing, method: Method) -> tuple[tuple[tuple[Message, ...], ...], bool]:
     """The steps that bring a tensor into the layout in which it lands, ``crossing.target``'s, and
     whether the senders are known to be balanced. What is planned and what is run are the same."""
     demands, passed_on = _demands(crossing, crossing.target, once_per_host=method == "broadcast")
     senders, balanced = balance(demands, crossing.hosts)
     received = tuple(
-        Transfer(source=sender, target=demand.target, box=demand.box)
+        Message(source=sender, target=demand.target, box=demand.box)
         for sender, demand in zip(senders, demands, strict=True)
     )
     return tuple(step for step in (received, *passed_on) if step), balanced
@@ -425,7 +425,7 @@ def _along(length: int, start: int, stop: int, step: int) -> list[tuple[int, tup
 
 def _demands(
     problem: Crossing, target: TiledMesh, *, once_per_host: bool
-) -> tuple[list[Demand], list[tuple[Transfer, ...]]]:
+) -> tuple[list[Demand], list[tuple[Message, ...]]]:
     """What is received from the source, and what devices of a host then pass on to others.
 
     ``once_per_host``: of the devices of a host that want a tile, the first one alone receives the
@@ -436,7 +436,7 @@ def _demands(
     for position, key in enumerate(zip(target.indices, target.hosts, strict=True)):
         groups[key].append(position)
     demands: list[Demand] = []
-    passed_on: list[list[Transfer]] = []
+    passed_on: list[list[Message]] = []
     for (index, host), members in groups.items():
         entering: list[Box] = []
         complete = True
@@ -456,7 +456,7 @@ def _demands(
             step = number.bit_length() - 1
             passed_on += [[] for _ in range(step + 1 - len(passed_on))]
             giver = devices[number - (1 << step)]
-            passed_on[step] += [Transfer(source=giver, target=device, box=box) for box in entering]
+            passed_on[step] += [Message(source=giver, target=device, box=box) for box in entering]
     return demands, [tuple(step) for step in passed_on]
 
 
@@ -482,7 +482,7 @@ def _hull(boxes: list[Box]) -> Box:
     )
 
 
-def _traffic(problem: Problem, step: Sequence[Transfer]) -> Traffic:
+def _traffic(problem: Problem, step: Sequence[Message]) -> Traffic:
     """Of transfers at the same time."""
     hosts = problem.hosts
     total: Counter[bool] = Counter()
@@ -632,7 +632,7 @@ def _verify_landing(problem: Problem, solution: Solution) -> None:
         )
 
 
-def _target(transfer: Transfer) -> int:
+def _target(transfer: Message) -> int:
     return transfer.target
 
 

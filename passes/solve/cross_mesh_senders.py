@@ -63,7 +63,7 @@ def balance(demands: Sequence[Demand], hosts: Mapping[int, int]) -> tuple[tuple[
         return best, True
     if sum(len(demand.senders) > 1 for demand in demands) > _EXACT_DEMANDS:
         return best, False
-    return _Search(demands, hosts, least, best).run()
+    return _SenderSearch(demands, hosts, least, best).run()
 
 
 def greedy(demands: Sequence[Demand], hosts: Mapping[int, int]) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ def _least_load(jobs: list[tuple[int, frozenset[int]]]) -> int:
     return least
 
 
-class _Search:
+class _SenderSearch:
     """Branch and bound over the senders of demands, the largest first."""
 
     def __init__(

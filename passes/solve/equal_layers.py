@@ -13,24 +13,24 @@ from math import inf
 import numpy as np
 
 from alpa.passes.solve import stage_dp
-from alpa.passes.solve.stage_dp import InfeasibleError, Problem, Solution
+from alpa.passes.solve.stage_dp import NoCutError, Problem, Solution
 
 
 def solve(problem: Problem) -> Solution:
-    """The best cut into equal stages. Raises ``ValueError`` and ``InfeasibleError``."""
+    """The best cut into equal stages. Raises ``ValueError`` and ``NoCutError``."""
     problem.check()
     found: list[Solution] = []
     reasons: list[str] = []
     for count in _counts(problem):
         try:
             found.append(stage_dp.solve(restricted(problem, count)))
-        except InfeasibleError as error:
+        except NoCutError as error:
             reasons.append(str(error))
     if not found:
         wanted = "" if problem.num_stages is None else f"{problem.num_stages} "
         # The most stages have the smallest parts of the model each.
         reason = reasons[-1] if reasons else _no_count(problem)
-        raise InfeasibleError(f"no {wanted}stages of equally many layers: {reason}")
+        raise NoCutError(f"no {wanted}stages of equally many layers: {reason}")
     best = min(found, key=lambda solution: solution.objective)
     return replace(best, evaluations=sum(solution.evaluations for solution in found))
 

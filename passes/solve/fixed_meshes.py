@@ -25,7 +25,7 @@ from math import inf
 import numpy as np
 
 from alpa.passes.solve import stage_dp
-from alpa.passes.solve.stage_dp import InfeasibleError, OutOfMemoryError, Stage
+from alpa.passes.solve.stage_dp import NoCutError, NoCutInMemoryError, Stage
 from alpa.passes.solve.verification import VerificationError
 
 
@@ -109,7 +109,7 @@ class _Label:
 
 
 def solve(problem: Problem) -> Solution:
-    """The best cut. Raises ``ValueError`` (not a problem) and ``InfeasibleError``."""
+    """The best cut. Raises ``ValueError`` (not a problem) and ``NoCutError``."""
     problem.check()
     layers, last = problem.costs.num_layers, len(problem.meshes)
     stages = _stages(problem)
@@ -170,18 +170,18 @@ def _undominated(labels: list[_Label]) -> list[_Label]:
     return kept
 
 
-def _infeasible(problem: Problem) -> InfeasibleError:
+def _infeasible(problem: Problem) -> NoCutError:
     costs = problem.costs
     what = f"no cut of {costs.num_layers} layers for the {len(problem.meshes)} given meshes"
     usable = sorted({m for mesh in problem.meshes for m in mesh.submeshes})
     times = (costs.t + costs.u[:, :, :])[:, :, usable]
     layers = range(costs.num_layers)
     if all((times[k, k] < inf).any() for k in layers):
-        return OutOfMemoryError(
+        return NoCutInMemoryError(
             f"{what} fits into memory with the micro-batches that {costs.schedule} keeps in flight "
             f"({costs.num_micro_batches} micro-batches); use smaller ones, or other meshes"
         )
-    return InfeasibleError(f"{what} is possible: a layer has no plan on any of them")
+    return NoCutError(f"{what} is possible: a layer has no plan on any of them")
 
 
 def verify(problem: Problem, solution: Solution) -> None:

@@ -48,14 +48,14 @@ from math import isfinite
 from typing import Literal, get_args
 
 Schedule = Literal["gpipe", "1f1b"]
-Kind = Literal["forward", "backward"]
+Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageTask:
     """The forward or the backward of one micro-batch on a stage."""
 
-    kind: Kind
+    kind: Direction
     micro_batch: int
 
 
@@ -66,19 +66,19 @@ def in_flight(schedule: Schedule, num_micro_batches: int, stages_to_last: int) -
 
 def order(
     schedule: Schedule, num_micro_batches: int, stages_to_last: int, *, backward: bool = True
-) -> tuple[Work, ...]:
+) -> tuple[StageTask, ...]:
     """A stage's work on the micro-batches, in its order; only forwards unless ``backward``."""
     if not backward:
-        return tuple(Work("forward", m) for m in range(num_micro_batches))
+        return tuple(StageTask("forward", m) for m in range(num_micro_batches))
     kept = in_flight(schedule, num_micro_batches, stages_to_last)
-    works: list[Work] = []
+    works: list[StageTask] = []
     begun = ended = 0
     while ended < num_micro_batches:
         if begun < num_micro_batches and begun - ended < kept:
-            works.append(Work("forward", begun))
+            works.append(StageTask("forward", begun))
             begun += 1
         else:
-            works.append(Work("backward", ended))
+            works.append(StageTask("backward", ended))
             ended += 1
     return tuple(works)
 
@@ -151,7 +151,7 @@ class Pipeline:
 class Piece:
     """A piece of work in time; ``work`` is None for the update. Seconds from the step's begin."""
 
-    work: Work | None
+    work: StageTask | None
     receive: float
     """when the transfer into it begins to occupy the stage"""
     start: float
@@ -197,7 +197,7 @@ def simulate(pipeline: Pipeline) -> Simulation:
     )
 
 
-def _peak_in_flight(works: tuple[Work, ...]) -> int:
+def _peak_in_flight(works: tuple[StageTask, ...]) -> int:
     kept = peak = 0
     for work in works:
         kept += 1 if work.kind == "forward" else -1
@@ -216,15 +216,15 @@ class _Timing:
         ]
         self.pieces: list[list[Piece]] = [[] for _ in range(count)]
         # Work of a kind runs in the order of the micro-batches: its end is at their number.
-        self._ends: dict[Kind, list[list[float]]] = {
+        self._ends: dict[Direction, list[list[float]]] = {
             "forward": [[] for _ in range(count)],
             "backward": [[] for _ in range(count)],
         }
-        self._seconds: dict[Kind, tuple[float, ...]] = {
+        self._seconds: dict[Direction, tuple[float, ...]] = {
             "forward": pipeline.forward,
             "backward": pipeline.backward or (0.0,) * count,
         }
-        self._receive: dict[Kind, tuple[float, ...]] = {
+        self._receive: dict[Direction, tuple[float, ...]] = {
             "forward": (0.0, *pipeline.forward_transfer),
             "backward": (*pipeline.backward_transfer, 0.0),
         }
@@ -245,7 +245,7 @@ class _Timing:
             self._ends[work.kind][stage].append(end)
         return len(pieces) > before
 
-    def _made(self, stage: int, work: Work) -> float | None:
+    def _made(self, stage: int, work: StageTask) -> float | None:
         """When the neighbour's value is there; None if that is not known yet."""
         neighbour = stage - 1 if work.kind == "forward" else stage + 1
         if not 0 <= neighbour < len(self.orders):

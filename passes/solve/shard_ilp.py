@@ -68,7 +68,7 @@ _SHRINK = 0.1
 
 
 @dataclass(frozen=True)
-class _Search:
+class _Targets:
     deadline: float
     gap: float
     branch_gap: float
@@ -110,7 +110,7 @@ def solve(
     start = time.monotonic()
     problem.check()
     deadline = start + (inf if time_limit is None else time_limit)
-    search = _Search(
+    search = _Targets(
         deadline=deadline,
         gap=relative_gap,
         branch_gap=branch_gap,
@@ -131,7 +131,7 @@ def solve(
 
 
 def _known(
-    problem: Problem, choice: Sequence[int], bound: float, search: _Search, start: float
+    problem: Problem, choice: Sequence[int], bound: float, search: _Targets, start: float
 ) -> Solution:
     """A choice as a solution of which only this bound is proven."""
     objective = problem.cost(choice)
@@ -146,7 +146,7 @@ def _known(
     )
 
 
-def _solve(problem: Problem, search: _Search, start: float) -> Solution:
+def _solve(problem: Problem, search: _Targets, start: float) -> Solution:
     """The cheapest choice within memory, as far as the deadline lets."""
     if not problem.usages:
         return _solve_free(problem, search, start)
@@ -164,7 +164,7 @@ def _solve(problem: Problem, search: _Search, start: float) -> Solution:
     return _known(problem, choice, bound, search, start)
 
 
-def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
+def _solve_free(problem: Problem, search: _Targets, start: float) -> Solution:
     """The cheapest choice whatever it uses."""
     reduction = Reduction(problem).run(deadline=search.deadline)
     found = _search_cores(problem, reduction, search)
@@ -182,7 +182,7 @@ def _solve_free(problem: Problem, search: _Search, start: float) -> Solution:
     )
 
 
-def _search_cores(problem: Problem, reduction: Reduction, search: _Search) -> _Found:
+def _search_cores(problem: Problem, reduction: Reduction, search: _Targets) -> _Found:
     """Solves the rest of a reduced problem, component by component, and lifts the choices."""
     choices: dict[int, int] = {}
     open_gap = 0.0
@@ -201,7 +201,7 @@ def _search_cores(problem: Problem, reduction: Reduction, search: _Search) -> _F
     return _Found(choice, value, value - open_gap)
 
 
-def _search_core(problem: Problem, search: _Search) -> _Found:
+def _search_core(problem: Problem, search: _Targets) -> _Found:
     found = _tables(problem, _EASY_ENTRIES)
     if found is not None:
         return found
@@ -253,7 +253,7 @@ def _tables(problem: Problem, max_entries: float) -> _Found | None:
     return _Found(choice, value, value)
 
 
-def _restart(problem: Problem, best: _Found, search: _Search) -> _Found:
+def _restart(problem: Problem, best: _Found, search: _Targets) -> _Found:
     """Goes on with a problem that holds every choice better than the best."""
     try:
         reduction = Reduction(problem).run(deadline=search.deadline)
@@ -262,7 +262,7 @@ def _restart(problem: Problem, best: _Found, search: _Search) -> _Found:
         return best
 
 
-def _closed(found: _Found, search: _Search) -> bool:
+def _closed(found: _Found, search: _Targets) -> bool:
     if found.value == inf:
         return False
     closed = found.value - found.bound <= search.gap * abs(found.value)

@@ -72,7 +72,7 @@ _SHRINK = 0.8
 
 
 @dataclass
-class _Search:
+class _MemorySearch:
     """What is known about one problem, reduced by presolve."""
 
     problem: Problem
@@ -123,7 +123,7 @@ def solve_within(
         rest = reduction.rest()
         if not rest.nodes:
             return _only(problem, reduction.lift())
-        search = _Search(rest.problem, solve_free, deadline, gap)
+        search = _MemorySearch(rest.problem, solve_free, deadline, gap)
         if not _try_free(search, free_gap):
             if search.best is None:
                 _see(search, _least(search), far=True)
@@ -149,7 +149,7 @@ def solve_within(
     return reduction.lift(rest.numbered(search.best)), min(search.bound, search.value)
 
 
-def _try_free(search: _Search, gap: float) -> bool:
+def _try_free(search: _MemorySearch, gap: float) -> bool:
     """Whether the cheapest choice of all is within memory: then it is the best.
 
     Where memory binds it is of no use, and that it breaks the limit shows long before.
@@ -172,7 +172,7 @@ def _try_free(search: _Search, gap: float) -> bool:
     return True
 
 
-def _run(search: _Search) -> None:
+def _run(search: _MemorySearch) -> None:
     _maximise_bound(search, rough=True)
     if search.done:
         return
@@ -198,7 +198,7 @@ def _run(search: _Search) -> None:
         _branch(search)
 
 
-def _sweep_on(search: _Search) -> None:
+def _sweep_on(search: _MemorySearch) -> None:
     """Raises the bound at the best prices, which were found by looks that ended early."""
     paid = search.problem.memory_limit * sum(search.prices.values())
     found = approach(
@@ -214,7 +214,7 @@ def _sweep_on(search: _Search) -> None:
     _see(search, found.choice)
 
 
-def _without_dear(search: _Search) -> Problem:
+def _without_dear(search: _MemorySearch) -> Problem:
     """What a choice better than the best can take, by the bound at the best prices."""
     paid = search.problem.memory_limit * sum(search.prices.values())
     shifted = ascend(
@@ -228,7 +228,7 @@ def _without_dear(search: _Search) -> Problem:
     return without_dear(search.problem, shifted, paid, search.value)
 
 
-def _combine(search: _Search) -> None:
+def _combine(search: _MemorySearch) -> None:
     found = combine(
         search.problem,
         search.seen,
@@ -241,7 +241,7 @@ def _combine(search: _Search) -> None:
         _see(search, found)
 
 
-def _see(search: _Search, choice: tuple[int, ...], *, far: bool = False) -> None:
+def _see(search: _MemorySearch, choice: tuple[int, ...], *, far: bool = False) -> None:
     """Notes a choice: a plane, perhaps a new row, perhaps, when repaired, the best so far.
 
     One that is far above the limit is repaired only if asked: that is slow, and becomes dear.
@@ -265,14 +265,14 @@ def _see(search: _Search, choice: tuple[int, ...], *, far: bool = False) -> None
             _check_row(search, moment)
 
 
-def _add_plane(search: _Search, choice: tuple[int, ...], used: np.ndarray) -> None:
+def _add_plane(search: _MemorySearch, choice: tuple[int, ...], used: np.ndarray) -> None:
     cost = search.problem.cost(choice)
     if cost < inf:
         search.planes.append(Plane(cost, used))
         search.seen.append(choice)
 
 
-def _least(search: _Search) -> tuple[int, ...]:
+def _least(search: _MemorySearch) -> tuple[int, ...]:
     """A choice that holds little throughout, whatever it costs."""
     problem = search.problem
     price = 1e3 * max(abs(search.bound), 1e-30) / max(problem.memory_limit, 1.0)
@@ -287,7 +287,7 @@ def _least(search: _Search) -> tuple[int, ...]:
     return improve(replace(problem, node_costs=tuple(costs), edges=tuple(edges)), cheapest)
 
 
-def _offer(search: _Search, choice: tuple[int, ...]) -> None:
+def _offer(search: _MemorySearch, choice: tuple[int, ...]) -> None:
     """Takes a choice within memory, improved, where it is better than the best."""
     better = improve_within(search.problem, search.memory, choice, deadline=search.deadline)
     cost = search.problem.cost(better)
@@ -296,7 +296,7 @@ def _offer(search: _Search, choice: tuple[int, ...]) -> None:
         _add_plane(search, better, search.memory.over_time(better))
 
 
-def _check_row(search: _Search, moment: int) -> None:
+def _check_row(search: _MemorySearch, moment: int) -> None:
     """Looks for the choice that holds least at a time; raises where even that is too much."""
     problem, row = search.problem, search.memory.row(moment)
     least = Problem(
@@ -318,7 +318,7 @@ def _check_row(search: _Search, moment: int) -> None:
     _see(search, found.choice)
 
 
-def _maximise_bound(search: _Search, *, rough: bool) -> None:
+def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
     """Looks for the prices of the best bound; ``rough`` ones are found by dual ascent alone."""
     limit = search.problem.memory_limit
     ceiling = inf if search.value < inf else 10 * max(abs(search.bound), 1e-30) / max(limit, 1.0)
@@ -380,7 +380,7 @@ def _maximise_bound(search: _Search, *, rough: bool) -> None:
             return
 
 
-def _descend(search: _Search, smaller: Problem) -> None:
+def _descend(search: _MemorySearch, smaller: Problem) -> None:
     """Goes on with a problem that holds every better choice than the best."""
     try:
         reduction = Reduction(without_oversized(smaller)).run(deadline=search.deadline)
@@ -394,7 +394,7 @@ def _descend(search: _Search, smaller: Problem) -> None:
         if variables_left(rest.problem) >= variables_left(search.problem):
             _branch(search)
             return
-        below = _Search(
+        below = _MemorySearch(
             rest.problem,
             search.solve_free,
             search.deadline,
@@ -412,7 +412,7 @@ def _descend(search: _Search, smaller: Problem) -> None:
     search.bound = max(search.bound, min(below.bound, search.value))
 
 
-def _branch(search: _Search) -> None:
+def _branch(search: _MemorySearch) -> None:
     """Closes the gap by branch and bound."""
     problem = search.problem
     while True:

@@ -44,11 +44,11 @@ _ROUNDING = 1e-12
 """A box that can improve the best objective by less than this part is closed."""
 
 
-class InfeasibleError(ValueError):
+class NoCutError(ValueError):
     """No cut satisfies the constraints; the message says which of them binds."""
 
 
-class OutOfMemoryError(InfeasibleError):
+class NoCutInMemoryError(NoCutError):
     """There are cuts, but none of them fits into memory."""
 
 
@@ -172,7 +172,7 @@ class Solution:
 
 
 def solve(problem: Problem) -> Solution:
-    """The best cut. Raises ``ValueError`` (not a problem) and ``InfeasibleError``."""
+    """The best cut. Raises ``ValueError`` (not a problem) and ``NoCutError``."""
     problem.check()
     table = _Table(problem)
     if problem.minimise == "step":
@@ -353,7 +353,7 @@ class _Table:
         return max(a), max(u), sum(a)
 
 
-def _infeasible(problem: Problem) -> InfeasibleError:
+def _infeasible(problem: Problem) -> NoCutError:
     """Drops one constraint after the other to find the one that binds."""
     layers, devices = problem.num_layers, problem.hosts * problem.devices_per_host
     shapes = ", ".join(dict.fromkeys(f"{n}x{m}" for n, m in problem.submeshes))
@@ -362,22 +362,22 @@ def _infeasible(problem: Problem) -> InfeasibleError:
     free = replace(problem, max_in_flight=unlimited)
     anything = replace(free, t=np.zeros_like(problem.t), u=np.zeros_like(problem.u))
     if _Table(anything).cut(inf, inf) is None:
-        return InfeasibleError(
+        return NoCutError(
             f"{layers} layers cannot be cut{stages} so that submeshes of {shapes} use all "
             f"{devices} devices"
         )
     if _Table(free).cut(inf, inf) is None:
-        return InfeasibleError(
+        return NoCutError(
             f"no cut of {layers} layers{stages} uses all {devices} devices: too many stages have "
             "no plan on their submesh (infinite time)"
         )
     one = np.where(problem.max_in_flight > 0, problem.num_micro_batches, 0)
     if _Table(replace(problem, max_in_flight=one)).cut(inf, inf) is None:
-        return OutOfMemoryError(
+        return NoCutInMemoryError(
             f"no cut of {layers} layers{stages} fits into memory, even with one micro-batch in "
             f"flight; add devices or use smaller micro-batches ({devices} devices now)"
         )
-    return OutOfMemoryError(
+    return NoCutInMemoryError(
         f"no cut of {layers} layers{stages} fits into memory with the micro-batches that "
         f"{problem.schedule} keeps in flight ({problem.num_micro_batches} micro-batches); use "
         "1f1b, raise the number of micro-batches so that each is smaller, or add devices"

@@ -115,14 +115,14 @@ class Search:
             offers = [(option, view) for view in views for option in view.options()]
             try:
                 cut = self._solved(offers)
-            except stage_dp.OutOfMemoryError as error:
+            except stage_dp.NoCutInMemoryError as error:
                 if only is None:
                     needs = self._needs([option for option, _ in offers]) + self._narrower()
                     raise NoRoomError(self.function, f"{error}. {needs}", missing=0.0) from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 views, only = [only], None
                 continue
-            except stage_dp.InfeasibleError as error:
+            except stage_dp.NoCutError as error:
                 raise PassError(self.function, f"{error}{_problems(offers)}") from error
             bound = cut.seconds if bound is None else bound
             used = [offers[stage.submesh] for stage in cut.stages]
@@ -154,7 +154,7 @@ class Search:
             return
         try:
             cut = self._solved(offers)
-        except stage_dp.InfeasibleError:
+        except stage_dp.NoCutError:
             return  # There is no cut without what was begun.
         used = [offers[stage.submesh] for stage in cut.stages]
         views = dict.fromkeys(v for o, v in used if o.is_bound and v.hosts * v.devices > 1)
@@ -272,7 +272,7 @@ class Search:
         return found
 
     def _solved(self, offers: Sequence[tuple[Option, View]]) -> _Cut:
-        """The best cut over some options. Raises the DP's `InfeasibleError`."""
+        """The best cut over some options. Raises `NoCutError`."""
         from alpa.passes.solve import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
 
         problem = stage_problem(

@@ -15,11 +15,11 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_gather
 from alpa.passes.cost.device import Link
 from alpa.passes.solve.cross_mesh import (
+    Message,
     Problem,
     Solution,
     TiledMesh,
     Traffic,
-    Transfer,
     candidates,
     cost,
     lower_bound,
@@ -197,7 +197,7 @@ def test_each_device_receives_its_tile_over_links_or_has_it(problem):
                 assert not (near and box == problem.source.tiles(problem.shape)[transfer.source])
 
 
-def is_kept(transfer: Transfer) -> bool:
+def is_kept(transfer: Message) -> bool:
     return transfer.source == transfer.target
 
 

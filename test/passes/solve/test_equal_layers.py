@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from alpa.passes.solve import equal_layers, stage_dp
 from alpa.passes.solve.placement import submeshes
-from alpa.passes.solve.stage_dp import InfeasibleError, Problem, Stage
+from alpa.passes.solve.stage_dp import NoCutError, Problem, Stage
 
 
 @st.composite
@@ -68,7 +68,7 @@ def brute_force(problem: Problem) -> float:
 def test_equals_brute_force(problem):
     best = brute_force(problem)
     if best == inf:
-        with pytest.raises(InfeasibleError, match="stages of equally many layers: "):
+        with pytest.raises(NoCutError, match="stages of equally many layers: "):
             equal_layers.solve(problem)
     else:
         assert equal_layers.solve(problem).objective == pytest.approx(best, rel=1e-9)

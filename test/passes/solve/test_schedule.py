@@ -11,21 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alpa.passes.solve.schedule import Kind, Pipeline, Schedule, Work, in_flight, order, simulate
+from alpa.passes.solve.schedule import (
+    Direction,
+    Pipeline,
+    Schedule,
+    StageTask,
+    in_flight,
+    order,
+    simulate,
+)
 
 SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
 
 
-def written_order(schedule: Schedule, batches: int, stages_to_last: int) -> list[tuple[Kind, int]]:
+def written_order(
+    schedule: Schedule, batches: int, stages_to_last: int
+) -> list[tuple[Direction, int]]:
     """The order as its definition says it, phase by phase."""
     warm_up = batches if schedule == "gpipe" else min(batches, stages_to_last)
-    works: list[tuple[Kind, int]] = [("forward", m) for m in range(warm_up)]
+    works: list[tuple[Direction, int]] = [("forward", m) for m in range(warm_up)]
     for m in range(warm_up, batches):
         works += [("backward", m - warm_up), ("forward", m)]
     return works + [("backward", m) for m in range(batches - warm_up, batches)]
 
 
-def event_simulation(pipeline: Pipeline) -> tuple[float, dict[tuple[int, Kind, int], float]]:
+def event_simulation(pipeline: Pipeline) -> tuple[float, dict[tuple[int, Direction, int], float]]:
     """The step's seconds and the end of each piece, by messages that arrive in order of time."""
     count, batches = len(pipeline.forward), pipeline.num_micro_batches
     backward = pipeline.backward
@@ -35,7 +45,7 @@ def event_simulation(pipeline: Pipeline) -> tuple[float, dict[tuple[int, Kind, i
     arrived = {(0, "forward", m): 0.0 for m in range(batches)}
     events = [(0.0, 0, "forward", m) for m in range(batches)]  # (time, stage, kind, micro-batch)
     free = [0.0] * count
-    ends: dict[tuple[int, Kind, int], float] = {}
+    ends: dict[tuple[int, Direction, int], float] = {}
     while events:
         now, stage, kind, m = heapq.heappop(events)
         arrived[stage, kind, m] = now
@@ -225,7 +235,7 @@ def test_forwards_only() -> None:
     assert result.seconds == 1 + 3 * 3.5 == pipeline.objective()
     assert result.in_flight == (1, 1)
     assert [piece.work for piece in result.stages[1]] == [
-        *(Work("forward", m) for m in range(3)),
+        *(StageTask("forward", m) for m in range(3)),
         None,
     ]
     assert [piece.receive for piece in result.stages[1][:3]] == [1.0, 4.5, 8.0]

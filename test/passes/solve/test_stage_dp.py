@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve.placement import submeshes
-from alpa.passes.solve.stage_dp import InfeasibleError, Problem, Solution, Stage, solve, verify
+from alpa.passes.solve.stage_dp import NoCutError, Problem, Solution, Stage, solve, verify
 from alpa.passes.solve.verification import VerificationError
 
 
@@ -76,7 +76,7 @@ def problems(draw: st.DrawFn) -> Problem:
 def test_equals_brute_force(problem):
     best = brute_force(problem)
     if best == inf:
-        with pytest.raises(InfeasibleError):
+        with pytest.raises(NoCutError):
             solve(problem)
     else:
         solution = solve(problem)
@@ -222,7 +222,7 @@ def test_48_layers_on_64_devices():
     ],
 )
 def test_infeasible_says_what_binds(changes, message):
-    with pytest.raises(InfeasibleError, match=message):
+    with pytest.raises(NoCutError, match=message):
         solve(replace(uniform(), **changes))
 
 
