@@ -22,26 +22,7 @@ import numpy as np
 from alpa.passes.solve.shard_fuse import fuse
 from alpa.passes.solve.shard_presolve import Core, Reduction
 from alpa.passes.solve.shard_problem import Edge, Problem
-
-_ROUND_EVERY = 4
-"""double sweeps, at least, between two looks at the bound and at choices read off the costs"""
-_ROUND_LATER = 1.5
-"""and from one look to the next so many times as many have been made"""
-_FUSED = 6
-"""so many of the last choices are fused with the best"""
-_STALL = 1e-3
-"""Stop when so many sweeps improved the bound by less than this part of the gap."""
-_ENOUGH = 0.2
-"""Stop when this part of the strategies can be forbidden: presolve makes the rest faster."""
-_ROUNDS = 20
-"""of changing one node at a time"""
-_APPROACH = 3
-"""double sweeps between two looks at a bound that need not be the best"""
-_FIRST_CHOICES = 6
-"""double sweeps before choices are read off the costs; again when there are twice as many"""
-_SLOW = 0.004
-"""Sweeps that close less than this part of the gap in `_APPROACH` would need hundreds more. At 0.02
-meshes of wresnet-13b were left to the linear program, for 2 s, that 0.8 s of sweeps settle."""
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +43,13 @@ def dual_bound(problem: Problem) -> float:
 
 
 def ascend(
-    problem: Problem, *, sweeps: int, gap: float, deadline: float, enough: float = inf
+    problem: Problem,
+    *,
+    sweeps: int,
+    gap: float,
+    deadline: float,
+    enough: float = inf,
+    settings: Settings = DEFAULT,
 ) -> Bounded:
     """At most ``sweeps`` double sweeps; stops at a relative ``gap``, a stall, or enough to prune.
 
@@ -70,11 +57,12 @@ def ascend(
 
     Every strategy must be finite and have an allowed partner on each edge, as presolve leaves it.
     """
-    state = Messages(problem)
+    tuning = settings.tuning
+    state = Messages(problem, settings=settings)
     best: tuple[int, ...] = (0,) * len(problem.node_costs)
     value, bound, last = inf, -inf, -inf
     read: list[tuple[int, ...]] = []
-    next_look = _ROUND_EVERY
+    next_look = tuning.look_every
     for sweep in range(1, sweeps + 1):
         look = sweep in (next_look, sweeps)
         for forward in (True, False):
@@ -83,18 +71,18 @@ def ascend(
                 read.append(state.improve(state.round(forward=not forward)))
         if not look:
             continue
-        next_look = max(sweep + _ROUND_EVERY, int(sweep * _ROUND_LATER))
-        read = read[-_FUSED:]
+        next_look = max(sweep + tuning.look_every, int(sweep * tuning.look_growth))
+        read = read[-tuning.fused_roundings :]
         known = [choice for choice in (best, *read) if problem.cost(choice) < inf]
         if known:
-            best = state.improve(fuse(problem, known))
+            best = state.improve(fuse(problem, known, settings=settings))
             value = problem.cost(best)
         found, nodes = state.bound()
         bound = max(bound, found)
         closed = value - bound <= gap * abs(value) or bound >= enough
-        if closed or bound - last <= _STALL * (value - bound) or time.monotonic() > deadline:
+        if closed or bound - last <= tuning.stall * (value - bound) or time.monotonic() > deadline:
             break
-        if _share_above(nodes, value - bound) > _ENOUGH:
+        if _share_above(nodes, value - bound) > tuning.enough_pruned:
             break
         last = bound
     shifted = state.problem()
@@ -127,6 +115,7 @@ def approach(
     gap: float = 0.0,
     known: Sequence[tuple[int, ...]] = (),
     messages: Messages | None = None,
+    settings: Settings = DEFAULT,
 ) -> Approached:
     """Sweeps until that gains less than ``near`` or the bound is ``enough``, and one choice.
 
@@ -135,20 +124,21 @@ def approach(
     same nodes and edges at other costs. From there it is a few sweeps where ``ascend`` starts anew.
     ``known`` choices are fused with what is read off the shifts.
     """
-    reduction = Reduction(problem)
+    steps, tuning = settings.steps, settings.tuning
+    reduction = Reduction(problem, settings)
     core = reduction.eliminate_all()
     problem = core.problem
-    read = [core.of(choice) for choice in known]
-    state = Messages(problem, messages)
+    read = [core.of(choice) for choice in known] if steps.fusion_of_seen else []
+    state = Messages(problem, messages if steps.warm_start else None, settings=settings)
     bound, last, value = -inf, -inf, inf
-    sweeps, next_look = 0, _FIRST_CHOICES if gap > 0 else inf
+    sweeps, next_look = 0, tuning.first_choices if gap > 0 else inf
     while True:
-        for _ in range(_APPROACH):
+        for _ in range(tuning.approach_sweeps):
             state.sweep(forward=True)
             state.sweep(forward=False)
-        sweeps += _APPROACH
+        sweeps += tuning.approach_sweeps
         last, bound = bound, state.bound()[0] + reduction.constant
-        slow = value < inf and bound - last <= _SLOW * (value - bound)
+        slow = value < inf and bound - last <= tuning.slow * (value - bound)
         ends = not bound - last > near or slow or bound >= enough or time.monotonic() > deadline
         if not ends and sweeps < next_look:
             continue
@@ -158,7 +148,8 @@ def approach(
         read.append(state.improve(state.round(forward=False)))
         usable = [choice for choice in read if problem.cost(choice) < inf]
         if usable:
-            read.append(state.improve(fuse(problem, usable[-_FUSED:])))
+            usable = usable[-tuning.fused_roundings :]
+            read.append(state.improve(fuse(problem, usable, settings=settings)))
             value = problem.cost(read[-1]) + reduction.constant
         if ends or value - bound <= gap * abs(value):
             break
@@ -184,9 +175,11 @@ def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:
     return Problem(node_costs=nodes, edges=edges), gone
 
 
-def improve(problem: Problem, choice: tuple[int, ...]) -> tuple[int, ...]:
+def improve(
+    problem: Problem, choice: tuple[int, ...], *, settings: Settings = DEFAULT
+) -> tuple[int, ...]:
     """Changes one node at a time while that lowers the cost."""
-    return Messages(problem).improve(choice)
+    return Messages(problem, settings=settings).improve(choice)
 
 
 def _share_above(nodes: Sequence[np.ndarray], slack: float) -> float:
@@ -211,9 +204,12 @@ class Messages:
     shifts at their other ends, in one vector for the whole problem.
     """
 
-    def __init__(self, problem: Problem, begin: Messages | None = None) -> None:
+    def __init__(
+        self, problem: Problem, begin: Messages | None = None, *, settings: Settings = DEFAULT
+    ) -> None:
         """``begin`` with the shifts of a problem with the same nodes and edges."""
         self._problem = problem
+        self._rounds = settings.tuning.descent_rounds if settings.steps.descent else 0
         # Neighbours ahead stand behind the others, in any sweep's way.
         around = [sorted(mine, key=lambda end: end[2]) for mine in neighbours(problem)]
         sizes = [costs.size for costs in problem.node_costs]
@@ -297,7 +293,7 @@ class Messages:
         """Changes one node at a time while that lowers the cost, as the problem has it."""
         now = np.array(choice, dtype=int)
         waiting = range(len(self._nodes))
-        for _ in range(_ROUNDS):
+        for _ in range(self._rounds):
             changed: set[int] = set()
             for number in waiting:
                 node = self._nodes[number]

@@ -20,9 +20,7 @@ from alpa.passes.solve.shard_problem import (
     Problem,
     Row,
 )
-
-_NODES = 1000
-"""of branch and bound"""
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 
 def combine(
@@ -33,6 +31,7 @@ def combine(
     deadline: float,
     gap: float,
     enough: float,
+    settings: Settings = DEFAULT,
 ) -> tuple[int, ...] | None:
     """A choice that fits at the given times; None where HiGHS finds none in its nodes or in time.
 
@@ -40,7 +39,7 @@ def combine(
     """
     few, taken = made_of(problem, choices)
     try:
-        reduction = Reduction(few).run()
+        reduction = Reduction(few, settings).run()
         rest = reduction.rest()
         if rest.nodes:
             found = branch(
@@ -49,8 +48,9 @@ def combine(
                 relative_gap=gap,
                 rows=rows_at(rest.problem, times),
                 capacity=min(problem.memory_limit, 1.0),
-                max_nodes=_NODES,
+                max_nodes=settings.tuning.combination_nodes,
                 enough=enough,
+                settings=settings,
             )
             if found is None:
                 return None

@@ -13,8 +13,7 @@ from math import inf
 import numpy as np
 
 from alpa.passes.solve.shard_problem import InfeasibleError, Memory, OutOfMemoryError, Problem
-
-_ROUNDING = 1e-12
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +48,13 @@ def spans(problem: Problem, memory: Memory) -> dict[int, Spans]:
     return result
 
 
-def without_oversized(problem: Problem) -> Problem:
+def without_oversized(problem: Problem, *, settings: Settings = DEFAULT) -> Problem:
     """The problem without the strategies that cannot fit.
 
     Raises ``OutOfMemoryError`` where even the least of every node is too much.
     """
+    if not settings.steps.oversized:
+        return problem
     memory = Memory(problem)
     over_time = spans(problem, memory)
     costs = list(problem.node_costs)
@@ -62,7 +63,7 @@ def without_oversized(problem: Problem) -> Problem:
     for node, span in over_time.items():
         change[span.cuts] += np.diff(least[node], prepend=0.0, append=0.0)
     room = problem.memory_limit - np.cumsum(change)[:-1]
-    rounding = _ROUNDING * problem.memory_limit
+    rounding = settings.tuning.bytes_rounding * problem.memory_limit
     waiting = set(over_time)
     while True:
         _check(problem, memory, room, rounding)

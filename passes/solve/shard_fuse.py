@@ -14,21 +14,23 @@ import numpy as np
 from alpa.passes.solve.shard_buckets import eliminate
 from alpa.passes.solve.shard_presolve import Reduction
 from alpa.passes.solve.shard_problem import Problem, with_strategies
-
-_ENTRIES = 1e6
-"""of tables: 0.01 s"""
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 
-def fuse(problem: Problem, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def fuse(
+    problem: Problem, choices: Sequence[tuple[int, ...]], *, settings: Settings = DEFAULT
+) -> tuple[int, ...]:
     """No worse than any of the choices; the best of them where the tables would be too large.
 
     One of them at least has to be of finite cost.
     """
+    if not settings.steps.fusion:
+        return min(choices, key=problem.cost)
     few, taken = made_of(replace(problem, usages=()), choices)
-    reduction = Reduction(few).run()
+    reduction = Reduction(few, settings).run()
     chosen: dict[int, int] = {}
     for core in reduction.cores():
-        best = eliminate(core.problem, max_entries=_ENTRIES)
+        best = eliminate(core.problem, max_entries=settings.tuning.fused_entries)
         if best is None:
             return min(choices, key=problem.cost)
         chosen |= core.numbered(best)

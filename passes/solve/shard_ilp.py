@@ -42,6 +42,7 @@ from alpa.passes.solve.shard_problem import (
     Usage,
     verify,
 )
+from alpa.passes.solve.shard_settings import DEFAULT, Settings, Steps, Tuning
 from alpa.passes.solve.shard_within import solve_within
 
 __all__ = [
@@ -51,20 +52,12 @@ __all__ = [
     "Problem",
     "Solution",
     "SolverFailedError",
+    "Steps",
+    "Tuning",
     "Usage",
     "solve",
     "verify",
 ]
-
-_SWEEPS = 200
-_EASY_ENTRIES = 5e6
-"""Tables of bucket elimination before any bound is known: about 0.1 s."""
-_HARD_ENTRIES = 5e7
-"""And before the LP: about one second, 400 MB at most."""
-_ROUNDING = 1e-9
-"""A gap below this part of the cost comes from sums in another order."""
-_SHRINK = 0.1
-"""Start again at presolve when this part of the strategies was forbidden."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +67,7 @@ class _Targets:
     branch_gap: float
     enough: float = inf
     """A bound as high as this is as good as the optimum."""
-    sweeps: int = _SWEEPS
-    """of dual ascent, at most"""
-    branches: bool = True
-    """whether branch and bound is worth its time where a choice is known"""
+    settings: Settings = DEFAULT
 
 
 @dataclass(frozen=True)
@@ -95,17 +85,16 @@ def solve(
     branch_gap: float = 1e-9,
     known: Sequence[int] | None = None,
     enough: float = inf,
-    sweeps: int = _SWEEPS,
-    branches: bool = True,
+    steps: Steps | None = None,
+    tuning: Tuning | None = None,
 ) -> Solution:
     """The cheapest choice. Reductions and relaxations go on until the gap is ``relative_gap``;
     where they leave a larger one, ``branch_gap`` is enough. ``Solution.status`` says which it is.
 
     After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
     but for that. The result costs no more than ``known``, a choice within memory. A bound of
-    ``enough`` is as good as the optimum. Where memory does not count, ``sweeps`` of dual ascent are
-    made at most, and without ``branches`` a choice is left where the relaxations end. Raises
-    ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
+    ``enough`` is as good as the optimum. ``steps`` and ``tuning`` are the defaults unless given.
+    Raises ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
     """
     start = time.monotonic()
     problem.check()
@@ -115,8 +104,7 @@ def solve(
         gap=relative_gap,
         branch_gap=branch_gap,
         enough=enough,
-        sweeps=sweeps,
-        branches=branches,
+        settings=Settings(steps=steps or Steps(), tuning=tuning or Tuning()),
     )
     try:
         solution = _solve(problem, search, start)
@@ -160,17 +148,18 @@ def _solve(problem: Problem, search: _Targets, start: float) -> Solution:
         deadline=search.deadline,
         free_gap=search.gap,
         gap=search.branch_gap,
+        settings=search.settings,
     )
     return _known(problem, choice, bound, search, start)
 
 
 def _solve_free(problem: Problem, search: _Targets, start: float) -> Solution:
     """The cheapest choice whatever it uses."""
-    reduction = Reduction(problem).run(deadline=search.deadline)
+    reduction = Reduction(problem, search.settings).run(deadline=search.deadline)
     found = _search_cores(problem, reduction, search)
     # The same cost, summed in another order by the reductions: the difference is rounding.
     gap = found.value - found.bound
-    bound = found.bound if gap > _ROUNDING * abs(found.value) else inf
+    bound = found.bound if gap > search.settings.tuning.cost_rounding * abs(found.value) else inf
     objective = problem.cost(found.choice)
     return Solution(
         choice=found.choice,
@@ -202,40 +191,50 @@ def _search_cores(problem: Problem, reduction: Reduction, search: _Targets) -> _
 
 
 def _search_core(problem: Problem, search: _Targets) -> _Found:
-    found = _tables(problem, _EASY_ENTRIES)
+    settings = search.settings
+    steps, tuning = settings.steps, settings.tuning
+    found = _tables(problem, tuning.easy_entries) if steps.easy_tables else None
     if found is not None:
         return found
     ascent = ascend(
         problem,
-        sweeps=search.sweeps,
+        sweeps=tuning.sweeps if steps.ascent else 0,
         gap=search.gap,
         deadline=search.deadline,
         enough=search.enough,
+        settings=settings,
     )
     best = _Found(ascent.choice, ascent.value, ascent.bound)
     if _closed(best, search) or time.monotonic() > search.deadline:
         return _usable(best)
-    smaller = _pruned(ascent.problem, best)
+    smaller = _pruned(ascent.problem, best, settings)
     if smaller is not None:
         return _restart(smaller, best, search)
-    found = _tables(problem, _HARD_ENTRIES)
+    found = _tables(problem, tuning.hard_entries) if steps.hard_tables else None
     if found is not None:
         return found
-    relaxed = relax(ascent.problem, deadline=search.deadline)
-    if relaxed is None:
-        return _usable(best)
-    rounded = improve(problem, tuple(int(np.argmax(x)) for x in relaxed.weights))
-    best = _better(best, _Found(rounded, problem.cost(rounded), -inf))
-    best = _Found(best.choice, best.value, max(ascent.bound, dual_bound(relaxed.shifted)))
-    if _closed(best, search):
-        return best
-    smaller = _pruned(relaxed.shifted, best)
-    if smaller is not None:
-        return _restart(smaller, best, search)
+    shifted = ascent.problem
+    if steps.relaxation:
+        relaxed = relax(shifted, deadline=search.deadline, settings=settings)
+        if relaxed is None:
+            return _usable(best)
+        shifted = relaxed.shifted
+        if steps.rounding:
+            rounded = tuple(int(np.argmax(x)) for x in relaxed.weights)
+            rounded = improve(problem, rounded, settings=settings)
+            best = _better(best, _Found(rounded, problem.cost(rounded), -inf))
+        best = _Found(best.choice, best.value, max(ascent.bound, dual_bound(shifted)))
+        if _closed(best, search):
+            return best
+        smaller = _pruned(shifted, best, settings)
+        if smaller is not None:
+            return _restart(smaller, best, search)
     near = best.value - best.bound <= search.branch_gap * abs(best.value)
-    if best.value < inf and (near or not search.branches):
+    if best.value < inf and (near or not steps.branching):
         return best
-    whole = branch(relaxed.shifted, deadline=search.deadline, relative_gap=search.branch_gap)
+    whole = branch(
+        shifted, deadline=search.deadline, relative_gap=search.branch_gap, settings=settings
+    )
     if whole is None:
         return _usable(best)
     choice = tuple(int(np.argmax(x)) for x in whole.weights)
@@ -256,7 +255,7 @@ def _tables(problem: Problem, max_entries: float) -> _Found | None:
 def _restart(problem: Problem, best: _Found, search: _Targets) -> _Found:
     """Goes on with a problem that holds every choice better than the best."""
     try:
-        reduction = Reduction(problem).run(deadline=search.deadline)
+        reduction = Reduction(problem, search.settings).run(deadline=search.deadline)
         return _better(best, _search_cores(problem, reduction, search))
     except TimeoutError:
         return best
@@ -281,11 +280,11 @@ def _usable(found: _Found) -> _Found:
     return found
 
 
-def _pruned(shifted: Problem, best: _Found) -> Problem | None:
+def _pruned(shifted: Problem, best: _Found, settings: Settings) -> Problem | None:
     """The problem without what cannot beat ``best``; None where that is too little to help."""
-    if best.value == inf:
+    if best.value == inf or not settings.steps.fixing:
         return None
     slack = best.value - dual_bound(shifted)
     smaller, gone = prune(shifted, slack + 1e-9 * abs(best.value))
     total = sum(int((costs < inf).sum()) for costs in shifted.node_costs)
-    return smaller if gone >= max(1, _SHRINK * total) else None
+    return smaller if gone >= max(1, settings.tuning.restart_share * total) else None

@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alpa.passes.solve.shard_problem import Edge, InfeasibleError, Problem, Row, SolverFailedError
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
     import cvxpy as cp
     import scipy.sparse as sp
-
-_LARGEST_COST = 1e4
-"""Costs are scaled to this: HiGHS' dual tolerance of 1e-7 is then 1e-11 of the largest cost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +48,11 @@ class _Matrices:
     scale: float
 
 
-def relax(problem: Problem, *, deadline: float) -> Relaxed | None:
+def relax(problem: Problem, *, deadline: float, settings: Settings = DEFAULT) -> Relaxed | None:
     """Solves the LP relaxation; None if the deadline came first."""
     import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
 
-    matrices = _matrices(problem)
+    matrices = _matrices(problem, settings)
     x = cp.Variable(matrices.costs.size, nonneg=True)
     marginals: Any = matrices.marginals @ x == 0
     if not _run(matrices, x, [matrices.simplex @ x == 1, marginals], deadline, {}):
@@ -73,6 +71,7 @@ def branch(
     capacity: float = 1.0,
     max_nodes: int | None = None,
     enough: float | None = None,
+    settings: Settings = DEFAULT,
 ) -> Relaxed | None:
     """Solves the MIP by branch and bound; None if the deadline came before any solution.
 
@@ -81,7 +80,7 @@ def branch(
     """
     import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
 
-    matrices = _matrices(problem)
+    matrices = _matrices(problem, settings)
     count = int(matrices.offsets[-1])
     x = cp.Variable(count, boolean=True)
     e = cp.Variable(matrices.costs.size - count, nonneg=True)
@@ -143,7 +142,7 @@ def _run(
     return model.solver_stats
 
 
-def _matrices(problem: Problem) -> _Matrices:
+def _matrices(problem: Problem, settings: Settings) -> _Matrices:
     """Costs and the constraint rows; forbidden strategies get a huge cost, forbidden pairs none."""
     import scipy.sparse as sp  # noqa: PLC0415 - costs start-up time
 
@@ -158,7 +157,7 @@ def _matrices(problem: Problem) -> _Matrices:
         ]
     )
     largest = float(np.abs(costs).max(initial=0.0))
-    scale = _LARGEST_COST / largest if largest > 0 else 1.0
+    scale = settings.tuning.largest_cost / largest if largest > 0 else 1.0
     row, column = 0, count
     r: list[np.ndarray] = []
     c: list[np.ndarray] = []

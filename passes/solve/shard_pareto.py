@@ -18,9 +18,7 @@ from alpa.passes.solve.shard_bound import Messages, approach, dual_bound
 from alpa.passes.solve.shard_fixing import priced
 from alpa.passes.solve.shard_presolve import Reduction
 from alpa.passes.solve.shard_problem import Memory, Problem
-
-_NEAR = 0.1
-"""Sweeps end when they gain less than this part of the gap."""
+from alpa.passes.solve.shard_settings import Settings, Steps, Tuning
 
 
 def solve(
@@ -30,6 +28,8 @@ def solve(
     gap: float,
     time_limit: float,
     enough: float = inf,
+    steps: Steps | None = None,
+    tuning: Tuning | None = None,
 ) -> list[tuple[int, ...]]:
     """The choice of least cost, and for each price that of least
     cost + price * bytes / ``memory_limit`` * C.
@@ -41,29 +41,35 @@ def solve(
     returned alone, whichever is near.
     Raises ``InfeasibleError``, ``TimeoutError`` and ``SolverFailedError`` as ``shard_ilp.solve``.
     """
+    settings = Settings(steps=steps or Steps(), tuning=tuning or Tuning())
     if all(np.isfinite(costs).all() for costs in problem.node_costs):
-        return _solve(problem, prices, gap, time_limit, enough)
-    reduction = Reduction(problem).run()
+        return _solve(problem, prices, gap, time_limit, enough, settings)
+    reduction = Reduction(problem, settings).run()
     rest = reduction.rest()
     if not rest.nodes:
         return [reduction.lift()] * (1 + len(prices))
-    found = _solve(rest.problem, prices, gap, time_limit, enough)
+    found = _solve(rest.problem, prices, gap, time_limit, enough, settings)
     return [reduction.lift(rest.numbered(choice)) for choice in found]
 
 
 def _solve(
-    problem: Problem, prices: Sequence[float], gap: float, time_limit: float, enough: float
+    problem: Problem,
+    prices: Sequence[float],
+    gap: float,
+    time_limit: float,
+    enough: float,
+    settings: Settings,
 ) -> list[tuple[int, ...]]:
     memory = Memory(problem)
     times = memory.times[:1].tolist()
-    fastest, messages = _near(replace(problem, usages=()), gap, time_limit, enough)
+    fastest, messages = _near(replace(problem, usages=()), gap, time_limit, enough, settings)
     if messages is None:
         return [fastest]
     unit = problem.cost(fastest) / problem.memory_limit
     choices = [fastest]
     for price in prices:
         dear = priced(problem, memory, dict.fromkeys(times, price * unit))
-        choice, messages = _near(dear, gap, time_limit, inf, choices[-1:], messages)
+        choice, messages = _near(dear, gap, time_limit, inf, settings, choices[-1:], messages)
         choices.append(choice)
     return choices
 
@@ -73,12 +79,13 @@ def _near(
     gap: float,
     time_limit: float,
     enough: float,
+    settings: Settings,
     known: Sequence[tuple[int, ...]] = (),
     messages: Messages | None = None,
 ) -> tuple[tuple[int, ...], Messages | None]:
     """A choice within the gap of the best, without memory, and where dual ascent arrived; None
     where the bound is enough."""
-    near = _NEAR * gap * max(dual_bound(problem), 0.0)
+    near = settings.tuning.pareto_gain * gap * max(dual_bound(problem), 0.0)
     found = approach(
         problem,
         near=near,
@@ -87,6 +94,7 @@ def _near(
         gap=gap,
         known=known,
         messages=messages,
+        settings=settings,
     )
     cost, bound = problem.cost(found.choice), found.bound
     if cost < inf and (cost - bound <= gap * cost or bound >= enough):
@@ -94,7 +102,14 @@ def _near(
     from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time, seldom needed
 
     if cost == inf:
-        solution = shard_ilp.solve(problem, time_limit=time_limit, relative_gap=gap, branch_gap=gap)
+        solution = shard_ilp.solve(
+            problem,
+            time_limit=time_limit,
+            relative_gap=gap,
+            branch_gap=gap,
+            steps=settings.steps,
+            tuning=settings.tuning,
+        )
         return solution.choice, found.messages
     # Where sweeps are slow the linear program begins near its end; what it leaves open stays so.
     solution = shard_ilp.solve(
@@ -104,8 +119,8 @@ def _near(
         branch_gap=gap,
         known=found.core.of(found.choice),
         enough=enough - found.reduction.constant,
-        sweeps=1,
-        branches=False,
+        steps=replace(settings.steps, branching=False),
+        tuning=replace(settings.tuning, sweeps=1),
     )
     bound = solution.bound + found.reduction.constant
     return found.lift(solution.choice), found.messages if bound < enough else None

@@ -35,11 +35,7 @@ from alpa.passes.solve.shard_problem import (
     with_edges_of_usages,
     with_strategies,
 )
-
-_MAX_SERIES_PAIRS = 4096
-"""A degree-2 elimination may always make a matrix of this many pairs (64 x 64 strategies)."""
-_ROUNDING = 1e-13
-"""A rest of a matrix that is smaller than this part of its entries is rounding, not cost."""
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +71,8 @@ class Core:
 class Reduction:
     """A problem being reduced. ``run`` applies all rules until none applies."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, settings: Settings = DEFAULT) -> None:
+        self._steps, self._tuning = settings.steps, settings.tuning
         self.costs = {v: c.astype(float) for v, c in enumerate(problem.node_costs)}
         self.strategies = {v: np.arange(c.size) for v, c in self.costs.items()}
         self.edges: dict[int, dict[int, np.ndarray]] = {v: {} for v in self.costs}
@@ -194,7 +191,7 @@ class Reduction:
         scale = np.abs(costs).max(initial=0.0, where=costs < inf)
         costs = self._pull(source, target, costs)
         costs = self._pull(target, source, costs.T).T
-        if not (costs > _ROUNDING * scale).any():
+        if not (costs > self._tuning.matrix_rounding * scale).any():
             self._drop_edge(source, target)
         else:
             self.edges[source][target] = costs
@@ -221,7 +218,7 @@ class Reduction:
     def drop_dominated(self, node: int) -> bool:
         """Drops the strategies that another one is never worse than; of equals the first stays."""
         count = self.costs[node].size
-        if count == 1:
+        if count == 1 or not self._steps.dominance:
             return False
         excess = self.costs[node][:, None] - self.costs[node][None, :]
         np.fill_diagonal(excess, -inf)
@@ -243,6 +240,8 @@ class Reduction:
 
     def eliminate(self, node: int) -> bool:
         """Minimises the node out if it has at most two neighbours; says whether it did."""
+        if not self._steps.elimination:
+            return False
         around = self.edges[node]
         costs = self.costs[node]
         if len(around) > 2 or (node in self._held and np.ptp(self._held[node], axis=0).any()):
@@ -250,7 +249,7 @@ class Reduction:
         if len(around) == 2:
             (left, a), (right, b) = around.items()
             pairs = self.costs[left].size * self.costs[right].size
-            fits = pairs <= max(_MAX_SERIES_PAIRS, a.size + b.size)
+            fits = pairs <= max(self._tuning.series_pairs, a.size + b.size)
             if not fits and right not in self.edges[left]:
                 return False
         self._eliminated.append(

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_LEVEL = 0.9
-"""of what the planes promise: most of it, since a look costs far more than a step too long"""
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +32,8 @@ def next_prices(
     bound: float,
     enough: float,
     ceiling: float,
+    *,
+    settings: Settings = DEFAULT,
 ) -> tuple[float, np.ndarray] | None:
     """How high v can be, as far as the planes tell, and the prices to try; None where HiGHS fails.
 
@@ -60,9 +61,9 @@ def next_prices(
         return None
     upper = -float(top.fun) * scale
     furthest = top.x[1:] * unit
-    if np.any(furthest >= 0.999 * ceiling):
+    if np.any(furthest >= 0.999 * ceiling) or not settings.steps.level:
         return upper, furthest
-    level = (bound + _LEVEL * (upper - bound)) / scale
+    level = (bound + settings.tuning.level * (upper - bound)) / scale
     # min d:  |lambda_t - centre_t| <= d,  cost_k + lambda . excess_k >= level
     beside = np.vstack([np.eye(count), -np.eye(count)])
     near = linprog(

@@ -16,12 +16,7 @@ import numpy as np
 
 from alpa.passes.solve.shard_bound import neighbours
 from alpa.passes.solve.shard_problem import Memory, Problem
-
-_ROUNDS = 20
-_STEPS = 20
-"""changes per node before the repair gives up"""
-_NEAR = 0.1
-"""An offer this near to the best known is taken, for all grow a little worse with each change."""
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 
 class Walk:
@@ -69,18 +64,25 @@ class Walk:
 
 
 def repair(
-    problem: Problem, memory: Memory, choice: tuple[int, ...], *, deadline: float
+    problem: Problem,
+    memory: Memory,
+    choice: tuple[int, ...],
+    *,
+    deadline: float,
+    settings: Settings = DEFAULT,
 ) -> tuple[int, ...] | None:
     """A choice within memory near a given one; None where the greedy way ends before any."""
+    if not settings.steps.repair:
+        return None
     walk = Walk(problem, memory, choice)
     heap: list[_Offer] = []
-    for _ in range(_STEPS * len(choice)):
+    for _ in range(settings.tuning.repair_changes * len(choice)):
         if not (walk.used > problem.memory_limit).any():
             return tuple(walk.choice)
         if time.monotonic() > deadline:
             return None
         afresh = not heap
-        if not _take_best(walk, heap) and afresh:
+        if not _take_best(walk, heap, settings.tuning.repair_near) and afresh:
             return None
     return None
 
@@ -89,8 +91,11 @@ _Offer = tuple[float, int, int]
 """Extra cost per byte saved, node, and its strategy that would save it."""
 
 
-def _take_best(walk: Walk, heap: list[_Offer]) -> bool:
-    """Takes the best offer that lowers the excess; an empty heap is filled first."""
+def _take_best(walk: Walk, heap: list[_Offer], near: float) -> bool:
+    """Takes the best offer that lowers the excess; an empty heap is filled first.
+
+    An offer ``near`` the best known is taken, for all grow a little worse with each change.
+    """
     limit = walk.problem.memory_limit
     over = walk.used > limit
     before = np.concatenate([[0.0], np.cumsum(over)])
@@ -104,7 +109,7 @@ def _take_best(walk: Walk, heap: list[_Offer]) -> bool:
     while heap:
         _, node, _ = heappop(heap)
         for fresh in _offers(walk, (node,), before, excess):
-            if heap and fresh[0] > heap[0][0] + _NEAR * abs(heap[0][0]):
+            if heap and fresh[0] > heap[0][0] + near * abs(heap[0][0]):
                 heappush(heap, fresh)
                 continue
             used = walk.after(node, fresh[2])
@@ -142,12 +147,19 @@ def _offer(walk: Walk, node: int, before: np.ndarray, excess: float) -> tuple[fl
 
 
 def improve_within(
-    problem: Problem, memory: Memory, choice: tuple[int, ...], *, deadline: float = inf
+    problem: Problem,
+    memory: Memory,
+    choice: tuple[int, ...],
+    *,
+    deadline: float = inf,
+    settings: Settings = DEFAULT,
 ) -> tuple[int, ...]:
     """Changes one node at a time while that lowers the cost and fits into memory."""
+    if not settings.steps.descent_within:
+        return choice
     walk = Walk(problem, memory, choice)
     waiting = set(range(len(choice)))
-    for _ in range(_ROUNDS):
+    for _ in range(settings.tuning.descent_within_rounds):
         changed: set[int] = set()
         for node in sorted(waiting):
             costs, now = walk.costs(node), walk.choice[node]

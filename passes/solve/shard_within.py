@@ -37,6 +37,7 @@ from alpa.passes.solve.shard_problem import (
     SolverFailedError,
 )
 from alpa.passes.solve.shard_repair import improve_within, repair
+from alpa.passes.solve.shard_settings import DEFAULT, Settings
 
 
 class SolveFree(Protocol):
@@ -47,30 +48,6 @@ class SolveFree(Protocol):
         ...
 
 
-_ROUNDS = 100
-_SWEEPS = 200
-_PART = 0.05
-"""Stop raising the bound when at most this part of the gap can be gained."""
-_FINE = 0.01
-"""Sweeps at the best prices end when they gain less than this part of the wanted gap."""
-_PATIENCE = 2
-"""Stop also after so many rounds that raised it by next to nothing."""
-_ENOUGH = 0.9
-"""Combining choices ends when it has closed the gap to this part of the wanted one."""
-_FAR = 1.5
-"""A choice that needs so many times the limit is far above it."""
-_SURELY = 1.2
-"""Memory binds where a choice near the cheapest needs so many times the limit."""
-_COARSE = 0.1
-"""The gap of the first look whether memory binds."""
-_FUSED = 3
-"""so many of the last choices are fused with those of the next prices"""
-_NEVER = 1e3
-"""Costs so many times that of a choice stand for "never", and spoil the arithmetic."""
-_SHRINK = 0.8
-"""Start again at presolve when at most this part of the variables is left."""
-
-
 @dataclass
 class _MemorySearch:
     """What is known about one problem, reduced by presolve."""
@@ -79,6 +56,7 @@ class _MemorySearch:
     solve_free: SolveFree
     deadline: float
     gap: float
+    settings: Settings
     best: tuple[int, ...] | None = None
     value: float = inf
     """of the best choice known, be it one of this problem or not"""
@@ -111,6 +89,7 @@ def solve_within(
     deadline: float,
     free_gap: float,
     gap: float,
+    settings: Settings = DEFAULT,
 ) -> tuple[tuple[int, ...], float]:
     """The cheapest choice within memory, as far as the deadline lets, and a bound.
 
@@ -118,16 +97,18 @@ def solve_within(
     Raises ``OutOfMemoryError``, and ``TimeoutError`` where no choice within memory was found in
     time.
     """
+    steps, tuning = settings.steps, settings.tuning
     try:
-        reduction = Reduction(without_oversized(problem)).run(deadline=deadline)
+        fitting = without_oversized(problem, settings=settings)
+        reduction = Reduction(fitting, settings).run(deadline=deadline)
         rest = reduction.rest()
         if not rest.nodes:
             return _only(problem, reduction.lift())
-        search = _MemorySearch(rest.problem, solve_free, deadline, gap)
+        search = _MemorySearch(rest.problem, solve_free, deadline, gap, settings)
         if not _try_free(search, free_gap):
-            if search.best is None:
+            if search.best is None and steps.least:
                 _see(search, _least(search), far=True)
-            if _largest_cost(rest.problem) > _NEVER * search.value:
+            if steps.huge_costs and _largest_cost(rest.problem) > tuning.never * search.value:
                 _descend(search, without_dear(rest.problem, rest.problem, 0.0, search.value))
             else:
                 _run(search)
@@ -155,13 +136,15 @@ def _try_free(search: _MemorySearch, gap: float) -> bool:
     Where memory binds it is of no use, and that it breaks the limit shows long before.
     """
     bare, limit = replace(search.problem, usages=()), search.problem.memory_limit
-    glance = approach(bare, near=inf, enough=inf, deadline=inf)
-    search.bound, search.messages = glance.bound, glance.messages
-    peak, _ = search.memory.peak(glance.choice)
-    if peak > _SURELY * limit:
-        _see(search, glance.choice, far=True)
-        return False
-    found = search.solve_free(bare, gap if peak <= limit else max(gap, _COARSE))
+    tuning, peak = search.settings.tuning, inf
+    if search.settings.steps.glance:
+        glance = approach(bare, near=inf, enough=inf, deadline=inf, settings=search.settings)
+        search.bound, search.messages = glance.bound, glance.messages
+        peak, _ = search.memory.peak(glance.choice)
+        if peak > tuning.surely * limit:
+            _see(search, glance.choice, far=True)
+            return False
+    found = search.solve_free(bare, gap if peak <= limit else max(gap, tuning.coarse))
     if found.gap > gap and search.memory.peak(found.choice)[0] <= limit:
         found = search.solve_free(bare, gap)
     search.bound = max(search.bound, found.bound)
@@ -173,24 +156,28 @@ def _try_free(search: _MemorySearch, gap: float) -> bool:
 
 
 def _run(search: _MemorySearch) -> None:
-    _maximise_bound(search, rough=True)
-    if search.done:
-        return
-    if search.value < inf:
+    steps = search.settings.steps
+    if steps.rough_prices:
+        _maximise_bound(search, rough=True)
+        if search.done:
+            return
+    if search.value < inf and steps.more_sweeps:
         _sweep_on(search)
         if search.done:
             return
+    if search.value < inf and steps.combination:
         _combine(search)
         if search.done:
             return
-    _maximise_bound(search, rough=False)
-    if search.done:
-        return
-    if search.value < inf:
-        smaller = _without_dear(search)
+    if steps.exact_prices:
+        _maximise_bound(search, rough=False)
         if search.done:
             return
-        if variables_left(smaller) <= _SHRINK * variables_left(search.problem):
+    if search.value < inf and steps.fixing_within:
+        smaller, open_share = _without_dear(search), search.settings.tuning.open_share
+        if search.done:
+            return
+        if variables_left(smaller) <= open_share * variables_left(search.problem):
             _descend(search, smaller)
         else:
             _branch(search)
@@ -203,11 +190,12 @@ def _sweep_on(search: _MemorySearch) -> None:
     paid = search.problem.memory_limit * sum(search.prices.values())
     found = approach(
         priced(search.problem, search.memory, search.prices),
-        near=_FINE * search.gap * abs(search.bound),
+        near=search.settings.tuning.fine * search.gap * abs(search.bound),
         enough=(1 - search.gap) * search.value + paid,
         deadline=search.deadline,
-        known=search.seen[-_FUSED:],
+        known=search.seen[-search.settings.tuning.fused_seen :],
         messages=search.messages,
+        settings=search.settings,
     )
     search.messages = found.messages
     search.bound = max(search.bound, min(found.bound - paid, search.value))
@@ -219,23 +207,26 @@ def _without_dear(search: _MemorySearch) -> Problem:
     paid = search.problem.memory_limit * sum(search.prices.values())
     shifted = ascend(
         priced(search.problem, search.memory, search.prices),
-        sweeps=_SWEEPS,
+        sweeps=search.settings.tuning.sweeps,
         gap=0.0,
         deadline=search.deadline,
         enough=(1 - search.gap) * search.value + paid,
+        settings=search.settings,
     ).problem
     search.bound = max(search.bound, min(dual_bound(shifted) - paid, search.value))
     return without_dear(search.problem, shifted, paid, search.value)
 
 
 def _combine(search: _MemorySearch) -> None:
+    closed = search.settings.tuning.combination_gap * search.gap * abs(search.bound)
     found = combine(
         search.problem,
         search.seen,
         search.prices,
         deadline=search.deadline,
         gap=search.gap,
-        enough=search.bound + _ENOUGH * search.gap * abs(search.bound),
+        enough=search.bound + closed,
+        settings=search.settings,
     )
     if found is not None:
         _see(search, found)
@@ -252,16 +243,18 @@ def _see(search: _MemorySearch, choice: tuple[int, ...], *, far: bool = False) -
     if used[worst] <= search.problem.memory_limit:
         _offer(search, choice)
         return
-    if far or used[worst] <= _FAR * search.problem.memory_limit:
+    if far or used[worst] <= search.settings.tuning.far * search.problem.memory_limit:
         # The first one within memory is worth being late for: it takes a second at most.
         until = search.deadline if search.best is not None else inf
-        repaired = repair(search.problem, search.memory, choice, deadline=until)
+        repaired = repair(
+            search.problem, search.memory, choice, deadline=until, settings=search.settings
+        )
         if repaired is not None:
             _offer(search, repaired)
     moment = int(search.memory.times[worst])
     if moment not in search.prices:
         search.prices[moment] = 0.0
-        if search.value == inf:
+        if search.value == inf and search.settings.steps.row_check:
             _check_row(search, moment)
 
 
@@ -275,7 +268,8 @@ def _add_plane(search: _MemorySearch, choice: tuple[int, ...], used: np.ndarray)
 def _least(search: _MemorySearch) -> tuple[int, ...]:
     """A choice that holds little throughout, whatever it costs."""
     problem = search.problem
-    price = 1e3 * max(abs(search.bound), 1e-30) / max(problem.memory_limit, 1.0)
+    worth = search.settings.tuning.least_price * max(abs(search.bound), 1e-30)
+    price = worth / max(problem.memory_limit, 1.0)
     costs, edges = [c.astype(float) for c in problem.node_costs], list(problem.edges)
     for usage in problem.usages:
         if len(usage.nodes) == 1:
@@ -284,12 +278,15 @@ def _least(search: _MemorySearch) -> tuple[int, ...]:
             source, target = usage.nodes
             edges.append(Edge(source, target, price * usage.bytes))
     cheapest = tuple(int(np.argmin(c)) for c in costs)
-    return improve(replace(problem, node_costs=tuple(costs), edges=tuple(edges)), cheapest)
+    heavy = replace(problem, node_costs=tuple(costs), edges=tuple(edges))
+    return improve(heavy, cheapest, settings=search.settings)
 
 
 def _offer(search: _MemorySearch, choice: tuple[int, ...]) -> None:
     """Takes a choice within memory, improved, where it is better than the best."""
-    better = improve_within(search.problem, search.memory, choice, deadline=search.deadline)
+    better = improve_within(
+        search.problem, search.memory, choice, deadline=search.deadline, settings=search.settings
+    )
     cost = search.problem.cost(better)
     if cost < search.value:
         search.best, search.value = better, cost
@@ -320,11 +317,11 @@ def _check_row(search: _MemorySearch, moment: int) -> None:
 
 def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
     """Looks for the prices of the best bound; ``rough`` ones are found by dual ascent alone."""
-    limit = search.problem.memory_limit
+    limit, tuning = search.problem.memory_limit, search.settings.tuning
     ceiling = inf if search.value < inf else 10 * max(abs(search.bound), 1e-30) / max(limit, 1.0)
     inherited = None if search.planes else dict(search.prices)
     idle = 0
-    for _ in range(_ROUNDS):
+    for _ in range(tuning.price_rounds):
         if search.done:
             return
         moments = list(search.prices)
@@ -334,7 +331,14 @@ def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
             at = [search.index[t] for t in moments]
             centre = np.array([search.prices[t] for t in moments])
             step = next_prices(
-                search.planes, at, limit, centre, search.bound, search.value, ceiling
+                search.planes,
+                at,
+                limit,
+                centre,
+                search.bound,
+                search.value,
+                ceiling,
+                settings=search.settings,
             )
             if step is None:
                 return
@@ -342,9 +346,9 @@ def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
             if centre.any() and np.allclose(step[1], centre, rtol=1e-9, atol=0.0):
                 return
         # Closer than a part of the gap is no use: fixing and branching do the rest.
-        near = 0.1 * search.gap * abs(search.bound)
+        near = tuning.gain_of_gap * search.gap * abs(search.bound)
         if search.value < inf:
-            near = max(near, _PART * (search.value - search.bound))
+            near = max(near, tuning.gain * (search.value - search.bound))
             if upper - search.bound <= near:
                 return
         paid = limit * sum(prices.values())
@@ -356,18 +360,19 @@ def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
                 near=near,
                 enough=enough,
                 deadline=search.deadline,
-                known=search.seen[-_FUSED:],
+                known=search.seen[-tuning.fused_seen :],
                 messages=search.messages,
+                settings=search.settings,
             )
             search.messages = found.messages
         else:
-            wanted = 0.5 * near / max(abs(search.bound) + paid, 1e-300)
+            wanted = tuning.exactness * near / max(abs(search.bound) + paid, 1e-300)
             try:
                 found = search.solve_free(relaxed, max(wanted, 1e-9), enough)
             except TimeoutError:
                 return
         value, known = found.bound - paid, len(search.prices)
-        idle = 0 if value > search.bound + 0.2 * near else idle + 1
+        idle = 0 if value > search.bound + tuning.idle_gain * near else idle + 1
         if value > search.bound:
             search.bound = value
             search.prices.update(prices)
@@ -376,14 +381,15 @@ def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
             ceiling *= 10
         elif len(search.prices) > known:
             idle = 0
-        elif idle == _PATIENCE:
+        elif idle == tuning.patience:
             return
 
 
 def _descend(search: _MemorySearch, smaller: Problem) -> None:
     """Goes on with a problem that holds every better choice than the best."""
     try:
-        reduction = Reduction(without_oversized(smaller)).run(deadline=search.deadline)
+        fitting = without_oversized(smaller, settings=search.settings)
+        reduction = Reduction(fitting, search.settings).run(deadline=search.deadline)
         rest = reduction.rest()
         if not rest.nodes:
             choice = reduction.lift()
@@ -399,6 +405,7 @@ def _descend(search: _MemorySearch, smaller: Problem) -> None:
             search.solve_free,
             search.deadline,
             search.gap,
+            search.settings,
             value=search.value,
             bound=search.bound,
             prices=dict(search.prices),
@@ -415,6 +422,8 @@ def _descend(search: _MemorySearch, smaller: Problem) -> None:
 def _branch(search: _MemorySearch) -> None:
     """Closes the gap by branch and bound."""
     problem = search.problem
+    if search.best is not None and not search.settings.steps.branching:
+        return
     while True:
         try:
             found = branch(
@@ -423,6 +432,7 @@ def _branch(search: _MemorySearch) -> None:
                 relative_gap=search.gap,
                 rows=rows_at(problem, search.prices),
                 capacity=min(problem.memory_limit, 1.0),
+                settings=search.settings,
             )
         except InfeasibleError as error:
             if search.best is not None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa.passes.solve import shard_fuse
 from alpa.passes.solve.shard_fuse import fuse, made_of
 from alpa.passes.solve.shard_problem import Usage
+from alpa.passes.solve.shard_settings import Settings, Tuning
 
 
 @settings(max_examples=60)
@@ -27,12 +27,12 @@ def test_it_is_the_best_of_all_mixtures(all_costs, random_problem, seed, count):
     assert problem.cost(fused) == pytest.approx(mixtures.min(), rel=1e-12)
 
 
-def test_where_tables_are_too_large_it_is_the_best_choice(monkeypatch, random_problem):
-    monkeypatch.setattr(shard_fuse, "_ENTRIES", 1)
+def test_where_tables_are_too_large_it_is_the_best_choice(random_problem):
+    small = Settings(tuning=Tuning(fused_entries=1))
     problem = random_problem(3, nodes=12)
     rng = np.random.default_rng(0)
     choices = [tuple(int(i) for i in rng.integers(0, 4, 12)) for _ in range(4)]
-    assert fuse(problem, choices) == min(choices, key=problem.cost)
+    assert fuse(problem, choices, settings=small) == min(choices, key=problem.cost)
 
 
 def test_usages_of_what_is_left_are_those_of_the_strategies_taken(random_problem):

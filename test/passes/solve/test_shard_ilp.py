@@ -9,9 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve import shard_ilp
-from alpa.passes.solve.shard_ilp import Edge, InfeasibleError, Problem, Solution, solve, verify
+from alpa.passes.solve.shard_ilp import (
+    Edge,
+    InfeasibleError,
+    Problem,
+    Solution,
+    Steps,
+    Tuning,
+    solve,
+    verify,
+)
 from alpa.passes.solve.shard_presolve import Reduction
 from alpa.passes.solve.verification import VerificationError
+
+NO_TABLES = Steps(easy_tables=False, hard_tables=False)
 
 
 @st.composite
@@ -55,19 +66,17 @@ def test_dense_cores_equal_brute_force(all_costs, random_problem, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_dual_ascent_equals_brute_force(monkeypatch, all_costs, random_problem, seed):
-    monkeypatch.setattr(shard_ilp, "_EASY_ENTRIES", 0)
+def test_dual_ascent_equals_brute_force(all_costs, random_problem, seed):
     problem = random_problem(seed)
-    assert solve(problem).objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
+    solution = solve(problem, steps=Steps(easy_tables=False))
+    assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_lp_and_branching_equal_brute_force(monkeypatch, all_costs, random_problem, seed):
-    monkeypatch.setattr(shard_ilp, "_EASY_ENTRIES", 0)
-    monkeypatch.setattr(shard_ilp, "_HARD_ENTRIES", 0)
-    monkeypatch.setattr(shard_ilp, "_SHRINK", 1.0)
+def test_lp_and_branching_equal_brute_force(all_costs, random_problem, seed):
     problem = random_problem(seed)
-    solution = solve(problem, sweeps=1)
+    steps = replace(NO_TABLES, fixing=False)
+    solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
     assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
     assert solution.status == "optimal"
 
@@ -80,32 +89,32 @@ def never(*_args: object, **_options: object) -> None:
 def test_without_branches_the_relaxation_has_the_last_word(
     monkeypatch, all_costs, random_problem, seed
 ):
-    monkeypatch.setattr(shard_ilp, "eliminate", lambda problem, max_entries: None)
     monkeypatch.setattr(shard_ilp, "branch", never)
     problem = random_problem(seed)
-    solution = solve(problem, sweeps=1, branches=False)
+    steps = replace(NO_TABLES, branching=False)
+    solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
     best = all_costs(problem).min()
     assert solution.bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
     assert (solution.status == "optimal") == (solution.gap <= 1e-9)
 
 
 def test_a_bound_that_is_enough_ends_the_search(monkeypatch, all_costs, random_problem):
-    monkeypatch.setattr(shard_ilp, "eliminate", lambda problem, max_entries: None)
+    steps = replace(NO_TABLES, branching=False)
     problem = random_problem(3)
-    best, enough = all_costs(problem).min(), solve(problem, sweeps=1, branches=False).bound
+    best = all_costs(problem).min()
+    enough = solve(problem, steps=steps, tuning=Tuning(sweeps=1)).bound
     for step in ("relax", "branch"):
         monkeypatch.setattr(shard_ilp, step, never)
-    solution = solve(problem, enough=0.5 * enough)
+    solution = solve(problem, enough=0.5 * enough, steps=NO_TABLES)
     assert 0.5 * enough <= solution.bound <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("gap", [0.01, 0.2, 0.8])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_wide_gap_proves_no_false_bound(monkeypatch, all_costs, random_problem, seed, gap):
-    monkeypatch.setattr(shard_ilp, "eliminate", lambda problem, max_entries: None)
+def test_a_wide_gap_proves_no_false_bound(all_costs, random_problem, seed, gap):
     problem = random_problem(seed)
     best = all_costs(problem).min()
-    solution = solve(problem, relative_gap=gap, branch_gap=gap)
+    solution = solve(problem, relative_gap=gap, branch_gap=gap, steps=NO_TABLES)
     assert solution.bound <= best * (1 + 1e-9)
     assert best * (1 - 1e-9) <= solution.objective <= best / (1 - gap) * (1 + 1e-9)
 
@@ -146,15 +155,13 @@ def test_chain_of_48_blocks():
     assert solve(problem).choice == solution.choice
 
 
-def test_time_limit_gives_a_choice_with_its_bound(monkeypatch):
-    monkeypatch.setattr(shard_ilp, "_EASY_ENTRIES", 0)
-    monkeypatch.setattr(shard_ilp, "_HARD_ENTRIES", 0)
+def test_time_limit_gives_a_choice_with_its_bound():
     problem = blocks(12, 8, seed=0)
-    solution = solve(problem, time_limit=0.0)
+    solution = solve(problem, time_limit=0.0, steps=NO_TABLES)
     assert solution.status == "time_limit"
     assert solution.bound < solution.objective
     assert 0 < solution.gap < 1
-    assert solution.bound <= solve(blocks(12, 8, seed=0), time_limit=3.0).objective
+    assert solution.bound <= solve(problem, time_limit=3.0, steps=NO_TABLES).objective
 
 
 def test_the_result_is_never_worse_than_what_is_known(monkeypatch, all_costs, random_problem):
