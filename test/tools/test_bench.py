@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+
+from alpa.passes.solve.shard_problem import Edge, Problem, Usage
+from alpa.tools.bench.__main__ import main
+from alpa.tools.bench.cases import Case, load, save
+from alpa.tools.solve import CaseError
+
+
+@pytest.fixture
+def case() -> Case:
+    rng = np.random.default_rng(0)
+    held = rng.uniform(1, 9, (3, 2))
+    nodes = (rng.random(3), np.array([0.5, inf]), rng.random(4), rng.random(3))
+    return Case(
+        name="small",
+        kind="memory",
+        problem=Problem(
+            node_costs=nodes,
+            edges=tuple(
+                Edge(u, v, rng.random((nodes[u].size, nodes[v].size)))
+                for u, v in ((0, 1), (2, 0), (2, 3), (3, 0), (2, 1), (3, 1))
+            ),
+            usages=(
+                Usage(nodes=(0, 1), bytes=held, start=0, stop=3),
+                Usage(nodes=(0, 1), bytes=held, start=5, stop=6),
+                Usage(nodes=(2,), bytes=np.array([9.0, 6.0, 4.0, 2.0]), start=1, stop=2),
+            ),
+            memory_limit=12.0,
+        ),
+        gap=0.02,
+        prices=(1.0, 10.0),
+        enough=5.0,
+    )
+
+
+def test_a_saved_problem_is_read_as_it_was(tmp_path, case):
+    again = load(save(case, tmp_path))
+    for field in ("name", "kind", "gap", "prices", "enough"):
+        assert getattr(again, field) == getattr(case, field)
+    for old, new in zip(case.problem.node_costs, again.problem.node_costs, strict=True):
+        np.testing.assert_array_equal(old, new)
+    for old, new in zip(case.problem.edges, again.problem.edges, strict=True):
+        assert (old.source, old.target) == (new.source, new.target)
+        np.testing.assert_array_equal(old.costs, new.costs)
+    for old, new in zip(case.problem.usages, again.problem.usages, strict=True):
+        assert (old.nodes, old.start, old.stop) == (new.nodes, new.start, new.stop)
+        np.testing.assert_array_equal(old.bytes, new.bytes)
+    first, second, _ = again.problem.usages
+    assert first.bytes is second.bytes
+    assert again.problem.memory_limit == 12.0
+
+
+@pytest.mark.parametrize("prices", [(), (1.0,)])
+def test_the_table_has_a_row_per_step_that_was_reached(tmp_path, capsys, case, prices):
+    path = save(replace(case, prices=prices, enough=inf), tmp_path)
+    assert main(["solver", str(path), "--steps", "dominance", "elimination", "rounding"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| case | class | without | objective")
+    assert lines[2].startswith("| small | memory | (nothing) |")
+    assert [line.split("|")[3].strip() for line in lines[3:]] == ["dominance", "elimination"]
+    assert not any("rounding" in line for line in lines)  # This is solved before any LP.
+
+
+def test_posing_a_tiny_program(tmp_path, capsys):
+    assert main(["pose", str(tmp_path), "--only", "wresnet-tiny"]) == 0
+    assert "wresnet-tiny-cpu-1x8-mesh: free" in capsys.readouterr().out
+    case = load(tmp_path / "wresnet-tiny-cpu-1x8-mesh.npz")
+    assert case.gap == 0.02
+    assert len(case.problem.usages) > 100
+    assert case.problem.memory_limit < inf
+
+
+def test_a_file_of_something_else_is_refused(tmp_path, capsys):
+    path = tmp_path / "other.npz"
+    np.savez(path, numbers=np.zeros(3))
+    with pytest.raises(CaseError, match="not a saved problem"):
+        load(path)
+    assert main(["solver", str(path)]) == 1
+    assert "not a saved problem" in capsys.readouterr().err

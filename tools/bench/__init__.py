@@ -1,0 +1,1 @@
+"""Benchmarks of Alpa's own searches."""

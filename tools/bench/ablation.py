@@ -1,0 +1,143 @@
+"""What each step of the sharding solver saves: every case is solved with each step switched off.
+
+Seconds, and the time limit, are processor time of this process, which other work on the machine
+changes little. Runs with all steps are made between the others, so that both see the same machine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from unittest.mock import patch
+
+from alpa.passes.solve import shard_ilp, shard_pareto
+from alpa.passes.solve.shard_bound import dual_bound
+from alpa.passes.solve.shard_fixing import priced
+from alpa.passes.solve.shard_problem import InfeasibleError, Memory, SolverFailedError
+from alpa.passes.solve.shard_settings import Steps
+from alpa.tools.bench.cases import Case
+from alpa.tools.output import markdown_header, markdown_row
+
+STEPS = tuple(field.name for field in fields(Steps))
+_EVERY = 4
+"""Runs without a step between two with all steps."""
+COLUMNS = ("case", "class", "without", "objective", "bound", "gap", "seconds", "time", "objective")
+
+
+class _Watched(Steps):
+    """All steps, and the names of those that the search asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "asked", set())
+
+    def __getattribute__(self, name: str) -> object:
+        if name in STEPS:
+            object.__getattribute__(self, "asked").add(name)
+        return object.__getattribute__(self, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One solution of a case; the objective is inf where none was found in time."""
+
+    objective: float
+    bound: float
+    seconds: float
+    """of processor time"""
+
+    @property
+    def gap(self) -> float:
+        """Between objective and bound, as a part of the objective."""
+        if self.objective == self.bound:
+            return 0.0
+        return (self.objective - self.bound) / self.objective if self.objective < math.inf else 1.0
+
+
+def run(case: Case, steps: Steps, time_limit: float) -> Run:
+    """Solves a case once. With prices the objective is the sum over all of them, at their prices;
+    their bounds are not told."""
+    begun = time.process_time()
+    try:
+        # The solver's deadlines are told by this clock.
+        with patch.object(time, "monotonic", time.process_time):
+            if case.prices:
+                objective, bound = _priced(case, steps, time_limit)
+            else:
+                solution = shard_ilp.solve(
+                    case.problem, time_limit=time_limit, branch_gap=case.gap, steps=steps
+                )
+                objective, bound = solution.objective, solution.bound
+    except (TimeoutError, InfeasibleError, SolverFailedError):
+        objective, bound = math.inf, -math.inf
+    return Run(objective=objective, bound=bound, seconds=time.process_time() - begun)
+
+
+def _priced(case: Case, steps: Steps, time_limit: float) -> tuple[float, float]:
+    problem = case.problem
+    choices = shard_pareto.solve(
+        problem, case.prices, gap=case.gap, time_limit=time_limit, enough=case.enough, steps=steps
+    )
+    memory = Memory(problem)
+    times = memory.times[:1].tolist()
+    unit = problem.cost(choices[0]) / problem.memory_limit
+    prices = (0.0, *case.prices)
+    total = sum(
+        priced(problem, memory, dict.fromkeys(times, price * unit)).cost(choice)
+        for price, choice in zip(prices, choices, strict=False)
+    )
+    return total, min(total, dual_bound(problem))
+
+
+def ablate(case: Case, names: Sequence[str], time_limit: float) -> Iterator[tuple[str, Run]]:
+    """Runs with all steps (``""``) and without each step that the search comes to."""
+    watched = _Watched()
+    yield "", run(case, watched, time_limit)
+    asked = object.__getattribute__(watched, "asked")
+    reached = [name for name in names if name in asked]
+    for number, name in enumerate(reached):
+        yield name, run(case, Steps(**{name: False}), time_limit)
+        if number % _EVERY == _EVERY - 1:
+            yield "", run(case, Steps(), time_limit)
+    yield "", run(case, Steps(), time_limit)
+
+
+def rows(case: Case, runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """A line of Markdown for all steps, and one per step that was switched off."""
+    full = [one for name, one in runs if not name]
+    base = Run(
+        objective=full[0].objective,
+        bound=full[0].bound,
+        seconds=median(one.seconds for one in full),
+    )
+    lines = [_row(case, "", base, base)]
+    lines += [_row(case, name, one, base) for name, one in runs if name]
+    return lines
+
+
+def header() -> str:
+    """The first lines of the table."""
+    return markdown_header(COLUMNS)
+
+
+def _row(case: Case, name: str, one: Run, base: Run) -> str:
+    found = one.objective < math.inf
+    changes = ["", ""]
+    if name:
+        changes[0] = f"{one.seconds / base.seconds - 1:+.0%}"
+        changes[1] = f"{one.objective / base.objective - 1:+.2%}" if found else "none found"
+    return markdown_row(
+        [
+            case.name if not name else "",
+            case.kind if not name else "",
+            name or "(nothing)",
+            f"{one.objective:.6g}" if found else "none",
+            f"{one.bound:.6g}" if found and not case.prices else "",
+            f"{one.gap:.2%}" if found and not case.prices else "",
+            f"{one.seconds:.2f}",
+            *changes,
+        ]
+    )

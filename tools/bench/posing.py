@@ -1,0 +1,180 @@
+"""The sharding problems that the passes pose for zoo programs.
+
+While a pipeline runs here, in this process alone, ``shard_ilp.solve`` and ``shard_pareto.solve``
+are replaced by functions that keep the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from unittest.mock import patch
+
+import numpy as np
+
+from alpa import passes
+from alpa.dialects import parse
+from alpa.dialects.attributes import AccumulateDtype
+from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
+from alpa.passes.solve import shard_ilp, shard_pareto
+from alpa.passes.solve.shard_problem import Memory, Problem, Solution
+from alpa.tools import zoo
+from alpa.tools.bench.cases import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posed:
+    """A zoo program on a cluster."""
+
+    program: str
+    cluster: str
+    micro_batch_size: int
+    num_micro_batches: int
+    accumulate_dtype: AccumulateDtype = "f32"
+    searches: bool = False
+    """whether to take what the stage search poses, instead of one mesh"""
+    keep: int = 1
+    """the largest problems of a stage search that are kept"""
+
+    @property
+    def name(self) -> str:
+        """Of its cases' files."""
+        kind = "prices" if self.searches else "mesh"
+        return f"{self.program}-{self.cluster.replace(':', '-')}-{kind}"
+
+
+def _mesh(
+    program: str, cluster: str, size: int, count: int, accumulate: AccumulateDtype = "f32"
+) -> Posed:
+    return Posed(
+        program=program,
+        cluster=cluster,
+        micro_batch_size=size,
+        num_micro_batches=count,
+        accumulate_dtype=accumulate,
+    )
+
+
+def _search(program: str, cluster: str, size: int, count: int, keep: int = 1) -> Posed:
+    return replace(_mesh(program, cluster, size, count), searches=True, keep=keep)
+
+
+POSED = (
+    _mesh("gpt-tiny", "cpu:1x4", 4, 4),
+    _mesh("moe-tiny", "cpu:2x4", 4, 4),
+    _mesh("t5-tiny", "cpu:2x4", 4, 4),
+    _mesh("wresnet-tiny", "cpu:1x8", 4, 4),
+    _mesh("unet-tiny", "cpu:2x4", 4, 4),
+    _mesh("llama-tiny", "cpu:1x4", 4, 4),
+    _mesh("gpt-1.3b", "v100-16gb:1x4", 2, 512),
+    _mesh("gpt-2.6b", "v100-16gb:1x8", 8, 128),
+    _mesh("gpt-15b", "v100-16gb:4x8", 4, 256, "same"),
+    _mesh("gpt-39b", "v100-16gb:8x8", 8, 128, "same"),
+    _mesh("moe-1.3b", "v100-16gb:1x4", 8, 128),
+    _mesh("moe-2.4b", "v100-16gb:1x8", 8, 128),
+    _mesh("moe-10b", "v100-16gb:2x8", 8, 128),
+    _mesh("moe-70b", "v100-16gb:8x8", 8, 128, "same"),
+    _mesh("wresnet-2b", "v100-16gb:1x8", 32, 48),
+    _mesh("wresnet-13b", "v100-16gb:8x8", 32, 48),
+    _mesh("t5-large", "v100-16gb:1x8", 8, 16),
+    _mesh("t5-3b", "h100:2x8", 8, 16),
+    _mesh("unet-256m", "v100-16gb:1x8", 8, 8),
+    _mesh("llama-8b", "h100:1x8", 1, 64),
+    _mesh("llama-8b", "h100:8x8", 8, 64),
+    _search("gpt-2.6b", "v100-16gb:1x8", 8, 128),
+    _search("gpt-15b", "v100-16gb:4x8", 8, 128),
+    _search("moe-2.4b", "v100-16gb:1x8", 8, 128),
+    _search("moe-27b", "v100-16gb:4x8", 8, 128, 2),
+    _search("wresnet-4b", "v100-16gb:2x8", 32, 48, 2),
+    _search("t5-large", "v100-16gb:1x8", 8, 16),
+    _search("unet-256m", "v100-16gb:1x8", 8, 8),
+    _search("llama-8b", "h100:4x8", 8, 64),
+)
+
+
+class _Taken(Exception):  # noqa: N818 - ends a pipeline whose problem is known, nothing is wrong
+    pass
+
+
+def pose(posed: Posed) -> Iterator[Case]:
+    """The cases of a program on a cluster, the largest first."""
+    program = zoo.get(posed.program)
+    text = program.lower(posed.micro_batch_size)
+    if posed.searches:
+        yield from _prices(posed, text)
+    else:
+        yield _one_mesh(posed, text)
+
+
+def _one_mesh(posed: Posed, text: str) -> Case:
+    """What `ilp-shard-annotate` poses for the whole program on one mesh, equal layers folded."""
+    taken: list[Problem] = []
+
+    def take(problem: Problem, **_: object) -> Solution:
+        taken.append(problem)
+        raise _Taken
+
+    parts = (
+        "simplify-trivial-ops",
+        "layer-cluster{num-layers=1}",
+        f"stage-mesh-partition{{cluster={posed.cluster} num-stages=1 schedule=1f1b "
+        f"num-micro-batches={posed.num_micro_batches} accumulate-dtype={posed.accumulate_dtype} "
+        "processes=0}",
+        "ilp-shard-annotate{processes=0}",
+    )
+    try:
+        with patch.object(shard_ilp, "solve", take):
+            passes.run(parse(text), ",".join(parts))
+    except _Taken:
+        pass
+    problem = max(taken, key=lambda one: one.num_variables)
+    bare = replace(problem, usages=())
+    cheapest = shard_ilp.solve(bare, time_limit=5.0, relative_gap=0.1, branch_gap=0.1)
+    binds = Memory(problem).peak(cheapest.choice)[0] > problem.memory_limit
+    return Case(
+        name=posed.name,
+        kind="memory" if binds else "free",
+        problem=problem,
+        gap=IlpShardAnnotate().gap,
+    )
+
+
+def _prices(posed: Posed, text: str) -> list[Case]:
+    """The largest problems that the stage search poses with prices."""
+    taken: list[Case] = []
+    solve = shard_pareto.solve
+
+    def take(
+        problem: Problem,
+        prices: Sequence[float],
+        *,
+        gap: float,
+        time_limit: float,
+        enough: float = inf,
+    ) -> list[tuple[int, ...]]:
+        taken.append(
+            Case(
+                name=posed.name,
+                kind="prices",
+                problem=problem,
+                gap=gap,
+                prices=tuple(prices),
+                enough=enough,
+            )
+        )
+        return solve(problem, prices, gap=gap, time_limit=time_limit, enough=enough)
+
+    parts = (
+        "simplify-trivial-ops",
+        "layer-cluster",
+        f"stage-mesh-partition{{cluster={posed.cluster} schedule=1f1b "
+        f"num-micro-batches={posed.num_micro_batches} processes=0}}",
+    )
+    with patch.object(shard_pareto, "solve", take):
+        passes.run(parse(text), ",".join(parts))
+    largest = np.argsort([-case.problem.num_variables for case in taken], kind="stable")
+    return [
+        replace(taken[k], name=f"{posed.name}{number or ''}")
+        for number, k in enumerate(largest[: posed.keep].tolist())
+    ]
