@@ -44,7 +44,8 @@ def next_prices(
 
     size = max(limit, 1.0)
     costs = np.array([plane.cost for plane in planes])
-    excess = np.array([plane.used[at] - limit for plane in planes]) / size
+    # There is no plane yet where all choices so far took a forbidden pair.
+    excess = np.array([plane.used[at] - limit for plane in planes]).reshape(-1, len(at)) / size
     if enough < np.inf:
         costs, excess = np.append(costs, enough), np.vstack([excess, np.zeros(len(at))])
     scale = np.abs(costs).max(initial=0.0) or 1.0
