@@ -97,8 +97,8 @@ class LayerCluster(Pass):
             step = _Step.of(function, exact=exact)
         graph, roles, parts, floating = step.graph, step.roles, step.parts, step.floating
         part = step.part
-        is_told = any(marker_of(op) == GRADIENT or transform(op.location) for op in graph.ops)
-        if parts.learns and not is_told and micro_batches_of(module) == INDEPENDENT:
+        independent = micro_batches_of(module) == INDEPENDENT
+        if independent and parts.learns and not _has_gradients(function):
             raise PassError(
                 function,
                 "nothing says which values are gradients: neither markers nor the names that jax "
@@ -107,7 +107,7 @@ class LayerCluster(Pass):
                 "it; mark them by alpa.grad, keep the locations of the program "
                 "(as_text(debug_info=True)), or plan with 1 micro-batch",
             )
-        if parts.misplaced and micro_batches_of(module) == INDEPENDENT:
+        if independent and parts.misplaced:
             raise PassError(
                 parts.misplaced[0],
                 "is a part of a differentiation, and would be computed once per step, from means "
@@ -189,6 +189,14 @@ class LayerCluster(Pass):
             )
         starts = [0, *(heavy[k * len(heavy) // count] for k in range(1, count))]
         return _layers(starts, num_ops)
+
+
+def _has_gradients(function: func.FuncOp) -> bool:
+    """Whether markers, or the names that jax gives, tell what differentiation makes."""
+    return any(
+        marker_of(op) == GRADIENT or transform(op.location) is not None
+        for op in walk(body(function))
+    )
 
 
 @dataclass(frozen=True)
