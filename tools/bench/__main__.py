@@ -11,7 +11,7 @@ from pathlib import Path
 from alpa.dialects import ir
 from alpa.passes import PassError
 from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
-from alpa.tools.arguments import amount
+from alpa.tools.arguments import amount, count
 from alpa.tools.bench.ablation import STEPS, ablate, header, rows
 from alpa.tools.bench.cases import load, save
 from alpa.tools.bench.posing import POSED, pose
@@ -42,12 +42,28 @@ def pose_all(folder: Path, only: Sequence[str]) -> None:
             )
 
 
-def ablate_all(paths: Sequence[Path], steps: Sequence[str], time_limit: float) -> None:
+def step_group(text: str) -> tuple[str, ...]:
+    """Steps that are switched off together, such as ``fusion+level``."""
+    names = tuple(text.split("+"))
+    for name in names:
+        if name not in STEPS:
+            raise argparse.ArgumentTypeError(
+                f"there is no step {name!r}; the steps are {', '.join(STEPS)}"
+            )
+    return names
+
+
+def ablate_all(
+    paths: Sequence[Path], groups: Sequence[tuple[str, ...]], time_limit: float, runs: int
+) -> None:
     """Prints the table of all cases, each as soon as it is known."""
     print(header(), flush=True)
     for path in paths:
         case = load(path)
-        print("\n".join(rows(case, list(ablate(case, steps, time_limit)))), flush=True)
+        print(
+            "\n".join(rows(case, ablate(case, groups, time_limit=time_limit, runs=runs))),
+            flush=True,
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,20 +83,28 @@ def parser() -> argparse.ArgumentParser:
         description="Solves sharding problems with all steps of the solver, then with each step "
         "switched off in turn, and prints a Markdown table. The last two columns compare with all "
         "steps.",
-        epilog="example: python -m alpa.tools.bench solver cases/*.npz --steps fusion repair",
+        epilog="example: python -m alpa.tools.bench solver cases/*.npz --steps fusion level+repair",
     )
     solver.add_argument(
         "cases", nargs="+", type=Path, metavar="FILE", help=".npz of `pose`, or a contest's .json"
     )
     solver.add_argument(
-        "--steps", nargs="+", choices=STEPS, default=STEPS, metavar="STEP", help=", ".join(STEPS)
+        "--steps",
+        nargs="+",
+        type=step_group,
+        default=[(name,) for name in STEPS],
+        metavar="STEP",
+        help=f"to switch off; A+B switches off both (default: each of {', '.join(STEPS)})",
+    )
+    solver.add_argument(
+        "--runs", type=count, default=1, help="of each, of whose seconds the median is printed"
     )
     solver.add_argument(
         "--time-limit",
         type=amount,
         default=20.0,
         metavar="SECONDS",
-        help="of each run (default: 20)",
+        help="processor time of each run (default: 20)",
     )
     return result
 
@@ -92,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.command == "pose":
                 pose_all(options.folder, options.only)
             else:
-                ablate_all(options.cases, options.steps, options.time_limit)
+                ablate_all(options.cases, options.steps, options.time_limit, options.runs)
     except (OSError, CaseError) as error:
         return fail(error, "bench")
     return 0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from unittest.mock import patch
 
@@ -23,7 +23,7 @@ from alpa.tools.output import markdown_header, markdown_row
 
 STEPS = tuple(field.name for field in fields(Steps))
 _EVERY = 4
-"""Runs without a step between two with all steps."""
+"""Runs without some step between two with all steps."""
 COLUMNS = ("case", "class", "without", "objective", "bound", "gap", "seconds", "time", "objective")
 
 
@@ -92,30 +92,36 @@ def _priced(case: Case, steps: Steps, time_limit: float) -> tuple[float, float]:
     return total, min(total, dual_bound(problem))
 
 
-def ablate(case: Case, names: Sequence[str], time_limit: float) -> Iterator[tuple[str, Run]]:
-    """Runs with all steps (``""``) and without each step that the search comes to."""
+def ablate(
+    case: Case, groups: Sequence[tuple[str, ...]], *, time_limit: float, runs: int
+) -> dict[tuple[str, ...], Run]:
+    """The median run with all steps, ``()``, and without each group of steps.
+
+    Groups of which the search comes to no step are left out.
+    """
     watched = _Watched()
-    yield "", run(case, watched, time_limit)
-    asked = object.__getattribute__(watched, "asked")
-    reached = [name for name in names if name in asked]
-    for number, name in enumerate(reached):
-        yield name, run(case, Steps(**{name: False}), time_limit)
-        if number % _EVERY == _EVERY - 1:
-            yield "", run(case, Steps(), time_limit)
-    yield "", run(case, Steps(), time_limit)
+    run(case, watched, time_limit)  # Its seconds include imports.
+    asked: set[str] = object.__getattribute__(watched, "asked")
+    reached = [group for group in groups if asked.intersection(group)]
+    made: dict[tuple[str, ...], list[Run]] = {group: [] for group in [(), *reached]}
+    for _ in range(runs):
+        for number, group in enumerate(reached):
+            if number % _EVERY == 0:
+                made[()].append(run(case, Steps(), time_limit))
+            steps = Steps(**dict.fromkeys(group, False))
+            made[group].append(run(case, steps, time_limit))
+    made[()] = made[()] or [run(case, Steps(), time_limit)]
+    return {group: _median(of) for group, of in made.items()}
 
 
-def rows(case: Case, runs: Sequence[tuple[str, Run]]) -> list[str]:
-    """A line of Markdown for all steps, and one per step that was switched off."""
-    full = [one for name, one in runs if not name]
-    base = Run(
-        objective=full[0].objective,
-        bound=full[0].bound,
-        seconds=median(one.seconds for one in full),
-    )
-    lines = [_row(case, "", base, base)]
-    lines += [_row(case, name, one, base) for name, one in runs if name]
-    return lines
+def _median(runs: Sequence[Run]) -> Run:
+    """The first run, with the median of all seconds: the others find the same."""
+    return replace(runs[0], seconds=median(one.seconds for one in runs))
+
+
+def rows(case: Case, runs: Mapping[tuple[str, ...], Run]) -> list[str]:
+    """A line of Markdown for all steps, and one per group that was switched off."""
+    return [_row(case, "+".join(group), one, runs[()]) for group, one in runs.items()]
 
 
 def header() -> str:

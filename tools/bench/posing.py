@@ -69,7 +69,7 @@ POSED = (
     _mesh("llama-tiny", "cpu:1x4", 4, 4),
     _mesh("gpt-1.3b", "v100-16gb:1x4", 2, 512),
     _mesh("gpt-2.6b", "v100-16gb:1x8", 8, 128),
-    _mesh("gpt-15b", "v100-16gb:4x8", 4, 256, "same"),
+    _mesh("gpt-15b", "h100:4x8", 8, 128),
     _mesh("gpt-39b", "v100-16gb:8x8", 8, 128, "same"),
     _mesh("moe-1.3b", "v100-16gb:1x4", 8, 128),
     _mesh("moe-2.4b", "v100-16gb:1x8", 8, 128),
