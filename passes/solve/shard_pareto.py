@@ -119,7 +119,7 @@ def _near(
         branch_gap=gap,
         known=found.core.of(found.choice),
         enough=enough - found.reduction.constant,
-        steps=replace(settings.steps, branching=False),
+        steps=settings.steps.without("branching"),
         tuning=replace(settings.tuning, sweeps=1),
     )
     bound = solution.bound + found.reduction.constant

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,10 @@ class Steps:
     """a choice above the limit is repaired (``shard_repair.repair``)"""
     descent_within: bool = True
     """changes node by node within memory (``shard_repair.improve_within``)"""
+
+    def without(self, *names: str) -> Self:
+        """These steps, but for some."""
+        return type(self)(**(vars(self) | dict.fromkeys(names, False)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,17 +27,17 @@ _EVERY = 4
 COLUMNS = ("case", "class", "without", "objective", "bound", "gap", "seconds", "time", "objective")
 
 
-class _Watched(Steps):
-    """All steps, and the names of those that the search asked for."""
+def _watched() -> tuple[Steps, set[str]]:
+    """All steps, and the names of those that the search asks for, which are added as it does."""
+    asked: set[str] = set()
 
-    def __init__(self) -> None:
-        super().__init__()
-        object.__setattr__(self, "asked", set())
+    class Watched(Steps):
+        def __getattribute__(self, name: str) -> object:
+            if name in STEPS:
+                asked.add(name)
+            return super().__getattribute__(name)
 
-    def __getattribute__(self, name: str) -> object:
-        if name in STEPS:
-            object.__getattribute__(self, "asked").add(name)
-        return object.__getattribute__(self, name)
+    return Watched(), asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +99,15 @@ def ablate(
 
     Groups of which the search comes to no step are left out.
     """
-    watched = _Watched()
+    watched, asked = _watched()
     run(case, watched, time_limit)  # Its seconds include imports.
-    asked: set[str] = object.__getattribute__(watched, "asked")
     reached = [group for group in groups if asked.intersection(group)]
     made: dict[tuple[str, ...], list[Run]] = {group: [] for group in [(), *reached]}
     for _ in range(runs):
         for number, group in enumerate(reached):
             if number % _EVERY == 0:
                 made[()].append(run(case, Steps(), time_limit))
-            steps = Steps(**dict.fromkeys(group, False))
-            made[group].append(run(case, steps, time_limit))
+            made[group].append(run(case, Steps().without(*group), time_limit))
     made[()] = made[()] or [run(case, Steps(), time_limit)]
     return {group: _median(of) for group, of in made.items()}
 

@@ -75,7 +75,7 @@ def test_dual_ascent_equals_brute_force(all_costs, random_problem, seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_lp_and_branching_equal_brute_force(all_costs, random_problem, seed):
     problem = random_problem(seed)
-    steps = replace(NO_TABLES, fixing=False)
+    steps = NO_TABLES.without("fixing")
     solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
     assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
     assert solution.status == "optimal"
@@ -91,7 +91,7 @@ def test_without_branches_the_relaxation_has_the_last_word(
 ):
     monkeypatch.setattr(shard_ilp, "branch", never)
     problem = random_problem(seed)
-    steps = replace(NO_TABLES, branching=False)
+    steps = NO_TABLES.without("branching")
     solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
     best = all_costs(problem).min()
     assert solution.bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
@@ -99,7 +99,7 @@ def test_without_branches_the_relaxation_has_the_last_word(
 
 
 def test_a_bound_that_is_enough_ends_the_search(monkeypatch, all_costs, random_problem):
-    steps = replace(NO_TABLES, branching=False)
+    steps = NO_TABLES.without("branching")
     problem = random_problem(3)
     best = all_costs(problem).min()
     enough = solve(problem, steps=steps, tuning=Tuning(sweeps=1)).bound

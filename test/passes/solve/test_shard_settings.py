@@ -45,7 +45,7 @@ def test_without_a_step_the_answer_is_weaker_and_never_wrong(all_costs, random_p
     low, high = peak.min(), peak.flat[np.argmin(costs)]
     limited = replace(problem, memory_limit=float(low + 0.3 * (high - low)) * (1 + 1e-9))
     best = np.where(peak <= limited.memory_limit, costs, inf).min()
-    solution = solve(limited, steps=Steps(**{step: False}))
+    solution = solve(limited, steps=Steps().without(step))
     verify(limited, solution)
     assert solution.bound <= best * (1 + 1e-9)
     assert best <= solution.objective * (1 + 1e-9)
@@ -58,7 +58,7 @@ def test_without_a_step_the_assignments_of_prices_stay_within_the_gap(
     all_costs, random_problem, step
 ):
     problem = replace(with_memory(random_problem(1), 1), memory_limit=1e5)
-    (fastest,) = solve_prices(problem, [], gap=0.03, time_limit=10.0, steps=Steps(**{step: False}))
+    (fastest,) = solve_prices(problem, [], gap=0.03, time_limit=10.0, steps=Steps().without(step))
     best = all_costs(problem).min()
     assert best <= problem.cost(fastest) * (1 + 1e-9)
     if step not in ("relaxation", "rounding", "descent"):
