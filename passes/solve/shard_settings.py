@@ -45,8 +45,6 @@ class Steps:
     """a few sweeps tell whether memory binds, before the problem without memory is solved"""
     least: bool = True
     """where no choice fits yet, one that holds little is repaired"""
-    huge_costs: bool = True
-    """costs that stand for "never" are forbidden before prices are searched for"""
     row_check: bool = True
     """the least that any choice holds at a time, where no choice fits yet"""
     rough_prices: bool = True

@@ -108,7 +108,7 @@ def solve_within(
         if not _try_free(search, free_gap):
             if search.best is None and steps.least:
                 _see(search, _least(search), far=True)
-            if steps.huge_costs and _largest_cost(rest.problem) > tuning.never * search.value:
+            if _largest_cost(rest.problem) > tuning.never * search.value:
                 _descend(search, without_dear(rest.problem, rest.problem, 0.0, search.value))
             else:
                 _run(search)

@@ -15,7 +15,6 @@ import numpy as np
 
 from alpa import passes
 from alpa.dialects import parse
-from alpa.dialects.attributes import AccumulateDtype
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.solve import shard_ilp, shard_pareto
 from alpa.passes.solve.shard_problem import Memory, Problem, Solution
@@ -31,7 +30,6 @@ class Posed:
     cluster: str
     micro_batch_size: int
     num_micro_batches: int
-    accumulate_dtype: AccumulateDtype = "f32"
     searches: bool = False
     """whether to take what the stage search poses, instead of one mesh"""
     keep: int = 1
@@ -44,16 +42,8 @@ class Posed:
         return f"{self.program}-{self.cluster.replace(':', '-')}-{kind}"
 
 
-def _mesh(
-    program: str, cluster: str, size: int, count: int, accumulate: AccumulateDtype = "f32"
-) -> Posed:
-    return Posed(
-        program=program,
-        cluster=cluster,
-        micro_batch_size=size,
-        num_micro_batches=count,
-        accumulate_dtype=accumulate,
-    )
+def _mesh(program: str, cluster: str, size: int, count: int) -> Posed:
+    return Posed(program=program, cluster=cluster, micro_batch_size=size, num_micro_batches=count)
 
 
 def _search(program: str, cluster: str, size: int, count: int, keep: int = 1) -> Posed:
@@ -70,11 +60,11 @@ POSED = (
     _mesh("gpt-1.3b", "v100-16gb:1x4", 2, 512),
     _mesh("gpt-2.6b", "v100-16gb:1x8", 8, 128),
     _mesh("gpt-15b", "h100:4x8", 8, 128),
-    _mesh("gpt-39b", "v100-16gb:8x8", 8, 128, "same"),
+    _mesh("gpt-39b", "h100:8x8", 8, 128),
     _mesh("moe-1.3b", "v100-16gb:1x4", 8, 128),
     _mesh("moe-2.4b", "v100-16gb:1x8", 8, 128),
     _mesh("moe-10b", "v100-16gb:2x8", 8, 128),
-    _mesh("moe-70b", "v100-16gb:8x8", 8, 128, "same"),
+    _mesh("moe-70b", "h100:8x8", 8, 128),
     _mesh("wresnet-2b", "v100-16gb:1x8", 32, 48),
     _mesh("wresnet-13b", "v100-16gb:8x8", 32, 48),
     _mesh("t5-large", "v100-16gb:1x8", 8, 16),
@@ -119,7 +109,7 @@ def _one_mesh(posed: Posed, text: str) -> Case:
         "simplify-trivial-ops",
         "layer-cluster{num-layers=1}",
         f"stage-mesh-partition{{cluster={posed.cluster} num-stages=1 schedule=1f1b "
-        f"num-micro-batches={posed.num_micro_batches} accumulate-dtype={posed.accumulate_dtype} "
+        f"num-micro-batches={posed.num_micro_batches} "
         "processes=0}",
         "ilp-shard-annotate{processes=0}",
     )
