@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from alpa.dialects.attributes import Part
 from alpa.dialects.bindings import ir, mpmd
 from alpa.dialects.sharding import Mesh, Sharding
 
@@ -118,6 +119,19 @@ class Origin:
 
     def to_attr(self) -> ir.Attribute:
         return mpmd.UserOriginAttr.get(self.name, self.transpose_count)
+
+    @property
+    def layer(self) -> int | None:
+        """The number in `layer_3` or `update_3`; None for `update_global`."""
+        number = self.name.rpartition("_")[2]
+        return int(number) if number.isdigit() else None
+
+    @property
+    def part(self) -> Part:
+        """The part of a step that the computation belongs to."""
+        if self.name.startswith("update_"):
+            return "update"
+        return "backward" if self.transpose_count else "forward"
 
 
 def named_computation(

@@ -66,7 +66,7 @@ from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
-from alpa.passes.stages.cost import computation_seconds, part_of
+from alpa.passes.stages.cost import computation_seconds
 
 _TO_LAYERS = (CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _TO_PLAN = (IlpShardAnnotate, InsertCrossMeshReshard)
@@ -175,7 +175,7 @@ def lower_bound(layers: ir.Module, cluster: Cluster, num_micro_batches: int) -> 
     seconds = 0.0
     for op in body(main_function(layers)).operations:
         if isinstance(op, mpmd.NamedComputationOp):
-            is_update = part_of(Origin.from_attr(op.attributes["origin"])) == "update"
+            is_update = Origin.from_attr(op.attributes["origin"]).part == "update"
             seconds += computation_seconds(op, cluster) * (1 if is_update else num_micro_batches)
     return seconds / cluster.num_devices
 

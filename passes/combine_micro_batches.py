@@ -73,12 +73,12 @@ from alpa.passes.analysis.micro_batches.relate import argument_relations, relate
 from alpa.passes.analysis.micro_batches.relation import Relation
 from alpa.passes.analysis.micro_batches.shapes import splat_of
 from alpa.passes.analysis.micro_batches.whole import complex_constant, strip_whole
+from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.simplify.gradients import mark_gradients
 from alpa.passes.simplify.host_calls import refuse_host_calls
 from alpa.passes.simplify.inline import inline_calls
-from alpa.passes.simplify.op_kinds import ARITHMETIC
 from alpa.passes.simplify.scatter_add import scatter_apart
 
 

@@ -32,7 +32,7 @@ After (with two or more micro-batches, where an update consumes `%g`)::
       }
     }
 
-`planned.Fragment` says what the attributes on the fragments mean.
+`data.Fragment` says what the attributes on the fragments mean.
 
 A sum has the type of the value that is added up: `stage-mesh-partition` has made gradients wide
 where `accumulate-dtype` asks for it. The update scales the sum before it does anything else. In a
@@ -40,7 +40,7 @@ plan that was made otherwise a sum may be of a narrower type than that of `alpa.
 so.
 
 **Fails when** a sharding names another mesh, when a fragment is exported
-already, or when the program cannot be run in micro-batches (see `planned_checks`).
+already, or when the program cannot be run in micro-batches (see `plan/checks.py`).
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ from alpa.dialects.bindings import (
 )
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import Mesh, Sharding
-from alpa.passes.analysis import planned
-from alpa.passes.analysis.annotated import logical_meshes
-from alpa.passes.analysis.planned import Fragment, Program, Value
-from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.plan import data
+from alpa.passes.plan.annotated import logical_meshes
+from alpa.passes.plan.data import Fragment, Program, Value
+from alpa.passes.plan.reader import read_planned
 from alpa.passes.sharding.constraints import closed, materialise
 from alpa.passes.sharding.local_calls import run_calls_on_shards
 from alpa.passes.sharding.local_sums import lower_sums
@@ -133,11 +133,11 @@ class _Exporter:
         for inner in list(walk(function.entry_block)):
             materialise(inner, fragment.mesh, self.meshes[fragment.mesh].size)
         write_steps(function, self.links[fragment.mesh])
-        op.attributes[planned.MODULE] = ir.FlatSymbolRefAttr.get(symbol)
+        op.attributes[data.MODULE] = ir.FlatSymbolRefAttr.get(symbol)
         for name, numbers in (
-            (planned.ACCUMULATORS, accumulated),
-            (planned.EXTRA_RESULTS, extra),
-            (planned.DONATED, tuple(sorted(aliases))),
+            (data.ACCUMULATORS, accumulated),
+            (data.EXTRA_RESULTS, extra),
+            (data.DONATED, tuple(sorted(aliases))),
         ):
             if numbers:
                 op.attributes[name] = ir.DenseI64ArrayAttr.get(numbers)

@@ -9,7 +9,7 @@ After:
     } : (!mpmd.mesh_tensor<"mesh_0", tensor<16x32xf32>, sharding=<@mesh_0, [{}, {"axis1"}]>>, ...)
 
 One integer linear program per mesh, over its forward, backward and update fragments together
-(`sharding/shard_graph.py`), solved to proven optimality (`solve/shard_ilp.py`): the cost of a step
+(`sharding/shard_graph.py`), solved to proven optimality (`solve/ilp.py`): the cost of a step
 is roofline compute, the all-reduces of partial sums, and resharding between producer and consumer.
 `alpa.solver` on @main says what is proven about each mesh, `alpa.seconds` of each fragment what one
 run of it takes by the same costs.
@@ -40,24 +40,24 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.plan import plan_and_cluster
 from alpa.passes.base import NoRoomError, Pass, PassError, Remark, option
+from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.liveness import Held
 from alpa.passes.sharding.mesh_part import MeshPart, Step
 from alpa.passes.sharding.rules import populated
-from alpa.passes.solve.shard_problem import (
+from alpa.passes.solve.errors import SolverFailedError
+from alpa.passes.solve.sharding.problem import (
     Edge,
     InfeasibleError,
     OutOfMemoryError,
     Problem,
     Solution,
-    SolverFailedError,
     with_edges_of_usages,
 )
-from alpa.passes.solve.workers import Workers
+from alpa.passes.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +114,7 @@ class IlpShardAnnotate(Pass):
         meshes = read_meshes(function)
         with populated(module) as rule_of, Workers(self.processes) as workers:
             ops = sum(1 for _ in walk(module.body))
-            needed = ("alpa.passes.solve.shard_ilp", "scipy.optimize")
+            needed = ("alpa.passes.solve.sharding.ilp", "scipy.optimize")
             workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = None if self.intra == "auto" else BatchDims(function, rule_of)
             posed: list[_Posed] = []
@@ -158,10 +158,10 @@ class IlpShardAnnotate(Pass):
     def _submit(
         self, workers: Workers, problem: Problem, known: Sequence[int] | None = None
     ) -> Future[Solution]:
-        from alpa.passes.solve import shard_ilp  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve.sharding import ilp  # noqa: PLC0415 - costs start-up time
 
-        return workers.worth(problem).submit(
-            shard_ilp.solve,
+        return workers.worth(problem.num_variables).submit(
+            ilp.solve,
             problem,
             time_limit=self.time_limit,
             branch_gap=self.gap,

@@ -47,16 +47,17 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, set_op_shardings
-from alpa.passes.analysis.annotated import layout_of, logical_meshes
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.plan import plan_and_cluster
-from alpa.passes.analysis.planned_reader import read_planned
-from alpa.passes.analysis.step_time import step_seconds
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
-from alpa.passes.solve.cross_mesh import Problem, TiledMesh, solve
+from alpa.passes.plan.annotated import logical_meshes
+from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.step_time import step_seconds
+from alpa.passes.sharding.layouts import layout_of
+from alpa.passes.solve.transfers.cross_mesh import Problem, TiledMesh, solve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,6 @@ from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, replace_operands
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.layer_checks import check_layers, check_placed_once, placed_ops
 from alpa.passes.analysis.layer_placement import (
     GLOBAL,
     Floating,
@@ -63,6 +62,7 @@ from alpa.passes.analysis.layer_placement import (
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.analysis.step_parts import StepParts, split_step
 from alpa.passes.base import Pass, PassError, Remark, option
+from alpa.passes.plan.layer_checks import check_layers, check_placed_once, placed_ops
 
 _HEAVY_OPS_PER_LAYER = 4
 MOST_LAYERS = 16
@@ -262,7 +262,7 @@ def _contractions(op: ir.OpView) -> int:
 
 def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> list[int]:
     """Eq. 6 on the forward ops; arguments are no input of a layer, what other layers made is."""
-    from alpa.passes.solve import layer_dp  # noqa: PLC0415 - costs start-up time
+    from alpa.passes.solve.layers import layer_dp  # noqa: PLC0415 - costs start-up time
 
     position = {o: i for i, o in enumerate(forward)}
     flops = np.array([op_cost.flops(graph.ops[o]) for o in forward])

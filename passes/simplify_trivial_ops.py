@@ -81,7 +81,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from alpa.dialects import body, ir, walk
+from alpa.dialects.symbols import drop_unused_meshes
 from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.base import Pass, Remark
 from alpa.passes.simplify import batch_norm, identities
 from alpa.passes.simplify.follow import mark_follow
@@ -90,10 +92,8 @@ from alpa.passes.simplify.host_calls import refuse_host_calls
 from alpa.passes.simplify.inline import inline_calls
 from alpa.passes.simplify.lone_device import run_on_one_device
 from alpa.passes.simplify.memory_kinds import drop_memory_kinds
-from alpa.passes.simplify.op_kinds import ARITHMETIC
 from alpa.passes.simplify.returned import separate_results
 from alpa.passes.simplify.rewriter import Rewrite, simplify
-from alpa.passes.simplify.symbols import drop_unused_meshes
 
 REWRITES: Mapping[str, tuple[Rewrite, ...]] = {
     "stablehlo.batch_norm_training": (batch_norm.batch_norm_training,),

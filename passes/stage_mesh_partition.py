@@ -50,19 +50,16 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.layer_checks import check_layers, check_stages, origins_of
 from alpa.passes.base import OptionError, Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.plan.layer_checks import check_layers, check_stages, origins_of
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
-from alpa.passes.solve.workers import Workers
 from alpa.passes.stages.accumulators import widen_accumulators
 from alpa.passes.stages.class_problem import class_solver
 from alpa.passes.stages.cost import (
     boundary_of,
     computation_seconds,
-    layer_of,
-    part_of,
 )
 from alpa.passes.stages.costing import Costing
 from alpa.passes.stages.given_meshes import GivenMeshes, parse_meshes, take_held
@@ -70,6 +67,7 @@ from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.merge import FragmentBuilder, Stages
 from alpa.passes.stages.remat import Remat, rematerialise, rematerialised
 from alpa.passes.stages.search import Search
+from alpa.passes.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +217,7 @@ class StageMeshPartition(Pass):
         meshes: GivenMeshes | None,
         widened: int,
     ) -> Stages:
-        num_layers = 1 + max((n for o in origins if (n := layer_of(o)) is not None), default=0)
+        num_layers = 1 + max((n for o in origins if (n := o.layer) is not None), default=0)
         limit = min(num_layers, cluster.num_devices)
         if self.num_stages != "auto" and not 1 <= self.num_stages <= limit:
             raise PassError(
@@ -347,11 +345,7 @@ def _one_stage(
     )
     seconds = sum(
         computation_seconds(op, cluster)
-        * (
-            1
-            if part_of(Origin.from_attr(op.attributes["origin"])) == "update"
-            else num_micro_batches
-        )
+        * (1 if Origin.from_attr(op.attributes["origin"]).part == "update" else num_micro_batches)
         for op in graph.ops
     )
     names = tuple(name for name, _ in given.mesh.axes)
@@ -390,10 +384,10 @@ def _require_roles(
 def _require_forwards(ops: Sequence[ir.OpView], origins: Sequence[Origin]) -> None:
     """What runs over and over has no backward part and no update."""
     for op, origin in zip(ops, origins, strict=True):
-        if part_of(origin) != "forward":
+        if origin.part != "forward":
             raise PassError(
                 op,
                 "objective=throughput is for programs of forwards only, and this is the "
-                f"{part_of(origin)} part {origin.name}; leave the objective out: a training "
+                f"{origin.part} part {origin.name}; leave the objective out: a training "
                 "step's is its seconds",
             )

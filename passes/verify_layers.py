@@ -23,8 +23,8 @@ from typing import ClassVar
 from alpa.dialects import ir
 from alpa.dialects.mpmd_types import read_topology
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.layer_checks import check_layers, check_stages
 from alpa.passes.base import Pass, Remark
+from alpa.passes.plan.layer_checks import check_layers, check_stages
 
 
 @dataclass(frozen=True, kw_only=True)

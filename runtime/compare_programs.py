@@ -15,8 +15,8 @@ import numpy as np
 
 from alpa import passes
 from alpa.dialects import ir, main_function, terminator, walk
-from alpa.passes.analysis.planned import Program
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.plan.data import Program
 from alpa.runtime.comparison import Comparison
 from alpa.runtime.loading import load
 from alpa.runtime.noise import Output, Reference, Run, compare_with_noise

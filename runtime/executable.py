@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 
 from alpa.dialects.attributes import Plan
-from alpa.passes.analysis.planned import Program
+from alpa.passes.plan.data import Program
 from alpa.runtime.argument_checks import ArgumentChecks
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.process_usage import ProcessUsage

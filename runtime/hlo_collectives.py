@@ -15,7 +15,7 @@ from math import prod
 from typing import get_args
 
 from alpa.passes.analysis.op_cost import UNKNOWN_TRIP_COUNT
-from alpa.passes.analysis.predicted_collectives import Collective, Kind, merged
+from alpa.passes.plan.predicted_collectives import Collective, Kind, merged
 from alpa.runtime.hlo_text import Computation, HloError, Instruction, parse_hlo
 
 _NAMES: tuple[Kind, ...] = get_args(Kind)

@@ -19,8 +19,8 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import groupby
 
-from alpa.passes.analysis.planned import Fragment, Program, ProgramResult, Transfer
-from alpa.passes.solve.schedule import Direction, StageTask, order
+from alpa.passes.plan.data import Fragment, Program, ProgramResult, Transfer
+from alpa.passes.solve.stages.schedule import Direction, StageTask, order
 
 Key = tuple[int, int | None]
 

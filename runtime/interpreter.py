@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from alpa.passes.analysis.planned import ProgramArgument
+from alpa.passes.plan.data import ProgramArgument
 from alpa.runtime.instructions import Add, Instruction, Key, Move, Output, Run, Script
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import Compiled

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from alpa.dialects import ir, parse, parse_file
 from alpa.dialects.checks import CheckError, check_planned
-from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.base import PassError
 from alpa.passes.export_stages import ExportStages
+from alpa.passes.plan.reader import read_planned
 from alpa.runtime.executable import Executable
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.option_checks import (

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from alpa.dialects import ir
-from alpa.passes.analysis.planned import Program, ProgramArgument
+from alpa.passes.plan.data import Program, ProgramArgument
 from alpa.runtime.argument_checks import ArgumentChecks, Placed
 from alpa.runtime.buffers import apart
 from alpa.runtime.checkpoints.stored_array import StoredArray

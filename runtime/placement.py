@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from alpa.passes.analysis.planned import DeviceMesh, Program, Value
+from alpa.passes.plan.data import DeviceMesh, Program, Value
 from alpa.runtime.pjrt import Device
 
 _DTYPES: dict[str, Any] = {

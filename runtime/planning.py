@@ -16,11 +16,11 @@ from alpa import passes
 from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import AccumulateDtype, Plan, Schedule, State
 from alpa.dialects.sharding import Sharding
-from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.base import PassError
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.text import element_text
+from alpa.passes.plan.report import PlanReport
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.given_meshes import Places, write_held
 from alpa.passes.stages.remat import Remat

@@ -16,10 +16,10 @@ import numpy as np
 from alpa import passes
 from alpa.dialects import ir, is_bytecode, parse, parse_file
 from alpa.passes.alpa import fingerprint, planned_for
-from alpa.passes.analysis.plan_report import PlanReport
-from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.table import plan_table
 from alpa.runtime.argument_checks import check_donations, check_usable
 from alpa.runtime.calls import Call
 from alpa.runtime.cut_array import CutArray

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from jax.sharding import NamedSharding
 
 from alpa.dialects.attributes import Slice
-from alpa.passes.analysis.planned import Program, ProgramArgument, ProgramResult
+from alpa.passes.plan.data import Program, ProgramArgument, ProgramResult
 from alpa.runtime.argument_checks import ArgumentChecks, Expected
 from alpa.runtime.cut_array import CutArray, part_of
 from alpa.runtime.placement import numpy_dtype

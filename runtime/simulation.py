@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from alpa.passes.analysis.planned import Fragment
+from alpa.passes.plan.data import Fragment
 from alpa.runtime.instructions import Add, Instruction, Key, Move, Run, Script, meshes_of, reads
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alpa.dialects import parse
-from alpa.passes.analysis.planned import Fragment, Program
+from alpa.passes.plan.data import Fragment, Program
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module
 from alpa.runtime.placement import Placement

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from alpa.passes.analysis.planned import DeviceMesh, Program, Transfer, Value
-from alpa.passes.solve import cross_mesh
-from alpa.passes.solve.cross_mesh import Crossing, Method, TiledMesh
-from alpa.passes.solve.cross_mesh_senders import Box
+from alpa.passes.plan.data import DeviceMesh, Program, Transfer, Value
+from alpa.passes.solve.transfers import cross_mesh
+from alpa.passes.solve.transfers.cross_mesh import Crossing, Method, TiledMesh
+from alpa.passes.solve.transfers.senders import Box
 from alpa.runtime.placement import Placement, numpy_dtype
 
 

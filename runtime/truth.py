@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alpa.dialects import ir
-from alpa.passes.analysis.predicted_collectives import Collective
+from alpa.passes.plan.predicted_collectives import Collective
 from alpa.runtime.hlo_collectives import has_16_bit_floats, real_collectives
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import CompilerOptions, Device, compile_module

@@ -32,11 +32,11 @@ from typing import NoReturn, get_args
 from alpa import passes, runtime
 from alpa.dialects import ir
 from alpa.dialects.attributes import AccumulateDtype, Schedule
-from alpa.passes.analysis.plan_table import plan_table, seconds_text
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, listening
+from alpa.passes.plan.table import plan_table, seconds_text
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.comparison import Comparison

@@ -34,10 +34,10 @@ import jax
 from alpa.dialects import ir
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes import PassError
-from alpa.passes.analysis.planned_reader import read_planned
-from alpa.passes.analysis.predicted_collectives import Collective, predicted_collectives
-from alpa.passes.analysis.predicted_memory import FragmentMemory, predicted_memory
 from alpa.passes.export_stages import ExportStages
+from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
+from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
+from alpa.passes.plan.reader import read_planned
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import Device, separate
 from alpa.runtime.truth import Truth, truth

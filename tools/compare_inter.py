@@ -26,13 +26,13 @@ from typing import get_args
 
 from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import Schedule, read_meshes
-from alpa.passes.analysis.plan_table import seconds_text
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.plan.table import seconds_text
 from alpa.passes.sharding.baselines import Intra
-from alpa.passes.solve.placement import submeshes
+from alpa.passes.solve.stages.placement import submeshes
 from alpa.runtime.planning import PlanningError, Settings, plan
 from alpa.tools import zoo
 from alpa.tools.arguments import count, share

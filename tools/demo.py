@@ -44,9 +44,9 @@ from jax.sharding import SingleDeviceSharding
 from alpa import passes, runtime
 from alpa.dialects import ir, main_function, parse
 from alpa.passes import PassError
-from alpa.passes.analysis.plan_table import plan_table
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.text import element_text
+from alpa.passes.plan.table import plan_table
 from alpa.runtime.pjrt import Compiled, compile_module
 from alpa.runtime.placement import numpy_dtype
 from alpa.runtime.reference import compare

@@ -10,7 +10,7 @@ from typing import NoReturn
 from alpa.dialects import ir
 from alpa.dialects.checks import CheckError
 from alpa.passes import PassError
-from alpa.passes.analysis.plan_table import plan_table
+from alpa.passes.plan.table import plan_table
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 

@@ -26,8 +26,8 @@ from typing import Any, get_args
 
 from alpa.dialects.attributes import AccumulateDtype, Schedule
 from alpa.passes.alpa import STEPS
-from alpa.passes.analysis.plan_table import seconds_text
 from alpa.passes.cost.device import size_text
+from alpa.passes.plan.table import seconds_text
 from alpa.tools.arguments import count
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 

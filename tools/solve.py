@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from alpa.passes.solve import shard_ilp
-from alpa.passes.solve.shard_ilp import Edge, Problem, Usage
+from alpa.passes.solve.sharding import ilp
+from alpa.passes.solve.sharding.ilp import Edge, Problem, Usage
 from alpa.tools.arguments import amount, share
 
 
@@ -156,16 +156,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         problem = load_case(options.file)
-        solution = shard_ilp.solve(problem, time_limit=options.time_limit, branch_gap=options.gap)
+        solution = ilp.solve(problem, time_limit=options.time_limit, branch_gap=options.gap)
         if options.o is not None:
             options.o.write_text(json.dumps(list(solution.choice)) + "\n")
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    except (CaseError, shard_ilp.InfeasibleError, TimeoutError) as error:
+    except (CaseError, ilp.InfeasibleError, TimeoutError) as error:
         print(f"error: {options.file}: {error}", file=sys.stderr)
         return 1
-    except shard_ilp.SolverFailedError as error:
+    except ilp.SolverFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     limit = "no limit" if problem.memory_limit == float("inf") else number(problem.memory_limit)

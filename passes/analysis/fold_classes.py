@@ -39,7 +39,6 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.repeats import maximal_repeats
 from alpa.passes.analysis.roles import infer_roles
 from alpa.passes.analysis.step_parts import split_step
-from alpa.passes.stages.cost import part_of
 
 MIN_SHARE = 0.01
 """Of the ops, what a repeat has to save: two equal ops in a row are not worth a class. On
@@ -141,7 +140,7 @@ def _has_parts(block: ir.Block) -> bool:
 
 def _part_of(op: ir.OpView) -> Part | None:
     if isinstance(op, mpmd.NamedComputationOp):
-        return part_of(Origin.from_attr(op.attributes["origin"]))
+        return Origin.from_attr(op.attributes["origin"]).part
     return read_part(op)
 
 

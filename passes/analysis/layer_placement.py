@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
 from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.op_kinds import SOURCES, TRIVIAL
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.step_parts import StepParts
-from alpa.passes.simplify.op_kinds import SOURCES, TRIVIAL
 
 GLOBAL = -1
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.passes.analysis.graph import type_bytes
-from alpa.passes.simplify.op_kinds import ELEMENTWISE_STABLEHLO
+from alpa.passes.analysis.op_kinds import ELEMENTWISE_STABLEHLO
 
 # Executed instead of an unknown trip count: a loop whose bound is data is rare, and it must
 # weigh more than its body alone.

@@ -10,7 +10,7 @@ from operator import or_
 from alpa.dialects import body, ir, stablehlo, terminator, walk
 from alpa.passes.analysis.graph import used_values
 from alpa.passes.analysis.micro_batches.context import is_float
-from alpa.passes.simplify.op_kinds import CONTROL_FLOW, ELEMENTWISE
+from alpa.passes.analysis.op_kinds import CONTROL_FLOW, ELEMENTWISE
 
 PRODUCTS = {
     "stablehlo.convolution",

@@ -17,9 +17,9 @@ from alpa.dialects.attributes import (
     state_pairs,
 )
 from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
+from alpa.dialects.symbols import meshes_by_name
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
-from alpa.passes.simplify.symbols import meshes_by_name
 
 # From a new state one walks back through these to the old state that it updates: an optimizer
 # works element by element, and a loss or a gradient does not.

@@ -35,10 +35,10 @@ from alpa.dialects import ir, stablehlo, transform
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.micro_batches.context import is_float
+from alpa.passes.analysis.op_kinds import TRIVIAL
 from alpa.passes.analysis.products import PRODUCTS, is_linear, multiplies
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.running_state import running_states
-from alpa.passes.simplify.op_kinds import TRIVIAL
 
 SAME_ELEMENTS = TRIVIAL - {
     "stablehlo.broadcast",

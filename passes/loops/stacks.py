@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import GRADIENT, marker_of
+from alpa.passes.analysis.op_kinds import ELEMENTWISE
 from alpa.passes.loops.layer_loops import LayerLoop
-from alpa.passes.simplify.op_kinds import ELEMENTWISE
 from alpa.passes.simplify.rewriter import shape, splat
 
 

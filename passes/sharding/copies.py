@@ -16,12 +16,12 @@ import numpy as np
 
 from alpa.dialects import ir
 from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.analysis.op_kinds import READS_THROUGH_FUSION
 from alpa.passes.cost.reshard import Layout, only_cuts
 from alpa.passes.sharding.shard_graph import Need, Placed, ShardGraph
 from alpa.passes.sharding.spaces import Layouts, OpNode, Space
 from alpa.passes.sharding.sums import unreduced_axes
-from alpa.passes.simplify.op_kinds import READS_THROUGH_FUSION
-from alpa.passes.solve.shard_problem import Usage
+from alpa.passes.solve.sharding.problem import Usage
 
 _SMALL = 1e-4
 """A part of the device's memory below which copies are not worth a row: few exist at a time."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alpa.passes.solve.shard_problem import Edge, Problem, Usage
+from alpa.passes.solve.sharding.problem import Edge, Problem, Usage
 
 RADIUS = 5
 """Rounds of refinement: nodes that differ only further away than this are tied. The 4,270 nodes of

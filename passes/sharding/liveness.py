@@ -34,7 +34,7 @@ from alpa.passes.sharding.copies import LocalBytes, copies_for_ops
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.sharding.versions import Versions
-from alpa.passes.solve.shard_problem import Usage
+from alpa.passes.solve.sharding.problem import Usage
 
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
 _CONTROL_FLOW = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})

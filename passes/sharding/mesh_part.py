@@ -26,7 +26,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
-from alpa.dialects.sharding import AxisRef, Sharding, set_op_shardings
+from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.analysis.graph import first_reader, type_bytes
 from alpa.passes.base import NoRoomError, Remark
 from alpa.passes.cost.cluster import Cluster
@@ -35,6 +35,7 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.baselines import StateKind, Tensors
 from alpa.passes.sharding.kept_copies import return_copies
+from alpa.passes.sharding.layouts import sharding_of
 from alpa.passes.sharding.liveness import Held, Residence, held, op_at
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import Placed, RuleOf, ShardGraph
@@ -43,8 +44,8 @@ from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable, unreduced_axes
 from alpa.passes.sharding.versions import Versions
-from alpa.passes.solve.schedule import in_flight
-from alpa.passes.solve.shard_problem import OutOfMemoryError
+from alpa.passes.solve.sharding.problem import OutOfMemoryError
+from alpa.passes.solve.stages.schedule import in_flight
 
 Step = tuple[mpmd.FragmentOp | mpmd.TransferOp | None, Snapshot]
 """An op that was added, None for the arguments, and all costs then."""
@@ -420,20 +421,13 @@ class MeshPart:
     def _sharding(self, value: ir.Value, layout: Layout) -> Sharding:
         placed = self.graph.placed.get(value)
         type_ = ir.RankedTensorType(value.type if placed is None else placed.type)
-        return _sharding_of(self.name, self.graph.mesh.axis_names, layout, type_.rank)
+        return sharding_of(self.name, self.graph.mesh.axis_names, layout, type_.rank)
 
 
 @lru_cache(maxsize=4096)
 def _shares_of(shape: tuple[int, ...], sizes: tuple[int, ...], layouts: Layouts) -> np.ndarray:
     whole = max(1, math.prod(shape))
     return np.array([local_elements(shape, sizes, layout) / whole for layout in layouts])
-
-
-@lru_cache(maxsize=4096)
-def _sharding_of(mesh: str, names: tuple[str, ...], layout: Layout, rank: int) -> Sharding:
-    dims = tuple(tuple(names[a] for a in axes) for axes in layout[:rank])
-    unreduced = tuple(AxisRef(names[axis]) for axis in unreduced_axes(layout, rank))
-    return replace(Sharding.of(mesh, dims), unreduced=unreduced)
 
 
 def _in_order(one: tuple[ir.Operation, ir.Value], other: tuple[ir.Operation, ir.Value]) -> int:

@@ -15,10 +15,10 @@ from typing import Literal
 
 from alpa.dialects import func, ir, sdy, walk
 from alpa.dialects.sharding import Sharding
-from alpa.passes.analysis.annotated import layout_of
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.sharding.layouts import layout_of
 
 
 @dataclass(frozen=True, kw_only=True)

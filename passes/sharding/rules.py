@@ -24,8 +24,8 @@ from typing import Any
 
 from alpa.dialects import chlo, ir, passmanager, stablehlo, walk
 from alpa.dialects.sharding import ShardingRule
+from alpa.passes.analysis.op_kinds import ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO, SOURCES
 from alpa.passes.base import PassError
-from alpa.passes.simplify.op_kinds import ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO, SOURCES
 
 _ATTRIBUTE = "sdy.sharding_rule"
 _POPULATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"

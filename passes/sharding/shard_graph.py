@@ -31,6 +31,7 @@ from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
+from alpa.passes.analysis.op_kinds import TRIVIAL
 from alpa.passes.base import PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -39,6 +40,7 @@ from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding import sums
 from alpa.passes.sharding.convolutions import sound_rule, sound_strategies
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
+from alpa.passes.sharding.op_seconds import op_seconds
 from alpa.passes.sharding.ops import Op, read_ops
 from alpa.passes.sharding.spaces import Layouts, OpNode, Space, Sums
 from alpa.passes.sharding.strategies import (
@@ -50,8 +52,6 @@ from alpa.passes.sharding.strategies import (
     tensor_layouts,
 )
 from alpa.passes.sharding.user_shardings import layouts_within
-from alpa.passes.simplify.op_kinds import TRIVIAL
-from alpa.passes.stages.cost import op_seconds
 
 RuleOf = Callable[[ir.OpView], ShardingRule | None]
 

@@ -19,10 +19,10 @@ from typing import Literal
 from alpa.dialects import body, func, ir, sdy, terminator, walk, walk_outside_manual
 from alpa.dialects.attributes import take_from_signature
 from alpa.dialects.sharding import Mesh, Sharding, narrower
+from alpa.dialects.symbols import SYMBOL, lift_inlined_meshes, named_meshes
 from alpa.passes.base import PassError, Remark, location_of
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.reshard import Layout
-from alpa.passes.simplify.symbols import SYMBOL, lift_inlined_meshes, named_meshes
 
 _SHARDING = "sdy.sharding"
 _MOST_AXES = 3

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import FOLLOW, i64, marker_of
 from alpa.passes.analysis.graph import type_bytes
-from alpa.passes.simplify.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
+from alpa.passes.analysis.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
 from alpa.passes.simplify.rewriter import programs, shape
 
 _LIGHT = DATA_MOVEMENT | {

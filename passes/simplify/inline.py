@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alpa.dialects import body, func, ir, sdy, walk
+from alpa.dialects.symbols import referenced_symbols
 from alpa.passes.base import PassError
-from alpa.passes.simplify.symbols import referenced_symbols
 
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from alpa.dialects import filled, ir, sdy, stablehlo
 from alpa.dialects.sharding import Mesh
+from alpa.dialects.symbols import SYMBOL, named_meshes
 from alpa.passes.base import PassError
-from alpa.passes.simplify.symbols import SYMBOL, named_meshes
 
 _NUMBERS = (stablehlo.PartitionIdOp, stablehlo.ReplicaIdOp)
 _COLLECTIVES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alpa.dialects import body, func, ir, sdy, terminator
 from alpa.dialects.sharding import Sharding, narrower, signature_shardings
-from alpa.passes.simplify.symbols import lift_inlined_meshes, meshes_by_name
+from alpa.dialects.symbols import lift_inlined_meshes, meshes_by_name
 
 
 def separate_results(module: ir.Module, main: func.FuncOp) -> None:

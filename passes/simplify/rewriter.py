@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 from alpa.dialects import ir, sdy, stablehlo
-from alpa.passes.simplify.op_kinds import CONTROL_FLOW, PURE
+from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
 
 
 class Rewriter:

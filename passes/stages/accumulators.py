@@ -41,7 +41,6 @@ from alpa.dialects import attributes_of, body, func, ir, mpmd, sdy, stablehlo, t
 from alpa.dialects.attributes import FOLLOW, Plan, Result, i64
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.passes.analysis.graph import Graph, element_bytes, first_reader, type_bytes
-from alpa.passes.stages.cost import part_of
 
 _MOVES = (sdy.ShardingConstraintOp, stablehlo.ReshapeOp, stablehlo.TransposeOp)
 
@@ -55,7 +54,7 @@ def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: P
     if plan.num_micro_batches == 1:
         return 0
     graph = Graph.of(body(function))
-    parts = [part_of(Origin.from_attr(op.attributes["origin"])) for op in graph.ops]
+    parts = [Origin.from_attr(op.attributes["origin"]).part for op in graph.ops]
     pairs = zip(graph.returned, results, strict=True)
     losses = {v for v, r in pairs if r.role is not None and r.role.kind in ("mean", "sum")}
     added = 0
@@ -110,7 +109,7 @@ def _widen(op: ir.OpView, totals: Sequence[_Total]) -> None:
             reader, number = use.owner, use.operand_number
             if not isinstance(reader, mpmd.NamedComputationOp):
                 continue
-            if part_of(Origin.from_attr(reader.attributes["origin"])) == "update":
+            if Origin.from_attr(reader.attributes["origin"]).part == "update":
                 reader.operands[number] = new.results[wide]
                 _narrow(reader, number, total.type)
 

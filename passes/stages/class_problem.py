@@ -36,15 +36,15 @@ from alpa.passes.sharding.copies import LocalBytes
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.liveness import Residence, held
 from alpa.passes.sharding.mesh_part import MeshPart
+from alpa.passes.sharding.op_seconds import op_seconds
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.shard_graph import Known, Placed, RuleOf, ShardGraph
 from alpa.passes.sharding.step_costs import Snapshot, step_costs
 from alpa.passes.sharding.strategies import splittable
 from alpa.passes.sharding.versions import Versions
-from alpa.passes.solve.shard_problem import Edge, Memory, Problem, Usage
+from alpa.passes.solve.sharding.problem import Edge, Memory, Problem, Usage
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.class_costs import ClassCosts, Work
-from alpa.passes.stages.cost import op_seconds
 from alpa.passes.stages.exchange import Exchange
 from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
 
@@ -284,11 +284,11 @@ class ClassProblem:
         Where a step takes more than `enough` seconds whatever the choice, one of them alone.
         Raises InfeasibleError, TimeoutError or SolverFailedError where none was found.
         """
-        from alpa.passes.solve import shard_pareto  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve.sharding import pareto  # noqa: PLC0415 - costs start-up time
 
         # What is alike in different classes is tied as it would be in the whole program.
         small, node_class = fold(self._problem(), RADIUS, like=self._problem(each_once=True))
-        found = shard_pareto.solve(small, prices, gap=GAP, time_limit=TIME_LIMIT, enough=enough)
+        found = pareto.solve(small, prices, gap=GAP, time_limit=TIME_LIMIT, enough=enough)
         return [self._costs(unfold(choice, node_class)) for choice in found]
 
     def work(self, costs: ClassCosts) -> Work:

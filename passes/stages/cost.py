@@ -7,26 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alpa.dialects import body, ir, mpmd
+from alpa.dialects import body, ir
 from alpa.dialects.attributes import Argument, Part, Result, state_pairs
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Link
-
-
-def layer_of(origin: Origin) -> int | None:
-    """The layer number in `layer_3` or `update_3`; None for update_global."""
-    number = origin.name.rpartition("_")[2]
-    return int(number) if number.isdigit() else None
-
-
-def part_of(origin: Origin) -> Part:
-    """The part of a step that a named computation belongs to, by its name."""
-    if origin.name.startswith("update_"):
-        return "update"
-    return "backward" if origin.transpose_count else "forward"
+from alpa.passes.sharding.op_seconds import op_seconds
 
 
 def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
@@ -34,7 +21,7 @@ def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
     is their sum over the micro-batches."""
 
     def part(o: int) -> Part:
-        return part_of(Origin.from_attr(graph.ops[o].attributes["origin"]))
+        return Origin.from_attr(graph.ops[o].attributes["origin"]).part
 
     returned = set(graph.returned)
     return [
@@ -101,20 +88,18 @@ def boundary_of(
     for r, a in state_pairs(arguments, results).items():
         states.setdefault(graph.returned[r], []).append(a)
     for o, made in enumerate(graph.results):
-        here = layer_of(origins[o])
+        here = origins[o].layer
         if here is None:
             continue
         for v in made:
             # (0 into or 1 back, the layer that a stage begins with)
             crossed: set[tuple[int, int]] = set()
-            wanted = {layer_of(origins[u]) for a in states.get(v, ()) for u in graph.users[a]}
-            wanted |= {
-                layer_of(origins[u]) for u in graph.users[v] if part_of(origins[u]) == "update"
-            }
+            wanted = {origins[u].layer for a in states.get(v, ()) for u in graph.users[a]}
+            wanted |= {origins[u].layer for u in graph.users[v] if origins[u].part == "update"}
             once |= {(v, here, there) for there in wanted if there not in (None, here)}
             for reader in (origins[u] for u in graph.users[v]):
-                there = layer_of(reader)
-                if there is not None and there != here and part_of(reader) != "update":
+                there = reader.layer
+                if there is not None and there != here and reader.part != "update":
                     low, high = min(here, there), max(here, there)
                     crossed |= {(int(there < here), layer) for layer in range(low + 1, high + 1)}
             for way, layer in crossed:
@@ -140,21 +125,6 @@ def _from_outside(pairs: np.ndarray) -> np.ndarray:
 def computation_seconds(op: ir.OpView, cluster: Cluster) -> float:
     """Roofline time of a computation's ops on one device, one after the other."""
     return sum(op_seconds(inner, cluster) for inner in body(op).operations)
-
-
-def op_seconds(op: ir.OpView, cluster: Cluster) -> float:
-    """The larger of FLOPs over the dtype's peak and bytes over memory bandwidth."""
-    if isinstance(op, mpmd.ReturnOp):
-        return 0.0
-    return cluster.device.seconds(op_cost.flops(op), op_cost.memory_bytes(op), dtype_name(op))
-
-
-def dtype_name(op: ir.OpView) -> str:
-    """The element type that an op computes in, as the cluster file names it (`f32`, `i8`)."""
-    for value in [*op.operands, *op.results]:
-        if isinstance(value.type, ir.RankedTensorType):
-            return str(value.type.element_type)
-    return "f32"
 
 
 def pairs_inside(pairs: np.ndarray) -> np.ndarray:

@@ -16,10 +16,10 @@ from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.rules import rule_of
-from alpa.passes.solve.workers import Workers
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassSolver, solver_of
 from alpa.passes.stages.layer_classes import ClassesText
+from alpa.passes.workers import Workers
 
 WORTH = 2_000
 """Ops of all classes that are worth a process, which takes about 1 s to start."""

@@ -38,7 +38,6 @@ from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import OptionError, PassError, location_of
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.stages.cost import layer_of
 
 Places = Mapping[State, tuple[Sharding, ...]]
 """Where the arrays of a state lie, a sharding for each mesh that has a copy."""
@@ -194,7 +193,7 @@ class GivenMeshes:
         layers = np.arange(num_layers)
         moved = np.zeros((num_layers, num_layers, len(self.meshes)))
         for argument, places in self.held.items():
-            users = (layer_of(origins[o]) for o in graph.users[argument])
+            users = (origins[o].layer for o in graph.users[argument])
             readers = {layer for layer in users if layer is not None}
             if not readers:
                 continue

@@ -26,7 +26,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph, recipe
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.stages.cost import layer_of, part_of, totals_of
+from alpa.passes.stages.cost import totals_of
 from alpa.passes.stages.merge import FragmentBuilder, Stages
 
 MESH = "mesh_0"
@@ -134,7 +134,7 @@ def layer_classes(
     """The classes of a clustered program whose named computations are the graph's ops."""
     members: list[list[int]] = [[] for _ in range(num_layers)]
     for o, op in enumerate(graph.ops):
-        layer = layer_of(Origin.from_attr(op.attributes["origin"]))
+        layer = Origin.from_attr(op.attributes["origin"]).layer
         if layer is not None:
             members[layer].append(o)
     found: dict[Hashable, list[int]] = {}
@@ -189,7 +189,7 @@ def _signature(
         )
         origin = Origin.from_attr(op.attributes["origin"])
         ops = _block_recipe(body(op))
-        parts.append((part_of(origin), tuple(read), outside, ops))
+        parts.append((origin.part, tuple(read), outside, ops))
     return tuple(parts)
 
 
@@ -319,7 +319,7 @@ class _Program:
 
 
 def _part(graph: Graph, o: int) -> Part:
-    return part_of(Origin.from_attr(graph.ops[o].attributes["origin"]))
+    return Origin.from_attr(graph.ops[o].attributes["origin"]).part
 
 
 def _links(

@@ -43,8 +43,6 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stages.cost import (
     computation_seconds,
-    layer_of,
-    part_of,
     totals_of,
 )
 
@@ -132,7 +130,7 @@ class FragmentBuilder:
         where: dict[int, int] = {}
         for o, op in enumerate(self.graph.ops):
             origin = Origin.from_attr(op.attributes["origin"])
-            parts[o] = part_of(origin)
+            parts[o] = origin.part
             where[o] = self._mesh_of_computation(o, origin, where)
             if parts[o] == "update":
                 producers = [self.graph.producer[v] for v in self.graph.operands[o]]
@@ -157,7 +155,7 @@ class FragmentBuilder:
         return [groups[key] for key in sorted(groups)]
 
     def _mesh_of_computation(self, o: int, origin: Origin, where: dict[int, int]) -> int:
-        layer = layer_of(origin)
+        layer = origin.layer
         if layer is not None:
             return self.stages.layer_stage[layer]
         # What mixes layers goes where most of what it reads is made.
@@ -273,7 +271,7 @@ class FragmentBuilder:
             layers = dict.fromkeys(Origin.from_attr(o.attributes["origin"]) for o in makers)
             op, block = fragment(
                 self.stages.meshes[mesh].name,
-                [Origin(f"update_{layer_of(origin)}") for origin in layers],
+                [Origin(f"update_{origin.layer}") for origin in layers],
                 mesh,
                 [values[v, mesh] for v in mine],
                 [self._type(v, mesh) for v in mine],
@@ -322,7 +320,7 @@ class FragmentBuilder:
         with ir.InsertionPoint(block), op.location:
             return_([inside[v] for v in outputs])
         again = [c for c in computations if REMAT in c.attributes]
-        layers = sorted(layer_of(Origin.from_attr(c.attributes["origin"])) or 0 for c in again)
+        layers = sorted(Origin.from_attr(c.attributes["origin"]).layer or 0 for c in again)
         if layers:
             op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(layers)
         op.attributes[PART] = ir.StringAttr.get(group.part)

@@ -19,7 +19,7 @@ from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.cost import Boundary, intervals, pairs_inside
 
 if TYPE_CHECKING:
-    from alpa.passes.solve import stage_dp
+    from alpa.passes.solve.stages import stage_dp
     from alpa.passes.stages.class_problem import ClassSolver
 
 PRICES = (1.0, 10.0)
@@ -216,7 +216,7 @@ def stage_problem(
     minimise: Literal["step", "throughput"] = "step",
 ) -> stage_dp.Problem:
     """The stage DP's problem of choosing among options, whose numbers are its submeshes'."""
-    from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
+    from alpa.passes.solve.stages import stage_dp  # noqa: PLC0415 - costs start-up time
 
     memory = cluster.device.memory
     submeshes = [(o.hosts, o.devices) for o in options]

@@ -27,8 +27,7 @@ from alpa.dialects.attributes import FLOPS, REMAT, Part, i64
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, has_effects, replace_operands, used_values
-from alpa.passes.simplify.op_kinds import CONTROL_FLOW, PURE
-from alpa.passes.stages.cost import layer_of, part_of
+from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
 
 Remat = Literal["none", "layer", "auto"]
 
@@ -63,9 +62,9 @@ def rematerialise(function: func.FuncOp, layers: Collection[int] | None = None) 
     for op in body(function).operations:
         if isinstance(op, mpmd.NamedComputationOp):
             origin = Origin.from_attr(op.attributes["origin"])
-            layer = layer_of(origin)
+            layer = origin.layer
             if layer is not None:
-                parts.setdefault(layer, {})[part_of(origin)] = op
+                parts.setdefault(layer, {})[origin.part] = op
     for layer, mine in parts.items():
         if (layers is None or layer in layers) and {"forward", "backward"} <= mine.keys():
             _rematerialise(mine["forward"], mine["backward"])

@@ -29,8 +29,9 @@ from alpa.passes.base import NoRoomError, PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import axes_differ
-from alpa.passes.solve.schedule import in_flight
-from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
+from alpa.passes.solve.errors import SolverFailedError
+from alpa.passes.solve.sharding.problem import InfeasibleError
+from alpa.passes.solve.stages.schedule import in_flight
 from alpa.passes.stages.cost import Boundary
 from alpa.passes.stages.costing import Costing
 from alpa.passes.stages.given_meshes import GivenMeshes
@@ -39,7 +40,7 @@ from alpa.passes.stages.options import Option, stage_problem
 from alpa.passes.stages.views import OneDevice, View, logical_shapes
 
 if TYPE_CHECKING:
-    from alpa.passes.solve import stage_dp
+    from alpa.passes.solve.stages import stage_dp
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ class Search:
 
     def run(self) -> Stages:
         """The best stages and their meshes."""
-        from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve.stages import placement  # noqa: PLC0415 - costs start-up time
 
         cluster = self.cluster
         submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
@@ -105,7 +106,7 @@ class Search:
 
     def _cut(self, one: OneDevice, views: list[View]) -> tuple[_Cut, list[Option], float]:
         """The best cut, what each of its stages takes, and a bound of its seconds."""
-        from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve.stages import stage_dp  # noqa: PLC0415 - costs start-up time
 
         bound: float | None = None
         only = self._only(one, views)
@@ -147,7 +148,7 @@ class Search:
 
     def _begin_next(self, offers: Sequence[tuple[Option, View]], begun: int) -> None:
         """Where a process is idle: what would be asked for if what was begun were of no use."""
-        from alpa.passes.solve import stage_dp  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve.stages import stage_dp  # noqa: PLC0415 - costs start-up time
 
         idle = -begun % self.costing.processes if self.costing.processes else 0
         if not idle or not offers:
@@ -199,7 +200,7 @@ class Search:
 
     def _placed(self, chosen: Sequence[Option]) -> list[MeshAssignment]:
         """The meshes of stages in their order."""
-        from alpa.passes.solve import placement  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve.stages import placement  # noqa: PLC0415 - costs start-up time
 
         cluster = self.cluster
         places = placement.place(
@@ -273,7 +274,7 @@ class Search:
 
     def _solved(self, offers: Sequence[tuple[Option, View]]) -> _Cut:
         """The best cut over some options. Raises `NoCutError`."""
-        from alpa.passes.solve import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve.stages import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
 
         problem = stage_problem(
             [option for option, _ in offers],
@@ -292,7 +293,7 @@ class Search:
     def _solved_on_given(
         self, costs: stage_dp.Problem, options: Sequence[Option], given: GivenMeshes
     ) -> _Cut:
-        from alpa.passes.solve import fixed_meshes  # noqa: PLC0415 - costs start-up time
+        from alpa.passes.solve.stages import fixed_meshes  # noqa: PLC0415 - costs start-up time
 
         assert self.moved is not None, "given meshes come with what they move"
         each = self.cluster.devices_per_host

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
+from alpa.passes.solve.errors import SolverFailedError
+from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.stages.class_costs import ClassCosts, Work
 from alpa.passes.stages.costing import Costing, NoPlanError
 from alpa.passes.stages.options import (

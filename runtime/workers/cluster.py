@@ -18,7 +18,7 @@ import jax
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from alpa.passes.analysis.planned import Program
+from alpa.passes.plan.data import Program
 from alpa.runtime.workers.errors import ClusterSizeError
 from alpa.runtime.workers.options import Platform, WorkerOptions
 

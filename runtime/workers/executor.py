@@ -13,7 +13,7 @@ import numpy as np
 
 from alpa.dialects import ir
 from alpa.dialects.attributes import Slice
-from alpa.passes.analysis.planned import Fragment, Program
+from alpa.passes.plan.data import Fragment, Program
 from alpa.runtime.argument_checks import ArgumentChecks
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.executable import Executable, Stage

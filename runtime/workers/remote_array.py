@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from alpa.passes.analysis.planned import ProgramArgument
+from alpa.passes.plan.data import ProgramArgument
 from alpa.runtime.argument_checks import ArgumentChecks, Placed
 from alpa.runtime.checkpoints.stored_array import Shape, Write
 from alpa.runtime.keepers import Keeper, KeptArray

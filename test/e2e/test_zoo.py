@@ -19,8 +19,8 @@ import pytest
 
 from alpa import passes, runtime
 from alpa.dialects import parse
-from alpa.passes.analysis.plan_report import PlanReport
-from alpa.passes.analysis.planned import Program
+from alpa.passes.plan.data import Program
+from alpa.passes.plan.report import PlanReport
 from alpa.runtime.interpreter import Interpreter
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.placement import Placement

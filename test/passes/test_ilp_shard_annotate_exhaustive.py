@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import alpa.passes
-from alpa.passes.solve import shard_ilp
-from alpa.passes.solve.shard_problem import Problem
+from alpa.passes.solve.sharding import ilp
+from alpa.passes.solve.sharding.problem import Problem
 
 BEFORE = "simplify-trivial-ops,layer-cluster{num-layers=1},stage-mesh-partition{cluster=cpu:2x2}"
 MOST_CHOICES = 2_000_000
@@ -75,13 +75,13 @@ def problem_of(text: str) -> Problem:
     """The problem that the pass gives to its solver, unfolded."""
     found: list[Problem] = []
 
-    def keep(problem: Problem, **_: float) -> shard_ilp.Solution:
+    def keep(problem: Problem, **_: float) -> ilp.Solution:
         found.append(problem)
         raise FoundError
 
     module = alpa.passes.run(text, BEFORE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_ilp, "solve", keep)
+        patch.setattr(ilp, "solve", keep)
         with pytest.raises(FoundError):
             alpa.passes.run(module, "ilp-shard-annotate{fold=false}")
     return found[0]
@@ -122,7 +122,7 @@ def test_the_solver_finds_the_best_of_all_choices(text, part):
     problem = problem_of(text)
     assume(prod(costs.size for costs in problem.node_costs) <= MOST_CHOICES)
     cost, peak = costs_and_peaks(problem)
-    free = shard_ilp.solve(problem)
+    free = ilp.solve(problem)
     assert free.objective == pytest.approx(cost.min(), rel=1e-9)
     assert free.bound == pytest.approx(cost.min(), rel=1e-6)
 
@@ -136,7 +136,7 @@ def test_the_solver_finds_the_best_of_all_choices(text, part):
         usages=problem.usages,
         memory_limit=limit,
     )
-    within = shard_ilp.solve(tight)
+    within = ilp.solve(tight)
     best = cost[peak <= limit].min()
     assert within.objective == pytest.approx(best, rel=1e-6)
     assert within.peak_bytes <= limit * (1 + 1e-9)

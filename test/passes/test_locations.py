@@ -13,8 +13,8 @@ from alpa import passes
 from alpa.dialects import ir, parse
 from alpa.passes.pipeline import load_pass
 from alpa.passes.pipelines.text import element_text
-from alpa.tools.random_programs import options
-from alpa.tools.random_programs import program as programs
+from stress.random_programs import options
+from stress.random_programs import program as programs
 
 STEPS = ("combine-micro-batches", "simplify-trivial-ops", "split-loops", "layer-cluster")
 

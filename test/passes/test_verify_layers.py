@@ -10,7 +10,7 @@ from alpa import passes
 from alpa.dialects import body, ir, main_function
 from alpa.passes import PassError
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.layer_checks import check_placed_once, placed_ops
+from alpa.passes.plan.layer_checks import check_placed_once, placed_ops
 from alpa.tools import zoo
 
 # Two layers share a parameter; each makes its part of the gradient, and the update adds them up.

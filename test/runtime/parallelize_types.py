@@ -13,7 +13,7 @@ from typing import Any, Literal, assert_type
 import jax
 
 import alpa
-from alpa.passes.analysis.plan_report import StageReport
+from alpa.passes.plan.report import StageReport
 from alpa.runtime.executable import Executable
 from alpa.runtime.jit import Parallelized
 from alpa.runtime.prepared import StepPlan

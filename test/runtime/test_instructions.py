@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from alpa import passes
 from alpa.dialects import parse
 from alpa.dialects.attributes import Argument, Part, Plan, Result, ResultRole, Role
-from alpa.passes.analysis.planned import (
+from alpa.passes.plan.data import (
     DeviceMesh,
     Fragment,
     Program,
@@ -23,9 +23,9 @@ from alpa.passes.analysis.planned import (
     Transfer,
     Value,
 )
-from alpa.passes.analysis.planned_reader import read_planned
-from alpa.passes.analysis.step_time import pipeline_of, step_seconds
-from alpa.passes.solve import schedule as schedules
+from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.step_time import pipeline_of, step_seconds
+from alpa.passes.solve.stages import schedule as schedules
 from alpa.runtime.instructions import Add, Key, Move, Run, Script, write_script
 from alpa.runtime.simulation import ScriptError, Timeline, simulate, verify
 from alpa.tools import zoo

@@ -10,8 +10,8 @@ from alpa import passes
 from alpa.dialects import body, main_function
 from alpa.dialects.attributes import Plan, Reshard
 from alpa.dialects.sharding import Sharding
-from alpa.passes.analysis.planned import DeviceMesh, Program, Transfer, Value
-from alpa.passes.analysis.planned_reader import read_planned
+from alpa.passes.plan.data import DeviceMesh, Program, Transfer, Value
+from alpa.passes.plan.reader import read_planned
 from alpa.runtime.placement import Placement
 from alpa.runtime.tiles import Tiles
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from alpa.dialects import parse_file
-from alpa.passes.analysis.plan_report import PlanReport
-from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.report import PlanReport
 from alpa.runtime.planning import Settings
 from alpa.tools import alpa_plan, zoo
 from alpa.tools.alpa_plan import main

@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from alpa.passes.solve.shard_problem import Edge, Problem, Usage
+from alpa.passes.solve.sharding.problem import Edge, Problem, Usage
 from alpa.tools.bench.__main__ import main
 from alpa.tools.bench.cases import Case, load, save
 from alpa.tools.solve import CaseError

@@ -15,7 +15,7 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import ir, parse, walk
-from alpa.passes.analysis.predicted_collectives import Collective
+from alpa.passes.plan.predicted_collectives import Collective
 from alpa.tools import check_plan
 from alpa.tools.check_plan import ModuleCheck, Tolerances, check
 

@@ -9,7 +9,7 @@ import pytest
 from alpa import passes
 from alpa.dialects import parse
 from alpa.dialects.checks import CheckError
-from alpa.passes.analysis.plan_table import plan_table
+from alpa.passes.plan.table import plan_table
 from alpa.tools.plan_table import main
 
 # y = (x w0) w1, with an update that keeps a moment m0 of w0; one mesh for each weight.

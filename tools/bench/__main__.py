@@ -10,7 +10,8 @@ from pathlib import Path
 
 from alpa.dialects import ir
 from alpa.passes import PassError
-from alpa.passes.solve.shard_problem import InfeasibleError, SolverFailedError
+from alpa.passes.solve.errors import SolverFailedError
+from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.tools.arguments import amount, count
 from alpa.tools.bench.ablation import STEPS, ablate, header, rows
 from alpa.tools.bench.cases import load, save

@@ -13,11 +13,12 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from unittest.mock import patch
 
-from alpa.passes.solve import shard_ilp, shard_pareto
-from alpa.passes.solve.shard_bound import dual_bound
-from alpa.passes.solve.shard_fixing import priced
-from alpa.passes.solve.shard_problem import InfeasibleError, Memory, SolverFailedError
-from alpa.passes.solve.shard_settings import Steps
+from alpa.passes.solve.errors import SolverFailedError
+from alpa.passes.solve.sharding import ilp, pareto
+from alpa.passes.solve.sharding.bound import dual_bound
+from alpa.passes.solve.sharding.fixing import priced
+from alpa.passes.solve.sharding.problem import InfeasibleError, Memory
+from alpa.passes.solve.sharding.settings import Steps
 from alpa.tools.bench.cases import Case
 from alpa.tools.output import markdown_header, markdown_row
 
@@ -67,7 +68,7 @@ def run(case: Case, steps: Steps, time_limit: float) -> Run:
             if case.prices:
                 objective, bound = _priced(case, steps, time_limit)
             else:
-                solution = shard_ilp.solve(
+                solution = ilp.solve(
                     case.problem, time_limit=time_limit, branch_gap=case.gap, steps=steps
                 )
                 objective, bound = solution.objective, solution.bound
@@ -78,7 +79,7 @@ def run(case: Case, steps: Steps, time_limit: float) -> Run:
 
 def _priced(case: Case, steps: Steps, time_limit: float) -> tuple[float, float]:
     problem = case.problem
-    choices = shard_pareto.solve(
+    choices = pareto.solve(
         problem, case.prices, gap=case.gap, time_limit=time_limit, enough=case.enough, steps=steps
     )
     memory = Memory(problem)

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from alpa.passes.solve.shard_problem import Edge, Problem, Usage
+from alpa.passes.solve.sharding.problem import Edge, Problem, Usage
 from alpa.tools.solve import CaseError, load_case
 
 Class = Literal["free", "memory", "prices", "contest"]

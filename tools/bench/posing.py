@@ -1,6 +1,6 @@
 """The sharding problems that the passes pose for zoo programs.
 
-While a pipeline runs here, in this process alone, ``shard_ilp.solve`` and ``shard_pareto.solve``
+While a pipeline runs here, in this process alone, ``ilp.solve`` and ``pareto.solve``
 are replaced by functions that keep the problem.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 from alpa import passes
 from alpa.dialects import parse
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
-from alpa.passes.solve import shard_ilp, shard_pareto
-from alpa.passes.solve.shard_problem import Memory, Problem, Solution
+from alpa.passes.solve.sharding import ilp, pareto
+from alpa.passes.solve.sharding.problem import Memory, Problem, Solution
 from alpa.tools import zoo
 from alpa.tools.bench.cases import Case
 
@@ -114,13 +114,13 @@ def _one_mesh(posed: Posed, text: str) -> Case:
         "ilp-shard-annotate{processes=0}",
     )
     try:
-        with patch.object(shard_ilp, "solve", take):
+        with patch.object(ilp, "solve", take):
             passes.run(parse(text), ",".join(parts))
     except _Taken:
         pass
     problem = max(taken, key=lambda one: one.num_variables)
     bare = replace(problem, usages=())
-    cheapest = shard_ilp.solve(bare, time_limit=5.0, relative_gap=0.1, branch_gap=0.1)
+    cheapest = ilp.solve(bare, time_limit=5.0, relative_gap=0.1, branch_gap=0.1)
     binds = Memory(problem).peak(cheapest.choice)[0] > problem.memory_limit
     return Case(
         name=posed.name,
@@ -133,7 +133,7 @@ def _one_mesh(posed: Posed, text: str) -> Case:
 def _prices(posed: Posed, text: str) -> list[Case]:
     """The largest problems that the stage search poses with prices."""
     taken: list[Case] = []
-    solve = shard_pareto.solve
+    solve = pareto.solve
 
     def take(
         problem: Problem,
@@ -161,7 +161,7 @@ def _prices(posed: Posed, text: str) -> list[Case]:
         f"stage-mesh-partition{{cluster={posed.cluster} schedule=1f1b "
         f"num-micro-batches={posed.num_micro_batches} processes=0}}",
     )
-    with patch.object(shard_pareto, "solve", take):
+    with patch.object(pareto, "solve", take):
         passes.run(parse(text), ",".join(parts))
     largest = np.argsort([-case.problem.num_variables for case in taken], kind="stable")
     return [

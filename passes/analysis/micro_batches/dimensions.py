@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from alpa.dialects import body, ir, stablehlo, terminator
 from alpa.passes.analysis.micro_batches.shapes import get_dimension, integers
-from alpa.passes.simplify.op_kinds import ELEMENTWISE
+from alpa.passes.analysis.op_kinds import ELEMENTWISE
 
 Dimension = tuple[int, int]
 """The number of an argument, and one of its dimensions."""

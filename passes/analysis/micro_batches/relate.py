@@ -27,7 +27,7 @@ from alpa.passes.analysis.micro_batches.relation import (
     rows_among,
     unknown,
 )
-from alpa.passes.simplify.op_kinds import ELEMENTWISE
+from alpa.passes.analysis.op_kinds import ELEMENTWISE
 
 _One = Callable[[Context, ir.OpView, Sequence[Relation]], Relation]
 _Many = Callable[[Context, ir.OpView, Sequence[Relation]], list[Relation]]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.sharding.fold import RADIUS, fold, unfold
-from alpa.passes.solve.shard_ilp import Edge, Problem, solve
+from alpa.passes.solve.sharding.ilp import Edge, Problem, solve
 
 
 def layered(seed: int, depth: int, *, width: int = 3, strategies: int = 3) -> Problem:

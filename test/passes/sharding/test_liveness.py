@@ -17,7 +17,7 @@ from alpa.passes import ilp_shard_annotate
 from alpa.passes.sharding.fold import fold
 from alpa.passes.sharding.liveness import is_fused, readers
 from alpa.passes.sharding.ops import read_ops
-from alpa.passes.solve.shard_problem import Edge, Problem, Usage
+from alpa.passes.solve.sharding.problem import Edge, Problem, Usage
 
 WIDTH, ROWS = 512, 64
 MATRIX = 4 * WIDTH * WIDTH

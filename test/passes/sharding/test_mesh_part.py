@@ -8,8 +8,8 @@ from alpa.dialects import body, main_function, mpmd
 from alpa.dialects.attributes import Plan, read_meshes
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.graph import type_bytes
-from alpa.passes.analysis.plan_report import PlanReport
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.plan.report import PlanReport
 from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.passes.sharding.rules import populated
 

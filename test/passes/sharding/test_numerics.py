@@ -14,7 +14,7 @@ from jax import lax
 
 import alpa.passes
 import alpa.runtime
-from alpa.passes.solve import shard_ilp
+from alpa.passes.solve.sharding import ilp
 
 CONV = ("NHWC", "HWIO", "NHWC")
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {}
@@ -221,24 +221,23 @@ def check(name: str, pipeline: str) -> alpa.runtime.Executable:
 
 def random_choice(monkeypatch, seed: int) -> None:
     """The solver's costs become random ones; what is forbidden stays so."""
-    rng, solve = np.random.default_rng(seed), shard_ilp.solve
+    rng, solve = np.random.default_rng(seed), ilp.solve
 
-    def solve_random(problem: shard_ilp.Problem, **options: Any) -> shard_ilp.Solution:
+    def solve_random(problem: ilp.Problem, **options: Any) -> ilp.Solution:
         def shuffled(costs: np.ndarray, scale: float) -> np.ndarray:
             return np.where(costs == inf, inf, scale * rng.random(costs.shape))
 
         return solve(
-            shard_ilp.Problem(
+            ilp.Problem(
                 node_costs=tuple(shuffled(costs, 1.0) for costs in problem.node_costs),
                 edges=tuple(
-                    shard_ilp.Edge(e.source, e.target, shuffled(e.costs, 0.0))
-                    for e in problem.edges
+                    ilp.Edge(e.source, e.target, shuffled(e.costs, 0.0)) for e in problem.edges
                 ),
             ),
             **options,
         )
 
-    monkeypatch.setattr(shard_ilp, "solve", solve_random)
+    monkeypatch.setattr(ilp, "solve", solve_random)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -9,9 +9,9 @@ import pytest
 from alpa import passes
 from alpa.dialects import body, func, ir, main_function, parse
 from alpa.dialects.attributes import Plan, Schedule, read_meshes
-from alpa.passes.analysis.planned import Program
-from alpa.passes.analysis.planned_reader import read_planned
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.plan.data import Program
+from alpa.passes.plan.reader import read_planned
 from alpa.passes.sharding.mesh_part import MeshPart
 from alpa.runtime.instructions import Key, write_script
 from alpa.tools import zoo

@@ -9,7 +9,7 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from alpa.passes.solve.shard_ilp import Edge, Problem
+from alpa.passes.solve.sharding.ilp import Edge, Problem
 
 
 def _all_costs(problem: Problem) -> np.ndarray:

@@ -11,10 +11,10 @@ from alpa.dialects import body, ir, main_function, mpmd, parse
 from alpa.dialects.attributes import Plan, Reshard, read_arguments, read_results
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.planned_reader import read_planned
-from alpa.passes.analysis.predicted_collectives import predicted_collectives
-from alpa.passes.analysis.predicted_memory import predicted_memory
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.plan.predicted_collectives import predicted_collectives
+from alpa.passes.plan.predicted_memory import predicted_memory
+from alpa.passes.plan.reader import read_planned
 from alpa.passes.stages.accumulators import widen_accumulators
 from alpa.passes.stages.class_problem import class_solver
 from alpa.passes.stages.layer_classes import layer_classes

@@ -23,7 +23,7 @@ from alpa.dialects.attributes import (
 )
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.solve import placement, stage_dp
+from alpa.passes.solve.stages import placement, stage_dp
 from alpa.passes.stages.class_problem import class_solver
 from alpa.passes.stages.cost import Boundary, boundary_of, intervals
 from alpa.passes.stages.layer_classes import layer_classes

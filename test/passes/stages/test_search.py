@@ -27,16 +27,16 @@ from alpa.passes.analysis.graph import Graph, type_bytes
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.mesh_part import STORAGE_WEIGHT
-from alpa.passes.solve import placement, stage_dp
-from alpa.passes.solve.workers import Workers
+from alpa.passes.solve.stages import placement, stage_dp
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, class_solver
-from alpa.passes.stages.cost import Boundary, boundary_of, layer_of
+from alpa.passes.stages.cost import Boundary, boundary_of
 from alpa.passes.stages.costing import Costing
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.options import PRICES, Option, option_of, stage_problem
 from alpa.passes.stages.remat import Remat
 from alpa.passes.stages.views import OneDevice, View, logical_shapes
+from alpa.passes.workers import Workers
 from alpa.tools import zoo
 
 NUM_LAYERS = 4
@@ -131,7 +131,7 @@ def test_every_layer_is_in_one_class_whose_program_is_valid(clustered: Clustered
 
 def test_links_are_all_that_layers_read_from_one_another(clustered: Clustered) -> None:
     graph = clustered.graph
-    layers = [layer_of(Origin.from_attr(op.attributes["origin"])) for op in graph.ops]
+    layers = [Origin.from_attr(op.attributes["origin"]).layer for op in graph.ops]
     read = {
         (layers[graph.producer[v]], layers[o], v)
         for o, operands in enumerate(graph.operands)

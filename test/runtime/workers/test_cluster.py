@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alpa.dialects import parse
-from alpa.passes.analysis.planned_reader import read_planned
+from alpa.passes.plan.reader import read_planned
 from alpa.runtime.workers import cluster
 from alpa.runtime.workers.cluster import actor_resources, posts_of
 from alpa.runtime.workers.options import Platform, WorkerOptions

@@ -1,0 +1,1 @@
+"""The planned module, the contract with the runtime: data, checks, predictions, report."""

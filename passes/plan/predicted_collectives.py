@@ -1,0 +1,305 @@
+"""The collectives that a planned fragment will run, read off its annotations alone.
+
+* An op whose sharding rule has a sharded reduction factor leaves partial sums: an all-reduce of
+  its result, unless the result is annotated as unreduced. A reduction of several values at once
+  (argmax) gathers the devices' partial results instead.
+* A change of layout - an `sdy.sharding_constraint`, or a result that an op cannot make from its
+  operands as they lie - takes the cheapest path of slices, all-gathers and all-to-alls
+  (`cost/reshard.py`).
+* An all-reduce whose only use is a constraint that shards the result along the reduced axes is a
+  reduce-scatter over these, and an all-reduce over the others.
+* Bringing an unreduced value into another layout is an all-reduce or reduce-scatter, then a path.
+
+A loop's body counts as often as it runs, as far as that can be read off; of several branches each
+counts. XLA agrees but for what `alpa.tools.check_plan` shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from alpa.dialects import body, ir, sdy, stablehlo, terminator
+from alpa.dialects.sharding import ShardingRule
+from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.plan.annotated import (
+    Annotated,
+    annotated_fragments,
+    has_own_ops,
+    rank,
+)
+from alpa.passes.sharding.layouts import layout_of
+from alpa.passes.sharding.manual import Kind, fixed_shardings, written_collectives
+from alpa.passes.sharding.reshard_steps import Exchange, exchanges
+from alpa.passes.sharding.rules import populated, rule_of
+from alpa.passes.sharding.sums import unreduced_axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Collectives of one kind and size.
+
+    `bytes` are what one device holds of the full array: the result of an all-gather, the operand
+    of any other. `devices` is the size of a group, `count` how often one execution runs it.
+    """
+
+    kind: Kind
+    axes: tuple[str, ...]
+    devices: int
+    bytes: int
+    count: int
+
+    @property
+    def payload(self) -> int:
+        """Bytes of all of them."""
+        return self.bytes * self.count
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each device sends on a ring.
+
+        This does not change where one collective over two axes becomes two over one each, or an
+        all-reduce a reduce-scatter and an all-gather.
+        """
+        part = 1.0 if self.kind == "collective-permute" else 1 - 1 / self.devices
+        return self.payload * part * (2 if self.kind == "all-reduce" else 1)
+
+
+def predicted_collectives(module: ir.Module) -> list[tuple[Collective, ...]]:
+    """For each fragment of a planned module, in program order, what one execution of it runs.
+
+    Raises:
+        PassError: there is no plan, or a sharding does not fit its mesh.
+    """
+    with populated(module):
+        return [collectives_of(annotated) for annotated in annotated_fragments(module)]
+
+
+def collectives_of(annotated: Annotated) -> tuple[Collective, ...]:
+    """As `predicted_collectives`, for a fragment whose ops carry their sharding rules."""
+    walk = _Walk(annotated)
+    walk.visit(body(annotated.fragment), 1)
+    end = terminator(body(annotated.fragment))
+    for value, result in zip(end.operands, annotated.fragment.results, strict=True):
+        walk.bring(value, annotated.outer_layout(result), 1)
+    return merged(
+        Collective(kind=c.kind, axes=c.axes, devices=c.devices, bytes=c.bytes, count=count)
+        for c, count in walk.found.items()
+    )
+
+
+def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Adds up the counts of equal ones; in the order of kinds, largest first."""
+    counts: Counter[tuple[Kind, tuple[str, ...], int, int]] = Counter()
+    for c in collectives:
+        counts[c.kind, c.axes, c.devices, c.bytes] += c.count
+    found = [
+        Collective(kind=kind, axes=axes, devices=devices, bytes=size, count=count)
+        for (kind, axes, devices, size), count in counts.items()
+    ]
+    return tuple(sorted(found, key=lambda c: (c.kind, -c.bytes, c.axes)))
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What an op takes, by numbers: operands that lie otherwise, results that are summed up."""
+
+    moved: tuple[tuple[int, Layout], ...]
+    """the layout that the op wants an operand in"""
+    summed: tuple[tuple[int, tuple[int, ...]], ...]
+    """the axes over which the parts of a result are summed up"""
+
+
+@dataclass
+class _Walk:
+    """Visits the ops of a fragment; `found` counts collectives, whose own count is 1."""
+
+    annotated: Annotated
+    found: Counter[Collective] = field(default_factory=Counter)
+    _tables: dict[int, ReshardTable] = field(default_factory=dict)
+    _brought: set[tuple[ir.Value, Layout, int]] = field(default_factory=set)
+    # Most ops are like another one, so both are found once for all that are alike.
+    _needs: dict[tuple[ShardingRule, tuple[Layout, ...], tuple[Layout, ...]], _Needs] = field(
+        default_factory=dict
+    )
+    _exchanged: dict[tuple[ir.Type, Layout, Layout], list[Exchange]] = field(default_factory=dict)
+
+    def visit(self, block: ir.Block, times: int) -> None:
+        """All ops of a block that runs `times` times, but not its terminator."""
+        for op in list(block.operations)[:-1]:
+            if isinstance(op, sdy.ShardingConstraintOp):
+                self.bring(op.operands[0], self.annotated.layout(op.results[0]), times)
+            elif isinstance(op, stablehlo.WhileOp):
+                inside = times * op_cost.trip_count_or_default(op)
+                self._visit_regions(op, op.operands, times, inside)
+            elif isinstance(op, sdy.ManualComputationOp):
+                self._visit_manual(op, times)
+            elif has_own_ops(op):
+                self._visit_regions(op, (), times, times)
+            else:
+                rule = rule_of(op)
+                if rule is not None:
+                    self._visit_op(op, rule, times)
+
+    def _visit_regions(
+        self, op: ir.OpView, starts: Sequence[ir.Value], times: int, inside: int
+    ) -> None:
+        layouts = [self.annotated.layout(result) for result in op.results]
+        for start, layout in zip(starts, layouts, strict=bool(starts)):
+            self.bring(start, layout, times)
+        for number in range(len(op.regions)):
+            self.visit(body(op, number), inside)
+            if number > 0 or not starts:  # A loop's first region is its condition.
+                for value, layout in zip(
+                    terminator(body(op, number)).operands, layouts, strict=True
+                ):
+                    self.bring(value, layout, inside)
+
+    def _visit_manual(self, op: sdy.ManualComputationOp, times: int) -> None:
+        inputs, _ = fixed_shardings(op)
+        for operand, sharding in zip(op.operands, inputs, strict=True):
+            self.bring(operand, layout_of(op, sharding, self.annotated.mesh), times)
+        for one in written_collectives(op, self.annotated.mesh):
+            self._add(one.kind, one.axes, one.bytes, times * one.times)
+
+    def _visit_op(self, op: ir.OpView, rule: ShardingRule, times: int) -> None:
+        results, operands = list(op.results), list(op.operands)
+        layout = self.annotated.layout
+        key = (rule, tuple(map(layout, results)), tuple(map(layout, operands)))
+        needs = self._needs.get(key)
+        if needs is None:
+            needs = self._needs[key] = self._needs_of(*key)
+        for number, wanted in needs.moved:
+            self.bring(operands[number], wanted, times)
+        for number, sums in needs.summed:
+            result = results[number]
+            size = self.annotated.local_bytes(result)
+            if len(results) > 1:
+                self._add("all-gather", sums, size * self.annotated.ways(sums), times)
+                continue
+            scattered = self._scattered_at_once(result, sums)
+            self._sum(sums, scattered, size, times)
+
+    def _needs_of(
+        self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
+    ) -> _Needs:
+        """What an op of a rule takes whose results and operands have these layouts."""
+        axes = self._axes_of_factors(rule, results, operands)
+        kept = [
+            unreduced_axes(layout, len(dims))
+            for layout, dims in zip(results, rule.results, strict=True)
+        ]
+        moved: list[tuple[int, Layout]] = []
+        for number, (here, dims) in enumerate(zip(operands, rule.operands, strict=True)):
+            wanted = tuple(tuple(a for f in dim for a in axes.get(f, ())) for dim in dims)
+            unreduced = unreduced_axes(here, len(dims))
+            if unreduced and unreduced in kept:
+                wanted = (*wanted, unreduced)
+            if here != wanted:
+                moved.append((number, wanted))
+        split = {a for f in rule.reduction for a in axes.get(f, ())}
+        sums = [tuple(sorted(split - {*unreduced})) for unreduced in kept]
+        return _Needs(tuple(moved), tuple((r, over) for r, over in enumerate(sums) if over))
+
+    def _axes_of_factors(
+        self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
+    ) -> dict[int, tuple[int, ...]]:
+        """The axes on each factor: by the results, those of sums by the operands."""
+        axes: dict[int, tuple[int, ...]] = {}
+        for layout, dims in zip(results, rule.results, strict=True):
+            for factor, on in self._distribute(rule, dims, layout):
+                axes.setdefault(factor, on)
+        used = {a for on in axes.values() for a in on}
+        for layout, dims in zip(operands, rule.operands, strict=True):
+            for factor, on in self._distribute(rule, dims, layout):
+                if factor in rule.reduction and factor not in axes and not used & {*on}:
+                    axes[factor] = on
+                    used.update(on)
+        fixed = rule.need_replication | rule.permutation
+        return {factor: on for factor, on in axes.items() if factor not in fixed}
+
+    def _distribute(
+        self, rule: ShardingRule, dims: tuple[tuple[int, ...], ...], layout: Layout
+    ) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """The axes that each factor takes of a tensor's dimensions, major factors first."""
+        for factors, axes in zip(dims, layout, strict=False):
+            left = list(axes)
+            for factor in factors:
+                on: tuple[int, ...] = ()
+                while left and rule.factor_sizes[factor] % self.annotated.ways((*on, left[0])) == 0:
+                    on = (*on, left.pop(0))
+                if on:
+                    yield factor, on
+                if self.annotated.ways(on) < rule.factor_sizes[factor]:
+                    break
+
+    # Changes of layout
+
+    def bring(self, value: ir.Value, layout: Layout, times: int) -> None:
+        """Adds what it takes to bring a value into a layout, once for each layout."""
+        source = self.annotated.layout(value)
+        if source == layout or (value, layout, times) in self._brought:
+            return
+        self._brought.add((value, layout, times))
+        dims = rank(value)
+        axes = unreduced_axes(source, dims)
+        source, layout = source[:dims], layout[:dims]
+        if axes:
+            scattered = self._scattered(value, axes, source, layout)
+            self._sum(axes, scattered, self.annotated.local_bytes(value), times)
+        for step in self._exchanges(value, source, layout):
+            self._add(step.kind, step.axes, step.bytes, times)
+
+    def _exchanges(self, value: ir.Value, source: Layout, target: Layout) -> list[Exchange]:
+        if source == target or not source:
+            return []
+        type_ = ir.RankedTensorType(value.type)
+        key = (type_, source, target)
+        if key not in self._exchanged:
+            if type_.rank not in self._tables:
+                self._tables[type_.rank] = ReshardTable(self.annotated.mesh, type_.rank)
+            table, itemsize = self._tables[type_.rank], element_bytes(type_.element_type)
+            self._exchanged[key] = exchanges(table, source, target, tuple(type_.shape), itemsize)
+        return self._exchanged[key]
+
+    # Sums
+
+    def _scattered_at_once(self, result: ir.Value, sums: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes of a sum along which its only use, a constraint, shards it; else none."""
+        uses = list(result.uses)
+        if len(uses) != 1 or not isinstance(uses[0].owner, sdy.ShardingConstraintOp):
+            return ()
+        source = self.annotated.layout(result)
+        return self._scattered(
+            result, sums, source, self.annotated.layout(uses[0].owner.results[0])
+        )
+
+    def _scattered(
+        self, value: ir.Value, sums: tuple[int, ...], source: Layout, target: Layout
+    ) -> tuple[int, ...]:
+        """The axes of a sum that a change of layout adds, if it only cuts."""
+        dims = rank(value)
+        if len(target) != dims or self._exchanges(value, source[:dims], target):
+            return ()
+        added = {a for dim in target for a in dim} - {a for dim in source[:dims] for a in dim}
+        return tuple(axis for axis in sums if axis in added)
+
+    def _sum(
+        self, sums: tuple[int, ...], scattered: tuple[int, ...], size: int, times: int
+    ) -> None:
+        """One reduce-scatter, then one all-reduce of what is left."""
+        rest = tuple(axis for axis in sums if axis not in scattered)
+        if scattered:
+            self._add("reduce-scatter", scattered, size, times)
+        if rest:
+            self._add("all-reduce", rest, size // self.annotated.ways(scattered), times)
+
+    def _add(self, kind: Kind, axes: tuple[int, ...], size: int, times: int) -> None:
+        devices = self.annotated.ways(axes)
+        if devices > 1 and size > 0 and times > 0:
+            names = tuple(self.annotated.mesh.axis_names[a] for a in axes)
+            found = Collective(kind=kind, axes=names, devices=devices, bytes=size, count=1)
+            self.found[found] += times

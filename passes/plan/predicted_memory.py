@@ -1,0 +1,363 @@
+"""Bytes per device that a planned fragment needs, read off its annotations alone.
+
+Arguments, and results that take no argument's place, are held all the time; so are accumulators of
+gradients. What an op writes in between lives from there to its last use. Not written are
+
+* constants, iotas, broadcasts, reshapes and constraints that change nothing: views of something;
+* what a fusion computes where it is needed: element-wise ops, slices, pads and the like whose
+  users are fused with them, as long as no second user makes them expensive; a transpose that only
+  dots read. What is added to an accumulator is fused with the addition.
+
+Ops run in XLA's depth-first order, not in the program's: from the results backwards, first what
+has the most users behind it. What is needed late, such as a reduced gradient in an update, is made
+late; but gradients of activations come before those of weights, and stay for them.
+
+An element-wise op writes over an operand that is not used afterwards; a loop, a
+dynamic_update_slice and a scatter work in place, and what a loop only reads is not copied. While
+one op runs, its operands and its result exist together. A change of layout holds what its
+collectives send and receive, a sum that is scattered the whole of what each device adds up: XLA
+scatters on CPU by an all-reduce and a cut.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from alpa.dialects import body, ir, sdy, stablehlo, terminator, walk
+from alpa.dialects.attributes import read_ints
+from alpa.passes.analysis.graph import folds_into_dots
+from alpa.passes.analysis.op_kinds import (
+    BROADCASTS,
+    ELEMENTWISE,
+    ELEMENTWISE_CHLO,
+    FUSIBLE,
+    READS_THROUGH_FUSION,
+    SOURCES,
+)
+from alpa.passes.cost.reshard import only_cuts
+from alpa.passes.plan import data
+from alpa.passes.plan.annotated import Annotated, annotated_fragments, has_own_ops, rank
+from alpa.passes.sharding.sums import unreduced_axes
+
+_IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.while"})
+_EXPENSIVE = ELEMENTWISE_CHLO | {
+    "stablehlo.atan2",
+    "stablehlo.cbrt",
+    "stablehlo.cosine",
+    "stablehlo.divide",
+    "stablehlo.exponential",
+    "stablehlo.exponential_minus_one",
+    "stablehlo.log",
+    "stablehlo.log_plus_one",
+    "stablehlo.logistic",
+    "stablehlo.power",
+    "stablehlo.remainder",
+    "stablehlo.rsqrt",
+    "stablehlo.sine",
+    "stablehlo.sqrt",
+    "stablehlo.tan",
+    "stablehlo.tanh",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentMemory:
+    """Bytes per device while one fragment runs; `temporaries` at the fullest time."""
+
+    arguments: int
+    results: int
+    aliased: int
+    temporaries: int
+
+    @property
+    def peak(self) -> int:
+        return self.arguments + self.results - self.aliased + self.temporaries
+
+
+def predicted_memory(module: ir.Module) -> list[FragmentMemory]:
+    """For each fragment of a planned module that `export-stages` has run on, in program order.
+
+    Before the export nobody knows accumulators and donated arguments: none are counted then.
+
+    Raises:
+        PassError: there is no plan, or a sharding does not fit its mesh.
+    """
+    return [memory_of(annotated) for annotated in annotated_fragments(module)]
+
+
+def memory_of(annotated: Annotated) -> FragmentMemory:
+    """As `predicted_memory`, for one fragment."""
+    fragment = annotated.fragment
+    block = body(fragment)
+    results = [
+        annotated.local_bytes(value, annotated.outer_layout(outer))
+        for value, outer in zip(terminator(block).operands, fragment.results, strict=True)
+    ]
+    arguments = [annotated.local_bytes(value) for value in block.arguments]
+    accumulated = [results[i] for i in read_ints(fragment, data.ACCUMULATORS)]
+    donated = [arguments[i] for i in read_ints(fragment, data.DONATED)]
+    extra = [results[i] for i in read_ints(fragment, data.EXTRA_RESULTS)]
+    return FragmentMemory(
+        arguments=sum(arguments) + sum(accumulated),
+        results=sum(results) + sum(extra),
+        aliased=sum(accumulated) + sum(donated),
+        temporaries=_Clock(annotated).peak(),
+    )
+
+
+@dataclass
+class _Buffer:
+    bytes: int
+    start: int
+    stop: int
+
+
+@dataclass
+class _Clock:
+    """Visits ops in order and notes when what they write lives."""
+
+    annotated: Annotated
+    now: int = 0
+    buffers: dict[ir.Value, _Buffer] = field(default_factory=dict)
+    _base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
+    """what a value that is not written is read from"""
+    _returned: set[ir.Value] = field(default_factory=set)
+    _added: set[ir.Value] = field(default_factory=set)
+    """what is only returned to be added to an accumulator"""
+    scratch: dict[int, int] = field(default_factory=dict)
+    """bytes that only exist at one time"""
+
+    def peak(self) -> int:
+        block = body(self.annotated.fragment)
+        self._find_returned()
+        self._visit(block)
+        events: dict[int, int] = {}
+        for buffer in self.buffers.values():
+            events[buffer.start] = events.get(buffer.start, 0) + buffer.bytes
+            events[buffer.stop + 1] = events.get(buffer.stop + 1, 0) - buffer.bytes
+        live = most = 0
+        for time in sorted({*events, *self.scratch}):
+            live += events.get(time, 0)
+            most = max(most, live + self.scratch.get(time, 0))
+        return most
+
+    def _find_returned(self) -> None:
+        """Results of the fragment have their place; an accumulated one is added to its sum."""
+        fragment = self.annotated.fragment
+        added = {*read_ints(fragment, data.ACCUMULATORS)}
+        added -= {*read_ints(fragment, data.EXTRA_RESULTS)}
+        end = terminator(body(fragment))
+        for i, value in enumerate(end.operands):
+            if i in added and len(list(value.uses)) == 1:
+                self._added.add(value)
+            while i not in added:
+                self._returned.add(value)
+                before = self._before(value)
+                if before is None:
+                    break
+                value = before
+
+    def _before(self, value: ir.Value) -> ir.Value | None:
+        """What lies where a value will: what it is a view of, or the start of a loop's variable."""
+        owner = value.owner
+        if isinstance(owner, ir.Block):
+            return None
+        if self._is_view(owner):
+            return owner.operands[0]
+        if not isinstance(owner.opview, stablehlo.WhileOp):
+            return None
+        start = owner.operands[ir.OpResult(value).result_number]
+        return start if len(list(start.uses)) == 1 else None
+
+    def _visit(self, block: ir.Block) -> None:
+        for op in _depth_first(block, self.annotated):
+            self.now += 2
+            if has_own_ops(op):
+                self._visit_regions(op)
+            elif self._is_view(op):
+                self._base[op.results[0]] = (op.operands[0],)
+            elif self._is_fused(op):
+                for result in op.results:
+                    self._base[result] = tuple(op.operands)
+            elif _updates_loop_variable(op):
+                for operand in op.operands:
+                    self._read(operand)
+                self._base[op.results[0]] = (op.operands[0],)
+            else:
+                self._write(op)
+
+    def _visit_regions(self, op: ir.OpView) -> None:
+        start = self.now
+        for operand in op.operands:
+            self._read(operand)
+        for number, result in enumerate(op.results):
+            if _is_loop_constant(op, number):
+                self._base[result] = (op.operands[number],)
+            else:
+                self._hold(result, start + 1)
+        for number in range(len(op.regions)):
+            if op.operation.name == "stablehlo.while":
+                for argument, result in zip(body(op, number).arguments, op.results, strict=True):
+                    self._base[argument] = (result,)
+            self._visit(body(op, number))
+            self.now += 2
+            for value in terminator(body(op, number)).operands:
+                self._read(value)
+        # What a loop reads it reads until its end.
+        for buffer in self.buffers.values():
+            if buffer.start <= start + 1 and buffer.stop > start:
+                buffer.stop = self.now
+
+    def _write(self, op: ir.OpView) -> None:
+        for operand in op.operands:
+            self._read(operand)
+        overwrites = op.operation.name in ELEMENTWISE | _IN_PLACE
+        for result in op.results:
+            self._hold(result, self.now + 1 if overwrites else self.now)
+        if isinstance(op, sdy.ShardingConstraintOp):
+            source = op.operands[0]
+            if unreduced_axes(self.annotated.layout(source), rank(source)):
+                # The whole sum as it is sent; as it arrives, unless that is the result.
+                size = self.annotated.local_bytes(source)
+                cut = self.annotated.local_bytes(op.results[0]) < size
+                self.scratch[self.now] = 2 * size if cut else size
+
+    def _hold(self, value: ir.Value, start: int) -> None:
+        size = self.annotated.local_bytes(value)
+        if value not in self._returned and size > 0:
+            self.buffers[value] = _Buffer(size, start, start)
+
+    def _read(self, value: ir.Value) -> None:
+        """Keeps what a value is read from until now."""
+        for root in self._roots([value]):
+            if root in self.buffers:
+                self.buffers[root].stop = max(self.buffers[root].stop, self.now)
+
+    def _roots(self, values: Iterable[ir.Value]) -> Iterator[ir.Value]:
+        waiting, seen = list(values), set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            if value not in seen:
+                seen.add(value)
+                waiting += self._base.get(value, ())
+                yield value
+
+    def _is_view(self, op: ir.OpView) -> bool:
+        if isinstance(op, sdy.ShardingConstraintOp):
+            return self.annotated.layout(op.operands[0]) == self.annotated.layout(op.results[0])
+        return isinstance(op, stablehlo.ReshapeOp)
+
+    def _is_fused(self, op: ir.OpView) -> bool:
+        """Whether an op is computed inside its users."""
+        name = op.operation.name
+        if name in SOURCES or folds_into_dots(op):
+            return True
+        if name not in FUSIBLE and not self._is_slice(op):
+            return False
+        if op.results[0] in self._added:
+            return True
+        users = {user for result in op.results for user in self._users(result)}
+        if name in BROADCASTS:  # A loop's variable starts as one.
+            users = {user for user in users if user.name != "stablehlo.while"}
+        if any(user.name not in READS_THROUGH_FUSION for user in users):
+            return False
+        if len(users) <= 1:
+            return True
+        # Computed once for each user: not if that reads more than the result.
+        return name not in _EXPENSIVE and sum(map(self._is_large, op.operands)) <= 1
+
+    def _is_large(self, value: ir.Value) -> bool:
+        """Whether reading a value reads more than a constant or something to be broadcast."""
+        while self._base.get(value):
+            owner = value.owner
+            if not isinstance(owner, ir.Block) and owner.name in BROADCASTS:
+                return False
+            (value, *others) = self._base[value]
+            if others:
+                return True
+        return value not in self._base and self.annotated.local_bytes(value) > 0
+
+    def _is_slice(self, op: ir.OpView) -> bool:
+        """Whether a change of layout only cuts."""
+        if not isinstance(op, sdy.ShardingConstraintOp):
+            return False
+        return only_cuts(*(self.annotated.layout(v) for v in (op.operands[0], op.results[0])))
+
+    def _users(self, value: ir.Value) -> Iterator[ir.Operation]:
+        """The ops that read a value, through views."""
+        for use in value.uses:
+            owner = use.owner
+            if self._is_view(owner) or self._is_slice(owner):
+                yield from self._users(owner.results[0])
+            else:
+                yield owner.operation
+
+
+def _is_loop_constant(op: ir.OpView, number: int) -> bool:
+    """Whether a loop only reads a variable."""
+    if not isinstance(op, stablehlo.WhileOp):
+        return False
+    block = body(op, 1)
+    return terminator(block).operands[number] == block.arguments[number]
+
+
+def _updates_loop_variable(op: ir.OpView) -> bool:
+    """Whether an op writes a part of a loop's variable, whose next value it makes."""
+    if op.operation.name not in _IN_PLACE or len(op.results) != 1:
+        return False
+    block, variable = op.operation.block, op.operands[0]
+    if variable.owner != block or not isinstance(block.owner.opview, stablehlo.WhileOp):
+        return False
+    number = ir.BlockArgument(variable).arg_number
+    uses = [(use.owner, use.operand_number) for use in op.results[0].uses]
+    return uses == [(terminator(block), number)]
+
+
+def _depth_first(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
+    """The ops that a block's results need, operands first.
+
+    Of several operands those come first that have more further users behind them, then those with
+    more bytes behind them, all counted once for each path: XLA's `DFSMemoryScheduler`.
+    """
+    end = terminator(block)
+    ops = [op for op in block.operations if op != end]
+    makers = {op: _makers(op, block) for op in [*ops, end]}
+    users = Counter(maker for found in makers.values() for maker in found)
+    weights: dict[ir.OpView, tuple[int, int]] = {}
+    total = 0
+    for op in ops:
+        size = sum(annotated.local_bytes(result) for result in op.results)
+        total += size
+        behind = [weights[maker] for maker in makers[op]]
+        weights[op] = (
+            min(len(ops), max(0, users[op] - 1) + sum(more for more, _ in behind)),
+            min(total, size + sum(held for _, held in behind)),
+        )
+
+    def heaviest_first(op: ir.OpView) -> Iterator[ir.OpView]:
+        return iter(sorted(makers[op], key=lambda maker: weights[maker], reverse=True))
+
+    order: list[ir.OpView] = []
+    seen, path = {end}, [(end, heaviest_first(end))]
+    while path:
+        op, waiting = path[-1]
+        following = next((maker for maker in waiting if maker not in seen), None)
+        if following is None:
+            order.append(op)
+            path.pop()
+        else:
+            seen.add(following)
+            path.append((following, heaviest_first(following)))
+    return order[:-1]
+
+
+def _makers(op: ir.OpView, block: ir.Block) -> list[ir.OpView]:
+    """The ops of a block that make what an op reads, also inside of it."""
+    readers = [op]
+    if has_own_ops(op):
+        readers += [inner for region in op.regions for b in region.blocks for inner in walk(b)]
+    owners = (value.owner for reader in readers for value in reader.operands)
+    found = (o.opview for o in owners if not isinstance(o, ir.Block) and o.operation.block == block)
+    return list(dict.fromkeys(found))

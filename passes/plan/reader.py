@@ -1,0 +1,208 @@
+"""Reads a planned `@main` as plain data (`data.py`), checked."""
+
+from __future__ import annotations
+
+from alpa.dialects.attributes import (
+    SECONDS,
+    Plan,
+    Reshard,
+    input_number,
+    micro_batches_of,
+    output_number,
+    read_arguments,
+    read_float,
+    read_int,
+    read_ints,
+    read_meshes,
+    read_part,
+    read_results,
+    typed,
+)
+from alpa.dialects.bindings import body, ir, main_function, mpmd, sdy, stablehlo, terminator
+from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
+from alpa.dialects.sharding import Mesh
+from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.base import PassError
+from alpa.passes.plan.checks import check_program
+from alpa.passes.plan.data import (
+    ACCUMULATORS,
+    DONATED,
+    EXTRA_RESULTS,
+    MODULE,
+    DeviceMesh,
+    Fragment,
+    Program,
+    ProgramArgument,
+    ProgramResult,
+    Transfer,
+    Value,
+)
+from alpa.passes.sharding.local_sums import stored
+
+
+def read_planned(module: ir.Module) -> Program:
+    """The program of a planned module that `check_planned` accepts.
+
+    Raises:
+        PassError: the micro-batches cannot be run as the plan says.
+    """
+    try:
+        main = main_function(module)
+        arguments, results = read_arguments(main), read_results(main)
+        plan = Plan.read(main) or Plan()
+    except ValueError as error:
+        raise PassError(module.operation, str(error)) from error
+    meshes = read_topology(main)
+    assigned = read_meshes(main)
+    for mesh in assigned:
+        if mesh.name not in meshes:
+            raise PassError(main, f"alpa.meshes names {mesh.name}, which the topology does not")
+    reader = _Reader(meshes)
+    entry = main.entry_block
+    for argument in entry.arguments:
+        reader.number(argument, main)
+    ops = list(entry.operations)
+    steps = [reader.step(op) for op in ops[:-1]]
+    program = Program(
+        values=tuple(reader.values),
+        arguments=tuple(
+            ProgramArgument(value=i, number=input_number(i, a), attributes=a)
+            for i, a in enumerate(arguments)
+        ),
+        results=tuple(
+            ProgramResult(
+                value=reader.numbers[value],
+                number=output_number(i, r),
+                attributes=r,
+            )
+            for i, (value, r) in enumerate(zip(ops[-1].operands, results, strict=True))
+        ),
+        steps=tuple(steps),
+        meshes=tuple(
+            DeviceMesh(name=m.name, hosts=m.hosts, devices=m.devices, axes=meshes[m.name].axes)
+            for m in assigned
+        ),
+        plan=plan,
+        micro_batches=micro_batches_of(module),
+    )
+    check_program(program, ops[:-1], main)
+    return program
+
+
+class _Reader:
+    """Numbers the values of @main in the order of their definition."""
+
+    def __init__(self, meshes: dict[str, Mesh]) -> None:
+        self.meshes = meshes
+        self.numbers: dict[ir.Value, int] = {}
+        self.values: list[Value] = []
+
+    def number(self, value: ir.Value, op: ir.OpView) -> int:
+        try:
+            tensor = MeshTensor.from_type(value.type)
+        except ValueError as error:
+            raise PassError(op, str(error)) from error
+        shape, sharding = tuple(tensor.type.shape), tensor.sharding
+        if sharding is not None and sharding.unreduced:
+            shape, sharding = stored(shape, sharding, self.meshes[tensor.mesh])
+        self.numbers[value] = len(self.values)
+        self.values.append(
+            Value(
+                mesh=tensor.mesh,
+                shape=shape,
+                dtype=str(tensor.type.element_type),
+                sharding=sharding,
+            )
+        )
+        return self.numbers[value]
+
+    def step(self, op: ir.OpView) -> Fragment | Transfer:
+        try:
+            return self._step(op)
+        except ValueError as error:
+            raise PassError(op, str(error)) from error
+
+    def _step(self, op: ir.OpView) -> Fragment | Transfer:
+        """Raises ValueError where an attribute is none that it can have."""
+        if isinstance(op, mpmd.TransferOp):
+            reshard = Reshard.read(op)
+            return Transfer(
+                source=self.numbers[op.operands[0]],
+                target=self.number(op.results[0], op),
+                method=reshard.method if reshard else None,
+                seconds=read_float(op, SECONDS) or 0.0,
+            )
+        if not isinstance(op, mpmd.FragmentOp):
+            raise PassError(op, f"a planned @main holds fragments and transfers, not {op.name}")
+        part = read_part(op)
+        if part is None:
+            raise PassError(op, 'the fragment needs alpa.part = "forward", "backward" or "update"')
+        origins = tuple(Origin.from_attr(a) for a in ir.ArrayAttr(op.attributes["origin"]))
+        symbol = op.attributes.get(MODULE)
+        module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
+        mesh = ir.StringAttr(op.attributes["mesh_name"]).value
+        outputs = tuple(self.number(value, op) for value in op.results)
+        return Fragment(
+            name=module or f"{mesh}.{origin_name(origins)}.{part}",
+            mesh=mesh,
+            part=part,
+            stage=read_int(op, "stage_id"),
+            inputs=tuple(self.numbers[value] for value in op.operands),
+            outputs=outputs,
+            origins=origins,
+            seconds=read_float(op, SECONDS) or 0.0,
+            module=module,
+            accumulators=read_ints(op, ACCUMULATORS),
+            extra_results=read_ints(op, EXTRA_RESULTS),
+            donated=read_ints(op, DONATED),
+            wide=tuple((outputs[copy], outputs[number]) for copy, number in _wide_copies(op)),
+        )
+
+
+def _wide_copies(op: mpmd.FragmentOp) -> list[tuple[int, int]]:
+    """(copy, result) for each of a fragment's results that is another one in a wider type."""
+    returned = [_unconstrained(value) for value in terminator(body(op)).operands]
+    numbers: dict[ir.Value, list[int]] = {}
+    for number, value in enumerate(returned):
+        numbers.setdefault(value, []).append(number)
+    found: list[tuple[int, int]] = []
+    for copy, value in enumerate(returned):
+        if isinstance(value.owner, stablehlo.ConvertOp):
+            source = _unconstrained(value.owner.operands[0])
+            if source in numbers and _is_wider(value.type, source.type):
+                found += [(copy, number) for number in numbers[source]]
+    return found
+
+
+def _unconstrained(value: ir.Value) -> ir.Value:
+    while isinstance(value.owner, sdy.ShardingConstraintOp):
+        value = value.owner.operands[0]
+    return value
+
+
+def _is_wider(type_: ir.Type, other: ir.Type) -> bool:
+    """Whether a float tensor holds the numbers of another one in more bits."""
+    elements = [ir.RankedTensorType(it).element_type for it in (type_, other)]
+    is_float = all(isinstance(it, ir.FloatType) for it in elements)
+    return is_float and element_bytes(elements[0]) > element_bytes(elements[1])
+
+
+def origin_name(origins: tuple[Origin, ...]) -> str:
+    """layer_4, layer_3, layer_2 -> layer_2_4; runs that do not touch are joined by `_`."""
+    numbers: dict[str, list[int]] = {}
+    for name in dict.fromkeys(origin.name for origin in origins):
+        prefix, _, digits = name.rpartition("_")
+        if digits.isdigit():
+            numbers.setdefault(prefix, []).append(int(digits))
+        else:
+            numbers[name] = []
+    texts: list[str] = []
+    for name, found in numbers.items():
+        runs: list[list[int]] = []
+        for number in sorted(found):
+            if runs and runs[-1][-1] == number - 1:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        texts += ["_".join(map(str, dict.fromkeys((name, r[0], r[-1])))) for r in runs] or [name]
+    return "_".join(texts) or "inferred"

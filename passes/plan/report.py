@@ -1,0 +1,415 @@
+"""A planned module in numbers: what `PLAN.json` holds, what the plan's table and the API show.
+
+    report = PlanReport.of(module)
+    report.stages[0].forward_seconds
+    report.to_json()
+
+Everything is read from the IR: `alpa.plan`, `alpa.meshes`, `alpa.solver`, the fragments' predicted
+seconds, and the shardings of arguments, activations and transfers. So a report says what is
+planned, not what was meant. Only how long the search took is told by who searched.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
+
+from alpa.dialects import body, ir, main_function
+from alpa.dialects.attributes import (
+    COMPUTE_SECONDS,
+    SECONDS,
+    Dropped,
+    MeshAssignment,
+    Part,
+    Reshard,
+    Schedule,
+    SolverReport,
+    read_float,
+    read_meshes,
+    read_remat,
+    read_solver_reports,
+)
+from alpa.dialects.checks import check_planned
+from alpa.passes.base import PassError
+from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.plan.annotated import annotated_fragments
+from alpa.passes.plan.data import Program, Transfer
+from alpa.passes.plan.predicted_collectives import collectives_of
+from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.split_factors import SplitFactors, in_words
+from alpa.passes.sharding.rules import populated
+
+Per = Literal["micro-batch", "step"]
+
+
+_STATUSES = ("optimal", "within_gap", "time_limit")
+"""From what is known best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverSummary:
+    """What is proven about the shardings, all meshes together; seconds per step.
+
+    `status` is that of the mesh about which least is known. `bound` is that of the problems that
+    were solved, `folded_bound` that of the problems in which equal layers are sharded alike; None
+    if there are no equal layers. Where the two are the same problems (`problem` of a mesh is
+    `folded`), plans that shard equal layers differently may undercut both.
+    """
+
+    status: str
+    objective: float
+    bound: float
+    folded_bound: float | None
+    gap: float
+    variables: int
+    meshes: tuple[SolverReport, ...]
+
+    @classmethod
+    def of(cls, reports: tuple[SolverReport, ...]) -> Self | None:
+        """None before `ilp-shard-annotate`."""
+        if not reports:
+            return None
+        objective, bound = (
+            sum(getattr(report, name) for report in reports) for name in ("objective", "bound")
+        )
+        return cls(
+            status=max((report.status for report in reports), key=_STATUSES.index),
+            objective=objective,
+            bound=bound,
+            folded_bound=_folded_bound(reports),
+            gap=(objective - bound) / objective if objective else 0.0,
+            variables=sum(report.variables for report in reports),
+            meshes=reports,
+        )
+
+
+def _folded_bound(reports: tuple[SolverReport, ...]) -> float | None:
+    if all(report.folded_bound is None for report in reports):
+        return None
+    return sum(it.bound if it.folded_bound is None else it.folded_bound for it in reports)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageReport:
+    """One mesh: predicted seconds of one micro-batch (of the update: per step), bytes per device.
+
+    `activation_bytes` is what each micro-batch in flight keeps for the backward part;
+    `parameter_bytes` and `optimizer_bytes` are (on a device, of the whole tensors).
+    """
+
+    mesh: str
+    layers: tuple[str, ...]
+    remat: tuple[str, ...]
+    """of the layers, those whose backward part computes again what it needs of its forward part"""
+    forward_seconds: float
+    backward_seconds: float
+    update_seconds: float
+    state_bytes: int
+    parameter_bytes: tuple[int, int]
+    optimizer_bytes: tuple[int, int]
+    activation_bytes: int
+    peak_bytes: int | None
+    """None where the plan says nothing of it"""
+    compute_seconds: float | None
+    """of a step, split evenly over the devices, nothing sent; None before shardings are chosen"""
+    splits: str
+    """what is split over which axis, in words; empty before shardings are chosen"""
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_seconds + self.backward_seconds
+
+    @property
+    def held(self) -> str:
+        """What part of the state a device holds, in words; empty without state."""
+        parts = [
+            f"{_part_of(here, whole)} {what}"
+            for (here, whole), what in (
+                (self.parameter_bytes, "the parameters"),
+                (self.optimizer_bytes, "the optimizer's state"),
+            )
+            if whole
+        ]
+        return f"a device holds {' and '.join(parts)}" if parts else ""
+
+    @property
+    def strategy(self) -> str:
+        """The splits and what a device holds, in words; empty before shardings are chosen."""
+        return "; ".join(text for text in (self.splits, self.held) if text) if self.splits else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferReport:
+    """A tensor that crosses from mesh to mesh, `per` micro-batch or step.
+
+    `bytes` are those of the whole tensor, the others what crosses links between and inside hosts.
+    None before `insert-cross-mesh-reshard`.
+    """
+
+    bytes: int
+    source: str
+    target: str
+    per: Per
+    method: str | None
+    seconds: float | None
+    """each time; a gather that follows is its reader's"""
+    slow_bytes: int | None
+    fast_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveReport:
+    """Collectives of one kind and size on a mesh.
+
+    `axis` names the axes, joined by `+`; `bytes` are what one device holds of the full array;
+    `count` is how many there are in a step.
+    """
+
+    mesh: str
+    part: Part
+    kind: str
+    axis: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """A plan in numbers. Seconds and bytes throughout; `predicted_peak_bytes` is per mesh."""
+
+    cluster: str
+    num_micro_batches: int
+    micro_batches: str | None
+    """`exact`, `exact, random numbers per micro-batch` or `independent`; None where nobody asked"""
+    schedule: Schedule
+    estimated_step_seconds: float
+    """T of the stages by the costs that they were cut by"""
+    estimated_step_bound: float
+    """no cut has a smaller T, if transfers take what is estimated"""
+    predicted_step_seconds: float
+    predicted_peak_bytes: tuple[int, ...]
+    memory_bytes: int | None
+    """of a device; None where the plan names no cluster that is known here"""
+    solver: SolverSummary | None
+    meshes: tuple[MeshAssignment, ...]
+    stages: tuple[StageReport, ...]
+    transfers: tuple[TransferReport, ...]
+    collectives: tuple[CollectiveReport, ...]
+    """none before shardings are chosen, or where the plan's cluster is not known here"""
+    dropped: tuple[Dropped, ...] = ()
+    """what the search left out though it may be possible: a solver ran out of time, or failed"""
+    search_seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def of(cls, module: ir.Module) -> Self:
+        """The report of a module that `stage-mesh-partition`, at least, has run on.
+
+        Raises:
+            CheckError, PassError: the module is not a planned one.
+        """
+        check_planned(module)
+        return cls(**_Reader(module).fields())
+
+    def searched(self, phases: Mapping[str, float]) -> Self:
+        """The same with the seconds of each phase of the search."""
+        return replace(self, phases=dict(phases), search_seconds=sum(phases.values()))
+
+    def to_json(self) -> str:
+        """The text of `PLAN.json`: the attributes by their names, transfers `from` and `to`."""
+        names = [it.name for it in fields(PlanReport)]  # without those of a subclass
+        report = {name: _plain(getattr(self, name)) for name in names}
+        return json.dumps(report, indent=2, allow_nan=False)
+
+
+def _part_of(here: int, whole: int) -> str:
+    """`all`, `1/4 of`, `37% of`."""
+    ways = whole / max(1, here)
+    if ways < 1.02:
+        return "all"
+    if abs(ways - round(ways)) < 0.02 * ways:
+        return f"1/{round(ways)} of"
+    return f"{here / whole:.0%} of"
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold; numbers that are not finite become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if not hasattr(value, "__dataclass_fields__"):
+        return value
+    fields = {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, TransferReport):
+        names = {"source": "from", "target": "to"}
+        return {names.get(name, name): item for name, item in fields.items()}
+    if isinstance(value, StageReport):
+        fields["strategy"] = value.strategy
+        for name in ("parameter_bytes", "optimizer_bytes", "splits"):
+            del fields[name]
+    if isinstance(value, SolverReport):
+        fields["gap"] = _plain(value.gap)
+    return fields
+
+
+def parameters(program: Program) -> frozenset[int]:
+    """State arguments that a forward or backward part reads; the others are the optimizer's."""
+    read = {v for f in program.fragments if f.part != "update" for v in f.inputs}
+    for step in reversed(program.transfers):
+        read |= {step.source} if step.target in read else set()
+    return frozenset(states(program) & read)
+
+
+def states(program: Program) -> frozenset[int]:
+    """The arguments that the step replaces."""
+    return frozenset(a.value for a in program.arguments if a.attributes.role == "state")
+
+
+def activations(program: Program) -> frozenset[int]:
+    """What forward parts made and backward parts read, where it is read."""
+    made = {v for f in program.fragments if f.part == "forward" for v in f.outputs}
+    made |= {t.target for t in program.transfers if program.parts[t.target] == "forward"}
+    return frozenset(v for f in program.fragments if f.part == "backward" for v in f.inputs) & made
+
+
+class _Reader:
+    """Reads the parts of a report off a planned module."""
+
+    def __init__(self, module: ir.Module) -> None:
+        self._module = module
+        self._function = main_function(module)
+        self._ops = list(body(self._function).operations)[:-1]
+        self._program = read_planned(module)
+
+    def solver(self) -> SolverSummary | None:
+        try:
+            return SolverSummary.of(tuple(read_solver_reports(self._function)))
+        except ValueError as error:
+            raise PassError(self._function, str(error)) from error
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a report that the module tells."""
+        plan = self._program.plan
+        try:
+            memory = Cluster.parse(plan.cluster).device.memory
+        except ClusterError:
+            memory = None
+        collectives: list[CollectiveReport] = []
+        splits = dict.fromkeys((mesh.name for mesh in self._program.meshes), "")
+        # Which way a change of layout takes depends on the links.
+        if self.is_sharded() and (memory is not None or not plan.cluster):
+            with populated(self._module) as rule_of:
+                fragments = list(annotated_fragments(self._module))
+                factors = SplitFactors(self._function, rule_of)
+                for mesh in self._program.meshes:
+                    forward = (
+                        annotated
+                        for annotated, one in zip(fragments, self._program.fragments, strict=True)
+                        if one.mesh == mesh.name and one.part == "forward"
+                    )
+                    nothing = "one device" if len(mesh.devices) == 1 else "no contraction to split"
+                    splits[mesh.name] = in_words(factors.of(forward)) or nothing
+                for annotated, one in zip(fragments, self._program.fragments, strict=True):
+                    runs = 1 if one.part == "update" else plan.num_micro_batches
+                    collectives += [
+                        CollectiveReport(
+                            mesh=one.mesh,
+                            part=one.part,
+                            kind=found.kind,
+                            axis="+".join(found.axes),
+                            bytes=found.bytes,
+                            count=runs * found.count,
+                        )
+                        for found in collectives_of(annotated)
+                    ]
+        return {
+            "cluster": plan.cluster,
+            "num_micro_batches": plan.num_micro_batches,
+            "micro_batches": self._program.micro_batches,
+            "schedule": plan.schedule,
+            "estimated_step_seconds": plan.estimated_step_seconds,
+            "estimated_step_bound": plan.estimated_step_bound,
+            "predicted_step_seconds": plan.predicted_step_seconds,
+            "predicted_peak_bytes": plan.predicted_peak_bytes,
+            "memory_bytes": memory,
+            "solver": self.solver(),
+            "meshes": tuple(read_meshes(self._function)),
+            "stages": tuple(self._stage(number, splits) for number in range(len(splits))),
+            "transfers": tuple(self._transfers()),
+            "collectives": tuple(collectives),
+            "dropped": plan.dropped,
+        }
+
+    def is_sharded(self) -> bool:
+        """Whether every value has a sharding, so that collectives can be told."""
+        return all(value.sharding is not None for value in self._program.values)
+
+    def _stage(self, number: int, splits: dict[str, str]) -> StageReport:
+        program = self._program
+        mesh = program.meshes[number].name
+        peaks = program.plan.predicted_peak_bytes
+        seconds: dict[Part, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0}
+        compute: float | None = None
+        layers: dict[str, None] = {}
+        remat: list[int] = []
+        for step, op in zip(program.steps, self._ops, strict=True):
+            if isinstance(step, Transfer) or step.mesh != mesh:
+                continue
+            remat += read_remat(op)
+            seconds[step.part] += step.seconds
+            alone = read_float(op, COMPUTE_SECONDS)
+            if alone is not None:
+                runs = 1 if step.part == "update" else program.num_micro_batches
+                compute = (compute or 0.0) + runs * alone
+            if step.part == "forward":
+                layers.update(dict.fromkeys(origin.name for origin in step.origins))
+
+        def held(values: frozenset[int]) -> tuple[int, int]:
+            here = [v for v in values if program.values[v].mesh == mesh]
+            return sum(map(program.local_bytes, here)), sum(program.values[v].bytes for v in here)
+
+        read = parameters(program)
+        return StageReport(
+            mesh=mesh,
+            layers=tuple(layers),
+            remat=tuple(f"layer_{layer}" for layer in sorted(remat)),
+            forward_seconds=seconds["forward"],
+            backward_seconds=seconds["backward"],
+            update_seconds=seconds["update"],
+            state_bytes=held(states(program))[0],
+            parameter_bytes=held(read),
+            optimizer_bytes=held(states(program) - read),
+            activation_bytes=held(activations(program))[0],
+            peak_bytes=peaks[number] if number < len(peaks) else None,
+            compute_seconds=compute,
+            splits=splits[mesh],
+        )
+
+    def _transfers(self) -> Iterator[TransferReport]:
+        """Per micro-batch what single micro-batches are read of; everything else once."""
+        program = self._program
+        for step, op in zip(program.steps, self._ops, strict=True):
+            if not isinstance(step, Transfer):
+                continue
+            reshard = Reshard.read(op)
+            often = step.target in program.micro_used
+            pers: list[Per] = ["micro-batch"] if often else ["step"]
+            if often and step.target in program.totals:
+                pers.append("step")
+            for per in pers:
+                yield TransferReport(
+                    bytes=program.values[step.target].bytes,
+                    source=program.values[step.source].mesh,
+                    target=program.values[step.target].mesh,
+                    per=per,
+                    method=reshard.method if reshard else None,
+                    seconds=read_float(op, SECONDS),
+                    slow_bytes=reshard.slow_bytes if reshard else None,
+                    fast_bytes=reshard.fast_bytes if reshard else None,
+                )

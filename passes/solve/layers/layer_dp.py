@@ -1,0 +1,227 @@
+"""Clusters a sequence of ops into layers: the paper's operator clustering (section 5.2, eq. 6).
+
+``G(k, r)`` is the least possible largest input of a layer when ops 0..k form r layers:
+
+    G(k, r) = min over i <= k of max(G(i - 1, r - 1), C(i, k))
+              subject to  FLOP(i..k) <= (1 + delta) FLOP_total / L
+
+Among the clusterings of least largest input, the one of least variance of FLOPs per layer is taken,
+found by a second pass of the same recursion over sums of squares. Both are exact; time is
+O(K^2 L), less where the FLOP bound keeps layers short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from alpa.passes.solve.errors import VerificationError
+
+_ROUNDING = 1e-12
+"""FLOPs of layers are differences of prefix sums: equal up to this part."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """K ops in program order, to be cut into ``num_layers`` non-empty layers."""
+
+    flops: np.ndarray
+    """FLOPs of each op, [K]"""
+    received: np.ndarray
+    """``received[i, k]``: bytes that ops i..k receive from ops before i, [K, K] (i <= k)"""
+    num_layers: int
+    delta: float
+    """how far a layer's FLOPs may lie above the average; 0.5 = by half"""
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for what is no problem."""
+        count = self.flops.size
+        if self.flops.ndim != 1 or count == 0:
+            raise ValueError(
+                f"flops must be a vector with one entry per op, not {self.flops.shape}"
+            )
+        if self.received.shape != (count, count):
+            raise ValueError(f"received must be {count}x{count}, not {self.received.shape}")
+        if not 1 <= self.num_layers <= count:
+            raise ValueError(
+                f"{count} ops cannot form {self.num_layers} layers: ask for 1 to {count}"
+            )
+        if not (np.isfinite(self.flops).all() and (self.flops >= 0).all()):
+            raise ValueError("flops must be finite and not negative")
+        if not np.isfinite(np.triu(self.received)).all() or self.delta < 0:
+            raise ValueError("received must be finite and delta not negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Layers by their first ops."""
+
+    starts: tuple[int, ...]
+    largest_input: float
+    """bytes that the layer with the largest input receives from earlier layers"""
+    variance: float
+    """of FLOPs per layer"""
+    flop_bound: float
+    """FLOPs that a layer may have: (1 + delta) of the average, or, where no clustering keeps
+    that, the smallest bound that one keeps"""
+
+
+def received_bytes(num_ops: int, values: Sequence[tuple[int, float, Sequence[int]]]) -> np.ndarray:
+    """The matrix ``received`` from (producer, bytes, consumers in ascending order) of each value.
+
+    A value counts once for a layer, however many of its ops read it. Ops are numbered from 0;
+    inputs of the program are no values here. Raises ``ValueError`` for a consumer that does not
+    come after its producer or after the consumer before it.
+    """
+    starts: list[int] = []
+    firsts: list[int] = []
+    sizes: list[float] = []
+    for producer, size, consumers in values:
+        before = producer
+        for consumer in consumers:
+            if not 0 <= before < consumer < num_ops:
+                raise ValueError(
+                    f"value of op {producer} with consumers {list(consumers)}: consumers must "
+                    f"ascend from the producer on and lie below {num_ops}"
+                )
+            starts.append(before + 1)
+            firsts.append(consumer)
+            sizes.append(size)
+            before = consumer
+    # Layers that begin in (before, consumer] and reach the consumer receive the value: add the
+    # size to those rows from that column on, as a difference in both directions.
+    steps = np.zeros((num_ops + 1, num_ops))
+    np.add.at(steps, (np.array(starts, dtype=int), np.array(firsts, dtype=int)), sizes)
+    np.subtract.at(steps, (np.array(firsts, dtype=int) + 1, np.array(firsts, dtype=int)), sizes)
+    # In place: the matrix is by far the largest thing here.
+    received = steps[:-1]
+    np.cumsum(received, axis=0, out=received)
+    np.cumsum(received, axis=1, out=received)
+    received[np.tri(num_ops, k=-1, dtype=bool)] = 0.0
+    return received
+
+
+def solve(problem: Problem) -> Solution:
+    """The clustering of eq. 6, of least variance among the best. Raises ``ValueError``."""
+    problem.check()
+    sums = _prefix_sums(problem.flops)
+    total = float(sums[-1])
+    average = total / problem.num_layers
+    bound = max((1 + problem.delta) * average, _least_bound(problem.flops, problem.num_layers))
+    # A layer that ends with op k may begin at lows[k]..k.
+    limit = bound + _ROUNDING * total
+    lows = np.searchsorted(sums, sums[1:] - limit, side="left")
+    lows = np.minimum(lows, np.arange(sums.size - 1))
+    received = problem.received
+
+    def inputs(low: int, k: int, before: np.ndarray) -> np.ndarray:
+        return np.maximum(before, received[low : k + 1, k])
+
+    largest = float(_recursion(problem.num_layers, lows, inputs)[0][-1, -1])
+
+    def squares(low: int, k: int, before: np.ndarray) -> np.ndarray:
+        flops = (sums[k + 1] - sums[low : k + 1]) / max(average, 1.0)
+        return before + np.where(received[low : k + 1, k] <= largest, flops**2, inf)
+
+    _, choices = _recursion(problem.num_layers, lows, squares)
+    starts: list[int] = []
+    end = problem.flops.size
+    for r in range(problem.num_layers, 0, -1):
+        end = int(choices[r, end])
+        starts.append(end)
+    starts.reverse()
+    solution = Solution(
+        starts=tuple(starts),
+        largest_input=largest,
+        variance=float(np.var(np.add.reduceat(problem.flops, starts))),
+        flop_bound=float(bound),
+    )
+    verify(problem, solution)
+    return solution
+
+
+def _recursion(
+    num_layers: int, lows: np.ndarray, extend: Callable[[int, int, np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """best[r, n] and first op of the last layer, for the first n ops in r layers.
+
+    ``extend(low, k, before)`` adds a layer that begins at low..k and ends with op k to the values
+    ``before[r, begin]``.
+    """
+    count = lows.size
+    best = np.full((num_layers + 1, count + 1), inf)
+    best[0, 0] = 0.0
+    first = np.zeros((num_layers + 1, count + 1), dtype=np.int32)
+    for k in range(count):
+        low = int(lows[k])
+        values = extend(low, k, best[:-1, low : k + 1])
+        at = values.argmin(axis=1)
+        best[1:, k + 1] = np.take_along_axis(values, at[:, None], axis=1)[:, 0]
+        first[1:, k + 1] = low + at
+    return best, first
+
+
+def _prefix_sums(flops: np.ndarray) -> npt.NDArray[np.float64]:
+    """The FLOPs of the first n ops, for each n from 0."""
+    return np.concatenate([[0.0], np.cumsum(flops)])
+
+
+def _least_bound(flops: np.ndarray, num_layers: int) -> float:
+    """The least possible largest FLOPs of a layer, by bisection with greedy filling.
+
+    Every refused bound is raised to the next value at which the greedy layers would change.
+    """
+    sums = _prefix_sums(flops)
+    low = max(float(flops.max()), float(sums[-1]) / num_layers)
+    high = float(sums[-1])
+    while low < high * (1 - _ROUNDING):
+        middle = (low + high) / 2
+        largest, following = _fill(sums, middle, num_layers)
+        if largest is None:
+            low = max(following, middle)
+        else:
+            high = min(largest, middle)
+    return high
+
+
+def _fill(
+    sums: npt.NDArray[np.float64], bound: float, num_layers: int
+) -> tuple[float | None, float]:
+    """(largest greedy layer or None if they do not suffice, least sum of a layer and one op)."""
+    at, largest, following = 0, 0.0, inf
+    for _ in range(num_layers):
+        end = int(np.searchsorted(sums, float(sums[at]) + bound, side="right")) - 1
+        largest = max(largest, float(sums[end] - sums[at]))
+        if end == sums.size - 1:
+            return largest, following
+        following = min(following, float(sums[end + 1] - sums[at]))
+        at = end
+    return None, following
+
+
+def verify(problem: Problem, solution: Solution) -> None:
+    """Recomputes the largest input, and checks each layer. Raises ``VerificationError``."""
+    starts, count = solution.starts, problem.flops.size
+    ends = (*starts[1:], count)
+    if len(starts) != problem.num_layers or starts[0] != 0:
+        raise VerificationError(
+            f"{problem.num_layers} layers from op 0 on were asked for, not {starts}"
+        )
+    if any(end <= start for start, end in zip(starts, ends, strict=True)):
+        raise VerificationError(
+            f"a layer is empty: layers begin at {starts}, there are {count} ops"
+        )
+    inputs = [float(problem.received[s, e - 1]) for s, e in zip(starts, ends, strict=True)]
+    if max(inputs) != solution.largest_input:
+        raise VerificationError(
+            f"the largest input is {max(inputs)} B, not {solution.largest_input} B"
+        )
+    flops = np.add.reduceat(problem.flops, starts)
+    if flops.max() > solution.flop_bound * (1 + 1e-9):
+        raise VerificationError(
+            f"a layer has {flops.max()} FLOPs, the bound is {solution.flop_bound}"
+        )

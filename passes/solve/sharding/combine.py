@@ -1,0 +1,69 @@
+"""The best choice within memory that is made of the strategies of choices already known.
+
+The solutions of the priced problems straddle the limit: cheap and too large, or dear and small.
+Good choices take some of both, so branch and bound on the few strategies that some of them took
+finds one fast (a restricted master heuristic; with an incumbent, RINS: Danna et al. 2005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from alpa.passes.solve.sharding.fuse import made_of
+from alpa.passes.solve.sharding.lp import branch
+from alpa.passes.solve.sharding.presolve import Reduction
+from alpa.passes.solve.sharding.problem import (
+    InfeasibleError,
+    Memory,
+    Problem,
+    Row,
+)
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+
+
+def combine(
+    problem: Problem,
+    choices: Sequence[tuple[int, ...]],
+    times: Iterable[int],
+    *,
+    deadline: float,
+    gap: float,
+    enough: float,
+    settings: Settings = DEFAULT,
+) -> tuple[int, ...] | None:
+    """A choice that fits at the given times; None where HiGHS finds none in its nodes or in time.
+
+    The search ends at a choice that costs ``enough`` or less, or with a proven ``gap``.
+    """
+    few, taken = made_of(problem, choices)
+    try:
+        reduction = Reduction(few, settings).run()
+        rest = reduction.rest()
+        if rest.nodes:
+            found = branch(
+                rest.problem,
+                deadline=deadline,
+                relative_gap=gap,
+                rows=rows_at(rest.problem, times),
+                capacity=min(problem.memory_limit, 1.0),
+                max_nodes=settings.tuning.combination_nodes,
+                enough=enough,
+                settings=settings,
+            )
+            if found is None:
+                return None
+            chosen = tuple(int(np.argmax(x)) for x in found.weights)
+            whole = reduction.lift(rest.numbered(chosen))
+        else:
+            whole = reduction.lift()
+    except InfeasibleError:
+        return None
+    return tuple(int(k[i]) for k, i in zip(taken, whole, strict=True))
+
+
+def rows_at(problem: Problem, times: Iterable[int]) -> list[Row]:
+    """What nodes hold at some times, as parts of the limit where that is above 1."""
+    memory, unit = Memory(problem), max(problem.memory_limit, 1.0)
+    return [{nodes: held / unit for nodes, held in memory.row(t).items()} for t in times]

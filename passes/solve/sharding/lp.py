@@ -1,0 +1,226 @@
+"""The sharding ILP itself, in matrix form for cvxpy, solved by HiGHS.
+
+Variables: ``x_v`` in {0, 1}^S_v per node, ``e_uv`` >= 0 per edge and allowed pair (paper, section
+4.2; e is integral where x is). With both marginals of e tied to x, not only e <= x, the relaxation
+is that of the local polytope, which is integral on most programs:
+
+    min  sum_v c_v . x_v + sum_uv R_uv . e_uv
+    s.t. sum_i x_v(i) = 1                                   for each node
+         sum_j e_uv(i, j) = x_u(i),  sum_i e_uv(i, j) = x_v(j)   for each edge
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alpa.passes.solve.errors import SolverFailedError
+from alpa.passes.solve.sharding.problem import (
+    Edge,
+    InfeasibleError,
+    Problem,
+    Row,
+)
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+
+if TYPE_CHECKING:
+    import cvxpy as cp
+    import scipy.sparse as sp
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxed:
+    """What the LP or the MIP gave: node values, and costs shifted by the duals (LP only)."""
+
+    weights: tuple[np.ndarray, ...]
+    shifted: Problem
+    bound: float
+    """of a MIP, in seconds; -inf for an LP, whose bound the shifted costs show"""
+
+
+@dataclass(frozen=True, eq=False)
+class _Matrices:
+    costs: np.ndarray
+    simplex: sp.csr_matrix
+    marginals: sp.csr_matrix
+    offsets: np.ndarray
+    pairs: list[np.ndarray]
+    scale: float
+
+
+def relax(problem: Problem, *, deadline: float, settings: Settings = DEFAULT) -> Relaxed | None:
+    """Solves the LP relaxation; None if the deadline came first."""
+    import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
+
+    matrices = _matrices(problem, settings)
+    x = cp.Variable(matrices.costs.size, nonneg=True)
+    marginals: Any = matrices.marginals @ x == 0
+    if not _run(matrices, x, [matrices.simplex @ x == 1, marginals], deadline, {}):
+        return None
+    shift = matrices.marginals.T @ np.asarray(marginals.dual_value)
+    shifted = _split(problem, matrices, (matrices.costs + shift) / matrices.scale)
+    return Relaxed(_weights(problem, matrices, np.asarray(x.value)), shifted, -inf)
+
+
+def branch(
+    problem: Problem,
+    *,
+    deadline: float,
+    relative_gap: float,
+    rows: Sequence[Row] = (),
+    capacity: float = 1.0,
+    max_nodes: int | None = None,
+    enough: float | None = None,
+    settings: Settings = DEFAULT,
+) -> Relaxed | None:
+    """Solves the MIP by branch and bound; None if the deadline came before any solution.
+
+    Each of ``rows``, in a unit near the limit, may come to ``capacity`` at most. The search also
+    ends after ``max_nodes``, and at a choice that costs no more than ``enough``.
+    """
+    import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
+
+    matrices = _matrices(problem, settings)
+    count = int(matrices.offsets[-1])
+    x = cp.Variable(count, boolean=True)
+    e = cp.Variable(matrices.costs.size - count, nonneg=True)
+    both = cp.hstack([x, e])
+    constraints = [matrices.simplex @ both == 1, matrices.marginals @ both == 0]
+    if rows:
+        constraints.append(_memory(problem, matrices, rows) @ both <= capacity)
+    options: dict[str, Any] = {
+        "mip_rel_gap": relative_gap,
+        "mip_feasibility_tolerance": 1e-9,
+    }
+    if max_nodes is not None:
+        # A dive for a good choice: strong branching and restarts are for proofs.
+        options |= {
+            "mip_max_nodes": max_nodes,
+            "mip_pscost_minreliable": 0,
+            "mip_allow_restart": False,
+        }
+    if enough is not None:
+        options["objective_target"] = enough * matrices.scale
+    stats = _run(matrices, both, constraints, deadline, options)
+    if not stats or x.value is None:
+        return None
+    bound = float(stats.extra_stats.mip_dual_bound) / matrices.scale
+    return Relaxed(_weights(problem, matrices, np.asarray(x.value)), problem, bound)
+
+
+def _run(
+    matrices: _Matrices,
+    x: cp.Expression,
+    constraints: list[Any],
+    deadline: float,
+    options: dict[str, Any],
+) -> Any:
+    import cvxpy as cp  # noqa: PLC0415 - see relax
+
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return None
+    if left < inf:
+        options = {**options, "time_limit": left}
+    model = cp.Problem(cp.Minimize(matrices.costs @ x), constraints)
+    try:
+        with warnings.catch_warnings():
+            # cvxpy warns when the time limit ends the search; the status says so as well.
+            warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
+            model.solve(solver=cp.HIGHS, highs_options={"random_seed": 0, "threads": 1, **options})
+    except cp.SolverError as error:
+        raise SolverFailedError(f"HiGHS failed on the sharding ILP: {error}") from error
+    if model.status == cp.USER_LIMIT or (model.status == cp.OPTIMAL_INACCURATE):
+        return model.solver_stats if options.get("mip_rel_gap") is not None else None
+    if model.status == cp.INFEASIBLE and "presolve" not in options:
+        # Its presolve takes some problems that have solutions for infeasible (HiGHS issue 3090).
+        return _run(matrices, x, constraints, deadline, {**options, "presolve": "off"})
+    if model.status == cp.INFEASIBLE:
+        raise InfeasibleError(tuple(range(matrices.offsets.size - 1)))
+    if model.status != cp.OPTIMAL:
+        raise SolverFailedError(f"HiGHS found the sharding ILP {model.status}")
+    return model.solver_stats
+
+
+def _matrices(problem: Problem, settings: Settings) -> _Matrices:
+    """Costs and the constraint rows; forbidden strategies get a huge cost, forbidden pairs none."""
+    import scipy.sparse as sp  # noqa: PLC0415 - costs start-up time
+
+    sizes = np.array([costs.size for costs in problem.node_costs])
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    count = int(offsets[-1])
+    pairs = [np.argwhere(edge.costs < inf) for edge in problem.edges]
+    costs = np.concatenate(
+        [
+            *problem.node_costs,
+            *(e.costs[p[:, 0], p[:, 1]] for e, p in zip(problem.edges, pairs, strict=True)),
+        ]
+    )
+    largest = float(np.abs(costs).max(initial=0.0))
+    scale = settings.tuning.largest_cost / largest if largest > 0 else 1.0
+    row, column = 0, count
+    r: list[np.ndarray] = []
+    c: list[np.ndarray] = []
+    v: list[np.ndarray] = []
+    for edge, pair in zip(problem.edges, pairs, strict=True):
+        here = column + np.arange(len(pair))
+        for axis, end in enumerate((edge.source, edge.target)):
+            r += [row + pair[:, axis], row + np.arange(sizes[end])]
+            c += [here, offsets[end] + np.arange(sizes[end])]
+            v += [np.ones(len(pair)), -np.ones(sizes[end])]
+            row += int(sizes[end])
+        column += len(pair)
+    simplex = sp.csr_matrix(
+        (np.ones(count), (np.repeat(np.arange(sizes.size), sizes), np.arange(count))),
+        shape=(sizes.size, column),
+    )
+    marginals = sp.csr_matrix(
+        (_joined(v), (_joined(r).astype(int), _joined(c).astype(int))), shape=(row, column)
+    )
+    return _Matrices(costs * scale, simplex, marginals, offsets, pairs, scale)
+
+
+def _memory(problem: Problem, matrices: _Matrices, rows: Sequence[Row]) -> sp.csr_matrix:
+    import scipy.sparse as sp  # noqa: PLC0415 - costs start-up time
+
+    numbers = problem.edge_numbers()
+    first = matrices.offsets[-1] + np.cumsum([0, *map(len, matrices.pairs)])
+    held = np.zeros((len(rows), matrices.costs.size))
+    for row_held, row in zip(held, rows, strict=True):
+        for nodes, shares in row.items():
+            if len(nodes) == 1:
+                begin, end = matrices.offsets[nodes[0]], matrices.offsets[nodes[0] + 1]
+                row_held[begin:end] += shares
+            else:
+                number = numbers[nodes]
+                there = shares if problem.edges[number].source == nodes[0] else shares.T
+                row_held[first[number] : first[number + 1]] += there[*matrices.pairs[number].T]
+    return sp.csr_matrix(held)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _weights(problem: Problem, matrices: _Matrices, x: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(
+        x[matrices.offsets[k] : matrices.offsets[k + 1]] for k in range(len(problem.node_costs))
+    )
+
+
+def _split(problem: Problem, matrices: _Matrices, costs: np.ndarray) -> Problem:
+    """A problem with the costs of the matrix form's columns."""
+    edges: list[Edge] = []
+    at = int(matrices.offsets[-1])
+    for edge, pair in zip(problem.edges, matrices.pairs, strict=True):
+        shifted = np.full(edge.costs.shape, inf)
+        shifted[pair[:, 0], pair[:, 1]] = costs[at : at + len(pair)]
+        edges.append(Edge(edge.source, edge.target, shifted))
+        at += len(pair)
+    return Problem(node_costs=_weights(problem, matrices, costs), edges=tuple(edges))

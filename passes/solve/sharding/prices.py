@@ -1,0 +1,84 @@
+"""The next prices in the search for the best Lagrangian bound: the level method.
+
+Every choice k seen so far bounds v by a plane: ``v(lambda) <= cost_k + lambda (bytes_k - limit)``.
+Kelley's method goes where the lowest planes are highest, and jumps about; the level method
+(Lemarechal, Nemirovskii and Nesterov 1995) goes to the prices nearest to the best so far where the
+planes still promise a part of what may be gained. Both are small linear programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """A choice's cost and the bytes that it holds at each time."""
+
+    cost: float
+    used: np.ndarray
+
+
+def next_prices(
+    planes: Sequence[Plane],
+    at: Sequence[int],
+    limit: float,
+    centre: np.ndarray,
+    bound: float,
+    enough: float,
+    ceiling: float,
+    *,
+    settings: Settings = DEFAULT,
+) -> tuple[float, np.ndarray] | None:
+    """How high v can be, as far as the planes tell, and the prices to try; None where HiGHS fails.
+
+    ``at`` numbers the times that have prices, ``centre`` holds those of ``bound``, the best known.
+    A bound of ``enough`` is as good as a higher one. Prices are at most ``ceiling``.
+    """
+    from scipy.optimize import linprog  # noqa: PLC0415 - costs start-up time
+
+    size = max(limit, 1.0)
+    costs = np.array([plane.cost for plane in planes])
+    # There is no plane yet where all choices so far took a forbidden pair.
+    excess = np.array([plane.used[at] - limit for plane in planes]).reshape(-1, len(at)) / size
+    if enough < np.inf:
+        costs, excess = np.append(costs, enough), np.vstack([excess, np.zeros(len(at))])
+    scale = np.abs(costs).max(initial=0.0) or 1.0
+    unit = scale / size
+    count = len(at)
+    top = linprog(
+        np.array([-1.0, *np.zeros(count)]),
+        A_ub=np.hstack([np.ones((len(costs), 1)), -excess]),
+        b_ub=costs / scale,
+        bounds=[(None, None), *[(0.0, ceiling / unit)] * count],
+        method="highs",
+    )
+    if not top.success:
+        return None
+    upper = -float(top.fun) * scale
+    furthest = top.x[1:] * unit
+    if np.any(furthest >= 0.999 * ceiling) or not settings.steps.level:
+        return upper, furthest
+    level = (bound + settings.tuning.level * (upper - bound)) / scale
+    # min d:  |lambda_t - centre_t| <= d,  cost_k + lambda . excess_k >= level
+    beside = np.vstack([np.eye(count), -np.eye(count)])
+    near = linprog(
+        np.array([1.0, *np.zeros(count)]),
+        A_ub=np.vstack(
+            [
+                np.hstack([np.zeros((len(costs), 1)), -excess]),
+                np.hstack([-np.ones((2 * count, 1)), beside]),
+            ]
+        ),
+        b_ub=np.concatenate([costs / scale - level, centre / unit, -centre / unit]),
+        bounds=[(0.0, None), *[(0.0, ceiling / unit)] * count],
+        method="highs",
+    )
+    nearest = near.x[1:] * unit if near.success else furthest
+    # Where v itself is not known to its last part, the planes may promise enough without a step.
+    return upper, furthest if np.allclose(nearest, centre, rtol=1e-6, atol=0.0) else nearest

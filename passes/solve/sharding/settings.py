@@ -1,0 +1,203 @@
+"""The steps of the sharding solver and their tuned numbers, all in one place.
+
+``python -m alpa.tools.bench solver`` measures what each step saves by leaving it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The steps that the search takes. Without one of them it is weaker, and never wrong."""
+
+    dominance: bool = True
+    """``presolve`` drops strategies that another one is never worse than"""
+    elimination: bool = True
+    """``presolve`` minimises out nodes with at most two neighbours"""
+    easy_tables: bool = True
+    """bucket elimination before any bound is known"""
+    hard_tables: bool = True
+    """bucket elimination with larger tables, before the LP"""
+    ascent: bool = True
+    """dual ascent (``bound.ascend``) before the LP"""
+    fusion: bool = True
+    """choices read off a relaxation are fused with each other (``fuse``)"""
+    fusion_of_seen: bool = True
+    """and with the last choices of other prices"""
+    descent: bool = True
+    """changes node by node, without memory (``Messages.improve``)"""
+    warm_start: bool = True
+    """dual ascent at new prices begins with the shifts of the last ones"""
+    fixing: bool = True
+    """without memory, what cannot beat the best choice is forbidden, and presolve runs again"""
+    relaxation: bool = True
+    """the LP relaxation, without memory"""
+    rounding: bool = True
+    """a choice is read off the LP relaxation"""
+    branching: bool = True
+    """branch and bound; without it only where no choice is known"""
+    oversized: bool = True
+    """strategies that alone exceed the memory that is left are forbidden (``fit``)"""
+    glance: bool = True
+    """a few sweeps tell whether memory binds, before the problem without memory is solved"""
+    least: bool = True
+    """where no choice fits yet, one that holds little is repaired"""
+    row_check: bool = True
+    """the least that any choice holds at a time, where no choice fits yet"""
+    rough_prices: bool = True
+    """prices by dual ascent alone"""
+    level: bool = True
+    """prices near the best so far (level method), instead of where the planes are highest"""
+    more_sweeps: bool = True
+    """dual ascent goes on at the best prices"""
+    combination: bool = True
+    """branch and bound on the strategies of the choices seen (``combine``)"""
+    exact_prices: bool = True
+    """prices by solving each priced problem"""
+    fixing_within: bool = True
+    """within memory, what cannot beat the best choice is forbidden, and all starts again"""
+    repair: bool = True
+    """a choice above the limit is repaired (``repair.repair``)"""
+    descent_within: bool = True
+    """changes node by node within memory (``repair.improve_within``)"""
+
+    def without(self, *names: str) -> Self:
+        """These steps, but for some."""
+        return type(self)(**(vars(self) | dict.fromkeys(names, False)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Numbers that decide how long the search stays where. None of them can make it wrong.
+
+    *Not measured*: no experiment is recorded that compares the number with others.
+    """
+
+    # Tables and presolve
+    easy_entries: float = 5e6
+    """Entries of the tables of bucket elimination before any bound is known; 10 ns each. Not
+    measured: set to take about 0.1 s."""
+    hard_entries: float = 5e7
+    """The same before the LP: about 1 s, 400 MB at most. Not measured."""
+    fused_entries: float = 1e6
+    """The same where choices are fused: about 0.01 s. Not measured."""
+    series_pairs: int = 4096
+    """Pairs of strategies in the matrix that the elimination of a node with two neighbours may
+    always make (64 x 64 strategies). Not measured."""
+    restart_share: float = 0.1
+    """Presolve runs again where at least this part of the strategies is forbidden. Not
+    measured."""
+
+    # Dual ascent (bound)
+    sweeps: int = 200
+    """Double sweeps of dual ascent, at most. Not measured."""
+    look_every: int = 4
+    """Double sweeps, at least, between two looks at the bound and at choices. Not measured."""
+    look_growth: float = 1.5
+    """From one look to the next, so many times as many sweeps as have been made. Not measured."""
+    fused_roundings: int = 6
+    """So many of the last choices read off the shifts are fused. Fusing roundings of both sweeps
+    found in a dozen sweeps what one rounding needed fifty for (d1c66f2); 6 itself is not
+    measured."""
+    stall: float = 1e-3
+    """Ascent ends where a look improved the bound by less than this part of the gap. Not
+    measured."""
+    enough_pruned: float = 0.2
+    """Ascent ends where this part of the strategies can be forbidden: presolve makes the rest
+    faster. Not measured."""
+    descent_rounds: int = 20
+    """Rounds over the nodes of ``Messages.improve``. Not measured."""
+    approach_sweeps: int = 3
+    """Double sweeps between two looks of ``approach``. Not measured."""
+    first_choices: int = 6
+    """Double sweeps of ``approach`` before choices are read off; then again when there are twice as
+    many. Not measured."""
+    slow: float = 0.004
+    """``approach`` ends where ``approach_sweeps`` close less than this part of the gap. At 0.02,
+    meshes of wresnet-13b were left to the LP, for 2 s, that 0.8 s of sweeps settle (6218462)."""
+
+    # LP and branch and bound (lp)
+    largest_cost: float = 1e4
+    """Costs are scaled to this, without unit: the dual tolerance of HiGHS, 1e-7, is then 1e-11 of
+    the largest cost. Not measured."""
+    combination_nodes: int = 1000
+    """Nodes of branch and bound in ``combine``. Not measured."""
+    combination_gap: float = 0.9
+    """``combine`` ends where it has closed the gap to this part of the wanted one. Not
+    measured."""
+
+    # Prices (within, prices)
+    price_rounds: int = 100
+    """Vectors of prices that are tried, at most. Not measured."""
+    level: float = 0.9
+    """The level of the level method, as a part of what the planes promise: most of it, for a look
+    costs far more than a step too long. Not measured."""
+    gain: float = 0.05
+    """The search for prices ends where at most this part of the gap can be gained. Not measured."""
+    gain_of_gap: float = 0.1
+    """It also ends within this part of the wanted gap. Not measured."""
+    idle_gain: float = 0.2
+    """A round that raises the bound by less than this part of what ends the search is idle. Not
+    measured."""
+    patience: int = 2
+    """The search for prices ends after so many idle rounds. Not measured."""
+    exactness: float = 0.5
+    """Priced problems are solved to this part of what ends the search. Not measured."""
+    fused_seen: int = 3
+    """So many of the last choices are fused with those of the next prices. Not measured."""
+    fine: float = 0.01
+    """Sweeps at the best prices end where they gain less than this part of the wanted gap. With
+    them, the four meshes of moe-70b took 15 s instead of 34 s (ba3da6a); 0.01 itself is not
+    measured."""
+    open_share: float = 0.8
+    """Presolve and prices start again where at most this part of the variables is left. Not
+    measured."""
+
+    # Choices within memory (within, repair)
+    far: float = 1.5
+    """A choice that needs so many times the limit is not repaired: that is slow. Part of a change
+    that took gpt-39b from 7.5 s to 4.9 s (434ebd5); 1.5 itself is not measured."""
+    surely: float = 1.2
+    """Memory binds where a choice near the cheapest needs so many times the limit. Part of a change
+    that took gpt-39b from 4.8 s to 2.3 s (840435a); 1.2 itself is not measured."""
+    coarse: float = 0.1
+    """The gap of the first look whether memory binds. Not measured."""
+    never: float = 1e3
+    """Costs so many times that of a choice stand for "never", and spoil the arithmetic. Not
+    measured."""
+    least_price: float = 1e3
+    """What a full memory costs, in multiples of the bound, where a choice that holds little is
+    looked for. Not measured."""
+    repair_changes: int = 20
+    """Changes per node before the repair gives up. Not measured."""
+    repair_near: float = 0.1
+    """An offer this near to the best known is taken. The repair with offers that grow stale ended
+    minutes of search on gpt-39b without folding (130802e); 0.1 itself is not measured."""
+    descent_within_rounds: int = 20
+    """Rounds over the nodes of ``improve_within``. Not measured."""
+
+    # Prices of the stage search (pareto)
+    pareto_gain: float = 0.1
+    """Sweeps end when they gain less than this part of the gap. Not measured."""
+
+    # Rounding: how far sums of floating point numbers in different orders may differ
+    cost_rounding: float = 1e-9
+    """A gap below this part of the cost."""
+    bytes_rounding: float = 1e-12
+    """An excess below this part of the memory limit."""
+    matrix_rounding: float = 1e-13
+    """A rest of a matrix below this part of its entries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the solver's functions hand on to each other."""
+
+    steps: Steps = field(default_factory=Steps)
+    tuning: Tuning = field(default_factory=Tuning)
+
+
+DEFAULT = Settings()

@@ -1,0 +1,1 @@
+"""Tensors from one mesh to another (paper, section 6)."""

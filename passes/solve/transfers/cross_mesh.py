@@ -1,0 +1,652 @@
+"""How a tensor crosses from one mesh to another: who sends which part of it to whom.
+
+The paper's cross-mesh resharding (section 6), a many-to-many multicast. A *tile* is what one device
+holds, a *piece* the overlap of a source tile and a destination tile; any device that holds the
+source tile may send it. A piece comes from the device itself where it is there already, else from a
+device of its own host, over a fast link, else from another host, over the slow links.
+
+**Methods**, where several devices of the destination want the same tile:
+
+* ``send_recv``: each of them receives its own copy.
+* ``local_all_gather``: the tensor lands sharded over axes that the destination does not use, and
+  each fragment that reads it gathers it over the destination's own links.
+* ``broadcast``: what a host lacks is received by one of its devices, which passes it on inside the
+  host, 1, 2, 4 ... devices at a time.
+
+**Lower bound.** What a device of a destination host wants and no source device of that host holds
+has to enter that host once, whoever sends it, and every entry is over a slow link. ``lower_bound``
+adds that up over the hosts. ``broadcast`` always reaches it, so that the method taken does: among
+those that do, the gathers counted, the one of least seconds. Slow links come first because
+all transfers of a pipeline share them, while a fast link is one device's own. (The original sends
+J-fold where a destination tile has J sources.)
+
+**Seconds**, in the alpha-beta model. A device's messages follow each other: each has its link's
+latency, and all of them share the device's port at the fast link's bandwidth. All that leaves or
+enters a host shares the slow link's. Ports work side by side, in both directions, so that a step
+takes as long as its slowest port. Steps follow each other; gathers are rings, as in
+``cost/collectives.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, groupby, permutations, product
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.collectives import LogicalMesh, all_gather
+from alpa.passes.cost.device import Link
+from alpa.passes.cost.reshard import Layout
+from alpa.passes.solve.errors import VerificationError
+from alpa.passes.solve.transfers.senders import Box, Demand, balance
+
+Index = tuple[int, ...]
+"""the number of a tile along each dimension"""
+
+Method = Literal["send_recv", "local_all_gather", "broadcast"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledMesh:
+    """A tensor's tiles on a mesh.
+
+    Where a dimension of size n does not divide evenly over w ways, each tile has ceil(n / w), the
+    last ones less or nothing: as XLA pads.
+    """
+
+    devices: tuple[int, ...]
+    """numbers in the cluster, row-major over ``sizes``"""
+    hosts: tuple[int, ...]
+    """the host of each device"""
+    sizes: tuple[int, ...]
+    """devices along each axis of the mesh"""
+    dims: Layout
+    """for each dimension of the tensor the axes that shard it, major first"""
+
+    @staticmethod
+    def of(
+        cluster: Cluster, devices: tuple[int, ...], sizes: tuple[int, ...], dims: Layout
+    ) -> TiledMesh:
+        """On devices of a cluster, which numbers them host by host."""
+        hosts = tuple(device // cluster.devices_per_host for device in devices)
+        return TiledMesh(devices=devices, hosts=hosts, sizes=sizes, dims=dims)
+
+    @cached_property
+    def coordinates(self) -> tuple[tuple[int, ...], ...]:
+        """Where each device lies along each axis."""
+        return tuple(product(*(range(size) for size in self.sizes)))
+
+    @cached_property
+    def indices(self) -> tuple[Index, ...]:
+        """The tile of each device."""
+        return tuple(
+            tuple(_index(at, self.sizes, axes) for axes in self.dims) for at in self.coordinates
+        )
+
+    @cached_property
+    def ways(self) -> tuple[int, ...]:
+        """The number of tiles along each dimension."""
+        return tuple(prod(self.sizes[axis] for axis in axes) for axes in self.dims)
+
+    @cached_property
+    def free_axes(self) -> tuple[int, ...]:
+        """The axes along which devices hold replicas."""
+        used = {axis for axes in self.dims for axis in axes}
+        return tuple(a for a, size in enumerate(self.sizes) if size > 1 and a not in used)
+
+    def tile_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The size of a tile that is not cut short."""
+        return tuple(-(-length // ways) for length, ways in zip(shape, self.ways, strict=True))
+
+    def tiles(self, shape: Sequence[int]) -> dict[int, Box]:
+        """The box of each device."""
+        steps = self.tile_shape(shape)
+        return {
+            device: tuple(
+                (min(length, k * step), min(length, (k + 1) * step))
+                for length, step, k in zip(shape, steps, index, strict=True)
+            )
+            for device, index in zip(self.devices, self.indices, strict=True)
+        }
+
+
+def _index(at: tuple[int, ...], sizes: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    """The row-major number of a coordinate over some axes."""
+    index = 0
+    for axis in axes:
+        index = index * sizes[axis] + at[axis]
+    return index
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """A tensor that is on ``source`` and is to be on ``target``."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    """bytes of an element"""
+    source: TiledMesh
+    target: TiledMesh
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for what is none."""
+        if any(length < 0 for length in self.shape) or self.itemsize < 1:
+            raise ValueError(
+                f"a tensor of shape {self.shape} and {self.itemsize} bytes per element is none"
+            )
+        for name, mesh in (("source", self.source), ("target", self.target)):
+            counts = {len(mesh.devices), len(mesh.hosts), len(set(mesh.devices)), prod(mesh.sizes)}
+            if len(counts) != 1:
+                raise ValueError(
+                    f"the {name} of sizes {mesh.sizes} needs that many different devices with a "
+                    f"host each, not {mesh.devices} on {mesh.hosts}"
+                )
+            axes = [axis for dim in mesh.dims for axis in dim]
+            if len(mesh.dims) != len(self.shape) or len(axes) != len(set(axes)):
+                raise ValueError(
+                    f"{mesh.dims} is no layout of shape {self.shape} on the {name}: it takes one "
+                    "tuple per dimension, and each axis once"
+                )
+            if any(not 0 <= axis < len(mesh.sizes) for axis in axes):
+                raise ValueError(f"{mesh.dims} names axes that the {name} {mesh.sizes} has not")
+        hosts = dict(zip(self.source.devices, self.source.hosts, strict=True))
+        for device, host in zip(self.target.devices, self.target.hosts, strict=True):
+            if hosts.get(device, host) != host:
+                raise ValueError(f"device {device} is on host {hosts[device]} and on host {host}")
+
+    @cached_property
+    def hosts(self) -> dict[int, int]:
+        """The host of each device of both meshes."""
+        meshes = (self.source, self.target)
+        return {d: h for mesh in meshes for d, h in zip(mesh.devices, mesh.hosts, strict=True)}
+
+    def bytes_of(self, box: Box) -> int:
+        return prod(stop - start for start, stop in box) * self.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem(Crossing):
+    """A crossing whose layout on ``target`` is what is wanted; it may land in a finer one."""
+
+    slow: Link
+    """between hosts: per host and direction"""
+    fast: Link
+    """inside a host: per device and direction"""
+    readers: int = 1
+    """how many fragments read the tensor, each of which would gather for itself; 0 = none can
+    gather, because it is needed as it lands"""
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for what is no problem."""
+        super().check()
+        if self.readers < 0:
+            raise ValueError(f"a tensor has no {self.readers} readers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """A message: ``target`` gets ``box`` from ``source``. Both may be one device of both meshes,
+    which keeps what it has."""
+
+    source: int
+    target: int
+    box: Box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes over links between hosts and over links inside them, and the seconds they take."""
+
+    slow_bytes: int = 0
+    fast_bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """One after the other."""
+        return Traffic(
+            slow_bytes=self.slow_bytes + other.slow_bytes,
+            fast_bytes=self.fast_bytes + other.fast_bytes,
+            seconds=self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Each device of the destination gets each element of what lands there exactly once."""
+
+    method: Method
+    landing: Layout
+    """the destination's layout after the transfers: the wanted one, or a finer one to gather"""
+    steps: tuple[tuple[Message, ...], ...]
+    """first from the source; then, in a broadcast, between devices of a host of the destination"""
+    transfers: Traffic
+    """of all steps"""
+    gathers: Traffic
+    """of the all-gathers in the fragments that read the tensor"""
+    balanced: bool
+    """whether no other choice of senders has a smaller ``peak``: known for small problems"""
+
+    @property
+    def total(self) -> Traffic:
+        return self.transfers + self.gathers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What it takes that a tensor crosses, the gathers in its readers included."""
+
+    method: Method
+    seconds: float
+    slow_bytes: int
+    """over links between hosts"""
+    fast_bytes: int
+    """over links inside hosts"""
+
+
+def cost(
+    cluster: Cluster,
+    shape: tuple[int, ...],
+    itemsize: int,
+    source: TiledMesh,
+    target: TiledMesh,
+    *,
+    readers: int = 1,
+) -> Cost:
+    """What a planner asks: the cost of moving a value between two meshes for given shardings.
+
+    The figures are those of ``solve``, without the check of its solution. ``source`` and
+    ``target`` are made by ``TiledMesh.of``; a mesh may keep its devices while ``dims`` vary.
+    ``readers`` is that of ``Problem``. Raises ``ValueError`` as ``Problem.check`` does.
+    """
+    problem = Problem(
+        shape=shape,
+        itemsize=itemsize,
+        source=source,
+        target=target,
+        slow=cluster.inter_host,
+        fast=cluster.intra_host,
+        readers=readers,
+    )
+    problem.check()
+    best = _best(problem)
+    return Cost(
+        method=best.method,
+        seconds=best.total.seconds,
+        slow_bytes=best.total.slow_bytes,
+        fast_bytes=best.total.fast_bytes,
+    )
+
+
+def solve(problem: Problem) -> Solution:
+    """The transfers of least slow bytes, then of least seconds. Raises ``ValueError``."""
+    problem.check()
+    solution = _best(problem)
+    verify(problem, solution)
+    return solution
+
+
+def lower_bound(problem: Problem) -> int:
+    """The bytes that have to cross slow links: what each destination host wants and lacks."""
+    pieces = _Pieces.of(problem, problem.target)
+    wanted = {*zip(problem.target.indices, problem.target.hosts, strict=True)}
+    return sum(
+        problem.bytes_of(box)
+        for index, host in wanted
+        for held, box in pieces.boxes(index)
+        if not pieces.holders_on(held, host)
+    )
+
+
+def _best(problem: Problem) -> Solution:
+    return min(
+        (of_method(problem, method, landing) for method, landing in candidates(problem)),
+        key=lambda solution: (solution.total.slow_bytes, solution.total.seconds),
+    )
+
+
+def candidates(problem: Problem) -> list[tuple[Method, Layout]]:
+    """The methods to compare, each with the layout in which the tensor lands."""
+    wanted = problem.target.dims
+    if not problem.target.free_axes:
+        return [("send_recv", wanted)]
+    return [
+        ("send_recv", wanted),
+        *(("local_all_gather", landing) for landing in _landings(problem)),
+        ("broadcast", wanted),
+    ]
+
+
+def _landings(problem: Problem) -> list[Layout]:
+    """The wanted layout with one unused axis or several behind those of evenly divided dimensions.
+
+    One dimension is tried first for all axes, the others only where it does not divide: which
+    one matters for the number of pieces.
+    """
+    free, found = problem.target.free_axes, list[Layout]()
+    for count in range(len(free) if problem.readers else 0, 0, -1):
+        for axes in combinations(free, count):
+            for first in range(len(problem.shape)):
+                landing = _spread(problem, axes, first)
+                if landing is not None and landing not in found:
+                    found.append(landing)
+    return found
+
+
+def _spread(problem: Problem, axes: tuple[int, ...], first: int) -> Layout | None:
+    shape, sizes, dims = problem.shape, problem.target.sizes, list(problem.target.dims)
+    order = sorted(range(len(shape)), key=lambda d: d != first)
+    for axis in axes:
+        for d in order:
+            ways = sizes[axis] * prod(sizes[a] for a in dims[d])
+            if shape[d] and shape[d] % ways == 0:
+                dims[d] = (*dims[d], axis)
+                break
+        else:
+            return None
+    return tuple(dims)
+
+
+def of_method(problem: Problem, method: Method, landing: Layout) -> Solution:
+    """The transfers of one of the ``candidates``, with balanced senders."""
+    target = replace(problem.target, dims=landing)
+    steps, balanced = deliver(replace(problem, target=target), method)
+    gather = _gather(problem, target)
+    return Solution(
+        method=method,
+        landing=landing,
+        steps=steps,
+        transfers=sum((_traffic(problem, step) for step in steps), Traffic()),
+        gathers=sum([gather] * problem.readers, Traffic()),
+        balanced=balanced,
+    )
+
+
+def deliver(crossing: Crossing, method: Method) -> tuple[tuple[tuple[Message, ...], ...], bool]:
+    """The steps that bring a tensor into the layout in which it lands, ``crossing.target``'s, and
+    whether the senders are known to be balanced. What is planned and what is run are the same."""
+    demands, passed_on = _demands(crossing, crossing.target, once_per_host=method == "broadcast")
+    senders, balanced = balance(demands, crossing.hosts)
+    received = tuple(
+        Message(source=sender, target=demand.target, box=demand.box)
+        for sender, demand in zip(senders, demands, strict=True)
+    )
+    return tuple(step for step in (received, *passed_on) if step), balanced
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The overlaps of source tiles and destination tiles."""
+
+    overlaps: list[list[list[tuple[int, tuple[int, int]]]]]
+    """[dimension][number of the destination tile] = (number of the source tile, bounds)"""
+    holders: dict[Index, list[int]]
+    """positions in the source mesh by the tile that they hold"""
+    source: TiledMesh
+
+    @staticmethod
+    def of(problem: Crossing, target: TiledMesh) -> _Pieces:
+        source = problem.source
+        holders: dict[Index, list[int]] = defaultdict(list)
+        for position, index in enumerate(source.indices):
+            holders[index].append(position)
+        steps = source.tile_shape(problem.shape), target.tile_shape(problem.shape)
+        overlaps = [
+            [_along(length, k * there, (k + 1) * there, here) for k in range(ways)]
+            for length, ways, here, there in zip(problem.shape, target.ways, *steps, strict=True)
+        ]
+        return _Pieces(overlaps, holders, source)
+
+    def boxes(self, index: Index) -> Iterator[tuple[Index, Box]]:
+        """The pieces of a destination tile: which source tile each is of, and its box."""
+        for parts in product(*(by[k] for by, k in zip(self.overlaps, index, strict=True))):
+            yield tuple(number for number, _ in parts), tuple(bounds for _, bounds in parts)
+
+    def holders_on(self, held: Index, host: int) -> list[int]:
+        """The positions on a host that hold a source tile."""
+        return [position for position in self.holders[held] if self.source.hosts[position] == host]
+
+
+def _along(length: int, start: int, stop: int, step: int) -> list[tuple[int, tuple[int, int]]]:
+    """The tiles of size ``step`` that start..stop overlaps, with the bounds of the overlaps."""
+    stop = min(length, stop)
+    if start >= stop:
+        return []
+    return [
+        (k, (max(start, k * step), min(stop, (k + 1) * step)))
+        for k in range(start // step, (stop - 1) // step + 1)
+    ]
+
+
+def _demands(
+    problem: Crossing, target: TiledMesh, *, once_per_host: bool
+) -> tuple[list[Demand], list[tuple[Message, ...]]]:
+    """What is received from the source, and what devices of a host then pass on to others.
+
+    ``once_per_host``: of the devices of a host that want a tile, the first one alone receives the
+    pieces that come from other hosts.
+    """
+    pieces = _Pieces.of(problem, target)
+    groups: dict[tuple[Index, int], list[int]] = defaultdict(list)
+    for position, key in enumerate(zip(target.indices, target.hosts, strict=True)):
+        groups[key].append(position)
+    demands: list[Demand] = []
+    passed_on: list[list[Message]] = []
+    for (index, host), members in groups.items():
+        entering: list[Box] = []
+        complete = True
+        for held, box in pieces.boxes(index):
+            near = pieces.holders_on(held, host)
+            single = once_per_host and not near
+            for position in members[:1] if single else members:
+                holders = near or pieces.holders[held]
+                demands.append(_demand(problem, target.devices[position], position, box, holders))
+            if single:
+                entering.append(box)
+            complete &= single
+        if complete and entering:
+            entering = [_hull(entering)]
+        devices = [target.devices[position] for position in members]
+        for number, device in enumerate(devices[1:] if entering else (), 1):
+            step = number.bit_length() - 1
+            passed_on += [[] for _ in range(step + 1 - len(passed_on))]
+            giver = devices[number - (1 << step)]
+            passed_on[step] += [Message(source=giver, target=device, box=box) for box in entering]
+    return demands, [tuple(step) for step in passed_on]
+
+
+def _demand(problem: Crossing, device: int, position: int, box: Box, holders: list[int]) -> Demand:
+    held_by = [problem.source.devices[holder] for holder in holders]
+    if device in held_by:
+        return Demand(target=device, box=box, num_bytes=0, senders=(device,), slow=False)
+    first = holders.index(position) if position in holders else position % len(holders)
+    return Demand(
+        target=device,
+        box=box,
+        num_bytes=problem.bytes_of(box),
+        senders=(*held_by[first:], *held_by[:first]),
+        slow=all(problem.hosts[sender] != problem.hosts[device] for sender in held_by),
+    )
+
+
+def _hull(boxes: list[Box]) -> Box:
+    """The box that is made up of pieces."""
+    return tuple(
+        (min(start for start, _ in bounds), max(stop for _, stop in bounds))
+        for bounds in zip(*boxes, strict=True)
+    )
+
+
+def _traffic(problem: Problem, step: Sequence[Message]) -> Traffic:
+    """Of transfers at the same time."""
+    hosts = problem.hosts
+    total: Counter[bool] = Counter()
+    of_devices: Counter[tuple[str, int]] = Counter()
+    of_hosts: Counter[tuple[str, int]] = Counter()
+    messages: Counter[tuple[str, int, bool]] = Counter()
+    for transfer in step:
+        if transfer.source == transfer.target:
+            continue
+        size = problem.bytes_of(transfer.box)
+        slow = hosts[transfer.source] != hosts[transfer.target]
+        total[slow] += size
+        for way, device in (("out", transfer.source), ("in", transfer.target)):
+            messages[way, device, slow] += 1
+            of_devices[way, device] += size
+            if slow:
+                of_hosts[way, hosts[device]] += size
+    return Traffic(
+        slow_bytes=total[True],
+        fast_bytes=total[False],
+        seconds=max(
+            (
+                *(
+                    messages[way, device, True] * problem.slow.latency
+                    + messages[way, device, False] * problem.fast.latency
+                    + size / problem.fast.bandwidth
+                    for (way, device), size in of_devices.items()
+                ),
+                *(
+                    problem.slow.latency + size / problem.slow.bandwidth
+                    for size in of_hosts.values()
+                ),
+            ),
+            default=0.0,
+        ),
+    )
+
+
+def _gather(problem: Problem, landing: TiledMesh) -> Traffic:
+    """Of the all-gathers from a landing layout to the wanted one, one per dimension.
+
+    The partitioner is free to take the dimensions in any order: the worst one counts.
+    """
+    added = [
+        (d, axes[len(wanted) :])
+        for d, (axes, wanted) in enumerate(zip(landing.dims, problem.target.dims, strict=True))
+        if axes != wanted
+    ]
+    local = prod(landing.tile_shape(problem.shape)) * problem.itemsize
+    orders: list[Traffic] = []
+    for order in permutations(added):
+        held, total = local, Traffic()
+        for _, axes in order:
+            total += _ring(problem, landing, axes, held)
+            held *= prod(landing.sizes[axis] for axis in axes)
+        orders.append(total)
+    return max(orders, key=lambda total: (total.slow_bytes, total.seconds))
+
+
+def _ring(problem: Problem, mesh: TiledMesh, axes: tuple[int, ...], held: int) -> Traffic:
+    """Of all-gathers over some axes at once, each device holding ``held`` bytes at the start.
+
+    In a ring of n each device passes n - 1 parts on to the next one; the rings that leave or enter
+    a host share its slow link.
+    """
+    size = prod(mesh.sizes[axis] for axis in axes)
+    rings: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+    for host, at in zip(mesh.hosts, mesh.coordinates, strict=True):
+        ring = tuple(c for axis, c in enumerate(at) if axis not in axes)
+        rings[ring].append((_index(at, mesh.sizes, axes), host))
+    leaving: Counter[int] = Counter()
+    entering: Counter[int] = Counter()
+    for ring in rings.values():
+        hosts = [host for _, host in sorted(ring)]
+        for here, there in zip(hosts, (*hosts[1:], hosts[0]), strict=True):
+            if here != there:
+                leaving[here] += 1
+                entering[there] += 1
+    link, crossings = problem.fast, leaving.total()
+    if crossings:
+        shared = max(*leaving.values(), *entering.values())
+        link = Link(
+            bandwidth=min(link.bandwidth, problem.slow.bandwidth / shared),
+            latency=max(link.latency, problem.slow.latency),
+        )
+    view = LogicalMesh(axis_names=("ring",), sizes=(size,), links=(link,))
+    return Traffic(
+        slow_bytes=crossings * (size - 1) * held,
+        fast_bytes=(len(mesh.devices) - crossings) * (size - 1) * held,
+        seconds=all_gather(view, 0, float(size * held)),
+    )
+
+
+def verify(problem: Problem, solution: Solution) -> None:
+    """Carries the transfers out on boxes.
+
+    Raises ``VerificationError`` where a device cannot send what it shall, gets something twice or
+    not at all, or the bytes are not those of ``solution``.
+    """
+    landing = replace(problem.target, dims=solution.landing)
+    _verify_landing(problem, solution)
+    held = problem.source.tiles(problem.shape)
+    wanted = landing.tiles(problem.shape)
+    got: dict[int, list[Box]] = defaultdict(list)
+    carried: Counter[bool] = Counter()
+    for number, step in enumerate(solution.steps):
+        for transfer in step:
+            parts = [held[transfer.source]] if number == 0 else got[transfer.source]
+            covered = sum(problem.bytes_of(_overlap(part, transfer.box)) for part in parts)
+            if covered != problem.bytes_of(transfer.box):
+                raise VerificationError(f"{transfer} in step {number}: the sender does not have it")
+            if transfer.source != transfer.target:
+                slow = problem.hosts[transfer.source] != problem.hosts[transfer.target]
+                carried[slow] += covered
+        for device, arrived in groupby(sorted(step, key=_target), key=_target):
+            got[device] += [transfer.box for transfer in arrived]
+    for device, box in wanted.items():
+        parts = got[device]
+        inside = sum(problem.bytes_of(_overlap(part, box)) for part in parts)
+        if _some_overlap(parts) or inside != sum(map(problem.bytes_of, parts)):
+            raise VerificationError(f"device {device} gets {parts}: not parts of {box} once each")
+        if inside != problem.bytes_of(box):
+            raise VerificationError(f"device {device} gets {parts}, which is not all of {box}")
+    stated = solution.transfers
+    if (carried[True], carried[False]) != (stated.slow_bytes, stated.fast_bytes):
+        raise VerificationError(
+            f"{carried[True]} slow and {carried[False]} fast bytes are carried, "
+            f"{stated.slow_bytes} and {stated.fast_bytes} are stated"
+        )
+    least = lower_bound(problem)
+    if solution.total.slow_bytes != least:
+        raise VerificationError(f"{solution.total.slow_bytes} slow bytes, {least} are enough")
+
+
+def _verify_landing(problem: Problem, solution: Solution) -> None:
+    wanted, landing = problem.target.dims, solution.landing
+    gathers = solution.method == "local_all_gather"
+    finer = all(new[: len(old)] == old for old, new in zip(wanted, landing, strict=True))
+    mesh = replace(problem.target, dims=landing)
+    even = all(
+        new == old or length % ways == 0
+        for old, new, length, ways in zip(wanted, landing, problem.shape, mesh.ways, strict=True)
+    )
+    if gathers != (landing != wanted) or not (finer and even) or (gathers and not problem.readers):
+        raise VerificationError(
+            f"{solution.method} cannot land as {landing} where {wanted} is wanted"
+        )
+
+
+def _target(transfer: Message) -> int:
+    return transfer.target
+
+
+def _overlap(one: Box, other: Box) -> Box:
+    return tuple(
+        (max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True)
+    )
+
+
+def _some_overlap(boxes: list[Box]) -> bool:
+    if len(boxes) < 2:
+        return False
+    bounds = np.array(boxes, dtype=np.int64).reshape(len(boxes), -1, 2)
+    starts, stops = bounds[..., 0], bounds[..., 1]
+    low = np.maximum(starts[:, None], starts[None])
+    meets = (low < np.minimum(stops[:, None], stops[None])).all(axis=-1)
+    return bool(np.triu(meets, 1).any())

@@ -1,0 +1,1 @@
+"""Long tests for maintainers: random programs, planted faults, fuzzing, soaking."""

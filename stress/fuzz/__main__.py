@@ -1,0 +1,202 @@
+"""Broken input: what it is answered with must be an answer.
+
+    python -m stress.fuzz test/passes --count 10000 --seed 0 --save found
+
+Each case breaks something in a few places and gives it to what reads it: a program as text or
+bytecode to `alpa-opt` or `alpa-plan`, a cluster or roles to `alpa-plan`, a plan to `plan_table`,
+`alpa.runtime.load` or `alpa.parallelize(plan=...)`, the folder of a checkpoint to `alpa.restore`.
+The answer is a result or an error that says why. A Python traceback, a signal, a hang, files that
+are written in spite of an error, anything changed in a checkpoint's folder, and a state that is
+restored and is not the one that was saved are findings. What a case does follows from the seed and
+its number alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from alpa.tools.arguments import amount, count
+from stress.fuzz import checkpoints, commands, plans
+from stress.fuzz.commands import CommandCase
+from stress.fuzz.corpus import DEVICES, Corpus, Seed, make, read_seeds
+from stress.fuzz.process import Answer, Harm, alone, answers, problem
+
+WEIGHTS = {
+    "program": 30,
+    "bytecode": 15,
+    "table": 5,
+    "cluster": 10,
+    "roles": 5,
+    "load": 5,
+    "parallelize": 5,
+    "checkpoint": 25,
+}
+"""How many of a hundred cases are of each kind."""
+_EXAMPLES = """\
+examples:
+  python -m stress.fuzz test/passes --count 200
+  python -m stress.fuzz step.mlir cluster.toml --count 10000 --seed 7 --save found
+  python -m stress.fuzz --kinds checkpoint --count 500
+"""
+
+
+class Fuzz:
+    """Cases of some kinds, by their numbers; `folder` is for what they need and leave."""
+
+    def __init__(
+        self, seed: int, kinds: Sequence[str], paths: Sequence[Path], folder: Path
+    ) -> None:
+        # For the processes of the cases; in this one jax never makes devices.
+        jax.config.update("jax_num_cpu_devices", DEVICES)
+        self._seed, self._kinds = seed, kinds
+        self._folder = folder
+        self.at, self._said = folder / "case", folder / "said"
+        material = folder / "material"
+        material.mkdir()
+        seeds = read_seeds(paths)
+        if {"table", "load", "parallelize", "checkpoint"} & set(kinds):
+            # Here it would start threads, which the processes of the cases would miss.
+            status, said = alone(lambda: make(material) or 0, self._said, 600)
+            if status != 0:
+                raise ValueError(f"the training step cannot be planned and saved: {said}")
+            text = (material / "plan.mlir").read_text(encoding="utf-8")
+            seeds.append(Seed(name="plan.mlir", text=text, kind="plan"))
+        self.corpus = Corpus(seeds=tuple(seeds), checkpoints=material)
+        self._bytecode = cache(commands.to_bytecode)
+
+    def kind(self, number: int) -> str:
+        """What a case is of."""
+        generator = random.Random(f"{self._seed}:{number} kind")
+        return generator.choices(self._kinds, [WEIGHTS[kind] for kind in self._kinds])[0]
+
+    def case(self, number: int, *, with_data: bool = True) -> Any:
+        """A case; one that is only to be named needs no bytecode, for which MLIR starts threads."""
+        kind, name = self.kind(number), f"{self._seed}:{number}"
+        if kind == "checkpoint":
+            return checkpoints.draw(name, self.corpus)
+        if kind in ("load", "parallelize"):
+            return plans.draw(name, kind, self.corpus)
+        bytecode = self._bytecode if with_data else lambda _: None
+        return commands.draw(name, kind, self.corpus, bytecode)
+
+    def run(self, number: int) -> int:
+        """Runs a case in a folder of its own, which stays until the next one."""
+        self._empty()
+        return self.case(number).run(self.at)
+
+    def answers(self, numbers: Sequence[int], seconds: float) -> Any:
+        """The answers to cases; a command that a signal has ended is run as its users run it."""
+        # Broken bytecode may leave a broken heap behind, for which other cases would be blamed.
+        bytecode = [number for number in numbers if self.kind(number) == "bytecode"]
+        others = [number for number in numbers if self.kind(number) != "bytecode"]
+        for number, answer in chain(*(self._answers(them, seconds) for them in (others, bytecode))):
+            case = self.case(number, with_data=False)
+            if isinstance(case, CommandCase) and (answer.problem or "").startswith("signal"):
+                answer = self._guarded(case, seconds)
+            yield number, case, answer
+
+    def _answers(self, numbers: Sequence[int], seconds: float) -> Iterator[tuple[int, Answer]]:
+        return answers(numbers, self.run, self._said, seconds)
+
+    def _guarded(self, case: CommandCase, seconds: float) -> Answer:
+        """What the command says with the input that lies there."""
+
+        def command() -> int:
+            os.chdir(self.at)
+            return case.guarded(case.arguments)
+
+        status, said = alone(command, self._said, seconds)
+        found = problem(status, said)
+        if found is None and status is not None:
+            try:
+                case.check(self.at, status)
+            except Harm as harm:
+                found = str(harm)
+        return Answer(problem=found, said=said, refused=status != 0)
+
+    def _empty(self) -> None:
+        shutil.rmtree(self.at, ignore_errors=True)
+        self.at.mkdir()
+        os.chdir(self.at)
+
+
+def _not_files(folder: str, names: list[str]) -> list[str]:
+    """Pipes, which cannot be copied."""
+    return [name for name in names if Path(folder, name).is_fifo()]
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m stress.fuzz",
+        description="Gives broken programs, bytecode, clusters, roles, plans and checkpoints to "
+        "what reads them, and reports what is not answered by a result or an error. The exit "
+        "status is 1 if anything was found.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = result.add_argument
+    add("paths", nargs="*", type=Path, metavar="PATH", help="files or folders with further texts")
+    add("--count", type=count, default=1000, help="cases; default: 1000")
+    add("--first", type=int, default=0, help="number of the first case; default: 0")
+    add("--seed", type=int, default=0, help="default: 0")
+    add("--kinds", nargs="+", choices=WEIGHTS, default=list(WEIGHTS), help="default: all")
+    add("--timeout", type=amount, default=90, help="seconds for each case; default: 90")
+    add("--save", type=Path, metavar="DIR", help="where to keep what was found")
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status."""
+    options = parser().parse_args(arguments)
+    save = None if options.save is None else options.save.absolute()
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            fuzz = Fuzz(options.seed, options.kinds, options.paths, Path(name))
+        except (OSError, ValueError) as error:
+            print(f"fuzz: error: {error}", file=sys.stderr)
+            return 1
+        begin, found, refused = time.perf_counter(), Counter[str](), Counter[str]()
+        numbers = range(options.first, options.first + options.count)
+        for number, case, answer in fuzz.answers(numbers, options.timeout):
+            refused[fuzz.kind(number)] += answer.refused
+            if answer.problem is None:
+                continue
+            found[answer.problem] += 1
+            last = answer.said.strip().splitlines()[-1:] or [""]
+            print(f"case {number} of {case.seed}: {answer.problem}: {last[0][:200]}")
+            print(f"  {case.label}", flush=True)
+            if save is not None:
+                target = save / f"{options.seed}-{number}"
+                shutil.copytree(
+                    fuzz.at, target, symlinks=True, dirs_exist_ok=True, ignore=_not_files
+                )
+                (target / "said.txt").write_text(f"{case.label}\n{answer.said}", encoding="utf-8")
+        seconds = time.perf_counter() - begin
+    kinds = Counter(fuzz.kind(number) for number in numbers)
+    for kind, number in sorted(kinds.items()):
+        print(f"{kind:>12}  {number:>6} cases, {refused[kind]} refused")
+    versions = f"jax {jax.__version__}, Python {platform.python_version()}"
+    print(f"seed {options.seed}, {options.count} cases in {seconds:.0f} s; {versions}")
+    problems = ", ".join(f"{number} {it}" for it, number in found.items()) or "none"
+    print(f"findings: {problems}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Plants a fault at one op of a program, in the module of the stage that the op is in.
+
+The place is drawn by the program's seed: a mistake that is made at one op only is harder to find
+than one that is made at all of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from alpa.dialects import ir, main_function, parse, sdy, walk_outside_manual
+from alpa.dialects.sharding import Mesh
+from alpa.passes.plan.data import Fragment, Program
+from alpa.runtime.executable import Executable
+from alpa.runtime.pjrt import bytecode
+from alpa.runtime.stages import module_name
+from stress.random_programs.faults.planting import Fault, Sound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """An op of an exported module, and which fragment's it is."""
+
+    op: ir.OpView
+    module: ir.Module
+    fragment: Fragment
+    program: Program
+
+    @property
+    def mesh(self) -> Mesh:
+        """The only one that an exported module has."""
+        (op,) = (op for op in self.module.body.operations if isinstance(op, sdy.MeshOp))
+        return Mesh.from_attr(op.mesh)
+
+
+def at_one_op(
+    name: str, *, where: Callable[[Place], bool], change: Callable[[Place], None]
+) -> Fault:
+    """A fault at one of the ops that it can be at; `change` writes before that op."""
+
+    def plant(sound: Sound) -> Executable | None:
+        places = [place for place in _places(sound) if where(place)]
+        if not places:
+            return None
+        place = places[sound.draw(len(places))]
+        with place.module.context, place.op.location, ir.InsertionPoint(place.op):
+            change(place)
+        place.module.operation.verify()
+        changed = {module_name(place.fragment): bytecode(place.module.operation)}
+        return sound.with_modules(changed)
+
+    return Fault(name=name, where="stage", plant=plant)
+
+
+def _places(sound: Sound) -> list[Place]:
+    """All ops of all stages, in copies of their modules."""
+    places: list[Place] = []
+    for fragment in sound.program.fragments:
+        module = parse(sound.modules[module_name(fragment)])
+        places += [
+            Place(op=op, module=module, fragment=fragment, program=sound.program)
+            for op in walk_outside_manual(main_function(module).entry_block)
+        ]
+    return places

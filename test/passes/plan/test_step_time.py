@@ -1,0 +1,123 @@
+"""The predicted step: the schedule of the final plan, and how near the stage DP's T is to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import alpa.passes
+from alpa.dialects import ir, main_function
+from alpa.dialects.attributes import Argument, Part, Plan, read_solver_reports
+from alpa.passes.plan.data import (
+    DeviceMesh,
+    Fragment,
+    Program,
+    ProgramArgument,
+    Transfer,
+    Value,
+)
+from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.step_time import step_seconds
+from alpa.tools import zoo
+
+
+def mlp() -> str:
+    def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        def loss_of(params: list[jax.Array]) -> jax.Array:
+            h = x
+            for w in params:
+                h = jnp.tanh(h @ w)
+            return jnp.mean(h**2)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], loss
+
+    params = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 4
+    text = jax.jit(step, donate_argnums=0).lower(params, jnp.ones((64, 256))).as_text()
+    return text.replace(
+        "tensor<f32> {jax.result_info", 'tensor<f32> {alpa.result = "mean", jax.result_info'
+    )
+
+
+def plan(text: str, cluster: str, options: str) -> tuple[float, ir.Module]:
+    """T of the stage DP, and the final plan."""
+    module = alpa.passes.run(
+        text,
+        "simplify-trivial-ops,layer-cluster{num-layers=4},"
+        f"stage-mesh-partition{{cluster={cluster} {options}}}",
+    )
+    found = Plan.read(main_function(module))
+    assert found is not None
+    rest = "ilp-shard-annotate,insert-cross-mesh-reshard"
+    return found.predicted_step_seconds, alpa.passes.run(module, rest)
+
+
+def predicted(module: ir.Module) -> float:
+    found = Plan.read(main_function(module))
+    assert found is not None
+    return found.predicted_step_seconds
+
+
+def test_one_stage_takes_what_its_sharding_problem_costs() -> None:
+    _, module = plan(mlp(), "cpu:1x4", "num-stages=1 num-micro-batches=3")
+    (report,) = read_solver_reports(main_function(module))
+    # The objective also has the small price of an argument's memory.
+    assert predicted(module) == pytest.approx(report.objective, rel=1e-2)
+    assert predicted(module) < report.objective
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_objective_is_near_the_final_plan(schedule: str) -> None:
+    options = f"num-stages=2 num-micro-batches=8 schedule={schedule}"
+    objective, module = plan(mlp(), "cpu:1x4", options)
+    assert objective == pytest.approx(predicted(module), rel=0.05)
+    assert predicted(module) == step_seconds(read_planned(module))
+
+
+@pytest.mark.slow
+def test_the_objective_is_near_the_final_plan_of_gpt() -> None:
+    text = zoo.get("gpt-350m").lower(8)
+    objective, module = plan(text, "v100-16gb:2x2", "num-micro-batches=16 schedule=1f1b")
+    assert objective == pytest.approx(predicted(module), rel=0.05)
+
+
+def update_chain() -> Program:
+    """Two meshes, one micro-batch; the first's update waits for the second's."""
+    names = ("mesh_0", "mesh_1")
+    where = ["mesh_0", "mesh_0", "mesh_1", "mesh_1", "mesh_1", "mesh_0", "mesh_0"]
+
+    def run(mesh: int, part: Part, read: int, made: int, seconds: float) -> Fragment:
+        return Fragment(
+            name=f"{mesh}.{part}",
+            mesh=names[mesh],
+            part=part,
+            stage=mesh,
+            inputs=(read,),
+            outputs=(made,),
+            seconds=seconds,
+        )
+
+    return Program(
+        values=tuple(Value(mesh=mesh, shape=(2,), dtype="f32") for mesh in where),
+        arguments=(ProgramArgument(value=0, number=0, attributes=Argument(role="batch")),),
+        results=(),
+        steps=(
+            run(0, "forward", 0, 1, 10.0),
+            Transfer(source=1, target=2, seconds=1.0),
+            run(1, "forward", 2, 3, 20.0),
+            run(1, "update", 3, 4, 5.0),
+            Transfer(source=4, target=5, seconds=2.0),
+            run(0, "update", 5, 6, 7.0),
+        ),
+        meshes=tuple(DeviceMesh(name=n, hosts=(0,), devices=(0,), axes=()) for n in names),
+        plan=Plan(num_micro_batches=1),
+    )
+
+
+def test_updates_wait_for_one_another() -> None:
+    assert step_seconds(update_chain()) == 10 + 1 + 20 + 5 + 2 + 7
+    three = replace(update_chain(), plan=Plan(num_micro_batches=3))
+    assert step_seconds(three) == 10 + 3 * (1 + 20) + 5 + 2 + 7

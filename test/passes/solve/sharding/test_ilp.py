@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alpa.passes.solve.errors import VerificationError
+from alpa.passes.solve.sharding import ilp
+from alpa.passes.solve.sharding.ilp import (
+    Edge,
+    InfeasibleError,
+    Problem,
+    Solution,
+    Steps,
+    Tuning,
+    solve,
+    verify,
+)
+from alpa.passes.solve.sharding.presolve import Reduction
+
+NO_TABLES = Steps(easy_tables=False, hard_tables=False)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Few distinct costs (ties), forbidden entries, parallel edges, several components."""
+    cost = st.sampled_from([0.0, 0.0, 1e-6, 2e-6, 3e-4, 1e-2, inf])
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=7))
+    nodes = [np.array(draw(st.lists(cost, min_size=n, max_size=n))) for n in sizes]
+    pairs = [(u, v) for u in range(len(sizes)) for v in range(len(sizes)) if u != v]
+    ends = draw(st.lists(st.sampled_from(pairs), max_size=16)) if pairs else []
+    edges = []
+    for u, v in ends:
+        count = sizes[u] * sizes[v]
+        costs = draw(st.lists(cost, min_size=count, max_size=count))
+        edges.append(Edge(u, v, np.array(costs).reshape(sizes[u], sizes[v])))
+    return Problem(node_costs=tuple(nodes), edges=tuple(edges))
+
+
+@settings(max_examples=250, deadline=None)
+@given(problem=problems())
+def test_equals_brute_force(all_costs, problem):
+    best = all_costs(problem).min()
+    if best == inf:
+        with pytest.raises(InfeasibleError) as error:
+            solve(problem)
+        assert error.value.nodes
+        return
+    solution = solve(problem)
+    assert solution.objective == pytest.approx(best, rel=1e-9, abs=1e-18)
+    assert solution.bound <= solution.objective
+    assert solution.status == "optimal"
+    assert solution.gap <= 1e-9
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_dense_cores_equal_brute_force(all_costs, random_problem, seed):
+    problem = random_problem(seed)
+    assert Reduction(problem).run().cores()
+    solution = solve(problem)
+    assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_dual_ascent_equals_brute_force(all_costs, random_problem, seed):
+    problem = random_problem(seed)
+    solution = solve(problem, steps=Steps(easy_tables=False))
+    assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lp_and_branching_equal_brute_force(all_costs, random_problem, seed):
+    problem = random_problem(seed)
+    steps = NO_TABLES.without("fixing")
+    solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
+    assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
+    assert solution.status == "optimal"
+
+
+def never(*_args: object, **_options: object) -> None:
+    raise AssertionError("this step is not to be taken")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_branches_the_relaxation_has_the_last_word(
+    monkeypatch, all_costs, random_problem, seed
+):
+    monkeypatch.setattr(ilp, "branch", never)
+    problem = random_problem(seed)
+    steps = NO_TABLES.without("branching")
+    solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
+    best = all_costs(problem).min()
+    assert solution.bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
+    assert (solution.status == "optimal") == (solution.gap <= 1e-9)
+
+
+def test_a_bound_that_is_enough_ends_the_search(monkeypatch, all_costs, random_problem):
+    steps = NO_TABLES.without("branching")
+    problem = random_problem(3)
+    best = all_costs(problem).min()
+    enough = solve(problem, steps=steps, tuning=Tuning(sweeps=1)).bound
+    for step in ("relax", "branch"):
+        monkeypatch.setattr(ilp, step, never)
+    solution = solve(problem, enough=0.5 * enough, steps=NO_TABLES)
+    assert 0.5 * enough <= solution.bound <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("gap", [0.01, 0.2, 0.8])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_wide_gap_proves_no_false_bound(all_costs, random_problem, seed, gap):
+    problem = random_problem(seed)
+    best = all_costs(problem).min()
+    solution = solve(problem, relative_gap=gap, branch_gap=gap, steps=NO_TABLES)
+    assert solution.bound <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= solution.objective <= best / (1 - gap) * (1 + 1e-9)
+
+
+def blocks(count: int, strategies: int, seed: int) -> Problem:
+    """A chain of identical blocks of ten nodes, three edges from one to the next."""
+    rng = np.random.default_rng(seed)
+
+    def matrix() -> np.ndarray:
+        return rng.random((strategies, strategies)) * 1e-3
+
+    size = 10
+    nodes = [rng.random(strategies) * 1e-3 for _ in range(size)]
+    inside = [
+        (i, j, matrix()) for i in range(size) for j in range(i + 1, size) if rng.random() < 0.3
+    ]
+    between = [(size - 1 - k, k, matrix()) for k in range(3)]
+    edges = [
+        Edge(size * block + i, size * block + j, costs)
+        for block in range(count)
+        for i, j, costs in inside
+    ]
+    edges += [
+        Edge(size * (block - 1) + i, size * block + j, costs)
+        for block in range(1, count)
+        for i, j, costs in between
+    ]
+    return Problem(node_costs=tuple(nodes * count), edges=tuple(edges))
+
+
+def test_chain_of_48_blocks():
+    problem = blocks(48, 8, seed=0)
+    solution = solve(problem)
+    assert solution.status == "optimal"
+    assert solution.variables == problem.num_variables
+    assert len(solution.choice) == 480
+    assert problem.cost(solution.choice) == solution.objective
+    assert solve(problem).choice == solution.choice
+
+
+def test_time_limit_gives_a_choice_with_its_bound():
+    problem = blocks(12, 8, seed=0)
+    solution = solve(problem, time_limit=0.0, steps=NO_TABLES)
+    assert solution.status == "time_limit"
+    assert solution.bound < solution.objective
+    assert 0 < solution.gap < 1
+    assert solution.bound <= solve(problem, time_limit=3.0, steps=NO_TABLES).objective
+
+
+def test_the_result_is_never_worse_than_what_is_known(monkeypatch, all_costs, random_problem):
+    problem = random_problem(3)
+    costs = all_costs(problem)
+    best = np.unravel_index(np.argmin(costs), costs.shape)
+    assert solve(problem, known=(0,) * len(best)).objective == pytest.approx(costs.min())
+
+    def nothing_in_time(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(ilp, "_solve_free", nothing_in_time)
+    solution = solve(problem, known=[int(i) for i in best])
+    assert solution.objective == pytest.approx(costs.min())
+    assert solution.bound <= costs.min()
+    assert solution.status == "time_limit"
+    with pytest.raises(TimeoutError):
+        solve(problem)
+
+
+def test_infeasible_names_the_node():
+    problem = Problem(node_costs=(np.zeros(2), np.full(2, inf)), edges=())
+    with pytest.raises(InfeasibleError, match="node 1 has no strategy of finite cost"):
+        solve(problem)
+
+
+def test_infeasible_names_the_ends():
+    edge = Edge(1, 2, np.full((2, 2), inf))
+    problem = Problem(node_costs=(np.zeros(2),) * 3, edges=(edge,))
+    with pytest.raises(InfeasibleError, match="nodes 1, 2 have no strategies"):
+        solve(problem)
+
+
+def test_infeasible_core_names_its_nodes():
+    """Four nodes, all different, three strategies: nothing for presolve to find."""
+    different = np.where(np.eye(3) == 1, inf, 0.0)
+    edges = tuple(Edge(u, v, different) for u in range(1, 5) for v in range(u + 1, 5))
+    problem = Problem(node_costs=(np.zeros(3),) * 5, edges=edges)
+    with pytest.raises(InfeasibleError) as error:
+        solve(problem)
+    assert set(error.value.nodes) <= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "message"),
+    [
+        ([np.zeros((2, 2))], [], r"node 0 needs a vector"),
+        ([np.zeros(0)], [], r"node 0 needs a vector"),
+        ([np.array([np.nan])], [], r"node 0 has a cost that is NaN"),
+        ([np.zeros(2)], [Edge(0, 1, np.zeros((2, 2)))], r"edge 0 \(0 -> 1\) has an end"),
+        ([np.zeros(2)], [Edge(0, 0, np.zeros((2, 2)))], r"is a loop"),
+        ([np.zeros(2), np.zeros(3)], [Edge(0, 1, np.zeros((3, 2)))], r"shape \(3, 2\)"),
+        ([np.zeros(1), np.zeros(1)], [Edge(0, 1, np.array([[-inf]]))], r"NaN or -inf"),
+    ],
+)
+def test_check(nodes, edges, message):
+    with pytest.raises(ValueError, match=message):
+        solve(Problem(node_costs=tuple(nodes), edges=tuple(edges)))
+
+
+def test_verify_rejects_what_is_wrong():
+    problem = Problem(
+        node_costs=(np.array([1.0, inf]), np.array([1.0, 2.0])),
+        edges=(Edge(0, 1, np.zeros((2, 2))),),
+    )
+    good = Solution(
+        choice=(0, 0),
+        objective=2.0,
+        bound=2.0,
+        seconds=0.0,
+        variables=8,
+    )
+    verify(problem, good)
+    assert good.status == "optimal"
+    assert replace(good, bound=2.0 * (1 - 9e-7)).status == "optimal"
+    assert replace(good, bound=1.9).status == "time_limit"
+    assert replace(good, bound=1.9, wanted_gap=0.051).status == "within_gap"
+    for wrong, message in [
+        (replace(good, choice=(0,)), "1 choices for 2 nodes"),
+        (replace(good, choice=(0, 2)), "node 1 has 2 strategies"),
+        (replace(good, choice=(1, 0)), "forbidden"),
+        (replace(good, choice=(0, 1)), "costs 3.0 s, not 2.0 s"),
+        (replace(good, bound=2.5), "above objective"),
+    ]:
+        with pytest.raises(VerificationError, match=message):
+            verify(problem, wrong)

@@ -1,0 +1,299 @@
+"""Schedules against orders written down and an event simulation of another make."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alpa.passes.solve.stages.schedule import (
+    Direction,
+    Pipeline,
+    Schedule,
+    StageTask,
+    in_flight,
+    order,
+    simulate,
+)
+
+SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
+
+
+def written_order(
+    schedule: Schedule, batches: int, stages_to_last: int
+) -> list[tuple[Direction, int]]:
+    """The order as its definition says it, phase by phase."""
+    warm_up = batches if schedule == "gpipe" else min(batches, stages_to_last)
+    works: list[tuple[Direction, int]] = [("forward", m) for m in range(warm_up)]
+    for m in range(warm_up, batches):
+        works += [("backward", m - warm_up), ("forward", m)]
+    return works + [("backward", m) for m in range(batches - warm_up, batches)]
+
+
+def event_simulation(pipeline: Pipeline) -> tuple[float, dict[tuple[int, Direction, int], float]]:
+    """The step's seconds and the end of each piece, by messages that arrive in order of time."""
+    count, batches = len(pipeline.forward), pipeline.num_micro_batches
+    backward = pipeline.backward
+    todo = [written_order(pipeline.schedule, batches, count - s)[::-1] for s in range(count)]
+    if backward is None:
+        todo = [[("forward", m) for m in reversed(range(batches))] for _ in range(count)]
+    arrived = {(0, "forward", m): 0.0 for m in range(batches)}
+    events = [(0.0, 0, "forward", m) for m in range(batches)]  # (time, stage, kind, micro-batch)
+    free = [0.0] * count
+    ends: dict[tuple[int, Direction, int], float] = {}
+    while events:
+        now, stage, kind, m = heapq.heappop(events)
+        arrived[stage, kind, m] = now
+        while todo[stage] and (stage, *todo[stage][-1]) in arrived:
+            kind, m = todo[stage].pop()
+            begin = max(free[stage], arrived[stage, kind, m])
+            if kind == "forward":
+                receive = pipeline.forward_transfer[stage - 1] if stage else 0.0
+                free[stage] = begin + receive + pipeline.forward[stage]
+                last = stage == count - 1
+                target = (stage, "backward") if last else (stage + 1, "forward")
+                if not (last and backward is None):
+                    heapq.heappush(events, (free[stage], *target, m))
+            else:
+                assert backward is not None
+                receive = pipeline.backward_transfer[stage] if stage < count - 1 else 0.0
+                free[stage] = begin + receive + backward[stage]
+                if stage:
+                    heapq.heappush(events, (free[stage], stage - 1, "backward", m))
+            ends[stage, kind, m] = free[stage]
+    assert not any(todo)
+    return max(f + u for f, u in zip(free, pipeline.update, strict=True)), ends
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, backward: bool | None = None) -> Pipeline:
+    count = draw(st.integers(1, 6))
+    # Whole numbers make ties; others make none. Both add up without rounding.
+    number = draw(st.sampled_from([st.integers(0, 4), st.integers(0, 1 << 20)])).map(float)
+
+    def seconds(length: int) -> tuple[float, ...]:
+        return tuple(draw(st.lists(number, min_size=length, max_size=length)))
+
+    both = draw(st.booleans()) if backward is None else backward
+    return Pipeline(
+        forward=seconds(count),
+        backward=seconds(count) if both else None,
+        update=seconds(count),
+        forward_transfer=seconds(count - 1),
+        backward_transfer=seconds(count - 1) if both else (0.0,) * (count - 1),
+        num_micro_batches=draw(st.integers(1, 9)),
+        schedule=draw(st.sampled_from(SCHEDULES)),
+    )
+
+
+@given(pipelines())
+def test_simulated_as_by_events(pipeline: Pipeline) -> None:
+    result = simulate(pipeline)
+    seconds, ends = event_simulation(pipeline)
+    assert result.seconds == seconds
+    for stage, pieces in enumerate(result.stages):
+        assert {
+            (stage, p.work.kind, p.work.micro_batch): p.end for p in pieces if p.work is not None
+        } == {key: end for key, end in ends.items() if key[0] == stage}
+        assert all(p.end <= next.receive for p, next in pairwise(pieces))
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 9))
+def test_order_and_what_is_in_flight(schedule: Schedule, batches: int, to_last: int) -> None:
+    works = order(schedule, batches, to_last)
+    assert [(w.kind, w.micro_batch) for w in works] == written_order(schedule, batches, to_last)
+    kept, peak = set[int](), 0
+    for work in works:
+        (kept.add if work.kind == "forward" else kept.remove)(work.micro_batch)
+        peak = max(peak, len(kept))
+    assert peak == in_flight(schedule, batches, to_last)
+    assert not kept
+
+
+@given(pipelines(backward=True))
+def test_peaks_are_those_of_the_schedule(pipeline: Pipeline) -> None:
+    count, batches = len(pipeline.forward), pipeline.num_micro_batches
+    kept = [batches if pipeline.schedule == "gpipe" else min(batches, s) for s in range(1, 10)]
+    assert simulate(pipeline).in_flight == tuple(kept[:count][::-1])
+
+
+@given(pipelines())
+def test_bounds(pipeline: Pipeline) -> None:
+    p, q = pipeline.forward_with_transfer, pipeline.backward_with_transfer
+    a = [x + y for x, y in zip(p, q, strict=True)]
+    batches, T, bound = pipeline.num_micro_batches, pipeline.objective(), pipeline.bound()
+    with_updates = simulate(pipeline).seconds
+    assert bound >= T
+    assert with_updates <= bound
+    # Without updates: what the pipeline itself takes.
+    bare = replace(pipeline, update=(0.0,) * len(p))
+    seconds, T, bound = simulate(bare).seconds, bare.objective(), bare.bound()
+    if pipeline.backward is not None and pipeline.update[0] == max(pipeline.update):
+        assert with_updates == seconds + pipeline.update[0]
+    assert seconds >= sum(a) + (batches - 1) * a[-1]
+    if pipeline.schedule == "gpipe" or pipeline.backward is None:
+        assert seconds == bound
+    if max(p) + max(q) == max(a):
+        assert seconds <= T
+        if max(a) == a[-1]:
+            assert seconds == T
+
+
+@given(pipelines(backward=True))
+def test_1f1b_is_never_slower_than_gpipe(pipeline: Pipeline) -> None:
+    bare = replace(pipeline, update=(0.0,) * len(pipeline.forward))
+    one, other = (simulate(replace(bare, schedule=s)).seconds for s in ("1f1b", "gpipe"))
+    assert one <= other
+
+
+@given(
+    st.sampled_from(SCHEDULES),
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.lists(st.floats(0, 10), min_size=5, max_size=5),
+)
+def test_equal_stages_take_t(
+    schedule: Schedule, count: int, batches: int, seconds: list[float]
+) -> None:
+    forward, backward, update, there, back = seconds
+    # The first stage receives no forward, the last no backward: theirs are longer by as much.
+    pipeline = Pipeline(
+        forward=(forward + there, *(forward,) * (count - 1)),
+        backward=(*(backward,) * (count - 1), backward + back),
+        update=(update,) * count,
+        forward_transfer=(there,) * (count - 1),
+        backward_transfer=(back,) * (count - 1),
+        num_micro_batches=batches,
+        schedule=schedule,
+    )
+    result = simulate(pipeline)
+    each = forward + there + backward + back
+    assert result.seconds == pytest.approx((count - 1 + batches) * each + update, rel=1e-12)
+    assert result.seconds == pytest.approx(pipeline.objective(), rel=1e-12)
+    bare = simulate(replace(pipeline, update=(0.0,) * count))
+    if each:
+        assert bare.idle == pytest.approx([(count - 1) / (count - 1 + batches)] * count)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_stage_adds_up(schedule: Schedule) -> None:
+    result = simulate(
+        Pipeline(
+            forward=(2.0,),
+            backward=(3.0,),
+            update=(4.0,),
+            forward_transfer=(),
+            backward_transfer=(),
+            num_micro_batches=5,
+            schedule=schedule,
+        )
+    )
+    assert result.seconds == 5 * (2 + 3) + 4
+    assert result.idle == (0.0,)
+    assert result.in_flight == (5 if schedule == "gpipe" else 1,)
+
+
+def test_t_is_neither_bound_of_1f1b() -> None:
+    """The docstring's two cases: a warm-up that pairs two stages, and work that is hidden."""
+    none = (0.0, 0.0)
+    longer = Pipeline(
+        forward=(1.0, 0.0, 0.0),
+        backward=(0.0, 1.0, 0.0),
+        update=(0.0, 0.0, 0.0),
+        forward_transfer=none,
+        backward_transfer=none,
+        num_micro_batches=8,
+        schedule="1f1b",
+    )
+    assert simulate(longer).seconds == longer.objective() + 1
+    hidden = replace(
+        longer,
+        forward=(4.0, 1.0),
+        backward=(4.0, 1.0),
+        update=none,
+        forward_transfer=(0.0,),
+        backward_transfer=(0.0,),
+    )
+    assert simulate(hidden).seconds == hidden.objective() - 2 == 8 * 8
+
+
+def test_forwards_only() -> None:
+    pipeline = Pipeline(
+        forward=(1.0, 3.0),
+        update=(0.0, 0.0),
+        forward_transfer=(0.5,),
+        backward_transfer=(0.0,),
+        num_micro_batches=3,
+        schedule="1f1b",
+    )
+    result = simulate(pipeline)
+    assert result.seconds == 1 + 3 * 3.5 == pipeline.objective()
+    assert result.in_flight == (1, 1)
+    assert [piece.work for piece in result.stages[1]] == [
+        *(StageTask("forward", m) for m in range(3)),
+        None,
+    ]
+    assert [piece.receive for piece in result.stages[1][:3]] == [1.0, 4.5, 8.0]
+
+
+def long_pipeline(count: int, batches: int, schedule: Schedule) -> Pipeline:
+    return Pipeline(
+        forward=(1.0,) * count,
+        backward=(2.0,) * count,
+        update=(0.0,) * count,
+        forward_transfer=(0.0,) * (count - 1),
+        backward_transfer=(0.0,) * (count - 1),
+        num_micro_batches=batches,
+        schedule=schedule,
+    )
+
+
+def test_time_of_a_long_pipeline() -> None:
+    """64 stages and 1024 micro-batches: 131072 pieces."""
+    result = simulate(long_pipeline(64, 1024, "1f1b"))
+    assert result.seconds == 3 * (64 - 1 + 1024)
+    assert sum(piece.work is not None for one in result.stages for piece in one) == 131072
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_simulation_is_linear_in_its_pieces(
+    schedule: Schedule, num_calls: Callable[[Callable[[], object]], int]
+) -> None:
+    small, long, deep = (
+        num_calls(lambda size=size: simulate(long_pipeline(*size, schedule)))
+        for size in ((8, 32), (8, 64), (16, 32))
+    )
+    # Warm-up and drain are another share of a longer pipeline.
+    assert long <= 2.2 * small
+    assert deep <= 2.2 * small
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": "zigzag"}, "gpipe or 1f1b, not 'zigzag'"),
+        ({"num_micro_batches": 0}, "0 micro-batches"),
+        ({"forward": ()}, "at least one stage"),
+        ({"update": (1.0,)}, "update needs 2 entries for 2 stages"),
+        ({"forward_transfer": ()}, "forward_transfer needs 1 entries"),
+        ({"backward": (1.0, -1.0)}, "backward must be finite and not negative"),
+        ({"forward": (1.0, float("inf"))}, "forward must be finite"),
+    ],
+)
+def test_check(changes: dict[str, object], message: str) -> None:
+    pipeline = Pipeline(
+        forward=(1.0, 1.0),
+        backward=(1.0, 1.0),
+        update=(1.0, 1.0),
+        forward_transfer=(0.0,),
+        backward_transfer=(0.0,),
+        num_micro_batches=2,
+        schedule="gpipe",
+    )
+    with pytest.raises(ValueError, match=message):
+        simulate(replace(pipeline, **changes))

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alpa.passes.solve.errors import VerificationError
+from alpa.passes.solve.stages.placement import submeshes
+from alpa.passes.solve.stages.stage_dp import NoCutError, Problem, Solution, Stage, solve, verify
+
+
+def allowed_cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
+    layers = problem.num_layers
+    sizes = [n * m for n, m in problem.submeshes]
+    for count in range(1, layers + 1):
+        if problem.num_stages not in (None, count):
+            continue
+        for cuts in combinations(range(1, layers), count - 1):
+            bounds = list(zip((0, *cuts), (*cuts, layers), strict=True))
+            for meshes in product(range(len(sizes)), repeat=count):
+                if sum(sizes[m] for m in meshes) == problem.hosts * problem.devices_per_host:
+                    yield tuple(
+                        Stage(first=a, last=b - 1, submesh=m)
+                        for (a, b), m in zip(bounds, meshes, strict=True)
+                    )
+
+
+def brute_force(problem: Problem) -> float:
+    best = inf
+    for stages in allowed_cuts(problem):
+        fits = all(
+            problem.max_in_flight[s.first, s.last, s.submesh] >= problem.in_flight(len(stages) - n)
+            for n, s in enumerate(stages)
+        )
+        if fits:
+            best = min(best, problem.objective(stages))
+    return best
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    hosts, devices = draw(st.sampled_from([(1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (3, 2)]))
+    layers = draw(st.integers(1, 5))
+    shapes = submeshes(hosts, devices)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    size = (layers, layers, len(shapes))
+    times = rng.integers(1, 10, size) * 1e-3 if draw(st.booleans()) else rng.random(size)
+    times = np.where(rng.random(size) < draw(st.sampled_from([0.0, 0.3])), inf, times)
+    limits = draw(st.sampled_from([[10**6], [0, 1, 2, 3, 10**6], [1, 2, 10**6]]))
+    return Problem(
+        hosts=hosts,
+        devices_per_host=devices,
+        submeshes=shapes,
+        t=times,
+        u=rng.random(size) * draw(st.sampled_from([0.0, 1.0, 30.0])),
+        max_in_flight=rng.choice(limits, size),
+        c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
+        num_micro_batches=draw(st.sampled_from([1, 2, 5, 64])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
+        num_stages=draw(st.sampled_from([None, None, 1, 2, 3])),
+        minimise=draw(st.sampled_from(["step", "step", "throughput"])),
+        back=np.concatenate(
+            [rng.random((layers - 1, len(shapes), 2)), np.zeros((1, len(shapes), 2))]
+        ),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(problem=problems())
+def test_equals_brute_force(problem):
+    best = brute_force(problem)
+    if best == inf:
+        with pytest.raises(NoCutError):
+            solve(problem)
+    else:
+        solution = solve(problem)
+        assert solution.objective == pytest.approx(best, rel=1e-9)
+        assert solution.status == "optimal"
+
+
+def uniform(layers: int = 4, hosts: int = 1, devices: int = 4) -> Problem:
+    """Each layer takes 1 s on one device, and speeds up perfectly."""
+    shapes = submeshes(hosts, devices)
+    sizes = np.array([n * m for n, m in shapes])
+    count = np.arange(layers)[None, :] - np.arange(layers)[:, None] + 1.0
+    times = np.where(count > 0, count, inf)[:, :, None] / sizes
+    return Problem(
+        hosts=hosts,
+        devices_per_host=devices,
+        submeshes=shapes,
+        t=times,
+        u=np.zeros_like(times),
+        max_in_flight=np.full(times.shape, 10**6),
+        c=np.zeros((layers, len(shapes), 2)),
+        num_micro_batches=8,
+        schedule="1f1b",
+    )
+
+
+def test_perfect_speedup_makes_one_stage():
+    assert solve(uniform()).stages == (Stage(first=0, last=3, submesh=2),)
+    assert solve(uniform()).objective == 8.0
+
+
+def test_num_stages_is_kept():
+    solution = solve(replace(uniform(), num_stages=4))
+    assert [s.first for s in solution.stages] == [0, 1, 2, 3]
+    assert solution.objective == 4.0 + 7 * 1.0
+
+
+def test_transfers_move_the_cut():
+    transfers = np.broadcast_to(np.array([0.0, 9.0, 9.0, 0.5])[:, None, None], (4, 3, 2))
+    solution = solve(replace(uniform(), num_stages=2, c=transfers))
+    assert solution.stages[1].first == 3
+
+
+def test_a_cut_between_hosts_moves_what_is_cheap_to_send():
+    """Two hosts of two devices, four equal stages: the middle cut is the one between hosts."""
+    problem = replace(uniform(4, 2, 2), num_stages=4)
+    transfers = np.zeros((4, 3, 2))
+    transfers[2, :, 1] = 5.0
+    assert solve(replace(problem, c=transfers)).objective == 4.0 + 5.0 + 7 * 6.0
+    transfers = np.zeros((4, 3, 2))
+    transfers[[1, 3], :, 1] = 5.0
+    assert solve(replace(problem, c=transfers)).objective == 4.0 + 7 * 1.0
+
+
+def test_a_transfer_is_its_receivers():
+    """What comes back from the later stage occupies the earlier one, which is the longer."""
+    problem = replace(uniform(2), t=uniform(2).t * np.array([[[2.0]], [[1.0]]]), num_stages=2)
+    transfers = np.zeros((2, 3, 2))
+    transfers[0] = 1.0
+    assert solve(problem).objective == 1.0 + 0.5 + 7 * 1.0
+    assert solve(replace(problem, back=transfers)).objective == 2.0 + 0.5 + 7 * 2.0
+    assert solve(replace(problem, c=transfers[::-1])).objective == 1.0 + 1.5 + 7 * 1.5
+
+
+def test_no_stage_lies_between_two_parts_of_a_host():
+    """What is sent from host to host is counted for sure: on 2x2 devices 1, 2, 1 is no order."""
+    problem = replace(uniform(3, 2, 2), num_stages=3, num_micro_batches=64)
+    even = np.full_like(problem.t, inf)
+    even[range(3), range(3)] = [[1.0, inf, inf], [2.0, 1.0, inf], [1.0, inf, inf]]
+    slow = replace(problem, t=np.where(problem.t < inf, np.minimum(even, 9.0), inf))
+    assert [s.submesh for s in solve(slow).stages] != [0, 1, 0]
+    between = tuple(Stage(first=n, last=n, submesh=m) for n, m in enumerate([0, 1, 0]))
+    assert problem.a(between) == [inf] * 3
+
+
+def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
+    """A stage on all devices gains less than four on one each; twice as slow stages cost T only."""
+    problem = uniform()
+    slow = problem.t * np.array([1.0, 1.1, 1.2])
+    fast = solve(replace(problem, t=slow, minimise="throughput"))
+    assert [s.submesh for s in fast.stages] == [0, 0, 0, 0]
+    assert fast.objective == 1.0
+    # All cuts are equal but for their sums: one stage has the least.
+    even = replace(problem, minimise="throughput")
+    assert solve(even).stages == (Stage(first=0, last=3, submesh=2),)
+
+
+def test_a_mesh_with_faster_links_is_worth_slower_layers():
+    problem = replace(uniform(2, 1, 4), num_stages=2)
+    assert [s.submesh for s in solve(problem).stages] == [1, 1]
+    transfers = np.zeros((2, 3, 2))
+    transfers[1] = [[9.0], [9.0], [0.0]]
+    views = (*problem.submeshes[:2], (1, 2))
+    slower = problem.t[:, :, [0, 1, 1]] * np.array([1.0, 1.0, 1.5])
+    wide = replace(problem, submeshes=views, t=slower, u=np.zeros_like(slower), c=transfers)
+    assert [s.submesh for s in solve(wide).stages] == [1, 2]
+
+
+def test_first_stage_keeps_more_in_flight():
+    """Two stages: the first keeps two micro-batches, and only three layers of it fit."""
+    limits = np.full((4, 4, 3), 10**6)
+    limits[0, 3] = 0
+    limits[0, 1] = 1
+    solution = solve(replace(uniform(), num_stages=2, max_in_flight=limits))
+    assert solution.stages[1].first != 2
+    again = solve(replace(uniform(), num_stages=2, max_in_flight=limits, num_micro_batches=1))
+    assert again.objective == 4 / 2
+
+
+def test_48_layers_on_64_devices():
+    problem = uniform(48, 8, 8)
+    rng = np.random.default_rng(0)
+    problem = replace(
+        problem,
+        t=problem.t * (1 + 0.1 * rng.random(problem.t.shape)),
+        u=np.where(problem.t < inf, rng.random(problem.t.shape), inf),
+        max_in_flight=rng.integers(2, 200, problem.t.shape),
+        c=np.concatenate([np.zeros((1, 11, 2)), rng.random((47, 11, 2)) * 0.05]),
+        num_micro_batches=64,
+    )
+    # Bisection of all values of max a, without u, would take as many DPs.
+    values = np.unique(problem.t[problem.t < inf]).size
+    assert solve(problem).evaluations <= np.log2(values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_stages": 5},
+            "cannot be cut in 5 stages so that submeshes of 1x1, 1x2, 1x4 use all 4",
+        ),
+        ({"t": np.full((4, 4, 3), inf)}, "no plan on their submesh"),
+        ({"max_in_flight": np.zeros((4, 4, 3), dtype=int)}, "even with one micro-batch in flight"),
+        (
+            {"max_in_flight": np.ones((4, 4, 3), dtype=int), "schedule": "gpipe"},
+            r"gpipe keeps in flight \(8 micro-batches\)",
+        ),
+        (
+            {"max_in_flight": np.ones((4, 4, 3), dtype=int), "num_stages": 2},
+            r"1f1b keeps in flight \(8 micro-batches\)",
+        ),
+    ],
+)
+def test_infeasible_says_what_binds(changes, message):
+    with pytest.raises(NoCutError, match=message):
+        solve(replace(uniform(), **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"u": np.zeros((4, 4, 2))}, r"u must have shape \(4, 4, 3\), not \(4, 4, 2\)"),
+        ({"c": np.ones((4, 3, 2))}, "0 for the first layer"),
+        ({"c": np.zeros((4, 3))}, "two entries per layer and submesh"),
+        ({"back": np.ones((4, 3, 2))}, "0 for the last layer"),
+        ({"num_micro_batches": 0}, "at least 1"),
+        ({"schedule": "zigzag"}, "gpipe or 1f1b, not 'zigzag'"),
+        ({"minimise": "latency"}, "step or throughput, not 'latency'"),
+        ({"t": np.full((4, 4, 3), -1.0)}, "t must not be negative"),
+    ],
+)
+def test_check(changes, message):
+    with pytest.raises(ValueError, match=message):
+        solve(replace(uniform(), **changes))
+
+
+def test_verify_rejects_what_is_wrong():
+    limits = np.full((4, 4, 3), 10**6)
+    limits[0, 0] = 1
+    problem = replace(uniform(), num_stages=2, max_in_flight=limits)
+    stages = (Stage(first=0, last=1, submesh=1), Stage(first=2, last=3, submesh=1))
+    good = Solution(stages=stages, objective=9.0, evaluations=1)
+    verify(problem, good)
+    for wrong, message in [
+        ((stages[0], Stage(first=3, last=3, submesh=1)), "are no cut of 4 layers"),
+        ((stages[0], Stage(first=2, last=3, submesh=0)), "use 3 devices"),
+        ((Stage(first=0, last=3, submesh=2),), "1 stages, 2 were asked for"),
+        ((Stage(first=0, last=0, submesh=1), Stage(first=1, last=3, submesh=1)), "admits 1"),
+        ((Stage(first=0, last=2, submesh=1), Stage(first=3, last=3, submesh=1)), "not 9.0 s"),
+    ]:
+        with pytest.raises(VerificationError, match=message):
+            verify(problem, replace(good, stages=wrong))

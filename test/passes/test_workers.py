@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from alpa.passes.solve.errors import SolverFailedError, VerificationError
+from alpa.passes.solve.sharding.ilp import solve
+from alpa.passes.solve.sharding.problem import (
+    InfeasibleError,
+    OutOfMemoryError,
+    Problem,
+    Usage,
+    verify,
+)
+from alpa.passes.workers import Workers
+
+TOO_LARGE = Problem(
+    node_costs=(np.array([1.0, 2.0]),),
+    edges=(),
+    usages=(Usage(nodes=(0,), bytes=np.array([8.0, 4.0]), start=0, stop=1),),
+    memory_limit=2.0,
+)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_solutions_come_in_the_order_asked_for(random_problem, count):
+    problems = [random_problem(seed) for seed in range(5)]
+    with Workers(count) as workers:
+        pending = [workers.submit(solve, problem) for problem in problems]
+        found = [one.result().choice for one in pending]
+    assert found == [solve(problem).choice for problem in problems]
+
+
+def test_prepared_processes_take_calls(random_problem):
+    with Workers(1) as workers:
+        workers.prepare("alpa.passes.solve.sharding.ilp", ops=10_000, calls=4)
+        found = workers.submit(solve, random_problem(0)).result()
+    assert found.choice == solve(random_problem(0)).choice
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_errors_arrive_whole(count):
+    with Workers(count) as workers:
+        pending = workers.submit(solve, TOO_LARGE)
+        with pytest.raises(OutOfMemoryError) as caught:
+            pending.result()
+        assert (caught.value.needed, caught.value.limit, caught.value.nodes) == (4.0, 2.0, (0,))
+        never = Problem(node_costs=(np.array([np.inf]),), edges=())
+        with pytest.raises(InfeasibleError, match="node 0 has no strategy of finite cost"):
+            workers.submit(solve, never).result()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_failed_check_is_not_taken_for_an_infeasible_problem(count):
+    problem = Problem(node_costs=(np.array([1.0, 2.0]),), edges=())
+    wrong = replace(solve(problem), objective=0.5)
+    with Workers(count) as workers:
+        pending = workers.submit(verify, problem, wrong)
+        with pytest.raises(VerificationError, match=r"costs 1\.0 s, not 0\.5 s") as failed:
+            pending.result()
+    assert not isinstance(failed.value, ValueError)
+
+
+def test_a_process_that_ends_is_an_error_of_the_solver():
+    with (
+        Workers(1) as workers,
+        pytest.raises(SolverFailedError, match="a solver's process ended with status 3"),
+    ):
+        workers.submit(os._exit, 3).result()
+
+
+def test_work_that_is_not_waited_for_is_ended():
+    with Workers(1) as workers:
+        process = workers.submit(os.getpid).result()
+        pending = workers.submit(time.sleep, 60)
+        while not pending.running():
+            time.sleep(0.001)
+    with pytest.raises(SolverFailedError, match="a solver's process ended with status -9"):
+        pending.result()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_what_a_library_prints_is_no_answer():
+    with Workers(1) as workers:
+        assert workers.submit(os.write, 1, b"a line of a solver's own\n").result() == 25
+        assert workers.submit(os.getppid).result() == os.getpid()
