@@ -95,6 +95,16 @@ class Sharding:
         return cls(mesh, tuple(tuple(AxisRef(axis) for axis in dim) for dim in dims))
 
     @classmethod
+    def open(cls, mesh: str, rank: int) -> Sharding:
+        """The sharding of a tensor of this rank that asks for nothing."""
+        return cls(mesh, ((),) * rank, open_dims=frozenset(range(rank)))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the sharding asks for nothing."""
+        return self == Sharding.open(self.mesh, len(self.dims))
+
+    @classmethod
     def from_attr(cls, attr: ir.Attribute) -> Sharding:
         """Reads `#sdy.sharding`; an inlined mesh is not supported and raises ValueError."""
         return _read_sharding(attr)

@@ -7,10 +7,11 @@ The passes, and why in this order:
 3. `split-loops` comes before the layers: what a loop holds together cannot be clustered apart.
 4. `layer-cluster` comes before the stages, because a stage is an interval of layers.
 5. `stage-mesh-partition` comes before the shardings: a stage's mesh decides which there are.
-6. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer their layouts.
-7. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
+6. `place-gradient-reductions` comes before the shardings, which decide what is reduced there.
+7. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer their layouts.
+8. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
 
-The first four run once. The other three run on a copy of the layers for each candidate:
+The first four run once. The other four run on a copy of the layers for each candidate:
 
 * **Schedules.** 1F1B keeps at most as many micro-batches in flight as GPipe on each stage, and both
   run the same work in as many rounds. So a plan that fits under GPipe fits under 1F1B: 1F1B is
@@ -63,13 +64,14 @@ from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
+from alpa.passes.place_gradient_reductions import PlaceGradientReductions
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.cost import computation_seconds
 
 _TO_LAYERS = (CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
-_TO_PLAN = (IlpShardAnnotate, InsertCrossMeshReshard)
+_TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
 STEPS: tuple[type[Pass], ...] = (*_TO_LAYERS, StageMeshPartition, *_TO_PLAN)
 """The passes in their order."""
 

@@ -9,7 +9,7 @@ After:
     } : (!mpmd.mesh_tensor<"mesh_0", tensor<16x32xf32>, sharding=<@mesh_0, [{}, {"axis1"}]>>, ...)
 
 One integer linear program per mesh, over its forward, backward and update fragments together
-(`sharding/shard_graph.py`), solved to proven optimality (`solve/ilp.py`): the cost of a step
+(`sharding/mesh_problem.py`), solved to proven optimality (`solve/ilp.py`): the cost of a step
 is roofline compute, the all-reduces of partial sums, and resharding between producer and consumer.
 `alpa.solver` on @main says what is proven about each mesh, `alpa.seconds` of each fragment what one
 run of it takes by the same costs.
@@ -31,31 +31,27 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from alpa.dialects import body, func, ir, terminator, walk
+from alpa.dialects import ir, walk
 from alpa.dialects.attributes import (
     SolverReport,
     read_meshes,
     write_solver_reports,
 )
-from alpa.dialects.mpmd_types import MeshTensor
-from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import NoRoomError, Pass, PassError, Remark, option
 from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
+from alpa.passes.sharding.decoder import annotate
 from alpa.passes.sharding.fold import fold, unfold
-from alpa.passes.sharding.liveness import Held
-from alpa.passes.sharding.mesh_part import MeshPart, Step
+from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.rules import populated
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import (
-    Edge,
     InfeasibleError,
     OutOfMemoryError,
     Problem,
     Solution,
-    with_edges_of_usages,
 )
 from alpa.passes.workers import Workers
 
@@ -64,9 +60,7 @@ from alpa.passes.workers import Workers
 class _Posed:
     """The problem of a mesh, whose folded form is being solved."""
 
-    part: MeshPart
-    steps: list[Step]
-    usages: list[Held]
+    mesh: MeshProblem
     problem: Problem
     node_class: list[int]
     solution: Future[Solution]
@@ -109,7 +103,7 @@ class IlpShardAnnotate(Pass):
             if value < 0:
                 raise PassError(function, f"{name} is {value:g}; at least 0")
         plan, cluster = plan_and_cluster(function)
-        shardings: dict[ir.Value, Sharding] = {}
+        assignments: list[tuple[MeshProblem, list[int]]] = []
         reports: list[SolverReport] = []
         meshes = read_meshes(function)
         with populated(module) as rule_of, Workers(self.processes) as workers:
@@ -119,37 +113,27 @@ class IlpShardAnnotate(Pass):
             batch = None if self.intra == "auto" else BatchDims(function, rule_of)
             posed: list[_Posed] = []
             for assignment in meshes:
-                part = MeshPart.of(function, assignment, cluster, plan, rule_of, remark)
-                steps = part.build()
+                mesh = MeshProblem.of(function, assignment, cluster, plan, rule_of)
+                for location, text in mesh.graph.remarks:
+                    remark(location, text)
                 if batch is not None:
-                    restrict(part.graph, self.intra, batch, part.tensors())
+                    restrict(mesh.graph, self.intra, batch, mesh.tensors())
                 # Each mesh is posed while those before it are being solved.
-                posed.append(self._pose(part, steps, workers))
+                posed.append(self._pose(mesh, workers))
             for one in posed:
                 choice, report = self._solved(one, workers, remark)
                 reports.append(report)
-                one.part.write_seconds(one.steps, choice)
-                one.part.annotate(choice, shardings)
-        _write_types(function, shardings)
+                assignments.append((one.mesh, choice))
+        annotate(function, assignments)
         write_solver_reports(function, reports)
         peaks = tuple(report.peak_bytes for report in reports)
         replace(plan, predicted_peak_bytes=peaks).write(function)
 
-    def _pose(self, part: MeshPart, steps: list[Step], workers: Workers) -> _Posed:
-        graph, usages = part.graph, part.usages()
-        problem = with_edges_of_usages(
-            Problem(
-                node_costs=tuple(graph.costs),
-                edges=tuple(Edge(a, b, m) for (a, b), m in graph.edges.items()),
-                usages=tuple(one.usage for one in usages),
-                memory_limit=float(graph.cluster.device.memory),
-            )
-        )
+    def _pose(self, mesh: MeshProblem, workers: Workers) -> _Posed:
+        problem = mesh.problem
         small, node_class = fold(problem)
         return _Posed(
-            part=part,
-            steps=steps,
-            usages=usages,
+            mesh=mesh,
             problem=problem,
             node_class=node_class,
             solution=self._submit(workers, small),
@@ -171,7 +155,7 @@ class IlpShardAnnotate(Pass):
     def _solved(
         self, posed: _Posed, workers: Workers, remark: Remark
     ) -> tuple[list[int], SolverReport]:
-        part = posed.part
+        mesh = posed.mesh
         is_folded = len(set(posed.node_class)) < len(posed.node_class)
         try:
             solution = folded = posed.solution.result()
@@ -180,27 +164,27 @@ class IlpShardAnnotate(Pass):
                 solution = self._submit(workers, posed.problem, choice).result()
                 choice = list(solution.choice)
         except OutOfMemoryError as error:
-            raise part.out_of_memory(error, posed.usages) from error
+            raise mesh.out_of_memory(error) from error
         except TimeoutError as error:  # There is always a choice: what is hard is to fit.
-            message = f"no sharding for {part.name}: {error}"
-            raise NoRoomError(part.function, message, missing=None) from error
+            message = f"no sharding for {mesh.name}: {error}"
+            raise NoRoomError(mesh.function, message, missing=None) from error
         except (InfeasibleError, SolverFailedError) as error:
-            raise PassError(part.function, f"no sharding for {part.name}: {error}") from error
+            raise PassError(mesh.function, f"no sharding for {mesh.name}: {error}") from error
         tied = " of plans that shard equal layers alike" if is_folded and self.fold else ""
         if solution.status == "time_limit":
             remark(
-                part.function.location,
-                f"{part.name}: time-limit reached with a plan of {solution.objective:.3g} s "
+                mesh.function.location,
+                f"{mesh.name}: time-limit reached with a plan of {solution.objective:.3g} s "
                 f"per step, at most {solution.gap:.1%} above the optimum{tied}",
             )
         if is_folded and not self.fold:
             remark(
-                part.function.location,
-                f"{part.name}: tying equal layers would cost "
+                mesh.function.location,
+                f"{mesh.name}: tying equal layers would cost "
                 f"{folded.objective / solution.objective - 1:.2%} of the step",
             )
         report = SolverReport(
-            mesh=part.name,
+            mesh=mesh.name,
             intra=self.intra,
             status=solution.status,
             objective=solution.objective,
@@ -212,17 +196,3 @@ class IlpShardAnnotate(Pass):
             folded_bound=folded.bound if is_folded else None,
         )
         return choice, report
-
-
-def _write_types(function: func.FuncOp, shardings: dict[ir.Value, Sharding]) -> None:
-    """Puts the shardings into the mesh_tensor types of @main."""
-    block = body(function)
-    for value in [*block.arguments, *(r for op in block.operations for r in op.results)]:
-        tensor = MeshTensor.from_type(value.type)
-        value.set_type(replace(tensor, sharding=shardings[value]).to_type())
-    function.attributes["function_type"] = ir.TypeAttr.get(
-        ir.FunctionType.get(
-            [argument.type for argument in block.arguments],
-            [value.type for value in terminator(block).operands],
-        )
-    )

@@ -21,7 +21,7 @@ from alpa.dialects import body, func, ir, stablehlo, walk
 from alpa.passes.analysis import op_cost
 from alpa.passes.plan.annotated import Annotated
 from alpa.passes.sharding.batch_dims import BatchDims
-from alpa.passes.sharding.shard_graph import RuleOf
+from alpa.passes.sharding.rules import RuleOf
 
 NOTHING = "nothing"
 _MINOR = 0.1

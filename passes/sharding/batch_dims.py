@@ -14,7 +14,7 @@ from alpa.dialects.attributes import read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.base import PassError
-from alpa.passes.sharding.shard_graph import RuleOf
+from alpa.passes.sharding.rules import RuleOf
 
 
 class BatchDims:

@@ -93,7 +93,7 @@ class LocalBytes:
 
     def _known(self, key: Hashable, make: Callable[[], np.ndarray | None]) -> np.ndarray | None:
         """Made once for all graphs of a mesh."""
-        known = self.graph.known.bytes
+        known = self.graph.cache.bytes
         if key not in known:
             known[key] = make()
         return known[key]

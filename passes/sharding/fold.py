@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alpa.passes.solve.sharding.problem import Edge, Problem, Usage
+from alpa.passes.solve.sharding.problem import Problem, Usage
+from alpa.passes.solve.sharding.terms import Terms
 
 RADIUS = 5
 """Rounds of refinement: nodes that differ only further away than this are tied. The 4,270 nodes of
@@ -88,27 +89,15 @@ def _signature(costs: np.ndarray) -> bytes:
 def _quotient(problem: Problem, color: list[int]) -> tuple[Problem, list[int]]:
     order = {c: i for i, c in enumerate(dict.fromkeys(color))}
     node_class = [order[c] for c in color]
-    costs: list[np.ndarray | None] = [None] * len(order)
-
-    def add(node: int, extra: np.ndarray) -> None:
-        old = costs[node]
-        costs[node] = extra.copy() if old is None else old + extra
-
-    for node, node_costs in zip(node_class, problem.node_costs, strict=True):
-        add(node, node_costs)
-    edges: dict[tuple[int, int], np.ndarray] = {}
+    first = {c: node for node, c in reversed([*enumerate(node_class)])}
+    terms = Terms([np.zeros(problem.node_costs[first[c]].size) for c in range(len(order))])
+    for c, costs in zip(node_class, problem.node_costs, strict=True):
+        terms.add((c,), costs)
     for edge in problem.edges:
-        source, target, matrix = node_class[edge.source], node_class[edge.target], edge.costs
-        if source == target:
-            add(source, np.diagonal(matrix))
-            continue
-        if source > target:
-            source, target, matrix = target, source, matrix.T
-        old = edges.get((source, target))
-        edges[source, target] = matrix if old is None else old + matrix
+        terms.add((node_class[edge.source], node_class[edge.target]), edge.costs)
     folded = Problem(
-        node_costs=tuple(c for c in costs if c is not None),
-        edges=tuple(Edge(a, b, matrix) for (a, b), matrix in edges.items()),
+        node_costs=tuple(terms.nodes),
+        edges=terms.edge_list(),
         usages=_tied(problem.usages, node_class),
         memory_limit=problem.memory_limit,
     )

@@ -31,6 +31,7 @@ _ATTRIBUTE = "sdy.sharding_rule"
 _POPULATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
 _ELEMENTWISE = ELEMENTWISE_CHLO | ELEMENTWISE_STABLEHLO
 
+RuleOf = Callable[[ir.OpView], ShardingRule | None]
 CustomRule = ShardingRule | Callable[[ir.OpView], ShardingRule]
 
 
@@ -79,7 +80,7 @@ def register_sharding_rule(target: str, rule: CustomRule) -> None:
 
 
 @contextmanager
-def populated(module: ir.Module) -> Generator[Callable[[ir.OpView], ShardingRule | None]]:
+def populated(module: ir.Module) -> Generator[RuleOf]:
     """Writes the rules that Shardy or the user knows on all ops, and gives `rule_of`.
 
     The attributes that it wrote are removed at the end.

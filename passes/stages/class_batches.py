@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alpa.passes.sharding.batch_dims import BatchDims
-from alpa.passes.sharding.shard_graph import RuleOf
+from alpa.passes.sharding.rules import RuleOf
 from alpa.passes.stages.layer_classes import LayerClasses, returned
 
 

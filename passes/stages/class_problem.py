@@ -17,16 +17,15 @@ program find choices that hold less: higher prices give slower, smaller stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import inf
 
 import numpy as np
 
-from alpa.dialects import body, ir, mpmd, sdy
+from alpa.dialects import body, ir, mpmd
 from alpa.dialects.attributes import Plan, read_arguments, read_part
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -35,14 +34,14 @@ from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.copies import LocalBytes
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.liveness import Residence, held
-from alpa.passes.sharding.mesh_part import MeshPart
+from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.op_seconds import op_seconds
-from alpa.passes.sharding.rules import populated
-from alpa.passes.sharding.shard_graph import Known, Placed, RuleOf, ShardGraph
-from alpa.passes.sharding.step_costs import Snapshot, step_costs
+from alpa.passes.sharding.rules import RuleOf, populated
+from alpa.passes.sharding.shard_graph import GraphCache, Placed, ShardGraph
 from alpa.passes.sharding.strategies import splittable
 from alpa.passes.sharding.versions import Versions
-from alpa.passes.solve.sharding.problem import Edge, Memory, Problem, Usage
+from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
+from alpa.passes.solve.sharding.terms import Terms
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.class_costs import ClassCosts, Work
 from alpa.passes.stages.exchange import Exchange
@@ -70,26 +69,10 @@ class _Resident:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Step:
-    """A graph when a fragment of this part of the step has just been added."""
-
-    part: str
-    costs: Snapshot
-    ruled: int
-    """how many ops of it have a sharding rule"""
-
-    @classmethod
-    def of(cls, graph: ShardGraph, part: str) -> _Step:
-        return cls(part=part, costs=Snapshot.of(graph), ruled=len(graph.ruled))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """The sharding problem of one class on one mesh, as far as it is built after each fragment."""
+    """The sharding problem of one class on one mesh."""
 
     graph: ShardGraph
-    steps: list[_Step]
-    """after the arguments, which are of no part, each fragment, and what a baseline forbids"""
     resident: list[_Resident]
     passing: tuple[Usage, ...]
     arguments: list[Placed]
@@ -116,21 +99,20 @@ class ClassSolver:
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
         """The problem of a mesh. Raises PassError where an op cannot be on it."""
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
-        known = Known()
-        parts = [
-            _part(layer, mesh, self.cluster, self.plan, rule_of, known, self._restriction(number))
-            for number, (layer, rule_of) in enumerate(
-                zip(self.classes.classes, self.rules, strict=True)
-            )
-        ]
+        cache = GraphCache()
+        parts: list[_Part] = []
+        for number, (layer, rule_of) in enumerate(
+            zip(self.classes.classes, self.rules, strict=True)
+        ):
+            graph = ShardGraph(mesh, self.cluster, rule_of, cache)
+            bandwidth = self.cluster.inter_host.bandwidth
+            posed = MeshProblem(
+                layer.function, MESH, self.plan, graph, bandwidth, _ONE, layer.totals
+            ).posed()
+            if self.batches is not None:
+                restrict(graph, self.intra, self.batches[number], posed.tensors())
+            parts.append(_part(layer, posed, self.plan))
         return ClassProblem.of(self, parts)
-
-    def _restriction(self, number: int) -> Callable[[MeshPart], None] | None:
-        """What takes strategies away from the problem of a class, if anything does."""
-        if self.batches is None:
-            return None
-        batch = self.batches[number]
-        return lambda part: restrict(part.graph, self.intra, batch, part.tensors())
 
 
 @contextmanager
@@ -160,61 +142,23 @@ def solver_of(
     )
 
 
-def _part(
-    layer: LayerClass,
-    mesh: LogicalMesh,
-    cluster: Cluster,
-    plan: Plan,
-    rule_of: RuleOf,
-    known: Known,
-    restriction: Callable[[MeshPart], None] | None,
-) -> _Part:
-    graph = ShardGraph(mesh, cluster, rule_of, lambda _location, _text: None, known)
-    built = MeshPart(
-        layer.function, MESH, plan, graph, cluster.inter_host.bandwidth, _ONE, layer.totals
-    )
-    given = {c.result for c in _constraints(layer)}
-    steps = [
-        _Step.of(graph, "" if fragment is None else read_part(fragment) or "")
-        for fragment in built.build_in_steps()
-    ]
-    if restriction is not None:
-        restriction(built)
-        steps.append(_Step.of(graph, ""))
-    block = body(layer.function)
-    arguments = [graph.placed[argument] for argument in block.arguments]
-    results = [graph.placed[value] for value in returned(layer)]
-    resident, passing = _memory(layer, built, plan)
-    # Sums that updates begin with were made for this mesh: the next one makes its own.
-    for constraint in _constraints(layer):
-        if constraint.result not in given:
-            constraint.result.replace_all_uses_with(constraint.operands[0])
-            constraint.operation.erase()
+def _part(layer: LayerClass, posed: MeshProblem, plan: Plan) -> _Part:
+    graph = posed.graph
+    resident, passing = _memory(layer, posed, plan)
     return _Part(
         graph=graph,
-        steps=steps,
         resident=resident,
         passing=passing,
-        arguments=arguments,
-        results=results,
+        arguments=[graph.placed[argument] for argument in body(layer.function).arguments],
+        results=[graph.placed[value] for value in returned(layer)],
     )
-
-
-def _constraints(layer: LayerClass) -> list[sdy.ShardingConstraintOp]:
-    return [
-        op
-        for fragment in body(layer.function).operations
-        if isinstance(fragment, mpmd.FragmentOp)
-        for op in body(fragment).operations
-        if isinstance(op, sdy.ShardingConstraintOp)
-    ]
 
 
 def _memory(
-    layer: LayerClass, built: MeshPart, plan: Plan
+    layer: LayerClass, posed: MeshProblem, plan: Plan
 ) -> tuple[list[_Resident], tuple[Usage, ...]]:
     """What stays, and the usages of what does not."""
-    graph, block = built.graph, body(layer.function)
+    graph, block = posed.graph, body(layer.function)
     sizes = LocalBytes(graph)
     attributes = read_arguments(layer.function)
     values = list(block.arguments)
@@ -225,7 +169,7 @@ def _memory(
         held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
         resident.append(_Resident(kind=kind, node=placed.node, bytes=held))
 
-    fragments = built.fragments()
+    fragments = posed.fragments()
     elsewhere = [returned(layer)[r] for r in layer.totals]
     for number, (value, argument) in enumerate(zip(values, attributes, strict=True)):
         if number not in layer.boundary:
@@ -296,12 +240,12 @@ class ClassProblem:
         by_factors: list[dict[tuple[str, tuple[int, ...]], float]] = []
         for part in self.parts:
             mine: dict[tuple[str, tuple[int, ...]], float] = {}
-            for before, step in pairwise(part.steps):
-                runs = 1 if step.part == "update" else self._micro_batches
-                for op, rule, weight in part.graph.ruled[before.ruled : step.ruled]:
-                    key = (step.part, splittable(rule))
-                    seconds = weight * op_seconds(op.view, self.solver.cluster) / runs
-                    mine[key] = mine.get(key, 0.0) + seconds
+            for op, rule, weight, step in part.graph.ruled:
+                name = _part_of(part.graph.steps[step])
+                key = (name, splittable(rule))
+                runs = 1 if name == "update" else self._micro_batches
+                seconds = weight * op_seconds(op.view, self.solver.cluster) / runs
+                mine[key] = mine.get(key, 0.0) + seconds
             by_factors.append(mine)
         return Work(costs=costs, by_factors=by_factors)
 
@@ -311,31 +255,23 @@ class ClassProblem:
 
     def _problem(self, *, each_once: bool = False) -> Problem:
         """All layers, or one of each class and of each kind of link."""
-        costs: list[np.ndarray] = []
+        terms = Terms()
         held: dict[int, np.ndarray] = {}
-        edges: dict[tuple[int, int], np.ndarray] = {}
         for number, part in enumerate(self.parts):
             count = 1 if each_once else len(self.solver.classes.classes[number].layers)
-            whole = part.steps[-1].costs
-            costs += [count * node for node in whole.nodes]
+            for costs in part.graph.costs:
+                terms.add_node(count * costs)
             for one in part.resident:
                 at = self.offset[number] + one.node
                 held[at] = held.get(at, 0.0) + count * one.bytes
-            for (a, b), matrix in whole.edges.items():
-                edges[self.offset[number] + a, self.offset[number] + b] = count * matrix
+            for (a, b), matrix in part.graph.edges.items():
+                terms.add((self.offset[number] + a, self.offset[number] + b), count * matrix)
         for link, (source, target, matrix) in self.links.items():
             count = 1 if each_once else len(self.solver.classes.links[link])
-            weight = count * self._weight(link)
-            if source == target:
-                costs[source] = costs[source] + weight * np.diagonal(matrix)
-                continue
-            if source > target:
-                source, target, matrix = target, source, matrix.T
-            old = edges.get((source, target))
-            edges[source, target] = weight * matrix if old is None else old + weight * matrix
+            terms.add((source, target), count * self._weight(link) * matrix)
         return Problem(
-            node_costs=tuple(costs),
-            edges=tuple(Edge(a, b, matrix) for (a, b), matrix in edges.items()),
+            node_costs=tuple(terms.nodes),
+            edges=terms.edge_list(),
             usages=tuple(
                 Usage(nodes=(at,), bytes=size, start=0, stop=1) for at, size in held.items()
             ),
@@ -384,9 +320,8 @@ class ClassProblem:
 
     def _class_costs(self, part: _Part, choice: Sequence[int]) -> list[float]:
         seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
-        costs = step_costs([step.costs for step in part.steps], choice)
-        for step, cost in zip(part.steps, costs, strict=True):
-            seconds[step.part] += cost
+        for op, cost in zip(part.graph.steps, part.graph.step_seconds(choice), strict=True):
+            seconds[_part_of(op)] += cost
         kept = {"state": 0.0, "activation": 0.0}
         for one in part.resident:
             kept[one.kind] += float(one.bytes[choice[one.node]])
@@ -400,3 +335,8 @@ class ClassProblem:
             kept["activation"],
             transient,
         ]
+
+
+def _part_of(step: ir.OpView | None) -> str:
+    """The part of the training step that a step of a graph adds; empty for the arguments."""
+    return read_part(step) or "" if isinstance(step, mpmd.FragmentOp) else ""

@@ -26,6 +26,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph, recipe
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.sharding.gradient_reductions import place_reductions
 from alpa.passes.stages.cost import totals_of
 from alpa.passes.stages.merge import FragmentBuilder, Stages
 
@@ -299,13 +300,17 @@ class _Program:
         planned = module.body.operations[len(module.body.operations) - 1]
         assert isinstance(planned, func.FuncOp)
         boundary = {i for v, i in number.items() if v >= graph.num_arguments}
+        totals = frozenset(map(self.outputs.index, totals_of(graph, self.outputs)))
+        if plan.num_micro_batches > 1:
+            with context:
+                place_reductions(planned, totals)
         return LayerClass(
             layers=layers,
             function=planned,
             module=module,
             boundary=frozenset(boundary),
             kept=frozenset(i for i in boundary if self._kept(self.inputs[i])),
-            totals=frozenset(map(self.outputs.index, totals_of(graph, self.outputs))),
+            totals=totals,
         )
 
     def _donated(self, v: int) -> bool:

@@ -26,6 +26,7 @@ from alpa.dialects.attributes import (
     ResultRole,
     i64,
     marker_of,
+    read_meshes,
     read_results,
     write_interface,
 )
@@ -36,6 +37,9 @@ from alpa.passes.analysis.micro_batches.resize import resize
 from alpa.passes.analysis.micro_batches.whole import align
 from alpa.passes.base import PassError
 from alpa.passes.combine_micro_batches import CombineMicroBatches
+from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.sharding.mesh_problem import MeshProblem
+from alpa.passes.sharding.rules import populated
 from alpa.passes.simplify.inline import inline_calls
 from alpa.runtime.pjrt import compile_module, separate
 
@@ -521,6 +525,27 @@ def refusal(program: Program, number: int) -> str:
             f"result {r}: {actual.ravel()[:4]}, {reference.ravel()[:4]}"
         )
     return ""
+
+
+@pytest.fixture
+def pose() -> Callable[[ir.Module], list[MeshProblem]]:
+    """Poses the sharding problem of each mesh of a planned module."""
+    alive: list[ir.Module] = []
+
+    def posed(module: ir.Module) -> list[MeshProblem]:
+        alive.append(module)  # A problem holds ops, which do not keep their module alive.
+        function = main_function(module)
+        plan, cluster = plan_and_cluster(function)
+        with populated(module) as rule_of, module.context, function.location:
+            meshes = [
+                MeshProblem.of(function, assignment, cluster, plan, rule_of)
+                for assignment in read_meshes(function)
+            ]
+            for mesh in meshes:
+                mesh.problem.check()
+            return meshes
+
+    return posed
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import jax
@@ -11,14 +10,19 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, sdy, stablehlo, terminator
-from alpa.dialects.attributes import read_arguments, read_meshes, read_part, read_results
+from alpa.dialects.attributes import (
+    read_arguments,
+    read_meshes,
+    read_part,
+    read_results,
+    read_solver_reports,
+)
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding, ShardingRule, op_shardings
-from alpa.passes import ilp_shard_annotate
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
-from alpa.passes.sharding import mesh_part
+from alpa.passes.sharding.mesh_problem import STORAGE_WEIGHT
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.sharding.shard_graph import ShardGraph
 
@@ -29,39 +33,9 @@ BEFORE = (
 )
 
 
-@dataclass
-class Solved:
-    """What the pass saw and chose: graphs and choices, mesh by mesh."""
-
-    graphs: list[ShardGraph]
-    choices: list[Sequence[int]]
-
-    def costs(self) -> list[float]:
-        return [
-            cost_of(graph, choice) for graph, choice in zip(self.graphs, self.choices, strict=True)
-        ]
-
-
-def cost_of(graph: ShardGraph, choice: Sequence[int]) -> float:
-    total = sum(float(costs[i]) for costs, i in zip(graph.costs, choice, strict=True))
-    return total + sum(float(m[choice[a], choice[b]]) for (a, b), m in graph.edges.items())
-
-
-@pytest.fixture
-def solved(monkeypatch) -> Solved:
-    record = Solved([], [])
-
-    def graph(*arguments) -> ShardGraph:
-        record.graphs.append(ShardGraph(*arguments))
-        return record.graphs[-1]
-
-    def unfold(choice, node_class):
-        record.choices.append([choice[c] for c in node_class])
-        return record.choices[-1]
-
-    monkeypatch.setattr(mesh_part, "ShardGraph", graph)
-    monkeypatch.setattr(ilp_shard_annotate, "unfold", unfold)
-    return record
+def objectives(module: ir.Module) -> list[float]:
+    """What the pass says of each mesh: seconds of a step."""
+    return [report.objective for report in read_solver_reports(main_function(module))]
 
 
 def planned(text: str, *, stages: int = 1, cluster: str = CLUSTER, fold: bool = True) -> ir.Module:
@@ -173,10 +147,19 @@ PROGRAMS = [Writer(seed).text(3 + seed % 4) for seed in range(36)]
 
 
 @pytest.mark.parametrize("text", PROGRAMS)
-def test_the_solution_is_the_best_of_all_choices(solved, text):
-    planned(text, fold=False)
-    (graph,), (choice,) = solved.graphs, solved.choices
-    assert cost_of(graph, choice) == pytest.approx(least_cost(graph), rel=1e-9)
+def test_the_solution_is_the_best_of_all_choices(pose, text):
+    (mesh,) = pose(alpa.passes.run(text, BEFORE.format(stages=1, cluster=CLUSTER)))
+    (objective,) = objectives(planned(text, fold=False))
+    assert objective == pytest.approx(least_cost(mesh.graph), rel=1e-9)
+
+
+def test_posing_a_problem_changes_no_program(pose):
+    before = alpa.passes.run(PROGRAMS[0], BEFORE.format(stages=1, cluster=CLUSTER))
+    text = str(before)
+    first, second = (pose(before)[0].problem for _ in range(2))
+    assert str(before) == text
+    for one, other in zip(first.node_costs, second.node_costs, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def least_cost(graph: ShardGraph) -> float:
@@ -198,9 +181,9 @@ def least_cost(graph: ShardGraph) -> float:
 
 
 @pytest.mark.parametrize("text", PROGRAMS)
-def test_what_is_written_into_the_ir_costs_what_was_optimised(solved, text):
+def test_what_is_written_into_the_ir_costs_what_was_optimised(text):
     module = planned(text)
-    (objective,) = solved.costs()
+    (objective,) = objectives(module)
     fewest, most = cost_in_ir(module)
     # A reshard that several ops share is counted once or for each, as their nodes are one or not.
     assert fewest <= objective * (1 + 1e-9) + 1e-15
@@ -246,7 +229,7 @@ def storage_seconds(function: func.FuncOp, cluster: Cluster, mesh: LogicalMesh) 
         assert tensor.sharding is not None
         shards = prod(mesh.sizes[a] for axes in layout(tensor.sharding) for a in axes)
         total += 4 * prod(tensor.type.shape) / shards / cluster.device.memory_bandwidth
-    return mesh_part.STORAGE_WEIGHT * total
+    return STORAGE_WEIGHT * total
 
 
 def node_seconds(op: ir.OpView, layouts: Layouts, cluster: Cluster, mesh: LogicalMesh) -> float:
@@ -487,15 +470,13 @@ def test_fragments_return_what_their_types_say(text, stages):
                 assert sharding_of(value, fragment) == outside
 
 
-def test_folding_changes_no_cost_where_no_layers_are_equal(solved):
-    for text in PROGRAMS[:6]:
-        planned(text, fold=True)
-        planned(text, fold=False)
-    costs = solved.costs()
-    assert costs[::2] == pytest.approx(costs[1::2], rel=1e-9)
+@pytest.mark.parametrize("text", PROGRAMS[:6])
+def test_folding_changes_no_cost_where_no_layers_are_equal(text):
+    folded, whole = (objectives(planned(text, fold=fold)) for fold in (True, False))
+    assert folded == pytest.approx(whole, rel=1e-9)
 
 
-def test_layers_that_are_equal_are_sharded_equally(solved):
+def test_layers_that_are_equal_are_sharded_equally():
     def network(x, w):
         for i in range(8):
             x = jnp.tanh(x @ w[i][0]) @ w[i][1]
@@ -506,9 +487,7 @@ def test_layers_that_are_equal_are_sharded_equally(solved):
     down = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
     text = jax.jit(network).lower(x, [(up, down)] * 8).as_text()
     module = planned(text)
-    planned(text, fold=False)
-    folded, whole = solved.costs()
-    assert folded == pytest.approx(whole, rel=1e-9)
+    assert objectives(module) == pytest.approx(objectives(planned(text, fold=False)), rel=1e-9)
     shardings = [
         sharding_of(op.results[0], fragment)
         for fragment, op in fragment_ops(main_function(module))
@@ -525,23 +504,22 @@ def looped(count: int) -> str:
     return lowered(loop, (2048, 128), (128, 128))
 
 
-def test_the_body_of_a_loop_counts_as_often_as_it_runs(solved):
-    planned(looped(5))
-    planned(looped(10))
-    few, many = solved.costs()
+def test_the_body_of_a_loop_counts_as_often_as_it_runs():
+    (few,), (many,) = objectives(planned(looped(5))), objectives(planned(looped(10)))
     # what breaks ties does not run
-    assert many == pytest.approx(2 * few, rel=mesh_part.STORAGE_WEIGHT)
+    assert many == pytest.approx(2 * few, rel=STORAGE_WEIGHT)
 
 
-def test_what_runs_for_each_micro_batch_counts_as_often(solved):
+def test_what_runs_for_each_micro_batch_counts_as_often():
     text = lowered(lambda x, w: x @ w, (2048, 128), (128, 128))
     before = str(alpa.passes.run(text, BEFORE.format(stages=1, cluster=CLUSTER)))
+    found: list[float] = []
     for batches in (1, 4):
         plan = before.replace("num_micro_batches = 1", f"num_micro_batches = {batches}")
-        alpa.passes.run(plan, "ilp-shard-annotate")
-    once, often = solved.costs()
+        found += objectives(alpa.passes.run(plan, "ilp-shard-annotate"))
+    once, often = found
     # what breaks ties does not run
-    assert often == pytest.approx(4 * once, rel=mesh_part.STORAGE_WEIGHT)
+    assert often == pytest.approx(4 * once, rel=STORAGE_WEIGHT)
 
 
 # Errors and remarks
@@ -572,7 +550,7 @@ def is_update(op: ir.OpView) -> bool:
     return isinstance(op, mpmd.FragmentOp) and read_part(op) == "update"
 
 
-def test_an_unknown_custom_call_runs_whole_on_each_device(solved):
+def test_an_unknown_custom_call_runs_whole_on_each_device():
     module = planned(CALL)
     (fragment, op), *_ = [
         (f, op)
@@ -583,7 +561,7 @@ def test_an_unknown_custom_call_runs_whole_on_each_device(solved):
         assert layout(sharding_of(value, fragment)) == ((), ())
 
 
-def test_a_custom_call_with_a_registered_rule_is_sharded(solved):
+def test_a_custom_call_with_a_registered_rule_is_sharded():
     rule = ShardingRule((64, 32), (((0,), (1,)),), (((0,), (1,)),), need_replication=frozenset({1}))
     register_sharding_rule("my.kernel", rule)
     try:

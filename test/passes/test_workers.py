@@ -10,6 +10,7 @@ import pytest
 from alpa.passes.solve.errors import SolverFailedError, VerificationError
 from alpa.passes.solve.sharding.ilp import solve
 from alpa.passes.solve.sharding.problem import (
+    Edge,
     InfeasibleError,
     OutOfMemoryError,
     Problem,
@@ -26,8 +27,14 @@ TOO_LARGE = Problem(
 )
 
 
+def random_problem(seed: int) -> Problem:
+    costs = np.random.default_rng(seed).random((3, 4))
+    edges = (Edge(0, 1, np.outer(costs[0], costs[1])), Edge(1, 2, np.outer(costs[1], costs[2])))
+    return Problem(node_costs=tuple(costs), edges=edges)
+
+
 @pytest.mark.parametrize("count", [0, 2])
-def test_solutions_come_in_the_order_asked_for(random_problem, count):
+def test_solutions_come_in_the_order_asked_for(count):
     problems = [random_problem(seed) for seed in range(5)]
     with Workers(count) as workers:
         pending = [workers.submit(solve, problem) for problem in problems]
@@ -35,7 +42,7 @@ def test_solutions_come_in_the_order_asked_for(random_problem, count):
     assert found == [solve(problem).choice for problem in problems]
 
 
-def test_prepared_processes_take_calls(random_problem):
+def test_prepared_processes_take_calls():
     with Workers(1) as workers:
         workers.prepare("alpa.passes.solve.sharding.ilp", ops=10_000, calls=4)
         found = workers.submit(solve, random_problem(0)).result()

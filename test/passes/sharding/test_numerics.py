@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -14,6 +14,9 @@ from jax import lax
 
 import alpa.passes
 import alpa.runtime
+from alpa.dialects import ir, main_function
+from alpa.passes.sharding.decoder import annotate
+from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.solve.sharding import ilp
 
 CONV = ("NHWC", "HWIO", "NHWC")
@@ -202,9 +205,8 @@ def lowered(name: str) -> str:
     return jax.jit(function, keep_unused=True).lower(*arguments).as_text()
 
 
-def check(name: str, pipeline: str) -> alpa.runtime.Executable:
+def check(name: str, planned: ir.Module) -> alpa.runtime.Executable:
     function, arguments = PROGRAMS[name]
-    planned = alpa.passes.run(lowered(name), pipeline)
     step = alpa.runtime.load(str(planned), executor="local")
     expected = jax.tree.leaves(jax.jit(function)(*arguments))
     for result, wanted in zip(step(*arguments), expected, strict=True):
@@ -219,56 +221,64 @@ def check(name: str, pipeline: str) -> alpa.runtime.Executable:
     return step
 
 
-def random_choice(monkeypatch, seed: int) -> None:
-    """The solver's costs become random ones; what is forbidden stays so."""
-    rng, solve = np.random.default_rng(seed), ilp.solve
+def sharded_at_random(
+    pose: Callable[[ir.Module], list[MeshProblem]], name: str, stages: int, seed: int
+) -> ir.Module:
+    """A plan by random costs; what is forbidden stays so."""
+    rng = np.random.default_rng(seed)
 
-    def solve_random(problem: ilp.Problem, **options: Any) -> ilp.Solution:
-        def shuffled(costs: np.ndarray, scale: float) -> np.ndarray:
-            return np.where(costs == inf, inf, scale * rng.random(costs.shape))
+    def random(costs: np.ndarray, scale: float) -> np.ndarray:
+        return np.where(costs == inf, inf, scale * rng.random(costs.shape))
 
-        return solve(
+    module = alpa.passes.run(
+        lowered(name),
+        f"combine-micro-batches,simplify-trivial-ops,split-loops,layer-cluster{{num-layers={stages}}},"
+        f"stage-mesh-partition{{cluster=cpu:2x2 num-stages={stages}}}",
+    )
+    assignments: list[tuple[MeshProblem, Sequence[int]]] = []
+    for mesh in pose(module):
+        problem = mesh.problem
+        solution = ilp.solve(
             ilp.Problem(
-                node_costs=tuple(shuffled(costs, 1.0) for costs in problem.node_costs),
+                node_costs=tuple(random(costs, 1.0) for costs in problem.node_costs),
                 edges=tuple(
-                    ilp.Edge(e.source, e.target, shuffled(e.costs, 0.0)) for e in problem.edges
+                    ilp.Edge(e.source, e.target, random(e.costs, 0.0)) for e in problem.edges
                 ),
-            ),
-            **options,
+            )
         )
-
-    monkeypatch.setattr(ilp, "solve", solve_random)
+        assignments.append((mesh, solution.choice))
+    with module.context:
+        annotate(main_function(module), assignments)
+    return alpa.passes.run(module, "insert-cross-mesh-reshard")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_random_choice_on_a_mesh_of_two_axes(name, monkeypatch):
-    random_choice(monkeypatch, 1)
-    step = check(name, "alpa{cluster=cpu:2x2 num-layers=1 num-stages=1 fold=false}")
+def test_a_random_choice_on_a_mesh_of_two_axes(pose, name):
+    step = check(name, sharded_at_random(pose, name, 1, seed=1))
     assert {mesh.axes for mesh in step.program.meshes} == {(("axis0", 2), ("axis1", 2))}
 
 
 @pytest.mark.parametrize(
     "name", ["dense", "gather", "sort_and_search", "convolution", "branches", "attention"]
 )
-def test_a_random_choice_on_two_meshes(name, monkeypatch):
-    random_choice(monkeypatch, 2)
-    step = check(name, "alpa{cluster=cpu:2x2 num-layers=2 num-stages=2 fold=false}")
+def test_a_random_choice_on_two_meshes(pose, name):
+    step = check(name, sharded_at_random(pose, name, 2, seed=2))
     assert len(step.program.meshes) == 2
 
 
 @pytest.mark.parametrize("name", ["kernel_of_one_image", "kernel_of_groups"])
 def test_gradients_that_only_the_window_or_the_batch_could_split(name):
     """XLA computes those wrongly where a mesh axis is left over: they must not be offered."""
-    check(name, "alpa{cluster=cpu:2x2 num-layers=1 num-stages=1}")
+    check(name, alpa.passes.run(lowered(name), "alpa{cluster=cpu:2x2 num-layers=1 num-stages=1}"))
 
 
 def test_features_with_one_tap_each_are_not_split_beside_copies():
     """XLA aborts the process there."""
-    check(
-        "one_tap_for_each_feature", "alpa{cluster=cpu:2x2 num-layers=1 num-stages=1 mesh-shape=2x2}"
-    )
+    name = "one_tap_for_each_feature"
+    options = "cluster=cpu:2x2 num-layers=1 num-stages=1 mesh-shape=2x2"
+    check(name, alpa.passes.run(lowered(name), f"alpa{{{options}}}"))
 
 
 @pytest.mark.parametrize("name", ["dense", "windows", "reshapes"])
 def test_the_optimum_on_two_meshes(name):
-    check(name, "alpa{cluster=cpu:2x2 num-layers=2 num-stages=2}")
+    check(name, alpa.passes.run(lowered(name), "alpa{cluster=cpu:2x2 num-layers=2 num-stages=2}"))

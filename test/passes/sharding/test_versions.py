@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
 
 from alpa import passes
 from alpa.dialects import body, func, ir, main_function, parse
-from alpa.dialects.attributes import Plan, Schedule, read_meshes
-from alpa.passes.cost.cluster import Cluster
+from alpa.dialects.attributes import Plan, Schedule
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.reader import read_planned
-from alpa.passes.sharding.mesh_part import MeshPart
+from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.runtime.instructions import Key, write_script
 from alpa.tools import zoo
 
@@ -55,11 +55,11 @@ def most_versions(program: Program, mesh: str) -> dict[int, int]:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_versions_are_those_of_the_instructions_and_one_that_is_on_its_way(
-    schedule: Schedule,
+    schedule: Schedule, pose: Callable[[ir.Module], list[MeshProblem]]
 ) -> None:
     module = parse(cut().replace('"1f1b"', f'"{schedule}"'))
     function = main_function(module)
-    plan, cluster = Plan.read(function), Cluster.parse(CLUSTER)
+    plan = Plan.read(function)
     assert plan is not None
     assert plan.schedule == schedule
     program = read_planned(module)
@@ -70,12 +70,11 @@ def test_versions_are_those_of_the_instructions_and_one_that_is_on_its_way(
     # backward in every other round only, so that fewer are waiting.
     more = 1 if schedule == "gpipe" else 2
     seen: set[str | None] = set()
-    for mesh in read_meshes(function):
-        part = MeshPart.of(function, mesh, cluster, plan, lambda _: None, lambda *_: None)
+    for mesh in pose(module):
         for number, most in most_versions(program, mesh.name).items():
             made = program.parts[number]
             if made in ("forward", "backward") and number not in program.totals | results:
-                counted = part.versions.of(values[number])
+                counted = mesh.versions.of(values[number])
                 assert most <= counted <= most + more
                 seen.add(made)
     assert seen == {"forward", "backward"}

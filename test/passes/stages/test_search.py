@@ -26,7 +26,7 @@ from alpa.dialects.mpmd_types import MeshTensor, Origin
 from alpa.passes.analysis.graph import Graph, type_bytes
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
-from alpa.passes.sharding.mesh_part import STORAGE_WEIGHT
+from alpa.passes.sharding.mesh_problem import STORAGE_WEIGHT
 from alpa.passes.solve.stages import placement, stage_dp
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, class_solver

@@ -4,14 +4,10 @@ import jax
 import jax.numpy as jnp
 
 import alpa.passes
-from alpa.dialects import body, main_function, mpmd
-from alpa.dialects.attributes import Plan, read_meshes
+from alpa.dialects import mpmd
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.graph import type_bytes
-from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.report import PlanReport
-from alpa.passes.sharding.mesh_part import MeshPart
-from alpa.passes.sharding.rules import populated
 
 BATCHES = 16
 
@@ -45,25 +41,19 @@ def test_a_sum_of_gradients_is_reduced_once_in_a_step_before_it_crosses():
     assert sum(one.count for one in gradients) == 4
 
 
-def test_a_sum_of_gradients_crosses_once_in_a_step():
+def test_a_sum_of_gradients_crosses_once_in_a_step(pose):
     module = alpa.passes.run(
         tied_text(),
         "simplify-trivial-ops,layer-cluster{num-layers=2},"
         f"stage-mesh-partition{{cluster=cpu:2x2 num-stages=2 num-micro-batches={BATCHES}}}",
     )
-    function = main_function(module)
-    plan, cluster = Plan.read(function), Cluster.parse("cpu:2x2")
-    assert plan is not None
     times: set[tuple[tuple[int, ...], int]] = set()
-    for assignment in read_meshes(function):
-        with populated(module) as rule_of, module.context:
-            part = MeshPart.of(function, assignment, cluster, plan, rule_of, lambda *_: None)
-            part.build()
-        for op in body(function).operations:
-            if isinstance(op, mpmd.TransferOp) and op.results[0] in part.graph.tensors:
+    for posed in pose(module):
+        for op in posed.graph.steps:
+            if isinstance(op, mpmd.TransferOp) and op.results[0] in posed.graph.tensors:
                 tensor = MeshTensor.from_type(op.results[0].type)
                 # The first layout is the replica: all bytes cross.
-                costs = part.graph.costs[part.graph.tensors[op.results[0]].node]
-                seconds = type_bytes(tensor.type) / part.landing_bandwidth
+                costs = posed.graph.costs[posed.graph.tensors[op.results[0]].node]
+                seconds = type_bytes(tensor.type) / posed.landing_bandwidth
                 times.add((tuple(tensor.type.shape), round(costs[0] / seconds)))
     assert times == {((8, 64), BATCHES), ((64, 64), 1)}

@@ -1,0 +1,311 @@
+"""The sharding problem of one mesh: what of a planned program lives on it, posed from the IR alone.
+
+* An argument of @main and the landing place of a transfer is a node whose strategies are its
+  layouts. What is returned as a state takes the layout of that state's argument.
+* Fragments are added op by op (`op_poser.py`).
+* The memory rows are in `liveness.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+
+import numpy as np
+
+from alpa.dialects import body, func, ir, mpmd, terminator, walk
+from alpa.dialects.attributes import (
+    Argument,
+    MeshAssignment,
+    Plan,
+    State,
+    argument_state,
+    read_arguments,
+    read_meshes,
+    read_part,
+    read_results,
+)
+from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.base import NoRoomError
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.cost.device import size_text
+from alpa.passes.sharding.baselines import StateKind, Tensors
+from alpa.passes.sharding.gradient_reductions import mesh_of, summed_results
+from alpa.passes.sharding.liveness import Held, Residence, held, op_at
+from alpa.passes.sharding.op_poser import OpPoser
+from alpa.passes.sharding.ops import Op
+from alpa.passes.sharding.rules import RuleOf
+from alpa.passes.sharding.shard_graph import Placed, ShardGraph
+from alpa.passes.sharding.spaces import Layouts
+from alpa.passes.sharding.strategies import local_elements
+from alpa.passes.sharding.sums import deferrable
+from alpa.passes.sharding.versions import Versions
+from alpa.passes.solve.sharding.problem import OutOfMemoryError, Problem, with_edges_of_usages
+from alpa.passes.solve.stages.schedule import in_flight
+
+STORAGE_WEIGHT = 1e-3
+"""What an argument's shard costs, as a part of the time to read it once: enough to break ties,
+too little to buy communication."""
+
+
+@dataclass(frozen=True)
+class MeshProblem:
+    """What of @main lives on one mesh, and its sharding problem. Made by `of` or `posed`."""
+
+    function: func.FuncOp
+    name: str
+    plan: Plan
+    graph: ShardGraph
+    landing_bandwidth: float
+    """bytes per second and device of what transfers bring"""
+    versions: Versions
+    """of the values that fragments exchange"""
+    totals: frozenset[int] = frozenset()
+    """results of @main that are gradients, read as sums over the micro-batches"""
+    _states: dict[State, Placed] = field(default_factory=dict[State, Placed])
+    """the arguments on this mesh, by state"""
+
+    @classmethod
+    def of(
+        cls,
+        function: func.FuncOp,
+        assignment: MeshAssignment,
+        cluster: Cluster,
+        plan: Plan,
+        rule_of: RuleOf,
+    ) -> MeshProblem:
+        """The problem of one of a planned program's meshes.
+
+        Raises:
+            PassError: an op cannot be on the mesh.
+        """
+        shape, hosts = assignment.logical_shape, len(assignment.hosts)
+        devices = len(assignment.devices) // hosts
+        names = tuple(axis for axis, _ in read_topology(function)[assignment.name].axes)
+        mesh = LogicalMesh.of(cluster, hosts, devices, shape, names)
+        if cluster.hosts == 1:
+            bandwidth = cluster.intra_host.bandwidth
+        else:
+            bandwidth = cluster.inter_host.bandwidth / devices
+        meshes = [other.name for other in read_meshes(function)]
+        kept = {
+            name: in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - stage)
+            for stage, name in enumerate(meshes)
+        }
+        versions = Versions(mesh=assignment.name, kept=kept)
+        graph = ShardGraph(mesh, cluster, rule_of)
+        return cls(function, assignment.name, plan, graph, bandwidth, versions).posed()
+
+    def posed(self) -> MeshProblem:
+        """Adds the arguments to the graph, then transfers and fragments in program order."""
+        block, graph = body(self.function), self.graph
+        graph.steps.append(None)
+        for number, (argument, attributes) in enumerate(
+            zip(block.arguments, self._arguments, strict=True)
+        ):
+            tensor = MeshTensor.from_type(argument.type)
+            if tensor.mesh == self.name:
+                placed = graph.add_tensor(argument, tensor.type, given=tensor.sharding)
+                graph.charge((placed.node,), self._storage_costs(placed, tensor.type))
+                self._states[argument_state(number, attributes)] = placed
+        for op in block.operations:
+            if isinstance(op, mpmd.TransferOp):
+                self._add_transfer(op)
+            elif isinstance(op, mpmd.FragmentOp) and mesh_of(op) == self.name:
+                self._add_fragment(op)
+        return self
+
+    @cached_property
+    def usages(self) -> list[Held]:
+        """What this mesh holds when (`sharding/liveness.py`)."""
+        block = body(self.function)
+        arguments = self._arguments
+        donated = {
+            argument_state(number, attributes)
+            for number, attributes in enumerate(arguments)
+            if attributes.donor or attributes.aliasing_output is not None
+        }
+        new = {v for v, states in self._state_results.items() if donated & set(states)}
+        return held(
+            self.graph,
+            [
+                (value, attributes)
+                for value, attributes in zip(block.arguments, arguments, strict=True)
+                if value in self.graph.placed
+            ],
+            self.fragments(),
+            [
+                op.results[0]
+                for op in block.operations
+                if isinstance(op, mpmd.TransferOp) and op.results[0] in self.graph.placed
+            ],
+            Residence(
+                num_micro_batches=self.plan.num_micro_batches,
+                versions=self.versions,
+                donated=frozenset(new),
+                sums=self._sums,
+            ),
+        )
+
+    @property
+    def problem(self) -> Problem:
+        """The problem to solve."""
+        return with_edges_of_usages(
+            Problem(
+                node_costs=tuple(self.graph.costs),
+                edges=self.graph.terms.edge_list(),
+                usages=tuple(one.usage for one in self.usages),
+                memory_limit=float(self.graph.cluster.device.memory),
+            )
+        )
+
+    def fragments(self) -> list[mpmd.FragmentOp]:
+        """The fragments on this mesh, in program order."""
+        return [op for op in self.graph.steps if isinstance(op, mpmd.FragmentOp)]
+
+    def runs(self, fragment: mpmd.FragmentOp) -> int:
+        """How often a fragment runs in a training step."""
+        return 1 if read_part(fragment) == "update" else self.plan.num_micro_batches
+
+    def out_of_memory(self, error: OutOfMemoryError) -> NoRoomError:
+        """A located error with what is needed, where, of what kind, and what would help."""
+        device = self.graph.cluster.device
+        least: dict[str, float] = {}
+        for one in self.usages:
+            if one.usage.start <= error.time < one.usage.stop:
+                least[one.kind] = least.get(one.kind, 0.0) + float(one.usage.bytes.min())
+        kinds = ", ".join(
+            f"{kind} {size_text(size)}"
+            for kind, size in sorted(least.items(), key=lambda item: -item[1])
+            if size > 0
+        )
+        return NoRoomError(
+            op_at(self.graph.ops_of, self.fragments(), error.time),
+            f"needs at least {size_text(error.needed)} per device on {self.name}, {device.name} "
+            f"has {size_text(error.limit)}; here, cut as finely as can be: {kinds}; raise the "
+            "number of micro-batches so that each is smaller, keep fewer of them in flight "
+            "(1f1b), add devices, or let stage-mesh-partition cut other stages with a larger "
+            "reserve",
+            missing=error.needed / error.limit - 1,
+        )
+
+    def tensors(self) -> Tensors:
+        """The arguments on this mesh and what they are for, and what its updates make."""
+        block = body(self.function)
+        states: dict[ir.Value, StateKind] = {}
+        mine: list[ir.Value] = []
+        for argument, attributes in zip(block.arguments, self._arguments, strict=True):
+            if argument not in self.graph.placed:
+                continue
+            mine.append(argument)
+            if attributes.role == "state":
+                parts = {
+                    read_part(use.owner)
+                    for use in argument.uses
+                    if isinstance(use.owner, mpmd.FragmentOp)
+                }
+                states[argument] = "optimizer" if parts == {"update"} else "parameter"
+        updates = {
+            result
+            for op in self.fragments()
+            if read_part(op) == "update"
+            for inner in walk(body(op))
+            for result in inner.results
+        }
+        return Tensors(states=states, arguments=tuple(mine), updates=frozenset(updates))
+
+    def _storage_costs(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
+        """Breaks ties between layouts of an argument: slices are free, memory should be spared."""
+        seconds = type_bytes(type_) / self.graph.cluster.device.memory_bandwidth
+        return STORAGE_WEIGHT * seconds * self._shares(placed, type_)
+
+    def _shares(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
+        """The part of a tensor that a device holds, per layout."""
+        return _shares_of(tuple(type_.shape), self.graph.mesh.sizes, placed.layouts)
+
+    @cached_property
+    def _arguments(self) -> list[Argument]:
+        """Attributes of the arguments of @main."""
+        return read_arguments(self.function)
+
+    @cached_property
+    def _state_results(self) -> dict[ir.Value, list[State]]:
+        """The states that a returned value is the new value of."""
+        states: dict[ir.Value, list[State]] = {}
+        returned = terminator(body(self.function)).operands
+        for value, result in zip(returned, read_results(self.function), strict=True):
+            if result.state is not None:
+                states.setdefault(value, []).append(result.state)
+        return states
+
+    @cached_property
+    def _sums(self) -> dict[ir.Value, ir.RankedTensorType]:
+        """Results that are means or sums over the micro-batches, with the types of their sums."""
+        if self.plan.num_micro_batches == 1:
+            return {}
+        returned = terminator(body(self.function)).operands
+        return {
+            value: self.plan.accumulator_type(MeshTensor.from_type(value.type).type)
+            for value, result in zip(returned, read_results(self.function), strict=True)
+            if result.role is not None and result.role.kind in ("mean", "sum")
+        }
+
+    def _state_argument(self, value: ir.Value) -> Placed | None:
+        """The argument on this mesh whose layout a returned state has to take."""
+        states = self._state_results.get(value, ())
+        mine = [self._states[state] for state in states if state in self._states]
+        for other in mine[1:]:
+            self.graph.forbid_other_layouts(mine[0], other)
+        return mine[0] if mine else None
+
+    def _add_transfer(self, op: mpmd.TransferOp) -> None:
+        (result,) = op.results
+        tensor = MeshTensor.from_type(result.type)
+        if tensor.mesh != self.name:
+            return
+        self.graph.steps.append(op)
+        state = self._state_argument(result)
+        if state is not None:
+            self.graph.placed[result] = state
+            return
+        # What lands sharded crosses the slow links once; the consumer gathers over fast ones.
+        placed = self.graph.add_tensor(result, tensor.type, open=False)
+        seconds = type_bytes(tensor.type) / self.landing_bandwidth
+        weight = 1 if _crosses_once(result) else self.plan.num_micro_batches
+        self.graph.charge((placed.node,), weight * seconds * self._shares(placed, tensor.type))
+
+    def _add_fragment(self, op: mpmd.FragmentOp) -> None:
+        self.graph.steps.append(op)
+        weight, block, placed = self.runs(op), body(op), self.graph.placed
+        for argument, operand in zip(block.arguments, op.operands, strict=True):
+            placed[argument] = placed[operand]
+        delays = read_part(op) == "backward" and self.plan.num_micro_batches > 1
+        poser = OpPoser(
+            self.graph, deferrable(block, summed_results(op, self.totals)) if delays else set()
+        )
+        poser.add_block(block, weight)
+        end = Op.of(terminator(block))
+        for i, (inner, outer) in enumerate(zip(end.operands, op.results, strict=True)):
+            wanted = self._state_argument(outer)
+            if wanted is None and inner in self.graph.free:
+                wanted = self.graph.add_tensor(outer, inner.type)
+            if wanted is None:
+                placed[outer] = placed[inner].closed
+                continue
+            placed[outer] = wanted.closed
+            self.graph.need_operand(end, i, wanted.need, weight)
+
+
+@lru_cache(maxsize=4096)
+def _shares_of(shape: tuple[int, ...], sizes: tuple[int, ...], layouts: Layouts) -> np.ndarray:
+    whole = max(1, prod(shape))
+    return np.array([local_elements(shape, sizes, layout) / whole for layout in layouts])
+
+
+def _crosses_once(value: ir.Value) -> bool:
+    """Whether only updates read what a transfer brings: then it is a sum over micro-batches."""
+    users = [use.owner for use in value.uses]
+    return all(isinstance(op, mpmd.FragmentOp) and read_part(op) == "update" for op in users)

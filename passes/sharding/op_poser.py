@@ -1,0 +1,304 @@
+"""Adds ops to the graph of a mesh's sharding problem.
+
+* A heavy op is a node whose strategies come from its sharding rule. What becomes of its partial
+  sums (`sums.py`) is a second node, the layout of its result. The edge between the two has the
+  seconds of the collectives, infinite where no strategy leads to that layout.
+* An op with `alpa.follow` belongs to the node of the operand that it follows (Alpa merges
+  element-wise ops into an operand), unless that operand enters the fragment from another one:
+  there the layout may change, so the op starts a node of its own.
+* Constants, and broadcasts that grow their operand, are computed in whatever layout is used.
+* A loop variable is a node: its start, the region's argument and what the body yields agree.
+* A constraint is a node with the layouts that it admits. One that admits all of them is where a
+  partial sum is reduced; on any other value it is transparent.
+* A manual computation is a node with a single strategy. An op without a rule runs whole on each
+  device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from alpa.dialects import body, ir, sdy, stablehlo, terminator
+from alpa.dialects.sharding import Sharding, ShardingRule
+from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
+from alpa.passes.analysis.op_kinds import TRIVIAL
+from alpa.passes.base import PassError
+from alpa.passes.cost.device import size_text
+from alpa.passes.sharding import sums
+from alpa.passes.sharding.convolutions import sound_rule, sound_strategies
+from alpa.passes.sharding.gradient_reductions import is_reduction
+from alpa.passes.sharding.manual import fixed_shardings, written_collectives
+from alpa.passes.sharding.op_seconds import op_seconds
+from alpa.passes.sharding.ops import Op, read_ops
+from alpa.passes.sharding.shard_graph import (
+    NO_LAYOUT,
+    SCALAR,
+    Need,
+    Placed,
+    Ruled,
+    ShardGraph,
+    rank,
+    replicated,
+)
+from alpa.passes.sharding.spaces import Layouts, OpNode, Space, Sums
+from alpa.passes.sharding.strategies import Strategy, enumerate_strategies, local_elements
+from alpa.passes.sharding.user_shardings import layouts_within
+
+_CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
+
+
+@dataclass(frozen=True)
+class OpPoser:
+    """Adds ops to a graph, block by block."""
+
+    graph: ShardGraph
+    deferrable: set[ir.Value] = field(default_factory=set[ir.Value])
+    """values that may stay unreduced, see `sums.deferrable`"""
+
+    def add_block(self, block: ir.Block, weight: float) -> None:
+        """Adds all ops of a block but its terminator; each runs `weight` times per step."""
+        ops = self.graph.ops_of[block] = read_ops(block)
+        placed = self.graph.placed
+        for op in ops:
+            if not (op.results and all(result in placed for result in op.results)):
+                self._add(op, weight)
+
+    def _add(self, op: Op, weight: float) -> None:
+        view, placed = op.view, self.graph.placed
+        if _is_free(op):
+            (result,) = op.results
+            self.graph.free[result] = []
+            if op.operands and rank(op.operands[0]) > 0:
+                self.graph.broadcasts[result] = op
+        elif isinstance(view, stablehlo.WhileOp):
+            self._add_while(op, view, weight)
+        elif isinstance(view, stablehlo.CaseOp | stablehlo.IfOp):
+            self._add_branches(op, weight)
+        elif isinstance(view, sdy.ShardingConstraintOp):
+            self._add_constraint(op, view, weight)
+        elif isinstance(view, sdy.ManualComputationOp):
+            self._add_manual(op, view, weight)
+        elif (
+            all(rank(v) == 0 for v in (*op.results, *op.operands))
+            and not any(v in placed and len(placed[v].layouts) > 1 for v in op.operands)
+            and not has_effects(view)
+        ):
+            for result in op.results:
+                placed[result] = Placed(SCALAR, NO_LAYOUT, result.type)
+        else:
+            self._add_by_rule(op, weight)
+
+    def _add_constraint(self, op: Op, view: sdy.ShardingConstraintOp, weight: float) -> None:
+        """A constraint brings its operand into one of the layouts that it admits."""
+        (value,), (result,) = op.operands, op.results
+        source = self.graph.placed.get(value)
+        if source is not None and is_reduction(view) and not _has_sums(source):
+            self.graph.placed[result] = source
+            self.graph.transparent.append(op)
+            return
+        given = Sharding.from_attr(op.view.attributes["sharding"])
+        placed = self.graph.add_tensor(result, result.type, given=given)
+        self.graph.need(value, placed.need, weight)
+        self.graph.constraints.append(op)
+
+    def _add_manual(self, op: Op, view: sdy.ManualComputationOp, weight: float) -> None:
+        """What is written for local shards has one strategy."""
+        mesh = self.graph.mesh
+        seconds = op_seconds(view, self.graph.cluster) / op_cost.manual_ways(view)
+        seconds += sum(one.seconds(mesh) for one in written_collectives(view, mesh))
+        node = self.graph.terms.add_node(np.zeros(1))
+        self.graph.charge((node,), np.array([weight * seconds]))
+        inputs, outputs = (
+            [Layouts.of(layouts_within(sharding, (), mesh.axis_names)) for sharding in shardings]
+            for shardings in fixed_shardings(view)
+        )
+        for i, layouts in enumerate(inputs):
+            self.graph.need_operand(op, i, Need(node, layouts), weight)
+        for result, layouts in zip(op.results, outputs, strict=True):
+            self.graph.placed[result] = Placed(node, layouts, result.type)
+
+    def _add_by_rule(self, op: Op, weight: float) -> None:
+        graph = self.graph
+        rule = graph.rule_of(op.view)
+        if rule is None:
+            self._add_replicated(op, weight)
+            return
+        if isinstance(op.view, stablehlo.ConvolutionOp):
+            rule = sound_rule(op.view, rule)
+        graph.ruled.append(Ruled(op, rule, weight, len(graph.steps) - 1))
+        leader = self._leader(op)
+        result: int | None = None
+        if leader is None:
+            space = self._space(op, rule)
+            node = graph.terms.add_node(np.zeros(len(space.strategies)))
+            if space.sums is not None:
+                result = graph.terms.add_node(np.zeros(len(space.sums.layouts)))
+                graph.charge((node, result), weight * self._sum_costs(op, space, space.sums))
+            graph.ops.append(OpNode(op, node, space, result))
+        else:
+            operand, placed = leader
+            node = placed.node
+            deferrable = op.results[0] in self.deferrable
+            linear = sums.linear_operands(op.view) if deferrable else ()
+            space = graph.following(rule, operand, placed.layouts, linear)
+        graph.charge((node,), self._op_costs(op, space, weight))
+        for i, layouts in enumerate(space.operands):
+            graph.need_operand(op, i, Need(node, layouts), weight)
+        if result is not None and space.sums is not None:
+            (value,) = op.results
+            graph.placed[value] = Placed(result, space.sums.layouts, value.type)
+            return
+        for value, layouts in zip(op.results, space.results, strict=True):
+            graph.placed[value] = Placed(node, layouts, value.type)
+
+    def _space(self, op: Op, rule: ShardingRule) -> Space:
+        """The strategies of an op with a node of its own, with all that may become of its sums."""
+        view, cache = op.view, self.graph.cache.spaces
+        stays = op.results[0] in self.deferrable and sums.starts_sums(view)
+        key = (rule, op.name, stays)
+        # What is sound for a convolution depends on more than its rule.
+        if key in cache and not isinstance(view, stablehlo.ConvolutionOp):
+            return cache[key]
+        sizes = self.graph.mesh.sizes
+        found = sound_strategies(view, enumerate_strategies(rule, sizes), sizes)
+        variants = [[strategy] for strategy in found]
+        if len(op.results) == 1:
+            shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
+            for mine, strategy in zip(variants, found, strict=True):
+                if strategy.reduced:
+                    mine += sums.scatters(strategy, shape, sizes)
+                if stays and sums.may_stay_unreduced(view, strategy):
+                    mine.append(sums.unreduced(strategy))
+        cache[key] = Space.of(found, Sums.of(variants))
+        return cache[key]
+
+    def _leader(self, op: Op) -> tuple[int, Placed] | None:
+        """The operand whose node an op joins, and where it is."""
+        if op.follow is None:
+            return None
+        placed = self.graph.placed.get(op.operands[op.follow])
+        if placed is None or not placed.open or placed.node == SCALAR:
+            return None
+        begins = op.results[0] in self.deferrable and sums.starts_sums(op.view)
+        if begins and not _has_sums(placed):
+            return None  # The search decides whether this sum of a gradient is reduced at once.
+        return op.follow, placed
+
+    def _sum_costs(self, op: Op, space: Space, of: Sums) -> np.ndarray:
+        """Seconds from each strategy to each layout of the result, infinite where none leads."""
+        cache, key = self.graph.cache.sums, (of, op.results[0].type)
+        if key not in cache:
+            costs = np.full((len(space.strategies), len(of.layouts)), np.inf)
+            for pair, way in of.ways.items():
+                costs[pair] = self._reduce_seconds(op, way)
+            cache[key] = costs
+        return cache[key]
+
+    def _op_costs(self, op: Op, space: Space, weight: float) -> np.ndarray:
+        """Seconds per step of each strategy; computed once for all trivial ops of equal types."""
+        cache, types = self.graph.cache.trivial, [v.type for v in (*op.operands, *op.results)]
+        key = (space, op.name, weight, *types)
+        if op.name in TRIVIAL and key in cache:
+            return cache[key]
+        seconds = op_seconds(op.view, self.graph.cluster) * space.shares
+        if space.sums is None:  # Sums with a node of their own are charged there.
+            seconds = seconds + self._all_reduces(op, space)
+        costs = weight * seconds
+        if op.name in TRIVIAL:
+            cache[key] = costs
+        return costs
+
+    def _all_reduces(self, op: Op, space: Space) -> np.ndarray:
+        cache, key = self.graph.cache.sums, (space, *(result.type for result in op.results))
+        if key not in cache:
+            cache[key] = np.array([self._reduce_seconds(op, way) for way in space.strategies])
+        return cache[key]
+
+    def _reduce_seconds(self, op: Op, strategy: Strategy) -> float:
+        """Seconds of the collectives on an op's partial sums."""
+        if not strategy.reduced:
+            return 0.0
+        types = [ir.RankedTensorType(result.type) for result in op.results]
+        sizes = [
+            local_elements(t.shape, self.graph.mesh.sizes, layout) * element_bytes(t.element_type)
+            for t, layout in zip(types, strategy.computed, strict=True)
+        ]
+        return sums.sum_seconds(self.graph.mesh, strategy, sizes)
+
+    def _add_replicated(self, op: Op, weight: float) -> None:
+        """An op without a sharding rule runs whole on each device."""
+        view, name, way_out = op.view, op.name, ""
+        if isinstance(view, stablehlo.CustomCallOp):
+            name = f"the custom call @{ir.StringAttr(view.attributes['call_target_name']).value}"
+            way_out = (
+                "; alpa.passes.register_sharding_rule or an sdy.sharding_rule attribute would let "
+                "it be split"
+            )
+            if has_effects(view):
+                raise PassError(
+                    view,
+                    f"{name} has side effects and no sharding rule: each device would run it"
+                    f"{way_out}",
+                )
+        devices = prod(self.graph.mesh.sizes)
+        num_bytes = sum(type_bytes(value.type) for value in [*op.operands, *op.results])
+        seconds = op_seconds(view, self.graph.cluster)
+        if num_bytes > 0 and devices > 1:
+            message = (
+                f"{name} has no sharding rule: each of {devices} devices runs it whole, about "
+                f"{1e6 * weight * seconds:.3g} us per step instead of "
+                f"{1e6 * weight * seconds / devices:.3g}, on {size_text(num_bytes)} of operands "
+                f"and results{way_out}"
+            )
+            self.graph.remarks.append((view.location, message))
+        self.graph.charge((SCALAR,), np.array([weight * seconds]))
+        for i, operand in enumerate(op.operands):
+            need = Need(SCALAR, Layouts.of((replicated(operand),)))
+            self.graph.need_operand(op, i, need, weight)
+        for result in op.results:
+            replica = Layouts.of((replicated(result),))
+            self.graph.placed[result] = Placed(SCALAR, replica, result.type)
+
+    def _add_while(self, op: Op, view: stablehlo.WhileOp, weight: float) -> None:
+        condition, loop = body(view, 0), body(view, 1)
+        trips = op_cost.trip_count_or_default(view)
+        for i, result in enumerate(op.results):
+            placed = self.graph.add_tensor(result, result.type)
+            for block in (condition, loop):
+                self.graph.placed[block.arguments[i]] = placed
+            self.graph.need_operand(op, i, placed.need, weight)
+        self.add_block(condition, weight * trips)
+        self.add_block(loop, weight * trips)
+        self._need_yields(loop, op.results, weight * trips)
+
+    def _add_branches(self, op: Op, weight: float) -> None:
+        for result in op.results:
+            self.graph.add_tensor(result, result.type)
+        for i in range(len(op.view.regions)):
+            block = body(op.view, i)
+            self.add_block(block, weight)
+            self._need_yields(block, op.results, weight)
+
+    def _need_yields(self, block: ir.Block, results: Sequence[ir.Value], weight: float) -> None:
+        end = Op.of(terminator(block))
+        for i, result in enumerate(results):
+            self.graph.need_operand(end, i, self.graph.placed[result].need, weight)
+
+
+def _is_free(op: Op) -> bool:
+    """Whether an op is computed in whatever layout is used."""
+    if op.name == "stablehlo.broadcast_in_dim":
+        return type_bytes(op.operands[0].type) < type_bytes(op.results[0].type)
+    return op.name in _CONSTANTS
+
+
+def _has_sums(placed: Placed) -> bool:
+    """Whether a value may be partial sums."""
+    if not isinstance(placed.type, ir.RankedTensorType):
+        return False
+    return any(sums.unreduced_axes(layout, placed.type.rank) for layout in placed.layouts)
