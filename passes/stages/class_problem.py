@@ -21,31 +21,26 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 
 import numpy as np
 
-from alpa.dialects import body, ir, mpmd
-from alpa.dialects.attributes import Plan, read_arguments, read_part
+from alpa.dialects.attributes import Plan
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
-from alpa.passes.sharding.copies import LocalBytes
 from alpa.passes.sharding.fold import fold, unfold
-from alpa.passes.sharding.liveness import Residence, held
-from alpa.passes.sharding.mesh_problem import MeshProblem
-from alpa.passes.sharding.op_seconds import op_seconds
 from alpa.passes.sharding.rules import RuleOf, populated
-from alpa.passes.sharding.shard_graph import GraphCache, Placed, ShardGraph
-from alpa.passes.sharding.strategies import splittable
-from alpa.passes.sharding.versions import Versions
-from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
+from alpa.passes.sharding.shard_graph import GraphCache, ShardGraph
+from alpa.passes.solve.sharding.problem import Problem, Usage
 from alpa.passes.solve.sharding.terms import Terms
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.class_costs import ClassCosts, Work
+from alpa.passes.stages.class_part import ClassPart, pose_class
 from alpa.passes.stages.exchange import Exchange
-from alpa.passes.stages.layer_classes import MESH, LayerClass, LayerClasses, Link, returned
+from alpa.passes.stages.layer_classes import LayerClasses, Link
 
 GAP = 3e-2
 """Costs of stages are proven this well: what is chosen is solved again, exactly."""
@@ -54,29 +49,6 @@ RADIUS = 2
 TIME_LIMIT = 30.0
 """Seconds for each mesh and price; what is found by then is a choice, too. An idle core needs a
 tenth: where time ends the search, the stages depend on how busy the machine is."""
-
-_ONE = Versions(mesh=MESH, kept={MESH: 1})
-"""What stays for each micro-batch in flight is told apart: the stage decides how many there are."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Resident:
-    """Bytes that stay, by strategy of a node: `kind` "state" once, "activation" per micro-batch."""
-
-    kind: str
-    node: int
-    bytes: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Part:
-    """The sharding problem of one class on one mesh."""
-
-    graph: ShardGraph
-    resident: list[_Resident]
-    passing: tuple[Usage, ...]
-    arguments: list[Placed]
-    results: list[Placed]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,18 +72,13 @@ class ClassSolver:
         """The problem of a mesh. Raises PassError where an op cannot be on it."""
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
         cache = GraphCache()
-        parts: list[_Part] = []
-        for number, (layer, rule_of) in enumerate(
-            zip(self.classes.classes, self.rules, strict=True)
-        ):
-            graph = ShardGraph(mesh, self.cluster, rule_of, cache)
-            bandwidth = self.cluster.inter_host.bandwidth
-            posed = MeshProblem(
-                layer.function, MESH, self.plan, graph, bandwidth, _ONE, layer.totals
-            ).posed()
+        parts: list[ClassPart] = []
+        for number, layer in enumerate(self.classes.classes):
+            graph = ShardGraph(mesh, self.cluster, self.rules[number], cache)
+            posed = pose_class(layer, graph, self.plan)
             if self.batches is not None:
                 restrict(graph, self.intra, self.batches[number], posed.tensors())
-            parts.append(_part(layer, posed, self.plan))
+            parts.append(ClassPart.of(layer, posed))
         return ClassProblem.of(self, parts)
 
 
@@ -142,76 +109,18 @@ def solver_of(
     )
 
 
-def _part(layer: LayerClass, posed: MeshProblem, plan: Plan) -> _Part:
-    graph = posed.graph
-    resident, passing = _memory(layer, posed, plan)
-    return _Part(
-        graph=graph,
-        resident=resident,
-        passing=passing,
-        arguments=[graph.placed[argument] for argument in body(layer.function).arguments],
-        results=[graph.placed[value] for value in returned(layer)],
-    )
-
-
-def _memory(
-    layer: LayerClass, posed: MeshProblem, plan: Plan
-) -> tuple[list[_Resident], tuple[Usage, ...]]:
-    """What stays, and the usages of what does not."""
-    graph, block = posed.graph, body(layer.function)
-    sizes = LocalBytes(graph)
-    attributes = read_arguments(layer.function)
-    values = list(block.arguments)
-    resident: list[_Resident] = []
-
-    def stays(kind: str, value: ir.Value, copies: int = 1) -> None:
-        placed = graph.placed[value]
-        held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
-        resident.append(_Resident(kind=kind, node=placed.node, bytes=held))
-
-    fragments = posed.fragments()
-    elsewhere = [returned(layer)[r] for r in layer.totals]
-    for number, (value, argument) in enumerate(zip(values, attributes, strict=True)):
-        if number not in layer.boundary:
-            stays("state", value, plan.num_micro_batches if argument.role == "batch" else 1)
-    for number in layer.kept:
-        stays("activation", values[number])
-    made = {r for f in fragments if read_part(f) == "forward" for r in f.results}
-    for fragment in fragments:
-        part = read_part(fragment)
-        if part == "backward":
-            for value in fragment.operands:
-                if value in made:
-                    stays("activation", value)
-            if plan.num_micro_batches > 1:
-                updates = [f for f in fragments if read_part(f) == "update"]
-                read = {v for f in updates for v in f.operands} | set(elsewhere)
-                for value in fragment.results:
-                    if value in read:
-                        stays("state", value)
-    rows = held(
-        graph,
-        [],
-        fragments,
-        [],
-        Residence(num_micro_batches=1, versions=_ONE, donated=frozenset()),
-    )
-    passing = tuple(row.usage for row in rows if row.kind in ("temporaries", "copies"))
-    return resident, passing
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassProblem:
     """All classes on one mesh: node v of class c is node `offset[c] + v`. Made by `ClassSolver`."""
 
     solver: ClassSolver
-    parts: list[_Part]
+    parts: list[ClassPart]
     offset: list[int]
     links: dict[Link, tuple[int, int, np.ndarray]]
     """ends, and seconds of one crossing; ends may be equal"""
 
     @classmethod
-    def of(cls, solver: ClassSolver, parts: list[_Part]) -> ClassProblem:
+    def of(cls, solver: ClassSolver, parts: list[ClassPart]) -> ClassProblem:
         offset = np.cumsum([0, *(len(part.graph.costs) for part in parts)]).tolist()
         links: dict[Link, tuple[int, int, np.ndarray]] = {}
         for link in solver.classes.links:
@@ -237,17 +146,7 @@ class ClassProblem:
 
     def work(self, costs: ClassCosts) -> Work:
         """What is done, of a problem of one device and its costs."""
-        by_factors: list[dict[tuple[str, tuple[int, ...]], float]] = []
-        for part in self.parts:
-            mine: dict[tuple[str, tuple[int, ...]], float] = {}
-            for op, rule, weight, step in part.graph.ruled:
-                name = _part_of(part.graph.steps[step])
-                key = (name, splittable(rule))
-                runs = 1 if name == "update" else self._micro_batches
-                seconds = weight * op_seconds(op.view, self.solver.cluster) / runs
-                mine[key] = mine.get(key, 0.0) + seconds
-            by_factors.append(mine)
-        return Work(costs=costs, by_factors=by_factors)
+        return Work(costs=costs, by_factors=[part.factors() for part in self.parts])
 
     @property
     def _micro_batches(self) -> int:
@@ -283,10 +182,8 @@ class ClassProblem:
 
     def _costs(self, choice: Sequence[int]) -> ClassCosts:
         """What a choice costs, class by class."""
-        rows = [
-            self._class_costs(part, choice[self.offset[c] : self.offset[c + 1]])
-            for c, part in enumerate(self.parts)
-        ]
+        mine = [choice[begin:end] for begin, end in pairwise(self.offset)]
+        rows = [part.costs(own) for part, own in zip(self.parts, mine, strict=True)]
         forward, backward, update, state, activation, transient = np.array(rows).T
         links = {
             link: float(matrix[choice[source], choice[target]])
@@ -303,40 +200,11 @@ class ClassProblem:
             transient=transient,
             links=links,
             sent={
-                (c, r): versions * self._held(c, self.parts[c].results[r], choice)
+                (c, r): versions * self.parts[c].held(self.parts[c].results[r], mine[c])
                 for c, r in self.solver.exchange.sent
             },
             received={
-                (c, a): self._held(c, self.parts[c].arguments[a], choice)
+                (c, a): self.parts[c].held(self.parts[c].arguments[a], mine[c])
                 for c, a in self.solver.exchange.received
             },
         )
-
-    def _held(self, number: int, placed: Placed, choice: Sequence[int]) -> float:
-        """Bytes of a value of a class on each device."""
-        sizes = LocalBytes(self.parts[number].graph)
-        held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type))
-        return float(held[choice[self.offset[number] + placed.node]])
-
-    def _class_costs(self, part: _Part, choice: Sequence[int]) -> list[float]:
-        seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
-        for op, cost in zip(part.graph.steps, part.graph.step_seconds(choice), strict=True):
-            seconds[_part_of(op)] += cost
-        kept = {"state": 0.0, "activation": 0.0}
-        for one in part.resident:
-            kept[one.kind] += float(one.bytes[choice[one.node]])
-        rows = Problem(node_costs=tuple(part.graph.costs), edges=(), usages=part.passing)
-        transient = Memory(rows).peak(choice)[0]
-        return [
-            seconds["forward"] / self._micro_batches,
-            seconds["backward"] / self._micro_batches,
-            seconds["update"],
-            kept["state"],
-            kept["activation"],
-            transient,
-        ]
-
-
-def _part_of(step: ir.OpView | None) -> str:
-    """The part of the training step that a step of a graph adds; empty for the arguments."""
-    return read_part(step) or "" if isinstance(step, mpmd.FragmentOp) else ""

@@ -1,0 +1,161 @@
+"""The sharding problem of one class of layers on one mesh, and the costs of its assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alpa.dialects import body, ir, mpmd
+from alpa.dialects.attributes import Plan, read_arguments, read_part
+from alpa.passes.sharding.copies import LocalBytes
+from alpa.passes.sharding.liveness import Residence, held
+from alpa.passes.sharding.mesh_problem import MeshProblem
+from alpa.passes.sharding.op_seconds import op_seconds
+from alpa.passes.sharding.shard_graph import Placed, ShardGraph
+from alpa.passes.sharding.strategies import splittable
+from alpa.passes.sharding.versions import Versions
+from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
+from alpa.passes.stages.layer_classes import MESH, LayerClass, returned
+
+_ONE = Versions(mesh=MESH, kept={MESH: 1})
+"""What stays for each micro-batch in flight is told apart: the stage decides how many there are."""
+
+Factors = dict[tuple[str, tuple[int, ...]], float]
+"""Seconds of ops by the part of the step and the sizes of the factors that may be sharded."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Resident:
+    """Bytes that stay, by strategy of a node: `kind` "state" once, "activation" per micro-batch."""
+
+    kind: str
+    node: int
+    bytes: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassPart:
+    """A class on a mesh."""
+
+    posed: MeshProblem
+    resident: list[Resident]
+    passing: Problem
+    """what does not stay: its memory rows"""
+    arguments: list[Placed]
+    results: list[Placed]
+
+    @classmethod
+    def of(cls, layer: LayerClass, posed: MeshProblem) -> ClassPart:
+        """Of a class's program, posed by itself."""
+        placed, (resident, passing) = posed.graph.placed, _memory(layer, posed)
+        return cls(
+            posed=posed,
+            resident=resident,
+            passing=Problem(node_costs=tuple(posed.graph.costs), edges=(), usages=passing),
+            arguments=[placed[argument] for argument in body(layer.function).arguments],
+            results=[placed[value] for value in returned(layer)],
+        )
+
+    @property
+    def graph(self) -> ShardGraph:
+        """The nodes and edges of the class."""
+        return self.posed.graph
+
+    def costs(self, choice: Sequence[int]) -> list[float]:
+        """What an assignment costs a layer.
+
+        Seconds of one forward, one backward and one update; bytes of state, of one micro-batch's
+        activations, and of what is needed besides at any time.
+        """
+        seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
+        for step, cost in zip(self.graph.steps, self.graph.step_seconds(choice), strict=True):
+            seconds[_part_of(step)] += cost
+        kept = {"state": 0.0, "activation": 0.0}
+        for one in self.resident:
+            kept[one.kind] += float(one.bytes[choice[one.node]])
+        batches = self.posed.plan.num_micro_batches
+        return [
+            seconds["forward"] / batches,
+            seconds["backward"] / batches,
+            seconds["update"],
+            kept["state"],
+            kept["activation"],
+            Memory(self.passing).peak(choice)[0],
+        ]
+
+    def held(self, placed: Placed, choice: Sequence[int]) -> float:
+        """Bytes of a value on each device."""
+        sizes = LocalBytes(self.graph).of(placed.layouts, ir.RankedTensorType(placed.type))
+        return float(sizes[choice[placed.node]])
+
+    def factors(self) -> Factors:
+        """The work of one run of each op that has a sharding rule."""
+        found: Factors = {}
+        for op, rule, weight, step in self.graph.ruled:
+            part = _part_of(self.graph.steps[step])
+            runs = 1 if part == "update" else self.posed.plan.num_micro_batches
+            key = (part, splittable(rule))
+            seconds = weight * op_seconds(op.view, self.graph.cluster) / runs
+            found[key] = found.get(key, 0.0) + seconds
+        return found
+
+
+def pose_class(layer: LayerClass, graph: ShardGraph, plan: Plan) -> MeshProblem:
+    """Poses the problem of a class's program.
+
+    Raises:
+        PassError: an op cannot be on the mesh.
+    """
+    bandwidth = graph.cluster.inter_host.bandwidth
+    return MeshProblem(layer.function, MESH, plan, graph, bandwidth, _ONE, layer.totals).posed()
+
+
+def _memory(layer: LayerClass, posed: MeshProblem) -> tuple[list[Resident], tuple[Usage, ...]]:
+    """What stays, and the usages of what does not."""
+    graph, block = posed.graph, body(layer.function)
+    sizes = LocalBytes(graph)
+    attributes = read_arguments(layer.function)
+    values = list(block.arguments)
+    resident: list[Resident] = []
+
+    def stays(kind: str, value: ir.Value, copies: int = 1) -> None:
+        placed = graph.placed[value]
+        held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
+        resident.append(Resident(kind=kind, node=placed.node, bytes=held))
+
+    fragments = posed.fragments()
+    elsewhere = [returned(layer)[r] for r in layer.totals]
+    for number, (value, argument) in enumerate(zip(values, attributes, strict=True)):
+        if number not in layer.boundary:
+            stays("state", value, posed.plan.num_micro_batches if argument.role == "batch" else 1)
+    for number in layer.kept:
+        stays("activation", values[number])
+    made = {r for f in fragments if read_part(f) == "forward" for r in f.results}
+    for fragment in fragments:
+        part = read_part(fragment)
+        if part == "backward":
+            for value in fragment.operands:
+                if value in made:
+                    stays("activation", value)
+            if posed.plan.num_micro_batches > 1:
+                updates = [f for f in fragments if read_part(f) == "update"]
+                read = {v for f in updates for v in f.operands} | set(elsewhere)
+                for value in fragment.results:
+                    if value in read:
+                        stays("state", value)
+    rows = held(
+        graph,
+        [],
+        fragments,
+        [],
+        Residence(num_micro_batches=1, versions=_ONE, donated=frozenset()),
+    )
+    passing = tuple(row.usage for row in rows if row.kind in ("temporaries", "copies"))
+    return resident, passing
+
+
+def _part_of(step: ir.OpView | None) -> str:
+    """The part of the training step that a step of a graph adds; empty for the arguments."""
+    return read_part(step) or "" if isinstance(step, mpmd.FragmentOp) else ""
