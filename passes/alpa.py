@@ -65,10 +65,10 @@ from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
+from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
-from alpa.passes.stages.cost import computation_seconds
 
 _TO_LAYERS = (CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)

@@ -26,18 +26,15 @@ Fails when:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import ClassVar, Literal
 
-from alpa.dialects import body, func, ir, walk
+from alpa.dialects import body, func, ir
 from alpa.dialects.attributes import (
     AccumulateDtype,
     Argument,
-    MeshAssignment,
     Plan,
     Result,
     Schedule,
@@ -50,23 +47,18 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.base import OptionError, Pass, PassError, Remark, option
+from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.plan.layer_checks import check_layers, check_stages, origins_of
+from alpa.passes.plan.layer_checks import check_layers, check_stages
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.stages.accumulators import widen_accumulators
-from alpa.passes.stages.class_problem import class_solver
-from alpa.passes.stages.cost import (
-    boundary_of,
-    computation_seconds,
-)
-from alpa.passes.stages.costing import Costing
-from alpa.passes.stages.given_meshes import GivenMeshes, parse_meshes, take_held
-from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
-from alpa.passes.stages.merge import FragmentBuilder, Stages
-from alpa.passes.stages.remat import Remat, rematerialise, rematerialised
-from alpa.passes.stages.search import Search
+from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.given_meshes import parse_meshes, parse_shape, take_held
+from alpa.passes.stages.merge import FragmentBuilder
+from alpa.passes.stages.policy import AnyMeshes, ExistingMeshes, Policy, ProgramMesh
+from alpa.passes.stages.remat import Remat, rematerialise
 from alpa.passes.workers import Workers
 
 
@@ -143,8 +135,70 @@ class StageMeshPartition(Pass):
         "none. The plan is the same, unless a solver reaches its time limit",
     )
 
+    costs: LayerCosts | None = None
+    """of the layers, where the planner keeps them from cut to cut; None: found anew"""
+
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
+        cluster = self._checked(function)
+        check_layers(function)
+        if self.objective == "throughput":
+            _require_forwards(function)
+        try:
+            arguments, results = read_arguments(function), read_results(function)
+        except ValueError as error:
+            raise PassError(function, str(error)) from error
+        pairs = state_pairs(arguments, results)
+        given = take_user_shardings(module, function, pairs, cluster, remark)
+        plan = Plan(
+            num_micro_batches=self.num_micro_batches,
+            schedule=self.schedule,
+            cluster=self.cluster,
+            accumulate_dtype=self.accumulate_dtype,
+        )
+        if self.num_micro_batches > 1:
+            _require_roles(function, arguments, results)
+        widened = widen_accumulators(function, results, plan)
+        if self.remat == "layer":
+            rematerialise(function)
+        policy = self._policy(function, cluster, given, remark)
+        program = Clustered(
+            function=function,
+            cluster=cluster,
+            plan=plan,
+            intra=self.intra,
+            remat=self.remat,
+            reserve=self.reserve,
+            widened_bytes=widened,
+        )
+        if not program.graph.ops:
+            raise PassError(
+                function, "there is nothing to plan: the results are arguments as they are"
+            )
+        with Workers(self.processes) as workers, _opened(self.costs) as costs:
+            stages = policy.cut(program, costs, workers)
+        if stages.rematerialised:
+            rematerialise(function, stages.rematerialised)
+        for one in stages.dropped:
+            remark(function.location, f"{one.what} is left out of the search: {one.reason}")
+        graph = Graph.of(body(function))
+        FragmentBuilder(
+            module, function, graph, arguments, results, stages, policy.shardings
+        ).rewrite(
+            replace(
+                plan,
+                estimated_step_seconds=stages.seconds,
+                estimated_step_bound=stages.bound,
+                predicted_step_seconds=stages.seconds,
+                predicted_peak_bytes=stages.peak_bytes,
+                dropped=stages.dropped,
+            ),
+            cluster,
+        )
+        check_stages(module, check_input(module))
+
+    def _checked(self, function: func.FuncOp) -> Cluster:
+        """The cluster, where it and the numbers are valid. Raises PassError."""
         if not self.cluster:
             raise PassError(
                 function,
@@ -159,204 +213,63 @@ class StageMeshPartition(Pass):
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
         if not 0 <= self.reserve < 1:
             raise PassError(function, f"reserve is {self.reserve:g}; from 0 up to 1, which is all")
-        graph = Graph.of(body(function))
-        origins = origins_of(graph)
-        check_layers(function)
-        if self.objective == "throughput":
-            _require_forwards(graph.ops, origins)
-        try:
-            arguments, results = read_arguments(function), read_results(function)
-        except ValueError as error:
-            raise PassError(function, str(error)) from error
-        given = take_user_shardings(
-            module, function, state_pairs(arguments, results), cluster, remark
-        )
-        widened = 0
-        if self.num_micro_batches > 1:
-            _require_roles(function, arguments, results)
-            widened = widen_accumulators(function, results, self._plan())
-            graph = Graph.of(body(function))
-        if self.remat == "layer":
-            rematerialise(function)
-            graph = Graph.of(body(function))
-        meshes = self._given_meshes(function, cluster, given, remark)
-        if not graph.ops:
-            raise PassError(
-                function, "there is nothing to plan: the results are arguments as they are"
-            )
-        stages = self._stages(function, graph, origins, cluster, given, meshes, widened)
-        if stages.rematerialised:
-            rematerialise(function, stages.rematerialised)
-            graph = Graph.of(body(function))
-        for one in stages.dropped:
-            remark(function.location, f"{one.what} is left out of the search: {one.reason}")
-        shardings = {(a, 0): sharding for a, sharding in given.arguments.items()} if given else {}
-        if meshes is not None:
-            held = meshes.held.items()
-            shardings = {(a, m): sharding for a, of in held for m, sharding in of.items()}
-        FragmentBuilder(module, function, graph, arguments, results, stages, shardings).rewrite(
-            replace(
-                self._plan(),
-                estimated_step_seconds=stages.seconds,
-                estimated_step_bound=stages.bound,
-                predicted_step_seconds=stages.seconds,
-                predicted_peak_bytes=stages.peak_bytes,
-                dropped=stages.dropped,
-            ),
-            cluster,
-        )
-        check_stages(module, check_input(module))
+        return cluster
 
-    def _stages(
-        self,
-        function: func.FuncOp,
-        graph: Graph,
-        origins: Sequence[Origin],
-        cluster: Cluster,
-        given: UserShardings | None,
-        meshes: GivenMeshes | None,
-        widened: int,
-    ) -> Stages:
-        num_layers = 1 + max((n for o in origins if (n := o.layer) is not None), default=0)
-        limit = min(num_layers, cluster.num_devices)
-        if self.num_stages != "auto" and not 1 <= self.num_stages <= limit:
-            raise PassError(
-                function,
-                f"cannot make {self.num_stages} stages of {num_layers} layer(s) on "
-                f"{cluster.num_devices} device(s); num-stages can be at most {limit}",
-            )
-        num_stages = None if self.num_stages == "auto" else self.num_stages
-        if given is not None:
-            if num_stages not in (None, 1):
-                raise PassError(
-                    function,
-                    f"the program's shardings over @{given.name} fix one mesh of all devices, so "
-                    f"{num_stages} stages are not possible; leave num-stages out, or the shardings",
-                )
-            if self._forced_shape not in (None, given.mesh.sizes):
-                raise PassError(
-                    function,
-                    f"the program's shardings over @{given.name} fix a mesh of "
-                    f"{'x'.join(map(str, given.mesh.sizes))}, so mesh-shape={self.mesh_shape} is "
-                    "not possible; leave mesh-shape out, or the shardings",
-                )
-            return _one_stage(graph, cluster, given, num_layers, self.num_micro_batches)
-        plan, memory = self._plan(), cluster.device.memory
-        left = replace(cluster.device, memory=int(memory * (1 - self.reserve)))
-        cluster = replace(cluster, device=left)
-        arguments, results = read_arguments(function), read_results(function)
-        with ExitStack() as stack:
-            workers = stack.enter_context(Workers(self.processes))
-            ops = sum(1 for _ in walk(body(function)))
-            workers.prepare("alpa.passes.stages.costing", ops=ops, calls=workers.count)
-            classes = layer_classes(graph, arguments, results, num_layers, cluster, plan)
-
-            def costing(classes: LayerClasses) -> Costing:
-                solver = stack.enter_context(class_solver(classes, cluster, plan, self.intra))
-                return Costing(solver=solver, workers=workers)
-
-            @cache
-            def remat_costing() -> Costing:
-                copy = stack.enter_context(rematerialised(function))
-                again = Graph.of(body(copy))
-                return costing(layer_classes(again, arguments, results, num_layers, cluster, plan))
-
-            search = Search(
-                function=function,
-                cluster=cluster,
-                plan=plan,
-                num_stages=num_stages,
-                boundary=boundary_of(graph, arguments, results, num_layers),
-                mesh_rank=int(self.mesh_rank),
-                forced_shape=self._forced_shape,
-                equal_layers=self.equal_layers,
-                objective=self.objective,
-                costing=costing(classes),
-                remat_costing=remat_costing,
-                may_rematerialise=self.remat == "auto",
-                widened_bytes=widened,
-                given=meshes,
-                moved=None if meshes is None else meshes.moved(graph, origins, num_layers),
-            )
-            return search.run()
-
-    def _given_meshes(
-        self,
-        function: func.FuncOp,
-        cluster: Cluster,
-        given: UserShardings | None,
-        remark: Remark,
-    ) -> GivenMeshes | None:
-        """The option `meshes`, None where they are searched. Raises OptionError and PassError."""
+    def _policy(
+        self, function: func.FuncOp, cluster: Cluster, given: UserShardings | None, remark: Remark
+    ) -> Policy:
+        """Which stages and meshes are allowed. Raises OptionError and PassError."""
         meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)
         held = take_held(function, meshes)
-        if not meshes:
-            return None
         if given is not None:
-            remark(
-                function.location,
-                f"the program's shardings over @{given.name} fix its mesh, not the option meshes",
-            )
-            return None
-        others = {
-            "num-stages": self.num_stages != "auto",
-            "mesh-shape": self.mesh_shape != "auto",
-            "equal-layers": self.equal_layers,
-        }
-        both = next((name for name, is_set in others.items() if is_set), None)
-        if both is not None:
-            raise PassError(
+            name, shape = given.name, "x".join(map(str, given.mesh.sizes))
+            if meshes:
+                text = f"the program's shardings over @{name} fix its mesh, not the option meshes"
+                remark(function.location, text)
+            self._allow_only(
+                {"num_stages": ("auto", 1), "mesh_shape": ("auto", shape)},
                 function,
-                f"meshes and {both} both say which meshes there are; leave one out",
+                f"the program's shardings over @{name} fix one mesh of {shape}",
+                "the shardings",
             )
-        return GivenMeshes(meshes=meshes, held=held)
-
-    @property
-    def _forced_shape(self) -> tuple[int, ...] | None:
-        """mesh-shape, None where it is searched. Raises OptionError."""
-        if self.mesh_shape == "auto":
-            return None
-        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,3}", self.mesh_shape):
-            raise OptionError(
-                f"option 'mesh-shape' is '{self.mesh_shape}'; expected auto or the sizes of one to "
-                "four axes, such as 4x2"
+            return ProgramMesh(given=given)
+        if meshes:
+            self._allow_only(
+                {"num_stages": ("auto",), "mesh_shape": ("auto",), "equal_layers": (False,)},
+                function,
+                f"meshes={self.meshes} fixes all meshes",
+                "meshes",
             )
-        return tuple(map(int, self.mesh_shape.split("x")))
-
-    def _plan(self) -> Plan:
-        return Plan(
-            num_micro_batches=self.num_micro_batches,
-            schedule=self.schedule,
-            cluster=self.cluster,
-            accumulate_dtype=self.accumulate_dtype,
+            return ExistingMeshes(objective=self.objective, meshes=meshes, held=held)
+        return AnyMeshes(
+            objective=self.objective,
+            num_stages=None if self.num_stages == "auto" else self.num_stages,
+            mesh_shape=parse_shape(self.mesh_shape),
+            mesh_rank=int(self.mesh_rank),
+            equal_layers=self.equal_layers,
         )
 
+    def _allow_only(
+        self,
+        allowed: Mapping[str, tuple[object, ...]],
+        function: func.FuncOp,
+        fixed: str,
+        remedy: str,
+    ) -> None:
+        """Raises PassError for an option that has none of the values that something else leaves."""
+        for field, values in allowed.items():
+            value, name = getattr(self, field), field.replace("_", "-")
+            if value not in values:
+                raise PassError(
+                    function,
+                    f"{fixed}, so {name}={str(value).lower()} is not possible; leave out {name} "
+                    f"or {remedy}",
+                )
 
-def _one_stage(
-    graph: Graph, cluster: Cluster, given: UserShardings, num_layers: int, num_micro_batches: int
-) -> Stages:
-    """All layers on the mesh that the program's shardings name, split evenly as far as is known."""
-    devices = cluster.num_devices
-    mesh = MeshAssignment(
-        name=given.name,
-        hosts=tuple(range(cluster.hosts)),
-        devices=tuple(range(devices)),
-        logical_shape=given.mesh.sizes,
-    )
-    seconds = sum(
-        computation_seconds(op, cluster)
-        * (1 if Origin.from_attr(op.attributes["origin"]).part == "update" else num_micro_batches)
-        for op in graph.ops
-    )
-    names = tuple(name for name, _ in given.mesh.axes)
-    return Stages(
-        layer_stage=dict.fromkeys(range(num_layers), 0),
-        meshes=[mesh],
-        seconds=seconds / devices,
-        bound=seconds / devices,
-        peak_bytes=(),
-        axis_names=names,
-    )
+
+def _opened(costs: LayerCosts | None) -> AbstractContextManager[LayerCosts]:
+    """The planner's costs, which it closes itself, or those of one cut."""
+    return LayerCosts() if costs is None else nullcontext(costs)
 
 
 def _require_roles(
@@ -381,9 +294,10 @@ def _require_roles(
             )
 
 
-def _require_forwards(ops: Sequence[ir.OpView], origins: Sequence[Origin]) -> None:
+def _require_forwards(function: func.FuncOp) -> None:
     """What runs over and over has no backward part and no update."""
-    for op, origin in zip(ops, origins, strict=True):
+    for op in list(body(function).operations)[:-1]:
+        origin = Origin.from_attr(op.attributes["origin"])
         if origin.part != "forward":
             raise PassError(
                 op,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alpa.dialects import ir, mpmd
+from alpa.dialects import body, ir, mpmd
 from alpa.passes.analysis import op_cost
 from alpa.passes.cost.cluster import Cluster
 
@@ -12,6 +12,11 @@ def op_seconds(op: ir.OpView, cluster: Cluster) -> float:
     if isinstance(op, mpmd.ReturnOp):
         return 0.0
     return cluster.device.seconds(op_cost.flops(op), op_cost.memory_bytes(op), _dtype(op))
+
+
+def computation_seconds(op: ir.OpView, cluster: Cluster) -> float:
+    """The seconds of all ops of a computation, one after the other."""
+    return sum(op_seconds(inner, cluster) for inner in body(op).operations)
 
 
 def _dtype(op: ir.OpView) -> str:

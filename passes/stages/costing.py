@@ -7,18 +7,24 @@ programs as text, with their sharding rules, and keeps what it made of them for 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from alpa.dialects import walk
+from alpa.dialects import body, walk
 from alpa.dialects.attributes import Plan
+from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.rules import rule_of
-from alpa.passes.stages.class_costs import ClassCosts
-from alpa.passes.stages.class_problem import ClassSolver, solver_of
-from alpa.passes.stages.layer_classes import ClassesText
+from alpa.passes.stages.class_costs import ClassCosts, Work
+from alpa.passes.stages.class_problem import ClassSolver, class_solver, solver_of
+from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.layer_classes import ClassesText, layer_classes
+from alpa.passes.stages.options import PRICES, Submesh
+from alpa.passes.stages.remat import rematerialised
 from alpa.passes.workers import Workers
 
 WORTH = 2_000
@@ -36,56 +42,95 @@ class Costing:
     """Costs of a solver's classes, wherever there is a process to find them."""
 
     solver: ClassSolver
-    workers: Workers
     worth: int = WORTH
-    """ops from which on the workers are used"""
-
-    def begin(
-        self,
-        hosts: int,
-        devices: int,
-        shape: tuple[int, ...],
-        prices: Sequence[float],
-        enough: float,
-    ) -> Callable[[], Costs]:
-        """Begins to find what the classes cost on a mesh; what is returned waits for it.
-
-        That has the fastest choice first, then one per price of memory (`ClassProblem.solve`). It
-        raises NoPlanError, InfeasibleError, TimeoutError or SolverFailedError.
-        """
-        mesh = (hosts, devices, shape)
-        if self.processes == 0:
-            return Workers(0).submit(_solve, self.solver, mesh, prices, enough).result
-        given = (self._text, self.solver.cluster, self.solver.plan, self.solver.intra)
-        return self.workers.submit(_solve_text, given, mesh, prices, enough).result
+    """ops from which on processes are used"""
+    _ended: dict[Submesh, Future[Costs]] = field(default_factory=dict[Submesh, Future[Costs]])
 
     @cached_property
-    def processes(self) -> int:
-        """How many work side by side; with 0 what is begun is found at once."""
+    def work(self) -> Work:
+        """What one device does. Raises as `begin`, and PassError."""
+        problem = self.solver.pose(1, 1, (1,))
+        (costs,) = problem.solve(())
+        return problem.work(costs)
+
+    def where(self, workers: Workers) -> Workers:
+        """The processes if the classes are worth them, else none."""
         ops = sum(1 for one in self.solver.classes.classes for _ in walk(one.module.body))
-        return self.workers.count if ops >= self.worth else 0
+        return workers if ops >= self.worth else Workers(0)
+
+    def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:
+        """Begins to find what the classes cost on a mesh; what is returned waits for it.
+
+        That has the fastest sharding first, then one per price of memory (`ClassProblem.solve`). It
+        raises NoPlanError, InfeasibleError, TimeoutError or SolverFailedError. What a mesh came to
+        is kept.
+        """
+        if submesh in self._ended:
+            return self._ended[submesh].result
+        if workers.count:
+            given = (self._text, self.solver.cluster, self.solver.plan, self.solver.intra)
+            begun = workers.submit(_solve_text, given, submesh, PRICES, enough)
+        else:
+            begun = workers.submit(_solve, self.solver, submesh, PRICES, enough)
+
+        def finish() -> Costs:
+            self._ended[submesh] = begun
+            return begun.result()
+
+        return finish
 
     @cached_property
     def _text(self) -> ClassesText:
         return ClassesText.of(self.solver.classes)
 
 
-_Mesh = tuple[int, int, tuple[int, ...]]
+class LayerCosts(ExitStack):
+    """Costs of the layers of one program, as they are and rematerialised, found once.
+
+    They depend on neither the schedule nor the reserve: `alpa` keeps them between its cuts, each of
+    which is made on a copy of the same layers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[bool, Costing] = {}
+        """with and without rematerialisation"""
+
+    def of(self, program: Clustered, workers: Workers, *, remat: bool = False) -> Costing:
+        """The costs of a program's layers, which are those of each of its copies."""
+        if not self._found:
+            ops = sum(1 for _ in walk(body(program.function)))
+            workers.prepare(__name__, ops=ops, calls=workers.count)
+        if remat not in self._found:
+            with rematerialised(program.function) if remat else nullcontext(program.function) as it:
+                classes = layer_classes(
+                    Graph.of(body(it)),
+                    program.arguments,
+                    program.results,
+                    program.num_layers,
+                    program.cluster,
+                    program.plan,
+                )
+            solver = class_solver(classes, program.cluster, program.plan, program.intra)
+            self._found[remat] = Costing(solver=self.enter_context(solver))
+        return self._found[remat]
+
+
 _Given = tuple[ClassesText, Cluster, Plan, Intra]
 
 
-def _solve(solver: ClassSolver, mesh: _Mesh, prices: Sequence[float], enough: float) -> Costs:
+def _solve(solver: ClassSolver, submesh: Submesh, prices: Sequence[float], enough: float) -> Costs:
     try:
-        problem = solver.pose(*mesh)
+        problem = solver.pose(*submesh)
     except PassError as error:
         raise NoPlanError(str(error)) from error
     return problem.solve(prices, enough)
 
 
-def _solve_text(given: _Given, mesh: _Mesh, prices: Sequence[float], enough: float) -> Costs:
+def _solve_text(given: _Given, submesh: Submesh, prices: Sequence[float], enough: float) -> Costs:
     solver = _solver(given)
     with solver.classes.classes[0].module.context:
-        return _solve(solver, mesh, prices, enough)
+        return _solve(solver, submesh, prices, enough)
 
 
 @lru_cache(maxsize=2)  # with rematerialised layers, and without

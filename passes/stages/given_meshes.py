@@ -7,19 +7,15 @@ of the given program, or slices of them, a sharding for each mesh that has a cop
     alpa.held = [{input = 0 : i64, shardings = [#sdy.sharding<@mesh_0, [{"axis0"}, {}]>]},
                  {input = 1 : i64, slice = array<i64: 0, 0, 2>, shardings = [...]}]
 
-The cut moves as few bytes of them as possible (`solve/fixed_meshes.py`), and what is read where it
-lies keeps its sharding.
+The cut moves as few bytes of them as possible (`solve/stages/stage_dp.py`), and what is read where
+it lies keeps its sharding.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import prod
-
-import numpy as np
 
 from alpa.dialects import func, ir
 from alpa.dialects.attributes import (
@@ -33,16 +29,31 @@ from alpa.dialects.attributes import (
     read_arguments,
     typed,
 )
-from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.sharding import Sharding
-from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import OptionError, PassError, location_of
 from alpa.passes.cost.cluster import Cluster
 
 Places = Mapping[State, tuple[Sharding, ...]]
 """Where the arrays of a state lie, a sharding for each mesh that has a copy."""
 
-_MESH = re.compile(r"(\d+)(?:-(\d+))?:([1-9]\d*(?:x[1-9]\d*){0,3})")
+_SHAPE = r"[1-9]\d*(?:x[1-9]\d*){0,3}"
+_MESH = re.compile(rf"(\d+)(?:-(\d+))?:({_SHAPE})")
+
+
+def parse_shape(text: str) -> tuple[int, ...] | None:
+    """The logical shape that an option such as `4x2` gives every mesh; None for `auto`.
+
+    Raises:
+        OptionError: the text is no shape.
+    """
+    if text == "auto":
+        return None
+    if not re.fullmatch(_SHAPE, text):
+        raise OptionError(
+            f"option 'mesh-shape' is '{text}'; expected auto or the sizes of one to four axes, "
+            "such as 4x2"
+        )
+    return tuple(map(int, text.split("x")))
 
 
 def parse_meshes(text: str, cluster: Cluster) -> tuple[MeshAssignment, ...]:
@@ -174,32 +185,3 @@ def take_held(
                 )
             found.setdefault(argument, {})[number] = sharding
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class GivenMeshes:
-    """Meshes in the order of the stages, and where arguments lie on them, by number and mesh."""
-
-    meshes: tuple[MeshAssignment, ...]
-    held: Mapping[int, Mapping[int, Sharding]]
-
-    @cached_property
-    def submeshes(self) -> tuple[tuple[int, int], ...]:
-        """Hosts, and devices of each, of every mesh."""
-        return tuple((len(it.hosts), len(it.devices) // len(it.hosts)) for it in self.meshes)
-
-    def moved(self, graph: Graph, origins: Sequence[Origin], num_layers: int) -> np.ndarray:
-        """Bytes that layers i..j read on mesh q and that are held elsewhere only, [K, K, Q]."""
-        layers = np.arange(num_layers)
-        moved = np.zeros((num_layers, num_layers, len(self.meshes)))
-        for argument, places in self.held.items():
-            users = (origins[o].layer for o in graph.users[argument])
-            readers = {layer for layer in users if layer is not None}
-            if not readers:
-                continue
-            # reads[i, j]: whether the first reader from i on is one of i..j
-            following = [min((r for r in readers if r >= i), default=num_layers) for i in layers]
-            reads = np.array(following)[:, None] <= layers[None, :]
-            for q in set(range(len(self.meshes))) - places.keys():
-                moved[:, :, q] += reads * graph.bytes[argument]
-        return moved

@@ -27,8 +27,7 @@ from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph, recipe
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.gradient_reductions import place_reductions
-from alpa.passes.stages.cost import totals_of
-from alpa.passes.stages.merge import FragmentBuilder, Stages
+from alpa.passes.stages.merge import FragmentBuilder, Stages, totals_of
 
 MESH = "mesh_0"
 """the mesh of a class's program"""

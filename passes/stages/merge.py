@@ -12,7 +12,7 @@ added up a part of it reduce it there, once per step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -41,10 +41,7 @@ from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topo
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.stages.cost import (
-    computation_seconds,
-    totals_of,
-)
+from alpa.passes.sharding.op_seconds import computation_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +326,24 @@ class FragmentBuilder:
             ir.IntegerType.get_signless(64), sum(read_int(c, FLOPS) or 0 for c in computations)
         )
         values.update({(v, group.mesh): r for v, r in zip(outputs, op.results, strict=True)})
+
+
+def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
+    """Those of a clustered program's values that are gradients which only updates read: what counts
+    is their sum over the micro-batches."""
+
+    def part(o: int) -> Part:
+        return Origin.from_attr(graph.ops[o].attributes["origin"]).part
+
+    returned = set(graph.returned)
+    return [
+        v
+        for v in values
+        if v not in returned
+        and graph.producer[v] >= 0
+        and part(graph.producer[v]) == "backward"
+        and all(part(u) == "update" for u in graph.users[v])
+    ]
 
 
 def _inline(

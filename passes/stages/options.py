@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from alpa.dialects.attributes import Plan
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.solve.stages.problem import Problem
+from alpa.passes.stages.boundary import Boundary
 from alpa.passes.stages.class_costs import ClassCosts
-from alpa.passes.stages.cost import Boundary, intervals, pairs_inside
-
-if TYPE_CHECKING:
-    from alpa.passes.solve.stages import stage_dp
-    from alpa.passes.stages.class_problem import ClassSolver
+from alpa.passes.stages.class_problem import ClassSolver
+from alpa.passes.stages.intervals import intervals, largest, pairs_inside
 
 PRICES = (1.0, 10.0)
 """Of memory: beside the fastest sharding those that hold less (see `shard_pareto.solve`)."""
@@ -28,6 +26,11 @@ SHARES = (0.25, 0.5, 0.75)
 """Of a stage's layers that are rematerialised, where not all or none are."""
 _NO_LIMIT = 1 << 30
 """More micro-batches in flight than any schedule has: memory is no limit."""
+_BYTES = ("state_bytes", "transient_bytes", "activation_bytes", "exchanged_bytes")
+_COSTS = ("seconds", "update", *_BYTES)
+
+Submesh = tuple[int, int, tuple[int, ...]]
+"""Hosts, devices of each, and the logical shape."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,16 +110,15 @@ def option_of(
         seconds=np.where(valid, seconds, np.inf),
         update=np.where(valid, update, np.inf),
         state_bytes=intervals(costs.state[at]),
-        transient_bytes=_largest(costs.transient[at]),
+        transient_bytes=largest(costs.transient[at]),
         activation_bytes=intervals(costs.activation[at]),
         exchanged_bytes=exchanged,
     )
 
 
-def impossible(
-    num_layers: int, hosts: int, devices: int, shape: tuple[int, ...], problem: str
-) -> Option:
+def impossible(num_layers: int, submesh: Submesh, problem: str) -> Option:
     """A submesh on which there is no plan: it takes for ever."""
+    hosts, devices, shape = submesh
     never, nothing = np.full((num_layers, num_layers), np.inf), np.zeros((num_layers, num_layers))
     return Option(
         hosts=hosts,
@@ -124,10 +126,7 @@ def impossible(
         shape=shape,
         seconds=never,
         update=never,
-        state_bytes=nothing,
-        transient_bytes=nothing,
-        activation_bytes=nothing,
-        exchanged_bytes=nothing,
+        **dict.fromkeys(_BYTES, nothing),
         problem=problem,
     )
 
@@ -151,14 +150,8 @@ def remat_bounds(fastest: Option, one_device: Option, again: Option | None = Non
 
 def _even_bytes(option: Option, one_device: Option) -> Option:
     """The times of an option, and the bytes of one device split evenly."""
-    return replace(
-        option,
-        state_bytes=one_device.state_bytes / option.size,
-        transient_bytes=one_device.transient_bytes / option.size,
-        activation_bytes=one_device.activation_bytes / option.size,
-        exchanged_bytes=one_device.exchanged_bytes / option.size,
-        is_bound=True,
-    )
+    even = {name: getattr(one_device, name) / option.size for name in _BYTES}
+    return replace(option, **even, is_bound=True)
 
 
 def with_shares(options: Sequence[Option], remat: Sequence[Option]) -> list[Option]:
@@ -182,47 +175,30 @@ def _mixed(without: Option, whole: Option, share: float) -> Option:
     inside = seam <= last
     i, k, j = first[inside], seam[inside], last[inside]
 
-    def put(array: np.ndarray, mixed: np.ndarray) -> np.ndarray:
-        array = array.copy()
-        array[i, j] = mixed
-        return array
-
-    def sum_of(name: str) -> np.ndarray:
+    def mixed(name: str) -> np.ndarray:
         a, b = getattr(whole, name), getattr(without, name)
-        crossing = [x[i, j] - x[i, k - 1] - x[k, j] for x in (a, b)]
-        return put(a, a[i, k - 1] + b[k, j] + np.maximum(*crossing))
+        found = a.copy()
+        if name == "transient_bytes":
+            found[i, j] = np.maximum(a[i, k - 1], b[k, j])
+        elif name == "exchanged_bytes":
+            found[i, j] = np.maximum(a, b)[i, j]
+        else:
+            crossing = [x[i, j] - x[i, k - 1] - x[k, j] for x in (a, b)]
+            found[i, j] = a[i, k - 1] + b[k, j] + np.maximum(*crossing)
+        return found
 
-    a, b = whole.transient_bytes, without.transient_bytes
-    exchanged = np.maximum(whole.exchanged_bytes, without.exchanged_bytes)
-    return replace(
-        whole,
-        seconds=sum_of("seconds"),
-        update=sum_of("update"),
-        state_bytes=sum_of("state_bytes"),
-        transient_bytes=put(a, np.maximum(a[i, k - 1], b[k, j])),
-        activation_bytes=sum_of("activation_bytes"),
-        exchanged_bytes=put(whole.exchanged_bytes, exchanged[i, j]),
-        remat=share,
-    )
+    return replace(whole, **{name: mixed(name) for name in _COSTS}, remat=share)
 
 
 def stage_problem(
-    options: Sequence[Option],
-    boundary: Boundary,
-    cluster: Cluster,
-    plan: Plan,
-    *,
-    num_stages: int | None = None,
-    minimise: Literal["step", "throughput"] = "step",
-) -> stage_dp.Problem:
+    options: Sequence[Option], boundary: Boundary, cluster: Cluster, plan: Plan
+) -> Problem:
     """The stage DP's problem of choosing among options, whose numbers are its submeshes'."""
-    from alpa.passes.solve.stages import stage_dp  # noqa: PLC0415 - costs start-up time
-
     memory = cluster.device.memory
     submeshes = [(o.hosts, o.devices) for o in options]
     into, back = np.stack([boundary.seconds(cluster, *submesh) for submesh in submeshes], axis=2)
     once = [boundary.once_seconds(cluster, *submesh) for submesh in submeshes]
-    return stage_dp.Problem(
+    return Problem(
         hosts=cluster.hosts,
         devices_per_host=cluster.devices_per_host,
         submeshes=tuple(submeshes),
@@ -233,16 +209,4 @@ def stage_problem(
         back=np.append(back[1:], np.zeros_like(back[:1]), axis=0),
         num_micro_batches=plan.num_micro_batches,
         schedule=plan.schedule,
-        num_stages=num_stages,
-        minimise=minimise,
-    )
-
-
-def _largest(values: np.ndarray) -> np.ndarray:
-    """``[i, j]``: the largest of values i to j."""
-    return np.array(
-        [
-            np.concatenate([np.zeros(i), np.maximum.accumulate(values[i:])])
-            for i in range(len(values))
-        ]
     )

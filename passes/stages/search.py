@@ -6,7 +6,7 @@ uses are found, and so on until a cut uses known costs only.
 
 What is proven: the DP's cut has the least T of all cuts, by these costs. The first solution, where
 only one device's costs are known, is a bound: no cut has a smaller T, whatever its shardings are,
-if transfers between stages take what is estimated (`cost.Boundary`).
+if transfers between stages take what is estimated (`boundary.py`).
 
 What is estimated: the costs of a stage are those of shardings that fit all layers of a class
 (`class_problem.py`). Such shardings exist, but a stage may have better ones, above all at its ends.
@@ -18,96 +18,67 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TypeVar
 
-import numpy as np
-
-from alpa.dialects import func
-from alpa.dialects.attributes import Dropped, MeshAssignment, Plan
+from alpa.dialects.attributes import Dropped
 from alpa.passes.base import NoRoomError, PassError
-from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
-from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
-from alpa.passes.solve.stages.schedule import in_flight
-from alpa.passes.stages.cost import Boundary
-from alpa.passes.stages.costing import Costing
-from alpa.passes.stages.given_meshes import GivenMeshes
-from alpa.passes.stages.merge import Stages
-from alpa.passes.stages.options import Option, stage_problem
-from alpa.passes.stages.views import OneDevice, View, logical_shapes
-
-if TYPE_CHECKING:
-    from alpa.passes.solve.stages import stage_dp
+from alpa.passes.solve.stages import stage_dp
+from alpa.passes.solve.stages.problem import NoCutError, NoCutInMemoryError, Problem, Stage
+from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.options import Option, Submesh, stage_problem
+from alpa.passes.stages.views import OneDevice, View
+from alpa.passes.workers import Workers
 
 T = TypeVar("T")
 
+Restriction = Callable[[Problem, Sequence[int]], Problem]
+"""Restricts the stage DP; the numbers say which view each submesh of the problem is."""
+
+_Offer = tuple[Option, View]
+
 
 @dataclass(frozen=True, kw_only=True)
-class _Cut:
-    """Stages on submeshes, which are numbers of options, and T in seconds.
+class Cut:
+    """Stages in their order, the option and the number of the view that each takes, and T."""
 
-    `meshes` are the numbers of the given meshes that they are on, where there are such.
-    """
-
-    stages: tuple[stage_dp.Stage, ...]
+    stages: tuple[Stage, ...]
+    options: tuple[Option, ...]
+    views: tuple[int, ...]
     seconds: float
-    meshes: tuple[int, ...] | None = None
+    bound: float
+    """of T, where nothing but one device's costs is known"""
+    dropped: tuple[Dropped, ...]
+    """views that were left out"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The stage DP, with the costs of those submeshes that it uses."""
+    """The stage DP over some submeshes, with the costs of those that it uses."""
 
-    function: func.FuncOp
-    cluster: Cluster
-    plan: Plan
-    num_stages: int | None
-    boundary: Boundary
-    mesh_rank: int
-    forced_shape: tuple[int, ...] | None
-    equal_layers: bool
-    objective: Literal["step", "throughput"]
-    costing: Costing
-    remat_costing: Callable[[], Costing]
-    """of the same layers rematerialised"""
-    may_rematerialise: bool
-    widened_bytes: int = 0
-    """that all sums over the micro-batches together hold more than in the gradients' own types"""
-    given: GivenMeshes | None = None
-    """where the meshes are not searched"""
-    moved: np.ndarray | None = None
-    """of the given meshes, as `GivenMeshes.moved` has it"""
+    program: Clustered
+    costs: LayerCosts
+    workers: Workers
+    submeshes: Sequence[Submesh]
+    most_stages: int | None
+    restrict: Restriction
 
-    def run(self) -> Stages:
-        """The best stages and their meshes."""
-        from alpa.passes.solve.stages import placement  # noqa: PLC0415 - costs start-up time
-
-        cluster = self.cluster
-        submeshes = placement.submeshes(cluster.hosts, cluster.devices_per_host)
-        if self.given is not None:
-            submeshes = tuple(dict.fromkeys(self.given.submeshes))
-        elif self.forced_shape is not None:
-            submeshes = self._submeshes_of_forced_shape(submeshes)
+    def run(self) -> Cut:
+        """The best cut. Raises PassError."""
+        costing = self.costs.of(self.program, self.workers)
         one = self._planned_on_one_device(
             lambda: OneDevice.of(
-                self.costing, self.remat_costing, may_rematerialise=self.may_rematerialise
+                costing,
+                lambda: self.costs.of(self.program, self.workers, remat=True),
+                self.workers,
+                may_rematerialise=self.program.remat == "auto",
             )
         )
-        views = [
-            View.of(one, *submesh, shape)
-            for submesh in submeshes
-            for shape in self._shapes(*submesh)
-        ]
-        stages = self._stages(*self._cut(one, views))
-        return replace(stages, dropped=tuple(_dropped(views)))
-
-    def _cut(self, one: OneDevice, views: list[View]) -> tuple[_Cut, list[Option], float]:
-        """The best cut, what each of its stages takes, and a bound of its seconds."""
-        from alpa.passes.solve.stages import stage_dp  # noqa: PLC0415 - costs start-up time
-
+        every = [View.of(one, submesh) for submesh in self.submeshes]
+        views = every
         bound: float | None = None
         only = self._only(one, views)
         if only is not None and not self._may_not_fit(one):
@@ -115,21 +86,29 @@ class Search:
         while True:
             offers = [(option, view) for view in views for option in view.options()]
             try:
-                cut = self._solved(offers)
-            except stage_dp.NoCutInMemoryError as error:
+                seconds, stages = self._solved(views, offers)
+            except NoCutInMemoryError as error:
                 if only is None:
                     needs = self._needs([option for option, _ in offers]) + self._narrower()
-                    raise NoRoomError(self.function, f"{error}. {needs}", missing=0.0) from error
+                    function = self.program.function
+                    raise NoRoomError(function, f"{error}. {needs}", missing=0.0) from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 views, only = [only], None
                 continue
-            except stage_dp.NoCutError as error:
-                raise PassError(self.function, f"{error}{_problems(offers)}") from error
-            bound = cut.seconds if bound is None else bound
-            used = [offers[stage.submesh] for stage in cut.stages]
+            except NoCutError as error:
+                raise PassError(self.program.function, f"{error}{_problems(offers)}") from error
+            bound = seconds if bound is None else bound
+            used = [offers[stage.submesh] for stage in stages]
             unknown = dict.fromkeys(view for option, view in used if option.is_bound)
             if not unknown:
-                return cut, [option for option, _ in used], bound
+                return Cut(
+                    stages=stages,
+                    options=tuple(option for option, _ in used),
+                    views=tuple(views.index(view) for _, view in used),
+                    seconds=seconds,
+                    bound=min(bound, seconds),
+                    dropped=tuple(dict.fromkeys(_dropped(every))),
+                )
             if one.again is None and any(option.is_bound and option.remat for option, _ in used):
                 # Nearer bounds, now that they matter.
                 self._planned_on_one_device(one.rematerialise)
@@ -142,79 +121,40 @@ class Search:
             if one.again is None and self._memory_may_bind(one):
                 # It will be asked for, and there is time now.
                 self._planned_on_one_device(one.rematerialise)
-            self._begin_next([(o, view) for o, view in offers if view not in wanted], len(wanted))
+            others = [(option, view) for option, view in offers if view not in wanted]
+            self._begin_next(views, others, -len(wanted) % max(one.workers.count, 1))
             for view in wanted:
                 view.finish()
 
-    def _begin_next(self, offers: Sequence[tuple[Option, View]], begun: int) -> None:
-        """Where a process is idle: what would be asked for if what was begun were of no use."""
-        from alpa.passes.solve.stages import stage_dp  # noqa: PLC0415 - costs start-up time
-
-        idle = -begun % self.costing.processes if self.costing.processes else 0
+    def _begin_next(self, views: Sequence[View], offers: Sequence[_Offer], idle: int) -> None:
+        """Where processes are idle: what would be asked for if what was begun were of no use."""
         if not idle or not offers:
             return
         try:
-            cut = self._solved(offers)
-        except stage_dp.NoCutError:
+            _, stages = self._solved(views, offers)
+        except NoCutError:
             return  # There is no cut without what was begun.
-        used = [offers[stage.submesh] for stage in cut.stages]
-        views = dict.fromkeys(v for o, v in used if o.is_bound and v.hosts * v.devices > 1)
-        for view in list(views)[:idle]:
+        used = [offers[stage.submesh] for stage in stages]
+        found = dict.fromkeys(v for o, v in used if o.is_bound and v.num_devices > 1)
+        for view in list(found)[:idle]:
             view.begin()
 
-    def _stages(self, cut: _Cut, chosen: Sequence[Option], bound: float) -> Stages:
-        """Where the stages of a cut are placed."""
-        numbers = cut.meshes
-        if self.given is None or numbers is None:
-            meshes, numbers = self._placed(chosen), tuple(range(len(chosen)))
-        else:
-            meshes = list(self.given.meshes)
-        plan, peaks = self.plan, [0] * len(meshes)
-        for q, stage, found in zip(numbers, cut.stages, chosen, strict=True):
-            batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - q)
-            kept = batches * found.activation_bytes[stage.first, stage.last]
-            peaks[q] = int(found.fixed_bytes[stage.first, stage.last] + kept)
-        layer_stage = {
-            layer: q
-            for q, stage in zip(numbers, cut.stages, strict=True)
-            for layer in range(stage.first, stage.last + 1)
-        }
-        repeated = [
-            layer
-            for stage, found in zip(cut.stages, chosen, strict=True)
-            for layer in found.rematerialised(stage.first, stage.last)
-        ]
-        return Stages(
-            layer_stage=layer_stage,
-            meshes=meshes,
-            seconds=cut.seconds,
-            bound=min(bound, cut.seconds) if self._least_step else 0.0,
-            peak_bytes=tuple(peaks),
-            rematerialised=frozenset(repeated),
+    def _solved(
+        self, views: Sequence[View], offers: Sequence[_Offer]
+    ) -> tuple[float, tuple[Stage, ...]]:
+        """T and the stages of the best cut over some options. Raises `NoCutError`."""
+        program = self.program
+        problem = self.restrict(
+            stage_problem(
+                [option for option, _ in offers],
+                program.boundary,
+                program.left,
+                program.plan,
+            ),
+            [views.index(view) for _, view in offers],
         )
-
-    @property
-    def _least_step(self) -> bool:
-        """Whether the cut is that of the least T."""
-        return self.objective == "step" and self.given is None
-
-    def _placed(self, chosen: Sequence[Option]) -> list[MeshAssignment]:
-        """The meshes of stages in their order."""
-        from alpa.passes.solve.stages import placement  # noqa: PLC0415 - costs start-up time
-
-        cluster = self.cluster
-        places = placement.place(
-            cluster.hosts, cluster.devices_per_host, [(o.hosts, o.devices) for o in chosen]
-        )
-        return [
-            MeshAssignment(
-                name=f"mesh_{s}",
-                hosts=tuple(dict.fromkeys(host for host, _ in place)),
-                devices=tuple(h * cluster.devices_per_host + d for h, d in place),
-                logical_shape=found.shape,
-            )
-            for s, (place, found) in enumerate(zip(places, chosen, strict=True))
-        ]
+        stages = stage_dp.solve(problem).stages
+        return problem.step_seconds(stages), stages
 
     def _planned_on_one_device(self, known: Callable[[], T]) -> T:
         """Raises PassError where the layers cannot be."""
@@ -222,118 +162,45 @@ class Search:
             return known()
         except (InfeasibleError, TimeoutError, SolverFailedError) as error:
             message = f"the layers cannot be planned on one device: {error}"
-            raise PassError(self.function, message) from error
+            raise PassError(self.program.function, message) from error
 
     def _only(self, one: OneDevice, views: Sequence[View]) -> View | None:
         """The view of all devices, where a single stage can take no other, whatever it costs."""
-        cluster = self.cluster
-        meshes = 0 if self.given is None else len(self.given.meshes)
-        single = self.num_stages == 1 or len(one.option.seconds) == 1 or meshes == 1
-        whole = [
-            v for v in views if (v.hosts, v.devices) == (cluster.hosts, cluster.devices_per_host)
-        ]
+        cluster = self.program.left
+        single = self.most_stages == 1 or len(one.option.seconds) == 1
+        shape = cluster.hosts, cluster.devices_per_host
+        whole = [view for view in views if view.submesh[:2] == shape]
         return replace(whole[0], is_only=True) if single and len(whole) == 1 else None
 
     def _may_not_fit(self, one: OneDevice) -> bool:
         """Whether rematerialising some layers of a single stage could be needed."""
-        fits = one.option.max_in_flight(self.cluster.device.memory)[0, -1]
-        return self.may_rematerialise and fits < self.plan.num_micro_batches
+        fits = one.option.max_in_flight(self.program.left.device.memory)[0, -1]
+        return one.may_rematerialise and fits < self.program.plan.num_micro_batches
 
     def _memory_may_bind(self, one: OneDevice) -> bool:
         """Whether all layers fill half of all devices with one micro-batch in flight."""
         held = one.option.fixed_bytes[0, -1] + one.option.activation_bytes[0, -1]
-        whole = self.cluster.num_devices * self.cluster.device.memory
-        return self.may_rematerialise and bool(held >= whole / 2)
-
-    def _shapes(self, hosts: int, devices: int) -> list[tuple[int, ...]]:
-        """The logical shapes of a submesh that may be chosen."""
-        if self.given is not None:
-            pairs = zip(self.given.submeshes, self.given.meshes, strict=True)
-            shapes = [it.logical_shape for submesh, it in pairs if submesh == (hosts, devices)]
-            return list(dict.fromkeys(shapes))
-        if self.forced_shape is not None:
-            return [self.forced_shape]
-        ordered = axes_differ(self.costing.solver.intra)
-        return logical_shapes(hosts, devices, self.mesh_rank, ordered=ordered)
-
-    def _submeshes_of_forced_shape(
-        self, submeshes: Sequence[tuple[int, int]]
-    ) -> tuple[tuple[int, int], ...]:
-        """The submesh with as many devices as the shape. Raises PassError where there is none."""
-        assert self.forced_shape is not None
-        size = prod(self.forced_shape)
-        found = tuple((n, m) for n, m in submeshes if n * m == size)
-        if not found:
-            raise PassError(
-                self.function,
-                f"mesh-shape {'x'.join(map(str, self.forced_shape))} has {size} devices; the "
-                f"submeshes of {self.cluster.hosts}x{self.cluster.devices_per_host} have "
-                f"{', '.join(str(n * m) for n, m in submeshes)}",
-            )
-        return found
-
-    def _solved(self, offers: Sequence[tuple[Option, View]]) -> _Cut:
-        """The best cut over some options. Raises `NoCutError`."""
-        from alpa.passes.solve.stages import equal_layers, stage_dp  # noqa: PLC0415 - costs start-up time
-
-        problem = stage_problem(
-            [option for option, _ in offers],
-            self.boundary,
-            self.cluster,
-            self.plan,
-            num_stages=self.num_stages,
-            minimise=self.objective,
-        )
-        if self.given is not None:
-            return self._solved_on_given(problem, [option for option, _ in offers], self.given)
-        solve = equal_layers.solve if self.equal_layers else stage_dp.solve
-        stages = solve(problem).stages
-        return _Cut(stages=stages, seconds=problem.step_seconds(stages))
-
-    def _solved_on_given(
-        self, costs: stage_dp.Problem, options: Sequence[Option], given: GivenMeshes
-    ) -> _Cut:
-        from alpa.passes.solve.stages import fixed_meshes  # noqa: PLC0415 - costs start-up time
-
-        assert self.moved is not None, "given meshes come with what they move"
-        each = self.cluster.devices_per_host
-        meshes = tuple(
-            fixed_meshes.Mesh(
-                submeshes=tuple(
-                    number
-                    for number, option in enumerate(options)
-                    if (option.hosts, option.devices) == submesh
-                    and option.shape == mesh.logical_shape
-                ),
-                before_is_far=mesh.devices[0] % each == 0,
-                behind_is_far=(mesh.devices[-1] + 1) % each == 0,
-            )
-            for submesh, mesh in zip(given.submeshes, given.meshes, strict=True)
-        )
-        problem = fixed_meshes.Problem(costs=costs, meshes=meshes, moved=self.moved)
-        found = fixed_meshes.solve(problem)
-        return _Cut(stages=found.stages, meshes=found.meshes, seconds=found.step_seconds)
+        cluster = self.program.left
+        whole = cluster.num_devices * cluster.device.memory
+        return one.may_rematerialise and bool(held >= whole / 2)
 
     def _narrower(self) -> str:
         """What narrower sums over the micro-batches would spare."""
-        if not self.widened_bytes:
+        if not self.program.widened_bytes:
             return ""
         return (
-            f". Adding up gradients in {self.plan.accumulate_dtype} takes "
-            f"{size_text(self.widened_bytes)} more in all than in their own types, which "
+            f". Adding up gradients in {self.program.plan.accumulate_dtype} takes "
+            f"{size_text(self.program.widened_bytes)} more in all than in their own types, which "
             "accumulate-dtype=same keeps"
         )
 
     def _needs(self, options: Sequence[Option]) -> str:
         """What does not fit: a layer, else all of them; bounds from below, as far as is known."""
-        device, count = self.cluster.device, self.cluster.num_devices
+        device, count = self.program.left.device, self.program.left.num_devices
         possible = [option for option in options if not option.problem]
         layers = range(len(possible[0].seconds))
         need, layer, option = max(
-            min(
-                ((o.fixed_bytes + o.activation_bytes)[k, k], k, o.hosts * o.devices)
-                for o in possible
-            )
+            min(((o.fixed_bytes + o.activation_bytes)[k, k], k, o.size) for o in possible)
             for k in layers
         )
         if need >= device.memory:
@@ -341,10 +208,8 @@ class Search:
                 f"At best layer_{layer} alone holds {size_text(need)} on each of {option} "
                 f"device(s), {device.name} has {size_text(device.memory)}"
             )
-        fixed, kept = (
-            min(o.hosts * o.devices * values(o)[0, -1] for o in possible)
-            for values in (lambda o: o.fixed_bytes, lambda o: o.activation_bytes)
-        )
+        fixed = min(o.size * o.fixed_bytes[0, -1] for o in possible)
+        kept = min(o.size * o.activation_bytes[0, -1] for o in possible)
         return (
             f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
             f"{size_text(kept)}; {count} {device.name} have {size_text(count * device.memory)}"
@@ -354,13 +219,14 @@ class Search:
 def _dropped(views: Sequence[View]) -> Iterator[Dropped]:
     """Views whose costs no solver found: a cut that uses them may be better."""
     for view in views:
-        shape = "x".join(map(str, view.shape))
+        hosts, devices, shape = view.submesh
         for reason in view.dropped:
-            what = f"a submesh of {view.hosts}x{view.devices} devices seen as {shape}"
+            seen = "x".join(map(str, shape))
+            what = f"a submesh of {hosts}x{devices} devices seen as {seen}"
             yield Dropped(what=what, reason=reason)
 
 
-def _problems(offers: Sequence[tuple[Option, View]]) -> str:
+def _problems(offers: Sequence[_Offer]) -> str:
     """Why there is no plan on some submeshes."""
     problems = {o.problem: f"; {o.hosts}x{o.devices}: {o.problem}" for o, _ in offers if o.problem}
     return "".join(problems.values())

@@ -22,44 +22,22 @@ from dataclasses import dataclass, field, replace
 
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
-from alpa.passes.stages.class_costs import ClassCosts, Work
+from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.costing import Costing, NoPlanError
 from alpa.passes.stages.options import (
-    PRICES,
     Option,
+    Submesh,
     impossible,
     option_of,
     remat_bounds,
     with_shares,
 )
+from alpa.passes.workers import Workers
 
 _NEAR = 0.1
 """What takes so much longer is about as fast: its turn will come."""
 HOPELESS = 4.0
 """A mesh on which all layers take so many times an even split is not searched further."""
-
-
-def logical_shapes(
-    hosts: int, devices: int, rank: int, *, ordered: bool = False
-) -> list[tuple[int, ...]]:
-    """How a submesh may be seen: as one axis, or all factorings in two that differ.
-
-    Inside a host all links are equal, so that only the sizes count; over hosts the last axis has
-    neighbours. `ordered`: the axes mean different things, so that (a, b) and (b, a) differ and an
-    axis of size 1 is a choice, too.
-    """
-    count = hosts * devices
-    if ordered:
-        return [(count // a, a) for a in range(devices, 0, -1) if devices % a == 0]
-    if hosts == 1:
-        if rank == 1 or count < 4:
-            return [(count,)]
-        return [(a, count // a) for a in range(2, count) if count % a == 0 and a * a <= count] or [
-            (count,)
-        ]
-    return [(hosts * devices // a, a) for a in range(devices, 1, -1) if devices % a == 0] or [
-        (hosts, devices)
-    ]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,40 +48,40 @@ class OneDevice:
     remat_costing: Callable[[], Costing]
     """of the same layers rematerialised"""
     may_rematerialise: bool
+    workers: Workers
     option: Option
-    work: Work
     again: Option | None = None
     """with all layers rematerialised, once that is known"""
 
     @classmethod
     def of(
-        cls, costing: Costing, remat_costing: Callable[[], Costing], *, may_rematerialise: bool
+        cls,
+        costing: Costing,
+        remat_costing: Callable[[], Costing],
+        workers: Workers,
+        *,
+        may_rematerialise: bool,
     ) -> OneDevice:
         """Raises PassError, InfeasibleError, TimeoutError or SolverFailedError."""
-        problem = costing.solver.pose(1, 1, (1,))
-        (costs,) = problem.solve(())
         return cls(
             costing=costing,
             remat_costing=remat_costing,
             may_rematerialise=may_rematerialise,
-            option=option_of(costing.solver, costs, 1, 1, (1,)),
-            work=problem.work(costs),
+            workers=costing.where(workers),
+            option=_option(costing, costing.work.costs, (1, 1, (1,))),
         )
 
     def rematerialise(self) -> None:
         """Makes `again` known. Raises as `of`."""
-        solver = self.remat_costing().solver
-        (costs,) = solver.pose(1, 1, (1,)).solve(())
-        self.again = replace(option_of(solver, costs, 1, 1, (1,)), remat=1.0)
+        costing = self.remat_costing()
+        self.again = replace(_option(costing, costing.work.costs, (1, 1, (1,))), remat=1.0)
 
 
 @dataclass(kw_only=True, eq=False)
 class View:
     """A submesh seen in one logical shape."""
 
-    hosts: int
-    devices: int
-    shape: tuple[int, ...]
+    submesh: Submesh
     one: OneDevice
     dropped: list[str] = field(default_factory=list[str])
     """why no costs of it are known, though there may be a plan on it"""
@@ -117,12 +95,22 @@ class View:
     """waits for what was begun"""
 
     @classmethod
-    def of(cls, one: OneDevice, hosts: int, devices: int, shape: tuple[int, ...]) -> View:
+    def of(cls, one: OneDevice, submesh: Submesh) -> View:
         """One device is known already, but for what it is to keep."""
-        view = cls(hosts=hosts, devices=devices, shape=shape, one=one)
-        if hosts * devices == 1:
-            view._plain = [replace(one.option, shape=shape)]
+        view = cls(submesh=submesh, one=one)
+        if view.num_devices == 1:
+            view._plain = [replace(one.option, shape=submesh[2])]
         return view
+
+    @property
+    def num_devices(self) -> int:
+        """Of the submesh."""
+        return self.submesh[0] * self.submesh[1]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its costs without rematerialisation are."""
+        return self._plain is not None
 
     def options(self) -> list[Option]:
         """What it offers, as far as is known, and bounds of the rest."""
@@ -135,19 +123,9 @@ class View:
             return plain
         return [*plain, *remat_bounds(plain[0], self.one.option, self.one.again)]
 
-    @property
-    def submesh(self) -> tuple[int, int]:
-        """Hosts, and devices of each."""
-        return self.hosts, self.devices
-
-    @property
-    def is_known(self) -> bool:
-        """Whether its costs without rematerialisation are."""
-        return self._plain is not None
-
     def is_like(self, other: View) -> bool:
         """Whether it is the same submesh, of which as much is known, and about as fast."""
-        if self.submesh != other.submesh or self._remat is not None:
+        if self.submesh[:2] != other.submesh[:2] or self._remat is not None:
             return False
         mine, others = ((view._plain or [view._split()])[0] for view in (self, other))
         near = mine.seconds[0, -1] <= (1 + _NEAR) * others.seconds[0, -1]
@@ -165,20 +143,22 @@ class View:
         self._finish = None
 
     def _begun(self) -> Callable[[], None]:
-        if self.hosts * self.devices == 1:
+        if self.num_devices == 1:
             assert self.one.again is not None, "one device is rematerialised before its view"
-            self._remat = [replace(self.one.again, shape=self.shape)]
+            self._remat = [replace(self.one.again, shape=self.submesh[2])]
             return lambda: None
         costing = self.one.remat_costing() if self.is_known else self.one.costing
         least = self._split()
         micro_batches = costing.solver.plan.num_micro_batches
         enough = HOPELESS * float(micro_batches * least.seconds[0, -1] + least.update[0, -1])
-        found = costing.begin(self.hosts, self.devices, self.shape, PRICES, enough)
+        found = costing.begin(self.one.workers, self.submesh, enough)
         remat = 1.0 if self.is_known else 0.0
 
         def finish() -> None:
             try:
-                options = [replace(self._option(costing, costs), remat=remat) for costs in found()]
+                options = [
+                    replace(_option(costing, costs, self.submesh), remat=remat) for costs in found()
+                ]
             except (NoPlanError, InfeasibleError) as error:
                 options = [self._impossible(str(error))]
             except (TimeoutError, SolverFailedError) as error:
@@ -192,14 +172,13 @@ class View:
         return finish
 
     def _impossible(self, problem: str) -> Option:
-        return impossible(
-            len(self.one.option.seconds), self.hosts, self.devices, self.shape, problem
-        )
+        return impossible(len(self.one.option.seconds), self.submesh, problem)
 
     def _split(self) -> Option:
         """What its fastest sharding does not undercut."""
-        costs = self.one.work.split(self.shape)
-        return replace(self._option(self.one.costing, costs), is_bound=True)
+        costs = self.one.costing.work.split(self.submesh[2])
+        return replace(_option(self.one.costing, costs, self.submesh), is_bound=True)
 
-    def _option(self, costing: Costing, costs: ClassCosts) -> Option:
-        return option_of(costing.solver, costs, self.hosts, self.devices, self.shape)
+
+def _option(costing: Costing, costs: ClassCosts, submesh: Submesh) -> Option:
+    return option_of(costing.solver, costs, *submesh)

@@ -116,7 +116,7 @@ def test_a_result_gives_its_layout_to_the_state_that_it_is():
 def test_one_mesh_is_one_stage():
     mine = 'sdy.sharding = #sdy.sharding<@mesh, [{}, {"b"}]>, '
     text = STEP.format(mine, "", "", "", "stablehlo.negate ", "", "tensor<8x8xf32>")
-    with pytest.raises(ir.MLIRError, match="fix one mesh of all devices, so 2 stages"):
+    with pytest.raises(ir.MLIRError, match="fix one mesh of 2x2, so num-stages=2 is not possible"):
         alpa.passes.run(text, "alpa{cluster=cpu:1x4 num-layers=2 num-stages=2}")
 
 

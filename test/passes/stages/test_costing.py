@@ -77,8 +77,8 @@ def solver() -> Iterator[ClassSolver]:
 def test_a_process_finds_what_is_found_here(solver: ClassSolver) -> None:
     """The rule of the kernel is registered here only."""
     with Workers(1) as workers:
-        there = Costing(solver=solver, workers=workers, worth=0).begin(1, 4, (2, 2), PRICES, inf)()
-    here = Costing(solver=solver, workers=Workers(0)).begin(1, 4, (2, 2), PRICES, inf)()
+        there = Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)()
+    here = Costing(solver=solver).begin(Workers(0), (1, 4, (2, 2)), inf)()
     assert len(here) == len(there) == 1 + len(PRICES)
     for mine, other in zip(here, there, strict=True):
         for name in ("forward", "backward", "update", "state", "activation", "transient"):
@@ -95,9 +95,10 @@ def test_an_op_that_cannot_be_on_a_mesh_is_an_answer(
         )
 
     monkeypatch.setattr(ClassSolver, "pose", fail)
-    begun = Costing(solver=solver, workers=Workers(0)).begin(1, 4, (2, 2), PRICES, inf)
-    with pytest.raises(NoPlanError, match="no"):
-        begun()
+    costing = Costing(solver=solver)
+    for _ in range(2):  # found and kept
+        with pytest.raises(NoPlanError, match="no"):
+            costing.begin(Workers(0), (1, 4, (2, 2)), inf)()
 
 
 def test_classes_are_their_text(solver: ClassSolver) -> None:

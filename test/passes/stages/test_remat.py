@@ -24,12 +24,13 @@ from alpa.dialects.attributes import (
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.solve.stages import placement, stage_dp
+from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.class_problem import class_solver
-from alpa.passes.stages.cost import Boundary, boundary_of, intervals
+from alpa.passes.stages.intervals import intervals
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.options import SHARES, Option, stage_problem, with_shares
+from alpa.passes.stages.policy import logical_shapes
 from alpa.passes.stages.remat import rematerialised
-from alpa.passes.stages.views import logical_shapes
 
 NUM_LAYERS, BATCHES = 4, 4
 CLUSTER = """

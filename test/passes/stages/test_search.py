@@ -28,14 +28,15 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.mesh_problem import STORAGE_WEIGHT
 from alpa.passes.solve.stages import placement, stage_dp
+from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, class_solver
-from alpa.passes.stages.cost import Boundary, boundary_of
 from alpa.passes.stages.costing import Costing
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.options import PRICES, Option, option_of, stage_problem
+from alpa.passes.stages.policy import logical_shapes
 from alpa.passes.stages.remat import Remat
-from alpa.passes.stages.views import OneDevice, View, logical_shapes
+from alpa.passes.stages.views import OneDevice, View
 from alpa.passes.workers import Workers
 from alpa.tools import zoo
 
@@ -399,13 +400,11 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
     """Their costs are read by their own classes: here those of another program stand for them."""
     with costs_of(straight_step()) as plain, costs_of(skipping_step()) as again:
         assert plain.classes.links.keys() - again.classes.links.keys()
-        workers = Workers(0)
+        costing = Costing(solver=again.solver)
         one = OneDevice.of(
-            Costing(solver=plain.solver, workers=workers),
-            lambda: Costing(solver=again.solver, workers=workers),
-            may_rematerialise=True,
+            Costing(solver=plain.solver), lambda: costing, Workers(0), may_rematerialise=True
         )
-        view = View.of(one, 1, 2, (2,))
+        view = View.of(one, (1, 2, (2,)))
         for _ in range(2):
             view.begin()
             view.finish()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from alpa.passes.solve.errors import VerificationError
 from alpa.passes.solve.stages.placement import submeshes
-from alpa.passes.solve.stages.stage_dp import NoCutError, Problem, Solution, Stage, solve, verify
+from alpa.passes.solve.stages.problem import NoCutError, Problem, Solution, Stage, verify
+from alpa.passes.solve.stages.stage_dp import solve
 
 
 def allowed_cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
@@ -81,7 +82,6 @@ def test_equals_brute_force(problem):
     else:
         solution = solve(problem)
         assert solution.objective == pytest.approx(best, rel=1e-9)
-        assert solution.status == "optimal"
 
 
 def uniform(layers: int = 4, hosts: int = 1, devices: int = 4) -> Problem:

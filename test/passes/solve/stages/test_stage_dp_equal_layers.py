@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 from math import inf
 
@@ -8,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa.passes.solve.stages import equal_layers, stage_dp
 from alpa.passes.solve.stages.placement import submeshes
-from alpa.passes.solve.stages.stage_dp import NoCutError, Problem, Stage
+from alpa.passes.solve.stages.problem import NoCutError, Problem, Stage
+from alpa.passes.solve.stages.stage_dp import solve
 
 
 @st.composite
@@ -32,6 +33,7 @@ def problems(draw: st.DrawFn) -> Problem:
         num_micro_batches=draw(st.sampled_from([1, 4])),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         num_stages=draw(st.sampled_from([None, None, 2])),
+        equal_layers=True,
     )
 
 
@@ -69,9 +71,9 @@ def test_equals_brute_force(problem):
     best = brute_force(problem)
     if best == inf:
         with pytest.raises(NoCutError, match="stages of equally many layers: "):
-            equal_layers.solve(problem)
+            solve(problem)
     else:
-        assert equal_layers.solve(problem).objective == pytest.approx(best, rel=1e-9)
+        assert solve(problem).objective == pytest.approx(best, rel=1e-9)
 
 
 def test_a_better_cut_that_is_uneven_is_not_taken():
@@ -89,5 +91,5 @@ def test_a_better_cut_that_is_uneven_is_not_taken():
         num_micro_batches=8,
         schedule="1f1b",
     )
-    assert [s.first for s in stage_dp.solve(problem).stages] == [0, 1]
-    assert [s.first for s in equal_layers.solve(problem).stages] == [0, 2]
+    assert [s.first for s in solve(problem).stages] == [0, 1]
+    assert [s.first for s in solve(replace(problem, equal_layers=True)).stages] == [0, 2]

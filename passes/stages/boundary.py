@@ -1,37 +1,18 @@
-"""What ops, computations and transfers between stages take, before anything is sharded."""
+"""What crosses between stages, and how long that takes: estimated before anything is sharded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from alpa.dialects import body, ir
-from alpa.dialects.attributes import Argument, Part, Result, state_pairs
+from alpa.dialects.attributes import Argument, Result, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Link
-from alpa.passes.sharding.op_seconds import op_seconds
-
-
-def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
-    """Those of a clustered program's values that are gradients which only updates read: what counts
-    is their sum over the micro-batches."""
-
-    def part(o: int) -> Part:
-        return Origin.from_attr(graph.ops[o].attributes["origin"]).part
-
-    returned = set(graph.returned)
-    return [
-        v
-        for v in values
-        if v not in returned
-        and graph.producer[v] >= 0
-        and part(graph.producer[v]) == "backward"
-        and all(part(u) == "update" for u in graph.users[v])
-    ]
+from alpa.passes.stages.intervals import intervals, pairs_inside
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,19 +101,3 @@ def boundary_of(
 def _from_outside(pairs: np.ndarray) -> np.ndarray:
     """``[i, j]``: the sum of ``pairs[a, b]`` with b in i..j and a outside."""
     return intervals(pairs.sum(axis=0)) - pairs_inside(np.triu(pairs) + np.tril(pairs, -1).T)
-
-
-def computation_seconds(op: ir.OpView, cluster: Cluster) -> float:
-    """Roofline time of a computation's ops on one device, one after the other."""
-    return sum(op_seconds(inner, cluster) for inner in body(op).operations)
-
-
-def pairs_inside(pairs: np.ndarray) -> np.ndarray:
-    """``[i, j]``: the sum of ``pairs[a, b]`` with i <= a <= b <= j."""
-    return np.triu(pairs)[::-1].cumsum(axis=0)[::-1].cumsum(axis=1)
-
-
-def intervals(values: np.ndarray) -> np.ndarray:
-    """[i, j] = the sum of values i to j inclusive (meaningless where j < i)."""
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    return total[None, 1:] - total[:-1, None]

@@ -1,0 +1,248 @@
+"""The problem of cutting layers into pipeline stages on submeshes, its solution, and their check.
+
+With ``a_i = t_i + c_i`` (seconds of one micro-batch's forward and backward, and of the transfers
+into the stage from both its neighbours, which depend on whether these are on its host) and ``u_i``
+(seconds of the update), the seconds of a step are
+
+    T = sum_i a_i + (B - 1) max_i a_i + max_i u_i                       (paper, eq. 2, extended)
+
+A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
+1F1B, B under GPipe; ``max_in_flight`` says whether memory admits that (eq. 5).
+
+The stages use every device. One after the other, they begin and end inside the same hosts. (Others
+can be placed as well, but a stage between two parts of another host has no neighbour of its own.)
+Two restrictions can be added:
+
+* ``equal_layers``, the paper's baseline "equal layer" (section 8.1, figure 9): each of S stages
+  gets floor(K / S) or ceil(K / S) of the K layers, and a submesh of D / S of the D devices.
+* ``given``, meshes that exist already and hold state. Mesh q of Q takes layers i..j or none, in
+  the order of the meshes, and only cuts that move the fewest bytes of that state are allowed. A
+  mesh without layers counts as if it were a stage: Q is the number of stages of the schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from typing import Literal, get_args
+
+import numpy as np
+
+from alpa.passes.solve.errors import VerificationError
+from alpa.passes.solve.stages.schedule import Schedule, in_flight
+
+Objective = Literal["step", "throughput"]
+
+
+class NoCutError(ValueError):
+    """No cut satisfies the constraints; the message says which of them binds."""
+
+
+class NoCutInMemoryError(NoCutError):
+    """There are cuts, but none of them fits into memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Layers ``first`` to ``last`` (inclusive) on ``problem.submeshes[submesh]``."""
+
+    first: int
+    last: int
+    submesh: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """Q meshes that exist already, in the order of the stages."""
+
+    mesh_of: tuple[int, ...]
+    """the mesh that each submesh of the problem is; a mesh may be several, used in several ways"""
+    far: tuple[tuple[bool, bool], ...]
+    """of each mesh: whether the meshes before and behind it are on other hosts"""
+    moved: np.ndarray
+    """bytes that layers i..j on mesh q read and that are held elsewhere, [K, K, Q]"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """Times in seconds; index ``[i, j, m]`` is layers i..j (inclusive, i <= j) on submesh m."""
+
+    hosts: int
+    devices_per_host: int
+    submeshes: tuple[tuple[int, int], ...]
+    t: np.ndarray
+    """forward and backward of one micro-batch, inf = impossible, [K, K, M]"""
+    u: np.ndarray
+    """update, once per step, [K, K, M]"""
+    max_in_flight: np.ndarray
+    """micro-batches in flight that memory admits, 0 = does not fit at all, [K, K, M]"""
+    c: np.ndarray
+    """transfers from the stage before into one that begins with layer i on submesh m, [K, M, 2]:
+    where that is on the same host, and where it is not (see `are_far`); c[0] = 0"""
+    num_micro_batches: int
+    schedule: Schedule
+    num_stages: int | None = None
+    """as many stages exactly; None = any number"""
+    minimise: Objective = "step"
+    """T, or the longest stage"""
+    back: np.ndarray | None = None
+    """transfers of backwards from the stage behind into one that ends with layer j on submesh m,
+    likewise, [K, M, 2]; back[K - 1] = 0; None = no seconds"""
+    equal_layers: bool = False
+    given: Given | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return self.c.shape[0]
+
+    @property
+    def num_devices(self) -> int:
+        return self.hosts * self.devices_per_host
+
+    @property
+    def sizes(self) -> list[int]:
+        """The devices of each submesh."""
+        return [hosts * devices for hosts, devices in self.submeshes]
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for what is no problem."""
+        shape = (self.num_layers, self.num_layers, len(self.submeshes))
+        for name in ("t", "u", "max_in_flight"):
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, not {getattr(self, name).shape}")
+        if self.c.shape[1:] != (shape[2], 2) or self.c.size == 0 or self.c[0].any():
+            raise ValueError(
+                "c needs two entries per layer and submesh, which are 0 for the first layer"
+            )
+        if self.back is not None and (self.back.shape != self.c.shape or self.back[-1].any()):
+            raise ValueError(
+                f"back must have shape {self.c.shape}, and be 0 for the last layer; its shape is "
+                f"{self.back.shape}"
+            )
+        if self.num_micro_batches < 1:
+            raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
+        if self.minimise not in get_args(Objective):
+            raise ValueError(f"minimise must be step or throughput, not {self.minimise!r}")
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(f"schedule must be gpipe or 1f1b, not {self.schedule!r}")
+        upper = np.triu_indices(self.num_layers)
+        transfers = [("c", self.c)] if self.back is None else [("c", self.c), ("back", self.back)]
+        for name, values in (("t", self.t[upper]), ("u", self.u[upper]), *transfers):
+            if np.isnan(values).any() or (values < 0).any():
+                raise ValueError(f"{name} must not be negative or NaN")
+        if self.given is not None:
+            self._check_given(self.given)
+
+    def _check_given(self, given: Given) -> None:
+        if self.num_stages is not None or self.equal_layers:
+            raise ValueError("given meshes leave neither num_stages nor equal_layers open")
+        shape = (self.num_layers, self.num_layers, len(given.far))
+        if not given.far or given.moved.shape != shape:
+            raise ValueError(f"moved must have shape {shape}, not {given.moved.shape}")
+        if (given.moved < 0).any():
+            raise ValueError("moved must not be negative")
+        if len(given.mesh_of) != len(self.submeshes) or not {*given.mesh_of} <= {*range(shape[2])}:
+            raise ValueError(
+                f"mesh_of must give each of {len(self.submeshes)} submeshes one of the {shape[2]} "
+                f"meshes, not {given.mesh_of}"
+            )
+
+    def in_flight(self, stages_to_last: int) -> int:
+        """Micro-batches that a stage keeps, by the number of stages from it to the last one."""
+        return in_flight(self.schedule, self.num_micro_batches, stages_to_last)
+
+    def objective(self, stages: tuple[Stage, ...]) -> float:
+        """What is minimised, of a cut, in seconds."""
+        return self.step_seconds(stages) if self.minimise == "step" else max(self.a(stages))
+
+    def are_far(self, devices_before: int, submesh: int) -> tuple[bool, bool] | None:
+        """Whether the stages before and behind lie on other hosts, by the devices of all before.
+
+        None for a stage that would lie on parts of two hosts, so that it is placed elsewhere.
+        """
+        if self.given is not None:
+            return self.given.far[self.given.mesh_of[submesh]]
+        hosts, devices = self.submeshes[submesh]
+        start = devices_before % self.devices_per_host
+        if start + devices > self.devices_per_host:
+            return None
+        return start == 0, (start + hosts * devices) % self.devices_per_host == 0
+
+    def a(self, stages: tuple[Stage, ...]) -> list[float]:
+        """t + c of each stage, in seconds; inf where one would lie on parts of two hosts."""
+        found: list[float] = []
+        before = 0
+        for s in stages:
+            far = self.are_far(before, s.submesh)
+            if far is None:
+                return [inf] * len(stages)
+            c = self.c[s.first, s.submesh, int(far[0])]
+            if self.back is not None:
+                c = c + self.back[s.last, s.submesh, int(far[1])]
+            found.append(float(self.t[s.first, s.last, s.submesh] + c))
+            before += self.sizes[s.submesh]
+        return found
+
+    def step_seconds(self, stages: tuple[Stage, ...]) -> float:
+        """T of a cut, in seconds."""
+        a = self.a(stages)
+        u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
+        return sum(a) + (self.num_micro_batches - 1) * max(a) + max(u)
+
+    def moved(self, stages: tuple[Stage, ...]) -> float:
+        """Bytes of held state that a cut moves."""
+        if self.given is None:
+            return 0.0
+        given = self.given
+        return float(sum(given.moved[s.first, s.last, given.mesh_of[s.submesh]] for s in stages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """The best cut; ``evaluations`` counts the DPs that were run."""
+
+    stages: tuple[Stage, ...]
+    objective: float
+    """what is minimised, in seconds"""
+    moved: float = 0.0
+    """bytes of held state"""
+    evaluations: int
+
+
+def verify(problem: Problem, solution: Solution) -> None:
+    """Recomputes the objective and the bytes moved; checks layers, meshes and memory.
+
+    Raises ``VerificationError``.
+    """
+    stages = solution.stages
+    bounds = [(s.first, s.last) for s in stages]
+    firsts = [0, *(last + 1 for _, last in bounds)]
+    if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.num_layers:
+        raise VerificationError(f"stages {bounds} are no cut of {problem.num_layers} layers")
+    if problem.given is None:
+        devices = sum(problem.sizes[s.submesh] for s in stages)
+        if devices != problem.num_devices:
+            raise VerificationError(f"stages use {devices} devices, not all of the cluster")
+        to_last = range(len(stages), 0, -1)
+    else:
+        meshes = [problem.given.mesh_of[s.submesh] for s in stages]
+        if any(a >= b for a, b in pairwise(meshes)):
+            raise VerificationError(f"meshes {meshes} are not in their order")
+        to_last = [len(problem.given.far) - mesh for mesh in meshes]
+    if problem.num_stages not in (None, len(stages)):
+        raise VerificationError(f"{len(stages)} stages, {problem.num_stages} were asked for")
+    for number, (stage, distance) in enumerate(zip(stages, to_last, strict=True)):
+        needed = problem.in_flight(distance)
+        fits = problem.max_in_flight[stage.first, stage.last, stage.submesh]
+        if fits < needed:
+            raise VerificationError(
+                f"stage {number} keeps {needed} micro-batches, memory admits {fits}"
+            )
+    objective = problem.objective(stages)
+    if not objective < inf or abs(objective - solution.objective) > 1e-9 * abs(objective):
+        raise VerificationError(f"the stages take {objective} s, not {solution.objective} s")
+    if problem.moved(stages) != solution.moved:
+        raise VerificationError(
+            f"the stages move {problem.moved(stages)} bytes, not {solution.moved}"
+        )

@@ -1,0 +1,299 @@
+"""Which stages and meshes a plan may have: the whole search, or what restricts it.
+
+* `ProgramMesh`: the program's own shardings name the one mesh. Nothing is searched.
+* `ExistingMeshes`: the meshes exist already, and state lies on them.
+* `AnyMeshes`: submeshes of the cluster, as many as are best. The paper's baseline of equal layers,
+  a number of stages and a shape of all meshes restrict this search.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from alpa.dialects.attributes import MeshAssignment
+from alpa.dialects.sharding import Sharding
+from alpa.passes.base import PassError
+from alpa.passes.sharding.baselines import axes_differ
+from alpa.passes.sharding.op_seconds import computation_seconds
+from alpa.passes.sharding.user_shardings import UserShardings
+from alpa.passes.solve.stages import placement
+from alpa.passes.solve.stages.problem import Given, Problem
+from alpa.passes.solve.stages.schedule import in_flight
+from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.intervals import intervals
+from alpa.passes.stages.merge import Stages
+from alpa.passes.stages.options import Submesh
+from alpa.passes.stages.search import Cut, Restriction, Search
+from alpa.passes.workers import Workers
+
+Objective = Literal["step", "throughput"]
+Held = Mapping[int, Mapping[int, Sharding]]
+"""Where arguments lie already, by argument and mesh."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(ABC):
+    """Cuts a program into stages on meshes."""
+
+    @abstractmethod
+    def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
+        """The best stages that are allowed. Raises PassError."""
+
+    @property
+    @abstractmethod
+    def shardings(self) -> Mapping[tuple[int, int], Sharding]:
+        """Shardings that the plan keeps, by the numbers of argument and mesh."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramMesh(Policy):
+    """One stage on the mesh that the program's shardings name."""
+
+    given: UserShardings
+
+    def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
+        """All layers, with seconds split evenly: no more is known before they are sharded."""
+        cluster, batches = program.cluster, program.plan.num_micro_batches
+        seconds = sum(
+            computation_seconds(op, cluster) * (1 if origin.part == "update" else batches)
+            for op, origin in zip(program.graph.ops, program.origins, strict=True)
+        )
+        mesh = MeshAssignment(
+            name=self.given.name,
+            hosts=tuple(range(cluster.hosts)),
+            devices=tuple(range(cluster.num_devices)),
+            logical_shape=self.given.mesh.sizes,
+        )
+        return Stages(
+            layer_stage=dict.fromkeys(range(program.num_layers), 0),
+            meshes=[mesh],
+            seconds=seconds / cluster.num_devices,
+            bound=seconds / cluster.num_devices,
+            axis_names=tuple(name for name, _ in self.given.mesh.axes),
+        )
+
+    @property
+    def shardings(self) -> Mapping[tuple[int, int], Sharding]:
+        return {(argument, 0): sharding for argument, sharding in self.given.arguments.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched(Policy):
+    """Stages and meshes that a search over costs of sharded layers finds."""
+
+    objective: Objective
+
+    @property
+    @abstractmethod
+    def most_stages(self) -> int | None:
+        """How many stages there can be at most; None: as many as there are layers."""
+
+    @abstractmethod
+    def submeshes(self, program: Clustered) -> Sequence[Submesh]:
+        """The submeshes that stages may take. Raises PassError."""
+
+    @abstractmethod
+    def restriction(self, program: Clustered) -> Restriction:
+        """Restricts the stage DP."""
+
+    @abstractmethod
+    def placed(self, program: Clustered, cut: Cut) -> tuple[list[MeshAssignment], Sequence[int]]:
+        """All meshes, and the number of each stage's."""
+
+    def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
+        """The best cut of the stage DP."""
+        cut = Search(
+            program=program,
+            costs=costs,
+            workers=workers,
+            submeshes=self.submeshes(program),
+            most_stages=self.most_stages,
+            restrict=self.restriction(program),
+        ).run()
+        meshes, numbers = self.placed(program, cut)
+        plan, peaks = program.plan, [0] * len(meshes)
+        layer_stage: dict[int, int] = {}
+        again: set[int] = set()
+        for mesh, stage, option in zip(numbers, cut.stages, cut.options, strict=True):
+            batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - mesh)
+            kept = batches * option.activation_bytes[stage.first, stage.last]
+            peaks[mesh] = int(option.fixed_bytes[stage.first, stage.last] + kept)
+            layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), mesh)
+            again.update(option.rematerialised(stage.first, stage.last))
+        return Stages(
+            layer_stage=layer_stage,
+            meshes=meshes,
+            seconds=cut.seconds,
+            bound=cut.bound if self.bounds_step else 0.0,
+            peak_bytes=tuple(peaks),
+            rematerialised=frozenset(again),
+            dropped=cut.dropped,
+        )
+
+    @property
+    def bounds_step(self) -> bool:
+        """Whether no allowed cut has a smaller T than the first solution of the search."""
+        return self.objective == "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyMeshes(Searched):
+    """Submeshes of the cluster that together are all of it."""
+
+    num_stages: int | None
+    mesh_shape: tuple[int, ...] | None
+    """the logical shape of every mesh; None: searched"""
+    mesh_rank: int
+    equal_layers: bool
+
+    @property
+    def most_stages(self) -> int | None:
+        return self.num_stages
+
+    @property
+    def shardings(self) -> Mapping[tuple[int, int], Sharding]:
+        return {}
+
+    def submeshes(self, program: Clustered) -> Sequence[Submesh]:
+        """The paper's submeshes in their logical shapes, or those of the given shape."""
+        cluster = program.cluster
+        every = placement.submeshes(cluster.hosts, cluster.devices_per_host)
+        shape = self.mesh_shape
+        if shape is None:
+            ordered = axes_differ(program.intra)
+            return [
+                (*submesh, seen)
+                for submesh in every
+                for seen in logical_shapes(*submesh, self.mesh_rank, ordered=ordered)
+            ]
+        found = [(n, m, shape) for n, m in every if n * m == prod(shape)]
+        if not found:
+            raise PassError(
+                program.function,
+                f"mesh-shape {'x'.join(map(str, shape))} has {prod(shape)} devices; the "
+                f"submeshes of {cluster.hosts}x{cluster.devices_per_host} have "
+                f"{', '.join(str(n * m) for n, m in every)}",
+            )
+        return found
+
+    def restriction(self, program: Clustered) -> Restriction:
+        """By the number of stages, and to equal ones."""
+        limit = min(program.num_layers, program.cluster.num_devices)
+        if self.num_stages is not None and not 1 <= self.num_stages <= limit:
+            raise PassError(
+                program.function,
+                f"cannot make {self.num_stages} stages of {program.num_layers} layer(s) on "
+                f"{program.cluster.num_devices} device(s); num-stages can be at most {limit}",
+            )
+
+        def restrict(problem: Problem, _: Sequence[int]) -> Problem:
+            return replace(
+                problem,
+                minimise=self.objective,
+                num_stages=self.num_stages,
+                equal_layers=self.equal_layers,
+            )
+
+        return restrict
+
+    def placed(self, program: Clustered, cut: Cut) -> tuple[list[MeshAssignment], Sequence[int]]:
+        """One mesh for each stage."""
+        hosts, each = program.cluster.hosts, program.cluster.devices_per_host
+        places = placement.place(hosts, each, [(o.hosts, o.devices) for o in cut.options])
+        meshes = [
+            MeshAssignment(
+                name=f"mesh_{stage}",
+                hosts=tuple(dict.fromkeys(host for host, _ in place)),
+                devices=tuple(host * each + device for host, device in place),
+                logical_shape=option.shape,
+            )
+            for stage, (place, option) in enumerate(zip(places, cut.options, strict=True))
+        ]
+        return meshes, range(len(meshes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExistingMeshes(Searched):
+    """Meshes in the order of the stages; cuts move as few bytes of what they hold as possible."""
+
+    meshes: tuple[MeshAssignment, ...]
+    held: Held = field(default_factory=dict[int, Mapping[int, Sharding]])
+
+    @property
+    def most_stages(self) -> int | None:
+        return len(self.meshes)
+
+    @property
+    def shardings(self) -> Mapping[tuple[int, int], Sharding]:
+        return {(a, mesh): it for a, places in self.held.items() for mesh, it in places.items()}
+
+    @property
+    def bounds_step(self) -> bool:
+        """Fewer bytes go before seconds."""
+        return False
+
+    def submeshes(self, program: Clustered) -> Sequence[Submesh]:
+        """The meshes."""
+        return [
+            (len(it.hosts), len(it.devices) // len(it.hosts), it.logical_shape)
+            for it in self.meshes
+        ]
+
+    def restriction(self, program: Clustered) -> Restriction:
+        """To the meshes in their order, and to cuts that move the fewest bytes."""
+        each = program.cluster.devices_per_host
+        far = tuple(
+            (it.devices[0] % each == 0, (it.devices[-1] + 1) % each == 0) for it in self.meshes
+        )
+        moved = self._moved(program)
+
+        def restrict(problem: Problem, numbers: Sequence[int]) -> Problem:
+            given = Given(mesh_of=tuple(numbers), far=far, moved=moved)
+            return replace(problem, minimise=self.objective, given=given)
+
+        return restrict
+
+    def _moved(self, program: Clustered) -> np.ndarray:
+        """Bytes that layers i..j read on mesh q and that are held elsewhere only, [K, K, Q]."""
+        count, graph = program.num_layers, program.graph
+        moved = np.zeros((count, count, len(self.meshes)))
+        for argument, places in self.held.items():
+            layers = (program.origins[o].layer for o in graph.users[argument])
+            reads = np.zeros(count)
+            reads[[layer for layer in layers if layer is not None]] = 1
+            any_reads = intervals(reads) > 0
+            elsewhere = [q for q in range(len(self.meshes)) if q not in places]
+            moved[:, :, elsewhere] += (any_reads * graph.bytes[argument])[:, :, None]
+        return moved
+
+    def placed(self, program: Clustered, cut: Cut) -> tuple[list[MeshAssignment], Sequence[int]]:
+        """Some meshes may be without a stage."""
+        return list(self.meshes), cut.views
+
+
+def logical_shapes(
+    hosts: int, devices: int, rank: int, *, ordered: bool = False
+) -> list[tuple[int, ...]]:
+    """How a submesh may be seen: as one axis, or all factorings in two that differ.
+
+    Inside a host all links are equal, so that only the sizes count; over hosts the last axis has
+    neighbours. `ordered`: the axes mean different things, so that (a, b) and (b, a) differ and an
+    axis of size 1 is a choice, too.
+    """
+    count = hosts * devices
+    if ordered:
+        return [(count // a, a) for a in range(devices, 0, -1) if devices % a == 0]
+    if hosts > 1:
+        found = [(count // a, a) for a in range(devices, 1, -1) if devices % a == 0]
+        return found or [(hosts, devices)]
+    if rank == 1:
+        return [(count,)]
+    found = [(a, count // a) for a in range(2, count) if count % a == 0 and a * a <= count]
+    return found or [(count,)]
