@@ -69,6 +69,7 @@ from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
+from alpa.passes.stages.costing import LayerCosts
 
 _TO_LAYERS = (CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
@@ -128,7 +129,8 @@ class Alpa(Driver):
             run_pass(step, module, remark)
         if self.faster_than is not None:
             self._check_bound(module, self.faster_than)
-        best = _Search(alpa=self, layers=module, run_pass=run_pass).run()
+        with LayerCosts() as costs:
+            best = _Search(alpa=self, layers=module, costs=costs, run_pass=run_pass).run()
         for location, message in best.remarks:
             remark(location, message)
         _move(best.module, module)
@@ -201,6 +203,8 @@ class _Candidate:
 class _Search:
     alpa: Alpa
     layers: ir.Module
+    costs: LayerCosts
+    """of all candidates' layers, which are the same"""
     run_pass: RunPass
 
     def run(self) -> _Candidate:
@@ -247,7 +251,8 @@ class _Search:
     def _stages(self, schedule: Schedule, reserve: float) -> _Candidate:
         """A copy of the layers, cut into stages."""
         candidate = _Candidate(module=_copied(self.layers), schedule=schedule, remarks=())
-        return self._after(replace(self.alpa.cut, schedule=schedule, reserve=reserve), candidate)
+        cut = replace(self.alpa.cut, schedule=schedule, reserve=reserve, costs=self.costs)
+        return self._after(cut, candidate)
 
     def _finished(self, stages: _Candidate) -> _Candidate:
         """The plan of these stages, which become it."""

@@ -21,6 +21,7 @@ from alpa.passes.alpa import STEPS, Alpa, fingerprint, lower_bound, planned_for
 from alpa.passes.base import NotFasterError, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stage_mesh_partition import StageMeshPartition
+from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 
 WIDTH, ROWS, LAYERS = 128, 64, 6
 
@@ -140,6 +141,24 @@ def test_gpipe_is_finished_only_if_its_stages_are_faster(
     assert found.passes["ilp-shard-annotate"] == (2 if taken == "gpipe" else 1)
     if taken == "1f1b":
         assert found.plan.schedule == taken
+
+
+def test_each_mesh_is_costed_once_for_all_cuts(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posed: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
+    pose = ClassSolver.pose
+
+    def counted(
+        self: ClassSolver, hosts: int, devices: int, shape: tuple[int, ...]
+    ) -> ClassProblem:
+        posed[hosts, devices, shape] += 1
+        return pose(self, hosts, devices, shape)
+
+    monkeypatch.setattr(ClassSolver, "pose", counted)
+    run = Run(program, f"{TWO.replace('1x2', '1x4')} remat=none processes=0")
+    assert run.passes["stage-mesh-partition"] == 2
+    assert posed == {(1, 1, (1,)): 1, (1, 2, (2,)): 1}
 
 
 TIGHT = "num-layers=6 num-micro-batches=6 schedule=gpipe mesh-shape=1"
