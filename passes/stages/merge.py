@@ -12,8 +12,10 @@ added up a part of it reduce it there, once per step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 
 from alpa.dialects import body, func, ir, mpmd, sdy
@@ -31,6 +33,7 @@ from alpa.dialects.attributes import (
     Result,
     argument_attrs,
     f64,
+    i64,
     input_number,
     output_number,
     read_int,
@@ -62,6 +65,10 @@ class Stages:
     """meshes that were left out of the search"""
 
 
+_Place = tuple[int, int]
+"""Numbers of a value and of a mesh."""
+
+
 @dataclass(frozen=True)
 class _Group:
     """Named computations that become one fragment."""
@@ -78,17 +85,17 @@ class FragmentBuilder:
     module: ir.Module
     old: func.FuncOp
     graph: Graph
-    arguments: list[Argument]
-    results: list[Result]
+    arguments: Sequence[Argument]
+    results: Sequence[Result]
     stages: Stages
     shardings: Mapping[tuple[int, int], Sharding]
     """of arguments on meshes, by both numbers, that the plan has to keep"""
+    _values: dict[_Place, ir.Value] = field(default_factory=dict[_Place, ir.Value])
+    """what there is on each mesh, of what is built"""
 
     def rewrite(self, plan: Plan, cluster: Cluster) -> None:
-        groups = self._groups()
-        home = {v: g.mesh for g in groups for o in g.members for v in self.graph.results[o]}
-        copies = self._argument_copies(groups)
-        outputs = self._outputs(home, copies)
+        copies = self._argument_copies()
+        outputs = self._outputs(copies)
         meshes = self.stages.meshes
         with ir.InsertionPoint(self.old), self.old.location:
             shapes = {mesh.name: _mesh_of(mesh, self.stages.axis_names) for mesh in meshes}
@@ -102,15 +109,15 @@ class FragmentBuilder:
         plan.write(new)
         self._write_interface(new, copies, outputs)
         block = new.add_entry_block()
-        values = dict(zip(copies, block.arguments, strict=True))
+        self._values.update(zip(copies, block.arguments, strict=True))
         with ir.InsertionPoint(block):
-            for part, same in groupby(groups, key=lambda group: group.part):
+            for part, same in groupby(self._groups, key=lambda group: group.part):
                 if part == "update" and plan.num_micro_batches > 1:
-                    self._build_sums(groups, values, home)
+                    self._build_sums()
                 for group in same:
-                    self._build(group, values, home, cluster)
+                    self._build(group, cluster)
             with self.old.location:
-                func.ReturnOp([self._get(values, home, v, m) for v, m, _ in outputs])
+                func.ReturnOp([self._get(v, m) for v, m, _ in outputs])
         self.old.erase()
 
     def _type(self, value: int, mesh: int) -> ir.Type:
@@ -118,69 +125,69 @@ class FragmentBuilder:
         type_ = ir.RankedTensorType(self.graph.values[value].type)
         return MeshTensor(name, type_, self.shardings.get((value, mesh))).to_type()
 
+    @cached_property
+    def _origins(self) -> list[Origin]:
+        return [Origin.from_attr(op.attributes["origin"]) for op in self.graph.ops]
+
+    @cached_property
+    def _mesh_of(self) -> list[int]:
+        """Of each computation."""
+        graph, found = self.graph, list[int]()
+        for o, origin in enumerate(self._origins):
+            # What mixes layers goes where most of what it reads is made.
+            weight = Counter[int]()
+            for v in graph.operands[o]:
+                if graph.producer[v] >= 0:
+                    weight[found[graph.producer[v]]] += graph.bytes[v]
+            most = max(weight, key=lambda mesh: (weight[mesh], -mesh), default=0)
+            found.append(most if origin.layer is None else self.stages.layer_stage[origin.layer])
+        return found
+
+    @cached_property
+    def _home(self) -> dict[int, int]:
+        """The mesh of each value that a computation makes."""
+        made = zip(self.graph.results, self._mesh_of, strict=True)
+        return {v: mesh for values, mesh in made for v in values}
+
+    @cached_property
     def _groups(self) -> list[_Group]:
         """Fragments in execution order: forward by stage, backward by stage from the last, then
         updates by level, one more for each change of mesh on the way to them, those that others
         wait for first."""
-        parts: dict[int, Part] = {}
+        graph, where = self.graph, self._mesh_of
         level: dict[int, int] = {}
-        where: dict[int, int] = {}
-        for o, op in enumerate(self.graph.ops):
-            origin = Origin.from_attr(op.attributes["origin"])
-            parts[o] = origin.part
-            where[o] = self._mesh_of_computation(o, origin, where)
-            if parts[o] == "update":
-                producers = [self.graph.producer[v] for v in self.graph.operands[o]]
+        for o, origin in enumerate(self._origins):
+            if origin.part == "update":
+                producers = [graph.producer[v] for v in graph.operands[o]]
                 level[o] = max(
                     (level[p] + (where[p] != where[o]) for p in producers if p in level), default=0
                 )
         awaited: set[int] = set()
         for o in reversed(level):
-            users = {u for v in self.graph.results[o] for u in self.graph.users[v]}
+            users = {u for v in graph.results[o] for u in graph.users[v]}
             if any(where[u] != where[o] or (u in awaited and level[u] == level[o]) for u in users):
                 awaited.add(o)
         groups: dict[tuple[int, ...], _Group] = {}
-        for o, part in parts.items():
+        for o, origin in enumerate(self._origins):
             mesh = where[o]
-            if part == "forward":
+            if origin.part == "forward":
                 key = (0, mesh)
-            elif part == "backward":
+            elif origin.part == "backward":
                 key = (1, -mesh)
             else:
                 key = (2, level[o], o not in awaited, mesh)
-            groups.setdefault(key, _Group(mesh, part)).members.append(o)
+            groups.setdefault(key, _Group(mesh, origin.part)).members.append(o)
         return [groups[key] for key in sorted(groups)]
 
-    def _mesh_of_computation(self, o: int, origin: Origin, where: dict[int, int]) -> int:
-        layer = origin.layer
-        if layer is not None:
-            return self.stages.layer_stage[layer]
-        # What mixes layers goes where most of what it reads is made.
-        weight: dict[int, int] = {}
-        for v in self.graph.operands[o]:
-            if self.graph.producer[v] >= 0:
-                mesh = where[self.graph.producer[v]]
-                weight[mesh] = weight.get(mesh, 0) + self.graph.bytes[v]
-        return max(weight, key=lambda mesh: (weight[mesh], -mesh), default=0)
-
-    def _argument_copies(self, groups: list[_Group]) -> list[tuple[int, int]]:
+    def _argument_copies(self) -> list[_Place]:
         """(argument, mesh) for each mesh that reads it; one that nothing reads is where it has a
         sharding, else on mesh 0."""
         count = self.graph.num_arguments
-        unread = [0] * count
-        for a, mesh in sorted(self.shardings, reverse=True):
-            unread[a] = mesh
-        read: list[set[int]] = [set() for _ in range(count)]
-        for group in groups:
-            for o in group.members:
-                for v in self.graph.operands[o]:
-                    if v < count:
-                        read[v].add(group.mesh)
+        unread = dict.fromkeys(range(count), 0) | dict(sorted(self.shardings, reverse=True))
+        read = [{self._mesh_of[o] for o in self.graph.users[a]} for a in range(count)]
         return [(a, mesh) for a in range(count) for mesh in sorted(read[a] or {unread[a]})]
 
-    def _outputs(
-        self, home: dict[int, int], copies: list[tuple[int, int]]
-    ) -> list[tuple[int, int, int]]:
+    def _outputs(self, copies: list[_Place]) -> list[tuple[int, int, int]]:
         """(value, mesh, number in the given program) of each result; a state returns to all
         its meshes, to the one that computed it first."""
         pairs = state_pairs(self.arguments, self.results)
@@ -190,19 +197,16 @@ class FragmentBuilder:
         outputs: list[tuple[int, int, int]] = []
         for r, v in enumerate(self.graph.returned):
             # An argument has the number of the value that it is.
-            meshes = list(meshes_of.get(pairs.get(r, v), [home.get(v, 0)]))
+            meshes = list(meshes_of.get(pairs.get(r, v), [self._home.get(v, 0)]))
             if r not in pairs:
                 meshes = meshes[:1]
-            first = home.get(v, meshes[0])
+            first = self._home.get(v, meshes[0])
             meshes.sort(key=lambda mesh, first=first: (mesh != first, mesh))
             outputs += [(v, mesh, r) for mesh in meshes]
         return outputs
 
     def _write_interface(
-        self,
-        new: func.FuncOp,
-        copies: list[tuple[int, int]],
-        outputs: list[tuple[int, int, int]],
+        self, new: func.FuncOp, copies: list[_Place], outputs: list[tuple[int, int, int]]
     ) -> None:
         pairs = state_pairs(self.arguments, self.results)
         position = {(pairs[r], mesh): i for i, (_, mesh, r) in enumerate(outputs) if r in pairs}
@@ -211,83 +215,77 @@ class FragmentBuilder:
             old = self.arguments[a]
             donated = old.donor or old.aliasing_output is not None
             target = position.get((a, mesh)) if donated else None
+            donor = donated and target is None
+            number = input_number(a, old)
             attrs.append(
-                argument_attrs(
-                    replace(
-                        old,
-                        input=input_number(a, old),
-                        aliasing_output=target,
-                        donor=donated and target is None,
-                    )
-                )
+                argument_attrs(replace(old, input=number, aliasing_output=target, donor=donor))
             )
         new.attributes["arg_attrs"] = ir.ArrayAttr.get(attrs)
+        given = [(r, self.results[r]) for _, _, r in outputs]
         new.attributes["res_attrs"] = ir.ArrayAttr.get(
-            [
-                result_attrs(
-                    replace(
-                        self.results[r],
-                        output=output_number(r, self.results[r]),
-                    )
-                )
-                for _, _, r in outputs
-            ]
+            [result_attrs(replace(old, output=output_number(r, old))) for r, old in given]
         )
 
-    def _get(
-        self, values: dict[tuple[int, int], ir.Value], home: dict[int, int], v: int, mesh: int
-    ) -> ir.Value:
+    def _get(self, v: int, mesh: int) -> ir.Value:
         """A value on a mesh; a transfer brings it there once."""
-        if (v, mesh) not in values:
-            source = home.get(v)
+        if (v, mesh) not in self._values:
+            source = self._home.get(v)
             if source is None:
-                source = next(m for a, m in values if a == v)
+                source = next(m for a, m in self._values if a == v)
             transfer = mpmd.TransferOp(
-                self._type(v, mesh), values[v, source], loc=self.graph.values[v].location
+                self._type(v, mesh),
+                self._values[v, source],
+                loc=self.graph.values[v].location,
             )
-            values[v, mesh] = transfer.result
-        return values[v, mesh]
+            self._values[v, mesh] = transfer.result
+        return self._values[v, mesh]
 
-    def _build_sums(
+    def _fragment(
         self,
-        groups: list[_Group],
-        values: dict[tuple[int, int], ir.Value],
-        home: dict[int, int],
-    ) -> None:
+        mesh: int,
+        part: Part,
+        origins: Sequence[Origin],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        location: ir.Location,
+    ) -> tuple[mpmd.FragmentOp, ir.Block]:
+        """A fragment without ops; its results are what its mesh has of its outputs."""
+        op, block = fragment(
+            self.stages.meshes[mesh].name,
+            origins,
+            mesh,
+            [self._get(v, mesh) for v in inputs],
+            [self._type(v, mesh) for v in outputs],
+            loc=location,
+        )
+        op.attributes[PART] = ir.StringAttr.get(part)
+        self._values.update({(v, mesh): r for v, r in zip(outputs, op.results, strict=True)})
+        return op, block
+
+    def _build_sums(self) -> None:
         """Fragments for the gradients that leave a mesh of several devices as sums: from now on
         these are what such a fragment returns."""
-        place = {o: group.mesh for group in groups for o in group.members}
         crossing: dict[int, list[int]] = {}
-        for v in totals_of(self.graph, home):
-            if any(place[u] != home[v] for u in self.graph.users[v]):
-                crossing.setdefault(home[v], []).append(v)
+        for v in totals_of(self.graph, self._home):
+            home = self._home[v]
+            if any(self._mesh_of[u] != home for u in self.graph.users[v]):
+                crossing.setdefault(home, []).append(v)
         for mesh, mine in sorted(crossing.items()):
             if len(self.stages.meshes[mesh].devices) == 1:
                 continue
-            makers = [self.graph.ops[self.graph.producer[v]] for v in mine]
-            layers = dict.fromkeys(Origin.from_attr(o.attributes["origin"]) for o in makers)
-            op, block = fragment(
-                self.stages.meshes[mesh].name,
-                [Origin(f"update_{origin.layer}") for origin in layers],
-                mesh,
-                [values[v, mesh] for v in mine],
-                [self._type(v, mesh) for v in mine],
-                loc=makers[0].location,
-            )
+            makers = [self.graph.producer[v] for v in mine]
+            origins = [
+                Origin(f"update_{origin.layer}")
+                for origin in dict.fromkeys(self._origins[o] for o in makers)
+            ]
+            location = self.graph.ops[makers[0]].location
+            op, block = self._fragment(mesh, "update", origins, mine, mine, location)
             with ir.InsertionPoint(block), op.location:
                 return_(list(block.arguments))
-            op.attributes[PART] = ir.StringAttr.get("update")
             op.attributes[SECONDS] = f64(0.0)
-            op.attributes[FLOPS] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
-            values.update({(v, mesh): r for v, r in zip(mine, op.results, strict=True)})
+            op.attributes[FLOPS] = i64(0)
 
-    def _build(
-        self,
-        group: _Group,
-        values: dict[tuple[int, int], ir.Value],
-        home: dict[int, int],
-        cluster: Cluster,
-    ) -> None:
+    def _build(self, group: _Group, cluster: Cluster) -> None:
         graph, members = self.graph, set(group.members)
         made = {v for o in members for v in graph.results[o]}
         inputs = list(
@@ -301,31 +299,27 @@ class FragmentBuilder:
             if v in returned or any(u not in members for u in graph.users[v])
         ]
         computations = [graph.ops[o] for o in group.members]
-        op, block = fragment(
-            self.stages.meshes[group.mesh].name,
-            [Origin.from_attr(c.attributes["origin"]) for c in computations],
+        op, block = self._fragment(
             group.mesh,
-            [self._get(values, home, v, group.mesh) for v in inputs],
-            [self._type(v, group.mesh) for v in outputs],
-            loc=computations[0].location,
+            group.part,
+            [self._origins[o] for o in group.members],
+            inputs,
+            outputs,
+            computations[0].location,
         )
+        inside: dict[int, ir.Value] = dict(zip(inputs, block.arguments, strict=True))
+        again = [o for o in group.members if REMAT in graph.ops[o].attributes]
         devices = len(self.stages.meshes[group.mesh].devices)
         seconds = sum(computation_seconds(c, cluster) for c in computations) / devices
-        inside: dict[int, ir.Value] = dict(zip(inputs, block.arguments, strict=True))
         for o, computation in zip(group.members, computations, strict=True):
             inside.update(_inline(graph, o, computation, inside, block))
         with ir.InsertionPoint(block), op.location:
             return_([inside[v] for v in outputs])
-        again = [c for c in computations if REMAT in c.attributes]
-        layers = sorted(Origin.from_attr(c.attributes["origin"]).layer or 0 for c in again)
-        if layers:
+        if again:
+            layers = sorted(self._origins[o].layer or 0 for o in again)
             op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(layers)
-        op.attributes[PART] = ir.StringAttr.get(group.part)
         op.attributes[SECONDS] = f64(seconds)
-        op.attributes[FLOPS] = ir.IntegerAttr.get(
-            ir.IntegerType.get_signless(64), sum(read_int(c, FLOPS) or 0 for c in computations)
-        )
-        values.update({(v, group.mesh): r for v, r in zip(outputs, op.results, strict=True)})
+        op.attributes[FLOPS] = i64(sum(read_int(c, FLOPS) or 0 for c in computations))
 
 
 def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
