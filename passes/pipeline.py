@@ -29,6 +29,14 @@ PASSES = {
     "ilp-shard-annotate": "alpa.passes.ilp_shard_annotate:IlpShardAnnotate",
     "insert-cross-mesh-reshard": "alpa.passes.insert_cross_mesh_reshard:InsertCrossMeshReshard",
     "export-stages": "alpa.passes.export_stages:ExportStages",
+    "outline-fragments": "alpa.passes.outline_fragments:OutlineFragments",
+    "lower-partial-sums": "alpa.passes.lower_partial_sums:LowerPartialSums",
+    "accumulate-gradients": "alpa.passes.accumulate_gradients:AccumulateGradients",
+    "scale-losses": "alpa.passes.scale_losses:ScaleLosses",
+    "donate-states": "alpa.passes.donate_states:DonateStates",
+    "run-calls-on-shards": "alpa.passes.run_calls_on_shards:RunCallsOnShards",
+    "constrain-shardings": "alpa.passes.constrain_shardings:ConstrainShardings",
+    "write-reshard-steps": "alpa.passes.write_reshard_steps:WriteReshardSteps",
 }
 
 OnError = Callable[[PassError], None]

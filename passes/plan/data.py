@@ -34,13 +34,16 @@ MODULE = "alpa.module"
 ACCUMULATORS = "alpa.accumulators"
 EXTRA_RESULTS = "alpa.extra_results"
 DONATED = "alpa.donated"
+TOTAL = "alpa.total"
+"""On arguments of an update's function between two passes of `export-stages`: a sum over the
+micro-batches, of a `gradient` or of a loss that is returned as a `mean` or a `sum`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
     """A global tensor on a mesh; no sharding means one copy per device.
 
-    The parts of an unreduced value lie along an extra leading dimension (`local_sums.stored`).
+    The parts of an unreduced value lie along an extra leading dimension (`sums.stored`).
     """
 
     mesh: str

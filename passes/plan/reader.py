@@ -37,7 +37,7 @@ from alpa.passes.plan.data import (
     Transfer,
     Value,
 )
-from alpa.passes.sharding.local_sums import stored
+from alpa.passes.sharding.sums import stored
 
 
 def read_planned(module: ir.Module) -> Program:

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Literal
 
-from alpa.dialects import func, ir, sdy, walk
-from alpa.dialects.sharding import Sharding
-from alpa.passes.analysis.graph import element_bytes
-from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout, ReshardTable
-from alpa.passes.sharding.layouts import layout_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,39 +59,6 @@ def exchanges(
             axes = (*axes, *found.pop().axes)
         found.append(Exchange(kind=step.kind, axes=axes, bytes=int(step.bytes), layout=step.layout))
     return found
-
-
-def write_steps(function: func.FuncOp, mesh: LogicalMesh) -> None:
-    """Writes each constraint that takes several collectives as one constraint for each of them."""
-    tables: dict[int, ReshardTable] = {}
-    for op in list(walk(function.entry_block)):
-        if not isinstance(op, sdy.ShardingConstraintOp):
-            continue
-        target = Sharding.from_attr(op.attributes["sharding"])
-        source = _source(function, op.operands[0])
-        type_ = ir.RankedTensorType(op.results[0].type)
-        if source is None or not type_.rank:
-            continue
-        table = tables.setdefault(type_.rank, ReshardTable(mesh, type_.rank))
-        before, after = (layout_of(op, sharding, mesh) for sharding in (source, target))
-        itemsize = element_bytes(type_.element_type)
-        with ir.InsertionPoint(op), op.location:
-            for step in exchanges(table, before, after, tuple(type_.shape), itemsize)[:-1]:
-                dims = tuple(tuple(mesh.axis_names[a] for a in axes) for axes in step.layout)
-                attr = Sharding.of(target.mesh, dims).to_attr()
-                op.operands[0] = sdy.ShardingConstraintOp(op.operands[0], sharding=attr).result
-
-
-def _source(function: func.FuncOp, value: ir.Value) -> Sharding | None:
-    """The layout that a constraint or an argument of the function fixes."""
-    owner = value.owner
-    if isinstance(owner, sdy.ShardingConstraintOp):
-        return Sharding.from_attr(owner.attributes["sharding"])
-    if isinstance(owner, ir.Block) and owner == function.entry_block:
-        arguments = ir.ArrayAttr(function.attributes["arg_attrs"])
-        given = ir.DictAttr(arguments[ir.BlockArgument(value).arg_number])
-        return Sharding.from_attr(given["sdy.sharding"])
-    return None
 
 
 def _with_layout(exchange: Exchange, layout: Layout) -> Exchange:

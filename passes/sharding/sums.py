@@ -24,6 +24,7 @@ from math import inf, prod
 import numpy as np
 
 from alpa.dialects import body, ir, stablehlo, terminator
+from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding.strategies import Strategy
@@ -32,6 +33,17 @@ from alpa.passes.sharding.strategies import Strategy
 def unreduced_axes(layout: Layout, rank: int) -> tuple[int, ...]:
     """The axes whose partial sums a tensor of this rank is; none for an ordinary layout."""
     return layout[rank] if len(layout) > rank else ()
+
+
+def stored(
+    shape: Sequence[int], sharding: Sharding, mesh: Mesh
+) -> tuple[tuple[int, ...], Sharding]:
+    """Shape and sharding of a value in memory: the parts of an unreduced one stand in front."""
+    if not sharding.unreduced:
+        return tuple(shape), sharding
+    parts = prod(dict(mesh.axes)[axis.name] for axis in sharding.unreduced)
+    dims = (sharding.unreduced, *sharding.dims)
+    return (parts, *shape), Sharding(sharding.mesh, dims)
 
 
 # Variants of a strategy

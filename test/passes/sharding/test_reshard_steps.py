@@ -9,7 +9,8 @@ from alpa.dialects import main_function, parse, sdy, walk
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import Link
 from alpa.passes.cost.reshard import Layout, ReshardTable
-from alpa.passes.sharding.reshard_steps import exchanges, write_steps
+from alpa.passes.sharding.reshard_steps import exchanges
+from alpa.passes.write_reshard_steps import write_steps
 from alpa.runtime.truth import truth
 
 LINKS = (Link(bandwidth=1.0, latency=0.0),) * 2
@@ -77,7 +78,7 @@ def test_xla_runs_what_is_written(case: str) -> None:
 
 
 def test_xla_replicates_where_it_is_not_told_the_way() -> None:
-    """What `write_steps` is for; when XLA learns it, this test may go and the file with it."""
+    """What `write_steps` is for; when XLA learns it, this test and the pass may go."""
     module = parse(written(*CASES["two exchanges"][:2]))
     (gather,) = truth(module, jax.devices()).collectives
     assert (gather.kind, gather.bytes) == ("all-gather", BYTES)

@@ -1,4 +1,4 @@
-// RUN: alpa-opt %s --split-input-file --pipeline='export-stages' --verify-diagnostics
+// RUN: alpa-opt %s --split-input-file --pipeline='outline-fragments,accumulate-gradients' --verify-diagnostics
 
 // A plan that was not made by stage-mesh-partition adds up in bf16, and does not say that it means to.
 !x = !mpmd.mesh_tensor<"mesh_0", tensor<8x4xbf16>>

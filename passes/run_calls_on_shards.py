@@ -1,32 +1,76 @@
 """Runs sharded custom calls on their shards.
 
-XLA does not know what a custom call does: where its operands are sharded it gathers them. Its
-sharding rule says that it may be applied shard by shard, so a call that is planned as sharded runs
-in an `sdy.manual_computation` over all axes of the mesh. jax's `custom_partitioning` needs none:
-XLA asks jax for the program of a shard, in the process that lowered the call.
+XLA does not know what a custom call does: it gathers the operands of a sharded one. If the call has
+a sharding rule, it may be applied shard by shard. So a call that is planned as sharded runs in an
+`sdy.manual_computation` over all axes of the mesh. JAX's `custom_partitioning` stays as it is: XLA
+asks JAX for the program of a shard, in the process that lowered the call.
 
-Before::
+**Before**::
 
-    %0 = stablehlo.custom_call @kernel(%x) {sdy.sharding = …[<@mesh_0, [{"axis0"}, {}]>],
-                                            sdy.sharding_rule = …<([i, j])->([i, j]) …>}
-      : (tensor<8x16xf32>) -> tensor<8x16xf32>
+    !x = !mpmd.mesh_tensor<"mesh_0", tensor<8x4xf32>, sharding=<@mesh_0, [{"a"}, {}]>>
+    sdy.mesh @mesh_0 = <["a"=2]>
+    func.func public @main(%x: !x) -> !x attributes {
+        topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+      %y = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x)
+          {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8x4xf32>) {
+        %0 = stablehlo.custom_call @kernel(%a) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+        mpmd.return %0 : tensor<8x4xf32>
+      } : (!x) -> !x
+      return %y : !x
+    }
+    module @m {
+      sdy.mesh @mesh_0 = <["a"=2]>
+      func.func public @main(
+          %a: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}, {}]>})
+          -> (tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}, {}]>}) {
+        %0 = stablehlo.custom_call @kernel(%a) {
+            sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}, {}]>]>,
+            sdy.sharding_rule = #sdy.op_sharding_rule<([i, j])->([i, j]) {i=8, j=4}, custom>}
+          : (tensor<8x4xf32>) -> tensor<8x4xf32>
+        return %0 : tensor<8x4xf32>
+      }
+    }
 
-After, on four devices::
+**After**::
 
-    %0 = sdy.manual_computation(%x) in_shardings=[<@mesh_0, [{"axis0"}, {}]>]
-        out_shardings=[<@mesh_0, [{"axis0"}, {}]>] manual_axes={"axis0"} (%a: tensor<2x16xf32>) {
-      %1 = stablehlo.custom_call @kernel(%a) : (tensor<2x16xf32>) -> tensor<2x16xf32>
-      sdy.return %1
-    } …
+    sdy.mesh @mesh_0 = <["a"=2]>
+    func.func public @main(…) -> … { … }
+    module @m {
+      sdy.mesh @mesh_0 = <["a"=2]>
+      func.func public @main(
+          %a: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}, {}]>})
+          -> (tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}, {}]>}) {
+        %0 = sdy.manual_computation(%a)
+            in_shardings=[<@mesh_0, [{"a"}, {}]>] out_shardings=[<@mesh_0, [{"a"}, {}]>]
+            manual_axes={"a"} (%b: tensor<4x4xf32>) {
+          %1 = stablehlo.custom_call @kernel(%b) : (tensor<4x4xf32>) -> tensor<4x4xf32>
+          sdy.return %1 : tensor<4x4xf32>
+        } {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}, {}]>]>}
+          : (tensor<8x4xf32>) -> tensor<8x4xf32>
+        return %0 : tensor<8x4xf32>
+      }
+    }
+
+**Requires**: modules as `outline-fragments` leaves them, whose ops have shardings.
+
+**Ensures**: each custom call that has a rule and a sharded result runs on shards.
+
+**Options**: none.
+
+**Fails when** a fragment has no module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from alpa.dialects import func, ir, sdy, stablehlo, walk
 from alpa.dialects.sharding import AxisRef, Mesh, Sharding, ShardingRule, op_shardings
+from alpa.passes.base import Pass, Remark
+from alpa.passes.plan.fragment_modules import fragment_modules
 from alpa.passes.sharding.rules import rule_of
 
 # XLA asks jax for the program of a shard.
@@ -34,7 +78,18 @@ _PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 _OURS = ("sdy.sharding", "sdy.sharding_rule")
 
 
-def run_calls_on_shards(function: func.FuncOp, mesh: Mesh) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RunCallsOnShards(Pass):
+    """Runs sharded custom calls on their shards."""
+
+    name: ClassVar[str] = "run-calls-on-shards"
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        for nested in fragment_modules(module):
+            _run_calls(nested.function, nested.mesh)
+
+
+def _run_calls(function: func.FuncOp, mesh: Mesh) -> None:
     """Rewrites each custom call of a function that has a rule and a sharded operand or result."""
     for op in list(walk(function.entry_block)):
         shardings = op_shardings(op)

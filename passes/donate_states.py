@@ -1,0 +1,111 @@
+"""Gives the buffers of old states to the new ones.
+
+An update may write a new state over the old one if nothing reads the old one afterwards. That is
+decided in program order. Updates run after all forward and backward parts, so it holds in every
+schedule.
+
+**Before**::
+
+    !w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+    sdy.mesh @mesh_0 = <["a"=2]>
+    func.func public @main(%w: !w {alpa.role = "state"}) -> (!w {alpa.result = "state:0"})
+        attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+      %n = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%w)
+          {alpa.module = @update, alpa.part = "update"} (%a: tensor<8xf32>) {
+        mpmd.return %a : tensor<8xf32>
+      } : (!w) -> !w
+      return %n : !w
+    }
+    module @update {
+      sdy.mesh @mesh_0 = <["a"=2]>
+      func.func public @main(
+          %w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+          -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+        return %w : tensor<8xf32>
+      }
+    }
+
+**After**::
+
+    sdy.mesh @mesh_0 = <["a"=2]>
+    func.func public @main(…) -> … {
+      %n = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%w)
+          {alpa.donated = array<i64: 0>, alpa.module = @update, alpa.part = "update"} …
+    }
+    module @update {
+      sdy.mesh @mesh_0 = <["a"=2]>
+      func.func public @main(
+          %w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>,
+                             tf.aliasing_output = 0 : i32})
+          -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+        return %w : tensor<8xf32>
+      }
+    }
+
+**Requires**: modules as `outline-fragments` leaves them, or later.
+
+**Ensures**: `alpa.donated` of an update are the numbers of the operands whose buffers it takes, and
+`tf.aliasing_output` says for which result. Both values have the same type and sharding.
+
+**Options**: none.
+
+**Fails when** the micro-batches cannot be run as the plan says, or a fragment has no module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from alpa.dialects import ir
+from alpa.dialects.attributes import ALIASING_OUTPUT
+from alpa.passes.base import Pass, Remark
+from alpa.passes.plan import data
+from alpa.passes.plan.data import Fragment, Program
+from alpa.passes.plan.fragment_modules import fragment_modules
+from alpa.passes.plan.reader import read_planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class DonateStates(Pass):
+    """Gives the buffers of old states to the new ones."""
+
+    name: ClassVar[str] = "donate-states"
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        program = read_planned(module)
+        steps = [n for n, step in enumerate(program.steps) if isinstance(step, Fragment)]
+        i32 = ir.IntegerType.get_signless(32)
+        for step, nested in zip(steps, fragment_modules(module), strict=True):
+            aliases = _aliases(program, step)
+            arguments = nested.argument_attrs()
+            for argument, result in aliases.items():
+                arguments[argument][ALIASING_OUTPUT] = ir.IntegerAttr.get(i32, result)
+            nested.write_signature(arguments, nested.result_attrs())
+            nested.write_numbers(data.DONATED, sorted(aliases))
+
+
+def _aliases(program: Program, step: int) -> dict[int, int]:
+    """Operand -> result of an update fragment that may take over its buffer.
+
+    The operand is a state argument that nothing reads afterwards, the result its new state of the
+    same type and sharding. "Afterwards" is in program order and, as all other parts run before the
+    updates, also in every schedule.
+    """
+    fragment = program.steps[step]
+    if not isinstance(fragment, Fragment) or fragment.part != "update":
+        return {}
+    later = {result.value for result in program.results}
+    for other in program.steps[step + 1 :]:
+        later.update(other.inputs if isinstance(other, Fragment) else (other.source,))
+    aliases: dict[int, int] = {}
+    for operand, old in enumerate(fragment.inputs):
+        if fragment.inputs.count(old) != 1 or old in later or old in program.varying:
+            continue
+        for new in program.new_states.get(old, ()):
+            if new in fragment.outputs and program.values[old] == program.values[new]:
+                number = fragment.outputs.index(new)
+                if number not in aliases.values():
+                    aliases[operand] = number
+                    break
+    return aliases

@@ -1,0 +1,83 @@
+"""The modules of a planned program's fragments, for the passes that `export-stages` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from alpa.dialects import body, func, ir, main_function, mpmd, terminator
+from alpa.dialects.attributes import signature_attrs
+from alpa.dialects.sharding import Mesh
+from alpa.dialects.symbols import meshes_by_name
+from alpa.passes.base import PassError
+from alpa.passes.plan.data import MODULE
+
+Attrs = dict[str, ir.Attribute]
+SHARDING = "sdy.sharding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentModule:
+    """A fragment of @main, the function of its module, and the mesh that both are for."""
+
+    fragment: mpmd.FragmentOp
+    function: func.FuncOp
+    mesh_name: str
+    mesh: Mesh
+
+    def argument_attrs(self) -> list[Attrs]:
+        """The attributes of each argument of the function."""
+        return signature_attrs(self.function, "arg_attrs", len(self.function.arguments))
+
+    def result_attrs(self) -> list[Attrs]:
+        """The attributes of each result of the function."""
+        return signature_attrs(self.function, "res_attrs", len(self.function.type.results))
+
+    def write_signature(self, arguments: Sequence[Attrs], results: Sequence[Attrs]) -> None:
+        """Gives the function the types of its block, and these attributes."""
+        block = self.function.entry_block
+        returned = terminator(block).operands
+        type_ = ir.FunctionType.get([a.type for a in block.arguments], [v.type for v in returned])
+        self.function.attributes["function_type"] = ir.TypeAttr.get(type_)
+        for name, attrs in (("arg_attrs", arguments), ("res_attrs", results)):
+            self.function.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in attrs])
+
+    def write_numbers(self, name: str, numbers: Sequence[int]) -> None:
+        """Writes numbers of arguments or results on the fragment, unless there are none."""
+        if numbers:
+            self.fragment.attributes[name] = ir.DenseI64ArrayAttr.get(numbers)
+
+
+def fragment_modules(module: ir.Module) -> Iterator[FragmentModule]:
+    """The module of each fragment, in program order.
+
+    Raises:
+        PassError: a fragment has no module, or one without a function or its mesh.
+    """
+    nested = {
+        ir.StringAttr(op.attributes["sym_name"]).value: op
+        for op in module.body.operations
+        if op.operation.name == "builtin.module"
+    }
+    for op in body(main_function(module)).operations:
+        if not isinstance(op, mpmd.FragmentOp):
+            continue
+        symbol = op.attributes.get(MODULE)
+        name = symbol.value if isinstance(symbol, ir.FlatSymbolRefAttr) else None
+        if name not in nested:
+            raise PassError(op, "the fragment has no module; run outline-fragments first")
+        yield _read(op, name, cast(ir.Module, nested[name]))
+
+
+def _read(op: mpmd.FragmentOp, name: str, nested: ir.Module) -> FragmentModule:
+    mesh_name = ir.StringAttr(op.attributes["mesh_name"]).value
+    functions = [inner for inner in nested.body.operations if isinstance(inner, func.FuncOp)]
+    mesh = meshes_by_name(nested).get(mesh_name)
+    if len(functions) != 1 or mesh is None:
+        raise PassError(
+            op,
+            f"module @{name} needs one function and the mesh @{mesh_name}; it has "
+            f"{len(functions)} functions and the meshes {', '.join(meshes_by_name(nested))}",
+        )
+    return FragmentModule(fragment=op, function=functions[0], mesh_name=mesh_name, mesh=mesh)

@@ -1,0 +1,36 @@
+// RUN: alpa-opt %s --split-input-file --pipeline='constrain-shardings' | filecheck %s
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>, sharding=<@mesh_0, [{"a"}, {}]>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2, "b"=2]>
+  func.func public @step(%x: !x) -> !x attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2, "b"=2]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8x8xf32>) {
+      mpmd.return %a : tensor<8x8xf32>
+    } : (!x) -> !x
+    return %0 : !x
+  }
+  // CHECK: module @m {
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2, "b"=2]>
+    func.func public @main(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}, {}]>})
+        -> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}, {}]>}, tensor<f32> {sdy.sharding = #sdy.sharding<@mesh_0, []>}) {
+      // Constants cost nothing in any sharding.
+      // CHECK: %[[C:.*]] = stablehlo.constant dense<0.000000e+00> : tensor<f32>
+      // CHECK-NEXT: %[[I:.*]] = stablehlo.iota dim = 0 : tensor<8x8xf32>
+      %c = stablehlo.constant {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, []>]>} dense<0.0> : tensor<f32>
+      %i = stablehlo.iota dim = 0 {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}, {}]>]>} : tensor<8x8xf32>
+      // Two uses.
+      // CHECK-NEXT: %[[T:.*]] = stablehlo.add %arg0, %[[I]] : tensor<8x8xf32>
+      // CHECK-NEXT: %[[TC:.*]] = sdy.sharding_constraint %[[T]] <@mesh_0, [{"a"}, {"b"}]>
+      %0 = stablehlo.add %x, %i {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}, {"b"}]>]>} : tensor<8x8xf32>
+      // The result of the function says the same.
+      // CHECK-NEXT: %[[D:.*]] = stablehlo.tanh %[[TC]]
+      %1 = stablehlo.tanh %0 {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}, {}]>]>} : tensor<8x8xf32>
+      // A scalar cannot be sharded.
+      // CHECK-NEXT: %[[R:.*]] = stablehlo.reduce(%[[TC]] init: %[[C]])
+      %2 = stablehlo.reduce(%0 init: %c) applies stablehlo.add across dimensions = [0, 1] {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, []>]>} : (tensor<8x8xf32>, tensor<f32>) -> tensor<f32>
+      // CHECK-NEXT: return %[[D]], %[[R]]
+      return %1, %2 : tensor<8x8xf32>, tensor<f32>
+    }
+  }
+}

@@ -1,0 +1,51 @@
+// RUN: alpa-opt %s --split-input-file --pipeline='donate-states' | filecheck %s
+
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+!v = !mpmd.mesh_tensor<"mesh_0", tensor<4xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=1]>
+  // CHECK-LABEL: func.func public @states_and_other_arguments
+  // CHECK: alpa.donated = array<i64: 1, 2>, alpa.module = @m,
+  func.func public @states_and_other_arguments(%w: !w {alpa.role = "state"}, %v: !v {alpa.role = "state"}, %x: !w)
+      -> (!w {alpa.result = "state:0"}, !v {alpa.result = "state:1"}) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>} {
+    %0:2 = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%x, %v, %w) {alpa.module = @m, alpa.part = "update"} (%a: tensor<8xf32>, %b: tensor<4xf32>, %c: tensor<8xf32>) {
+      mpmd.return %a, %b : tensor<8xf32>, tensor<4xf32>
+    } : (!w, !v, !w) -> (!w, !v)
+    return %0#0, %0#1 : !w, !v
+  }
+  // CHECK: module @m {
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=1]>
+    // CHECK: func.func public @main(%arg0: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}, %arg1: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>, tf.aliasing_output = 1 : i32}, %arg2: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>, tf.aliasing_output = 0 : i32})
+    func.func public @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}, %v: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}, %w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}, tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+      return %x, %v : tensor<8xf32>, tensor<4xf32>
+    }
+  }
+}
+
+// -----
+
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+!n = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>, sharding=<@mesh_0, [{"a"}]>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2]>
+  // CHECK-LABEL: func.func public @read_again_or_of_another_sharding
+  // CHECK-NOT: alpa.donated
+  // CHECK: module @m {
+  // CHECK-NOT: tf.aliasing_output
+  func.func public @read_again_or_of_another_sharding(%w: !w {alpa.role = "state"}, %v: !w {alpa.role = "state"})
+      -> (!w {alpa.result = "state:0"}, !n {alpa.result = "state:1"}, !w) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+    %0:2 = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%w, %v) {alpa.module = @m, alpa.part = "update"} (%a: tensor<8xf32>, %b: tensor<8xf32>) {
+      mpmd.return %a, %b : tensor<8xf32>, tensor<8xf32>
+    } : (!w, !w) -> (!w, !n)
+    return %0#0, %0#1, %w : !w, !n, !w
+  }
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2]>
+    func.func public @main(%w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}, %v: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}, tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}]>}) {
+      return %w, %v : tensor<8xf32>, tensor<8xf32>
+    }
+  }
+}
