@@ -1,18 +1,18 @@
-"""The paper's baselines (section 8.2) as parts of the same strategy space.
+"""The paper's baselines (section 8.2) as restrictions of the same strategy space.
 
-Each takes strategies away; what is left is costed, checked against memory and solved like the
-whole space, so that all are compared by one model and can be executed.
+Each baseline forbids strategies. The rest is costed, checked against memory and solved like the
+whole space, so that all plans are compared by one model and can be executed.
 
 * none: every device does everything
 * data-parallel: the batch is split over all devices, states are replicated, gradients all-reduced
 * zero2: data-parallel, but optimizer states are sharded and gradients reduce-scattered into them
 * zero3: zero2, and parameters are sharded too: gathered where they are used
-* heuristic: every argument is split along its largest dimension, and each op in program order
-  takes what is cheapest given those before it: GSPMD's propagation from such annotations
-* megatron: the first axis splits the batch, the second one never does: of the layouts that tensor
-  parallelism leaves, the best; states are replicated along the first axis
+* heuristic: every argument is split along its largest dimension. Each op, in program order, takes
+  the cheapest strategy given those before it, like GSPMD's propagation from such annotations.
+* megatron: the first axis splits the batch, the others only tensors. The search takes the best of
+  these layouts. States are replicated along the first axis.
 
-Where the batch does not divide evenly over all axes, it is split over as many as it does.
+If the batch does not divide evenly over all axes, it is split over the first ones that divide it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ StateKind = Literal["parameter", "optimizer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """The arguments of a mesh: states with what they are for, and what a batch is made of."""
+    """The arguments of a mesh, the kinds of its states, and the values of its updates."""
 
     states: dict[ir.Value, StateKind]
     arguments: tuple[ir.Value, ...]
@@ -48,12 +48,12 @@ class Tensors:
 
 
 def axes_differ(intra: Intra) -> bool:
-    """Whether the axes of a mesh mean different things, so that their order is a choice."""
+    """Whether a baseline uses the axes of a mesh differently, so that their order matters."""
     return intra == "megatron"
 
 
 def restrict(graph: ShardGraph, intra: Intra, batch: BatchDims, tensors: Tensors) -> None:
-    """Forbids what a baseline does not do, by infinite costs of strategies."""
+    """Forbids the strategies outside of a baseline, by infinite costs."""
     if intra == "heuristic":
         _propagate(graph, tensors)
         return
@@ -133,8 +133,10 @@ class _Restriction:
         return split or whole
 
     def _is_tensor_parallel(self, op: ir.OpView, rule: ShardingRule, strategy: Strategy) -> bool:
-        """Axis 0 where data parallelism has it, the others anywhere but on the batch; sums are
-        all-reduced."""
+        """Whether axis 0 is where data parallelism has it, and the others are not on the batch.
+
+        Sums are all-reduced.
+        """
         if strategy.scattered:
             return False
         ours = set(self.axes)
@@ -159,8 +161,10 @@ class _Restriction:
 
 
 def _propagate(graph: ShardGraph, tensors: Tensors) -> None:
-    """Arguments along their largest dimensions; then node by node, in program order, the cheapest
-    strategy given those of the nodes before."""
+    """Splits arguments along their largest dimensions, then fixes node after node.
+
+    Each node, in program order, takes the cheapest strategy given those of the nodes before.
+    """
     for value in tensors.arguments:
         placed = graph.tensors[value]
         shape = MeshTensor.from_type(value.type).type.shape

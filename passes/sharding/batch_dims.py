@@ -1,8 +1,8 @@
-"""Which dimension of each value counts the samples of a batch, where one does.
+"""Finds the dimension of each value that counts the samples of the batch.
 
-It is followed from the batch arguments through every op by the factors of its sharding rule: what
-data parallelism splits. A dimension that merges the batch with others counts when the batch is its
-major factor.
+Data parallelism splits this dimension. It is followed from the batch arguments through every op by
+the factors of the op's sharding rule. A dimension that merges the batch with others counts if the
+batch is its major factor.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from alpa.passes.sharding.rules import RuleOf
 
 
 class BatchDims:
-    """The batch's dimension of each value of a planned `@main`, inside fragments too.
+    """The batch dimension of each value of a planned `@main`, inside fragments too.
 
-    `known` says it of arguments that are no batch themselves and of which it is known.
+    `known` has the batch dimensions of further arguments, by number.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Shardings of convolutions for which XLA's partitioner (jaxlib 0.10.2) goes wrong, left out."""
+"""Leaves out shardings of convolutions that XLA's partitioner (jaxlib 0.10.2) gets wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from alpa.passes.sharding.strategies import Strategy
 
 
 def sound_rule(op: stablehlo.ConvolutionOp, rule: ShardingRule) -> ShardingRule:
-    """Keeps those factors whole along which XLA's partitioner (jaxlib 0.10.2) goes wrong.
+    """The rule without the factors that XLA's partitioner (jaxlib 0.10.2) gets wrong.
 
-    * What image and kernel share in their spatial dimensions, as in a kernel's gradient: the
-      result is wrong where both are cut along the window and another mesh axis is left over.
-    * What only the kernel has where there are batch groups: the process is aborted.
+    * Factors that the spatial dimensions of image and kernel share, as in a kernel's gradient: the
+      result is wrong if both are split along the window and a mesh axis is unused.
+    * Factors of the kernel alone in a convolution with batch groups: XLA aborts the process.
     """
     dims = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
     image, kernel = ({f for dim in tensor for f in dim} for tensor in rule.operands)
@@ -30,11 +30,12 @@ def sound_rule(op: stablehlo.ConvolutionOp, rule: ShardingRule) -> ShardingRule:
 def sound_strategies(
     op: ir.OpView, strategies: tuple[Strategy, ...], sizes: tuple[int, ...]
 ) -> tuple[Strategy, ...]:
-    """Without those at which XLA's partitioner (jaxlib 0.10.2) goes wrong where an axis of the mesh
-    is left over.
+    """The strategies without those that XLA's partitioner (jaxlib 0.10.2) gets wrong.
+
+    Both cases need a mesh axis that the strategy leaves unused.
 
     * Partial sums of a convolution with batch groups: the result is wrong.
-    * Features of a depthwise convolution with one tap: the process is aborted.
+    * Split features of a depthwise convolution with one tap: XLA aborts the process.
     """
     if not isinstance(op, stablehlo.ConvolutionOp):
         return strategies

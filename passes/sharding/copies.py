@@ -1,9 +1,9 @@
-"""Memory for changes of layout: copies made for one op, and sums before they are cut.
+"""Memory of resharding: copies made for one op, and partial sums before they are split.
 
-What a change of layout writes is held while the op runs that it is made for, and belongs to the
-two nodes whose layouts differ: a copy, unless it only cuts what is then read through a fusion; of
-partial sums also the whole that is sent and received. A copy that ops of different strategies
-share is counted at each of them, not in between.
+Resharding writes a copy that lives while its op runs. Its bytes depend on the two nodes whose
+layouts differ. A copy that only cuts a value needs no memory if a fusion reads it. Partial sums
+also need the whole tensor that is sent and received. A copy that ops of different strategies share
+is counted at each of them, but not in between.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from alpa.passes.sharding.sums import unreduced_axes
 from alpa.passes.solve.sharding.problem import Usage
 
 _SMALL = 1e-4
-"""A part of the device's memory below which copies are not worth a row: few exist at a time."""
+"""Smaller copies, as a share of the device's memory, get no row: few exist at a time."""
 
 
 def copies_for_ops(
     sizes: LocalBytes, at: Mapping[ir.Value, int], read_until: Mapping[ir.Value, int]
 ) -> Iterator[Usage]:
-    """What changes of layout hold while they happen.
+    """The memory rows of resharding.
 
-    `at` says when an op runs, by its first result, and `read_until` until when its operands are
-    read, if its result is a view of them or fused into its users.
+    Args:
+        sizes: bytes by layout.
+        at: when an op runs, by its first result.
+        read_until: how long an op's operands are read, if its result is a view of them or is fused
+            into its readers.
     """
     graph = sizes.graph
     known: dict[tuple[ir.Value, Layouts], int] = {}
@@ -60,7 +63,7 @@ def copies_for_ops(
 def _copy(
     sizes: LocalBytes, source: Placed, need: Need, fused: bool, span: tuple[int, int]
 ) -> Iterator[Usage]:
-    """The copy of a value in the layouts that a node needs it in."""
+    """The copy of a value in the layouts that a node needs."""
     if source.node == need.node and source.layouts is need.layouts:
         return
     held = sizes.copied(source.layouts, need.layouts, source.type, fused)
@@ -77,12 +80,12 @@ def _copy(
 
 @dataclass(frozen=True)
 class LocalBytes:
-    """Bytes on a device by strategy; equal ones are one array, for there are many usages."""
+    """Bytes on a device by strategy. Equal arrays are one object, because there are many usages."""
 
     graph: ShardGraph
 
     def of(self, layouts: Layouts, type_: ir.RankedTensorType, copies: int = 1) -> np.ndarray:
-        """Of a tensor; unreduced ones are not cut."""
+        """Bytes of a tensor by layout. A partial sum is as large as the sum."""
 
         def make() -> np.ndarray:
             return np.array([copies * self._bytes(layout, type_) for layout in layouts])
@@ -92,7 +95,7 @@ class LocalBytes:
         return found
 
     def _known(self, key: Hashable, make: Callable[[], np.ndarray | None]) -> np.ndarray | None:
-        """Made once for all graphs of a mesh."""
+        """Computes an array once for all graphs of a mesh."""
         known = self.graph.cache.bytes
         if key not in known:
             known[key] = make()
@@ -105,7 +108,7 @@ class LocalBytes:
     def copied(
         self, source: Layouts, target: Layouts, type_: ir.Type, fused: bool
     ) -> np.ndarray | None:
-        """``[source, target]``: what a change of layout writes; None where that is little."""
+        """``[source, target]``: bytes that resharding writes; None if they are few."""
         if not isinstance(type_, ir.RankedTensorType) or type_.rank == 0:
             return None
         key = ("copied", source, target, type_, fused)
@@ -120,13 +123,13 @@ class LocalBytes:
         held = np.tile(after, (len(source), 1))
         for i, old in enumerate(source):
             if unreduced_axes(old, type_.rank):
-                # The sum as it is sent, and as it arrives, unless that is the result.
+                # The sum is sent, and it arrives, unless that is the result.
                 held[i] += np.where(after < before[i], 2 * before[i], before[i])
         held[self._read_in_place(source, target, fused)] = 0.0
         return held if held.any() else None
 
     def _read_in_place(self, source: Layouts, target: Layouts, fused: bool) -> np.ndarray:
-        """``[source, target]``: whether a layout is read from another without a copy."""
+        """``[source, target]``: whether the target layout is read without a copy."""
 
         def make() -> np.ndarray:
             return np.array(
@@ -141,10 +144,7 @@ class LocalBytes:
         return found
 
     def scattered(self, one: OpNode) -> np.ndarray | None:
-        """``[op, result]``: the whole sums of which devices keep parts; None where that is little.
-
-        All ways but these leave nothing behind.
-        """
+        """``[op, result]``: bytes of whole sums before a reduce-scatter; None if they are few."""
         space = one.space
         if space.sums is None:
             return None

@@ -1,11 +1,10 @@
-"""Folds equal parts of a sharding problem, layers above all, so that its size stops growing.
+"""Folds equal parts of a sharding problem, so that its size does not grow with depth.
 
-TAPAS ties the variables of layers that look alike. Here alike means: same costs, same bytes, and
-neighbours alike through the same matrices, up to a radius (colour refinement, Weisfeiler and Leman
-1968).
-All nodes of a colour take one strategy. Every choice of the folded problem is a choice of the
-whole one with the same cost, so folding can only miss choices that treat equal layers
-differently.
+TAPAS ties the variables of layers that look alike. Here two nodes are alike if they have the same
+costs, the same bytes, and alike neighbours through the same matrices, up to a radius (colour
+refinement, Weisfeiler and Leman 1968). All nodes of a colour take one strategy. Every assignment of
+the folded problem is an assignment of the whole problem with the same cost. Folding can only miss
+assignments that treat equal layers differently.
 """
 
 from __future__ import annotations
@@ -19,18 +18,21 @@ from alpa.passes.solve.sharding.terms import Terms
 
 RADIUS = 5
 """Rounds of refinement: nodes that differ only further away than this are tied. The 4,270 nodes of
-a GPT-2.6B step for one host of 8 fold to 384, 496, 621, 763 and 1,023 at radius 4, 5, 6, 7 and 9,
-and the cost is the same to the 0.2 % to which it was proven; GPT-39B on 8x8 devices costs 5 % more
-at 4 than at 5 and 0.5 % less at 7, where the search takes three times as long."""
+a GPT-2.6B step for one host of 8 fold to 384, 496, 621, 763 and 1,023 at radius 4, 5, 6, 7 and 9.
+The cost is the same to within the proven gap of 0.2 %. GPT-39B on 8x8 devices costs 5 % more at 4
+than at 5, and 0.5 % less at 7, where the search takes three times as long."""
 
 
 def fold(
     problem: Problem, radius: int = RADIUS, *, like: Problem | None = None
 ) -> tuple[Problem, list[int]]:
-    """The folded problem, and for each node of the whole one its node there.
+    """The folded problem, and the folded node of each node.
 
-    `like` has the same nodes and edges, and says instead of the problem what is alike: where nodes
-    stand for several and cost as much together, it has the costs of one.
+    Args:
+        problem: the whole problem.
+        radius: rounds of refinement.
+        like: a problem with the same nodes and edges that decides what is alike. Where a node of
+            `problem` stands for several equal ones, it has the costs of one.
     """
     whole, problem = problem, like or problem
     kinds: dict[bytes | tuple[object, ...], int] = {}
@@ -71,18 +73,18 @@ def fold(
 
 
 def unfold(choice: Sequence[int], node_class: Sequence[int]) -> list[int]:
-    """The choice for the whole problem."""
+    """The assignment of the whole problem."""
     return [choice[c] for c in node_class]
 
 
 def _signatures(problem: Problem) -> list[bytes]:
-    """Of the bytes of each usage."""
+    """The signature of each usage's bytes."""
     known = {id(usage.bytes): _signature(usage.bytes) for usage in problem.usages}
     return [known[id(usage.bytes)] for usage in problem.usages]
 
 
 def _signature(costs: np.ndarray) -> bytes:
-    """Equal for costs that are equal but for rounding."""
+    """A key that is the same for costs that differ by rounding only."""
     return str(costs.shape).encode() + np.array(costs, dtype=np.float32).tobytes()
 
 
@@ -105,7 +107,7 @@ def _quotient(problem: Problem, color: list[int]) -> tuple[Problem, list[int]]:
 
 
 def _tied(usages: Sequence[Usage], node_class: Sequence[int]) -> tuple[Usage, ...]:
-    """Usages of classes; two nodes of one class hold what equal strategies hold together."""
+    """The usages of folded nodes. Two nodes of one colour take equal strategies."""
     diagonals: dict[int, np.ndarray] = {}
     tied: list[Usage] = []
     for usage in usages:

@@ -1,10 +1,9 @@
-"""Keeps for the backward part what the forward part has brought into another layout already.
+"""Passes resharded copies from the forward part to the backward part.
 
-A value crosses fragments in one layout, that in which it is made, since each op's resharding is
-costed by itself. Where the forward part has made a copy of it in another layout, and all that the
-later fragments do with the value is to bring it into that layout, they get the copy, unless it is
-larger: an exchange is spared, as in an MoE layer, whose backward part needs the dispatched tokens
-again. What the exchange takes is taken off the seconds of the fragments that are spared it.
+The search reshards each value for each fragment anew. If the forward part has made a copy of a
+value in another layout, and later fragments only reshard the value to that layout, the copy crosses
+instead, unless it is larger. This saves a collective in MoE layers, whose backward part needs the
+dispatched tokens again. The saved seconds are subtracted from those of the later fragments.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ def return_copies(
     mesh: LogicalMesh,
     seconds: Mapping[ir.Value, float],
 ) -> None:
-    """Rewrites what forward fragments return.
+    """Rewrites the results of forward fragments.
 
     Args:
-        fragments: those of a mesh, with their `alpa.seconds`.
-        shardings: of the values of @main.
+        fragments: the fragments of a mesh, with `alpa.seconds`.
+        shardings: the shardings of @main's values, which are updated.
         mesh: the mesh.
-        seconds: what the constraints take, by their results, once.
+        seconds: seconds of one run of each constraint, by its result.
     """
     for fragment in fragments:
         if read_part(fragment) != "forward":
@@ -58,7 +57,7 @@ def return_copies(
 
 
 def _spare(op: sdy.ShardingConstraintOp, seconds: float) -> None:
-    """Takes seconds off what one run of the fragment around an op takes."""
+    """Subtracts seconds from one run of the fragment around an op."""
     fragment = op.operation.parent
     attr = None if fragment is None else fragment.attributes.get(SECONDS)
     if fragment is not None and isinstance(attr, ir.FloatAttr):
@@ -66,7 +65,7 @@ def _spare(op: sdy.ShardingConstraintOp, seconds: float) -> None:
 
 
 def _ways(sharding: Sharding, mesh: LogicalMesh) -> int:
-    """Into how many parts a sharding cuts."""
+    """The number of shards."""
     sizes = dict(zip(mesh.axis_names, mesh.sizes, strict=True))
     return prod(sizes[axis.name] for dim in sharding.dims for axis in dim)
 
@@ -77,8 +76,7 @@ def _constraints_on(value: ir.Value) -> list[sdy.ShardingConstraintOp]:
 
 
 def _wanted_later(result: ir.Value) -> list[sdy.ShardingConstraintOp]:
-    """The constraints that use a fragment's result in others, if nothing else does and all are
-    equal; else none."""
+    """The constraints on a result in other fragments, if they are equal and its only uses."""
     found: list[sdy.ShardingConstraintOp] = []
     for use in result.uses:
         if not isinstance(use.owner, mpmd.FragmentOp):

@@ -1,4 +1,4 @@
-"""`sdy.manual_computation` (shard_map): shardings that are fixed, collectives that are written."""
+"""`sdy.manual_computation` (shard_map): its fixed shardings and its explicit collectives."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _KINDS: dict[str, Kind] = {
 class Written:
     """A collective that a manual computation runs `times` times.
 
-    `bytes` are what one device holds of the full array: the result of an all-gather, the operand
-    of any other.
+    `bytes` are of the full array on one device: the result of an all-gather, the operand of any
+    other collective.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ class Written:
     times: int
 
     def seconds(self, mesh: LogicalMesh) -> float:
-        """What all of them take, axis by axis; a permutation sends all that there is once."""
+        """Seconds of all runs, axis by axis. A permutation sends the whole array once."""
         if self.kind == "all-reduce":
             return self.times * float(collectives.all_reduce(mesh, self.axes, float(self.bytes)))
         if self.kind == "collective-permute":

@@ -50,17 +50,17 @@ class Placed(NamedTuple):
 
     @property
     def need(self) -> Need:
-        """That something else is brought to where the value lies."""
+        """The need of an op that takes another value in the layouts of this one."""
         return Need(self.node, self.layouts)
 
     @property
     def closed(self) -> Placed:
-        """Where nothing that follows it joins the node."""
+        """The same place, but ops that follow the value start nodes of their own."""
         return self._replace(open=False)
 
 
 class Need(NamedTuple):
-    """That a node's op wants an operand in these layouts, one per strategy of the node."""
+    """The layouts in which a node's op needs an operand, one per strategy of the node."""
 
     node: int
     layouts: Layouts
@@ -172,7 +172,7 @@ class ShardGraph:
         open: bool = True,
         given: Sharding | None = None,
     ) -> Placed:
-        """A node whose strategies are a tensor's layouts, or those that a given sharding admits."""
+        """Adds a node whose strategies are a tensor's layouts that a given sharding admits."""
         layouts = self.layouts_of(type_)
         if given is not None:
             layouts = self._within(given, layouts)
@@ -188,7 +188,7 @@ class ShardGraph:
         return Layouts.of(tensor_layouts(tuple(type_.shape), self.mesh.sizes))
 
     def _within(self, given: Sharding, layouts: Layouts) -> Layouts:
-        """Of some layouts those that a sharding admits."""
+        """The layouts that a sharding admits."""
         key = (given, layouts)
         if key not in self.cache.admitted:
             found = layouts_within(given, layouts, self.mesh.axis_names)
@@ -196,7 +196,7 @@ class ShardGraph:
         return self.cache.admitted[key]
 
     def forbid_other_layouts(self, one: Placed, other: Placed) -> None:
-        """Two nodes have to choose the same layout."""
+        """Forces two nodes to take the same layout."""
         different = [[a != b for b in other.layouts] for a in one.layouts]
         if np.any(different):
             self.terms.add((one.node, other.node), np.where(different, np.inf, 0.0))
@@ -208,9 +208,9 @@ class ShardGraph:
         self.costs[node] = costs
 
     def allow_variants(self, one: OpNode, admits: Callable[[Strategy], bool]) -> None:
-        """Forbids an op's other strategies, and what else could become of its sums.
+        """Forbids an op's other strategies, and the other variants of its sums.
 
-        Where none is admitted the op is replicated, which is the first strategy of each.
+        If none is admitted, the op is replicated, which is its first strategy.
         """
         if one.result is None or one.space.sums is None:
             kept = [i for i, strategy in enumerate(one.space.strategies) if admits(strategy)]
@@ -230,12 +230,12 @@ class ShardGraph:
     # Edges
 
     def need_operand(self, op: Op, number: int, need: Need, weight: float) -> None:
-        """Adds what it costs to bring an op's operand into the needed layouts."""
+        """Adds the cost of resharding an op's operand to the needed layouts."""
         self.operand_needs.append((op, number, need))
         self.need(op.operands[number], need, weight)
 
     def need(self, value: ir.Value, need: Need, weight: float) -> None:
-        """Adds what it costs to bring a value from its layouts to the needed ones."""
+        """Adds the cost of resharding a value from its layouts to the needed ones."""
         if value in self.free:
             self.free[value].append(need)
             self._need_through_broadcast(value, need, weight)
@@ -268,16 +268,16 @@ class ShardGraph:
         self.need(op.operands[0], Need(need.node, projected), weight)
 
     def reshard_seconds(self, source: Layouts, target: Layouts, type_: ir.Type) -> np.ndarray:
-        """``[source, target]``: what it takes once to bring a tensor from one layout to another."""
+        """``[source, target]``: seconds of resharding a tensor once."""
         matrix = self._matrix(source, target, type_, 1.0)
         return np.zeros((len(source), len(target))) if matrix is None else matrix
 
     def _matrix(
         self, source: Layouts, target: Layouts, type_: ir.Type, weight: float
     ) -> np.ndarray | None:
-        """Seconds per step to bring a tensor from each layout to each, `weight` times.
+        """``[source, target]``: seconds per step of resharding a tensor `weight` times.
 
-        None where it costs nothing.
+        None if it costs nothing.
         """
         key = (source, target, type_, weight)
         if key not in self.cache.matrices:

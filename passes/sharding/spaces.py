@@ -1,4 +1,4 @@
-"""The strategies of an op as arrays of layouts, and what may become of its partial sums."""
+"""The strategies of an op as arrays of layouts, and the variants of its partial sums."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from alpa.passes.sharding.strategies import Strategy
 class Layouts(tuple[Layout, ...]):
     """One layout per strategy.
 
-    They are keys of caches, and long: the hash is taken once, and `of` gives one object for equal
-    ones, so that they are seldom compared item by item.
+    They are long and serve as keys of caches. The hash is computed once, and `of` returns one
+    object for equal tuples, so that they are seldom compared item by item.
     """
 
     _hash: int
@@ -42,7 +42,7 @@ def _known(layouts: tuple[Layout, ...]) -> Layouts:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What may become of an op's partial sums.
+    """The variants of an op's partial sums.
 
     `ways[i, j]` is the op's strategy i with the result in layout j.
     """
@@ -65,13 +65,13 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The strategies of an op, and by operand and result what layouts they give them."""
+    """The strategies of an op, and the layouts that they give each operand and result."""
 
     strategies: tuple[Strategy, ...]
     operands: tuple[Layouts, ...]
     results: tuple[Layouts, ...]
     shares: np.ndarray
-    """of the op's work that a device does"""
+    """of the op's work on one device, by strategy"""
     sums: Sums | None = None
 
     @classmethod
@@ -95,7 +95,7 @@ class OpNode:
     result: int | None = None
 
     def strategy(self, choice: Sequence[int]) -> Strategy:
-        """The strategy that a choice gives the op, with what becomes of its sums."""
+        """The op's strategy under an assignment, with the variant of its sums."""
         if self.space.sums is None or self.result is None:
             return self.space.strategies[choice[self.node]]
         return self.space.sums.ways[choice[self.node], choice[self.result]]

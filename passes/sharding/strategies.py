@@ -1,4 +1,4 @@
-"""Strategies of one op on a logical mesh, from its sharding rule (design.md, section 3).
+"""Strategies of one op on a logical mesh, from its sharding rule.
 
 A strategy maps each mesh axis to at most one factor of the rule, or to none: Table 3 of the
 paper for every op that the partitioner knows. It fixes the layouts of operands and results. A
@@ -65,7 +65,7 @@ def splittable(rule: ShardingRule) -> tuple[int, ...]:
 
 
 def most_ways(factors: Sequence[int], sizes: Sequence[int]) -> int:
-    """How many ways no op is split more: by all axes that divide some of its factors' sizes."""
+    """An upper bound on the shards of an op: all axes that divide one of its factors' sizes."""
     return prod(n for n in sizes if any(_divides(size, n) for size in factors))
 
 
@@ -107,7 +107,7 @@ def _divides(size: int, ways: int) -> bool:
 
 
 def _representable(rule: ShardingRule, dim: tuple[int, ...], shards: list[int]) -> bool:
-    """A dimension is cut from its major factor on."""
+    """Whether minor factors are sharded only below fully sharded major ones."""
     open_major = False
     for factor in dim:
         if shards[factor] > 1 and open_major:

@@ -1,16 +1,17 @@
-"""What becomes of an op's partial sums: reduced everywhere, scattered, or kept as they are.
+"""Variants of an op's partial sums: reduced on all devices, scattered, or kept.
 
-An op whose reduction factor is sharded over mesh axes leaves each device with a part of the sum.
-Along each of these axes the result becomes
+If mesh axes shard a reduction factor, each device has a partial sum. Along each of these axes the
+result becomes
 
-* a replica, by an all-reduce,
-* a shard of one of its dimensions, by a reduce-scatter: half of the all-reduce. The other half is
-  an all-gather that may never be needed: ZeRO and weight-update sharding are found this way;
-* or, over all of them, it stays *unreduced*: the gradients of micro-batches are added up as they
-  are, and reduced once per step.
+* a replica, by an all-reduce;
+* or a shard of one of its dimensions, by a reduce-scatter, which is half of an all-reduce. The
+  other half, an all-gather, may never be needed: the search finds ZeRO and weight-update sharding.
 
-An unreduced layout has one entry more than the tensor has dimensions: the axes whose parts of the
-sum the devices hold. In memory this is an extra dimension, sharded over those axes.
+Or, over all of these axes, the result stays *unreduced*: the partial sums of the micro-batches'
+gradients are added up and reduced once per step.
+
+An unreduced layout has one more entry than the tensor has dimensions: the axes of the partial sums.
+In memory this is an extra dimension, sharded over those axes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from alpa.passes.sharding.strategies import Strategy
 
 
 def unreduced_axes(layout: Layout, rank: int) -> tuple[int, ...]:
-    """The axes whose partial sums a tensor of this rank is; none for an ordinary layout."""
+    """The axes over which a tensor of this rank is a partial sum; none for an ordinary layout."""
     return layout[rank] if len(layout) > rank else ()
 
 
@@ -52,7 +53,7 @@ def stored(
 def scatters(
     strategy: Strategy, shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Iterator[Strategy]:
-    """The strategies that scatter the sum over some of its axes, which divide it evenly."""
+    """The variants that scatter the sum over some of its axes, which must divide it evenly."""
     (layout,) = strategy.results
     for grown, scattered in _scattered_layouts(layout, strategy.reduced, shape, sizes):
         yield replace(strategy, results=(grown,), scattered=scattered)
@@ -62,7 +63,7 @@ def scatters(
 def _scattered_layouts(
     layout: Layout, reduced: tuple[int, ...], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[tuple[Layout, tuple[tuple[int, int], ...]], ...]:
-    """What a sum's layout grows to, and the axes with the dimensions that they shard."""
+    """The layouts after a scatter, each with the scattered axes and the dimensions they shard."""
     found: list[tuple[Layout, tuple[tuple[int, int], ...]]] = []
     for dims in product((None, *range(len(shape))), repeat=len(reduced)):
         scattered = tuple((a, d) for a, d in zip(reduced, dims, strict=True) if d is not None)
@@ -81,13 +82,13 @@ def _scattered_layouts(
 
 
 def unreduced(strategy: Strategy) -> Strategy:
-    """The strategy that keeps its partial sums."""
+    """The variant that keeps its partial sums."""
     results = tuple((*layout, strategy.reduced) for layout in strategy.results)
     return replace(strategy, results=results, unreduced=True)
 
 
 def with_unreduced(strategy: Strategy, axes: tuple[int, ...], operands: Sequence[int]) -> Strategy:
-    """The strategy of a linear op whose result and operands of these numbers are unreduced."""
+    """The strategy of a linear op with an unreduced result and these operands unreduced."""
     if not axes:
         return strategy
     return replace(
@@ -102,7 +103,7 @@ def with_unreduced(strategy: Strategy, axes: tuple[int, ...], operands: Sequence
 
 
 def sum_seconds(mesh: LogicalMesh, strategy: Strategy, partial_bytes: Sequence[float]) -> float:
-    """Collectives of an op's results, each with `partial_bytes` of partial sums on a device."""
+    """Seconds of the collectives of an op's results, which have `partial_bytes` on a device."""
     if strategy.unreduced:
         return 0.0
     scattered = [axis for axis, _ in strategy.scattered]
@@ -128,7 +129,7 @@ def matrix_with_sums(
     shape: tuple[int, ...],
     itemsize: int,
 ) -> np.ndarray:
-    """`ReshardTable.matrix` where layouts may be unreduced; inf from a sum back to its parts."""
+    """`ReshardTable.matrix` for layouts that may be unreduced; inf from a sum to partial sums."""
     rank = len(shape)
     plain = [layout[:rank] for layout in targets]
     whole = [unreduced_axes(layout, rank) == () for layout in targets]
@@ -171,8 +172,11 @@ _LINEAR = (stablehlo.NegOp, stablehlo.ReshapeOp, stablehlo.TransposeOp)
 
 
 def deferrable(block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
-    """The values of a fragment that may stay unreduced: they only flow, through linear ops, into
-    those of its results that are gradients to be added up over the micro-batches."""
+    """The values of a fragment that may stay unreduced.
+
+    They flow only through linear ops, and only into `results`: the numbers of the fragment's
+    results that are added up over the micro-batches.
+    """
     found: set[ir.Value] = set()
     end = terminator(block)
     wanted = set(results)
@@ -182,7 +186,7 @@ def deferrable(block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
         if user == end:
             return use.operand_number in wanted
         if not user.results:
-            return False  # the end of a branch that returns the value as it is
+            return False  # The end of a branch that returns the value.
         return user.results[0] in found and use.operand_number in linear_operands(user)
 
     for op in reversed(list(block.operations)):
@@ -194,7 +198,7 @@ def deferrable(block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
 
 
 def linear_operands(op: ir.OpView) -> tuple[int, ...]:
-    """The operands that, given as parts of sums, leave parts of a sum as the result."""
+    """The operands in which an op is linear: partial sums of them give partial sums."""
     if isinstance(op, stablehlo.ConvertOp):
         floats = all("f" in str(v.type.element_type) for v in (*op.operands, *op.results))
         return (0,) if floats else ()
@@ -210,7 +214,7 @@ def linear_operands(op: ir.OpView) -> tuple[int, ...]:
 
 
 def starts_sums(op: ir.OpView) -> bool:
-    """Whether an op adds up, from zero, so that each device can do it for its share alone."""
+    """Whether an op sums from zero, so that each device can sum its share alone."""
     if isinstance(op, stablehlo.ReduceOp):
         return len(op.results) == 1 and _adds(op) and _is_zero(op.operands[1])
     if isinstance(op, stablehlo.ScatterOp):
@@ -222,7 +226,7 @@ def starts_sums(op: ir.OpView) -> bool:
 
 
 def may_stay_unreduced(op: ir.OpView, strategy: Strategy) -> bool:
-    """Whether an op that `starts_sums` can leave the sum of this strategy open."""
+    """Whether an op that `starts_sums` can keep the partial sums of this strategy."""
     reduced = set(strategy.reduced)
     dims = [set(axes) for layout in (*strategy.operands, *strategy.results) for axes in layout]
     if not reduced or any(axes & reduced and axes - reduced for axes in dims):
@@ -257,7 +261,7 @@ def _is_zero(value: ir.Value) -> bool:
 
 
 def _constant(value: ir.Value) -> stablehlo.ConstantOp | None:
-    """The constant that a value is, or is a broadcast of."""
+    """The constant op behind a value or its broadcast, if any."""
     op = value.owner
     if isinstance(op, stablehlo.BroadcastInDimOp):
         op = op.operands[0].owner

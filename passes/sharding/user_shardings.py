@@ -1,12 +1,12 @@
-"""Shardings that the given program carries and the plan keeps (design.md, section 1).
+"""Reads the shardings of the given program, which the plan keeps.
 
-The mesh that they name becomes the plan's only one. Of an argument the sharding goes into its
-`!mpmd.mesh_tensor` type, of a result into a constraint on what is returned. A state has one
-layout, before and after the step: that of its argument and of its result are the same demand.
+The mesh that they name becomes the only mesh of the plan. The sharding of an argument goes into its
+`!mpmd.mesh_tensor` type, the sharding of a result into a constraint on the returned value. A state
+keeps its layout over a step, so a sharding of the argument or of the result holds for both.
 
-An open dimension may be cut further by what the sharding does not use yet, a closed one not;
-`replicated` axes are not used. Priorities order Shardy's propagation: they say nothing to a search
-that heeds all shardings at once.
+Unused axes may shard an open dimension further, but not a closed one. `replicated` axes shard
+nothing. Priorities order Shardy's propagation and have no effect on the search, which observes all
+shardings at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OVER_MESHES = frozenset({"sharding", "in_shardings", "out_shardings", "replica_
 
 @dataclass(frozen=True, kw_only=True)
 class UserShardings:
-    """What a program asks for: the mesh it names, and shardings of its arguments by number."""
+    """The mesh that a program names, and the shardings of its arguments by number."""
 
     name: str
     mesh: Mesh
@@ -46,13 +46,15 @@ def take_user_shardings(
     cluster: Cluster,
     remark: Remark,
 ) -> UserShardings | None:
-    """Takes the program's meshes and the shardings of its interface out of it; those of results
-    become constraints. None where it asks for nothing, then no `sdy` op is left.
+    """Removes the program's meshes and the shardings of its signature, and returns them.
+
+    Shardings of results become constraints. If the program has no binding sharding, the result is
+    None and no `sdy` op is left.
 
     Raises:
-        PassError: a sharding names a part of an axis, or cuts a dimension unevenly; there are
-            several meshes, or one that the cluster does not have; a state or a returned value is
-            given two shardings.
+        PassError: a sharding names a part of an axis or splits a dimension unevenly; there are
+            several meshes, or the mesh does not match the cluster; a state or a returned value has
+            two shardings.
     """
     lift_inlined_meshes(module)
     meshes = named_meshes(module)
@@ -78,7 +80,7 @@ def take_user_shardings(
 def layouts_within(
     sharding: Sharding, layouts: Sequence[Layout], axis_names: Sequence[str]
 ) -> tuple[Layout, ...]:
-    """The sharding's own layout, then those of `layouts` that its open dimensions admit."""
+    """The sharding's own layout, then the `layouts` that its open dimensions admit."""
     own = tuple(tuple(axis_names.index(a.name) for a in dim) for dim in sharding.dims)
     banned = {axis_names.index(axis.name) for axis in sharding.replicated}
 
@@ -108,7 +110,7 @@ class _Interface:
         return cls(_take(function, "arg_attrs"), _take(function, "res_attrs"))
 
     def asked(self, function: func.FuncOp) -> Iterator[Asked]:
-        """All shardings that bind, where they are and the type that they are of."""
+        """All binding shardings, each with its place and its type."""
         block = body(function)
         for number, sharding in self.arguments.items():
             argument = block.arguments[number]
@@ -120,9 +122,9 @@ class _Interface:
     def settle(
         self, function: func.FuncOp, pairs: Mapping[int, int], mesh: Mesh
     ) -> dict[int, Sharding]:
-        """The shardings of the arguments; those of results become theirs or constraints.
+        """The shardings of the arguments; those of results become theirs, or constraints.
 
-        `pairs` are the positions of new states and of the arguments that hold the old ones.
+        `pairs` maps the results that are new states to the arguments that hold the old ones.
         """
         block = body(function)
         numbers = {value: number for number, value in enumerate(block.arguments)}
@@ -173,7 +175,7 @@ def _asked_inside(block: ir.Block) -> Iterator[Asked]:
 
 
 def _drop_hints(function: func.FuncOp, remark: Remark) -> None:
-    """Removes what binds nobody: XLA ignores shardings on ordinary ops, groups are hints."""
+    """Removes hints: shardings on ordinary ops, which XLA ignores, and sharding groups."""
     dropped: list[ir.OpView] = []
     for op in walk_outside_manual(body(function)):
         if isinstance(op, sdy.ShardingGroupOp):
@@ -201,7 +203,7 @@ def _erase_constraints(function: func.FuncOp) -> None:
 
 
 def _the_mesh(meshes: dict[str, sdy.MeshOp], asked: Iterable[Asked]) -> str | None:
-    """The mesh that the shardings are over; others of the same axes, or of none, stand for it."""
+    """The mesh of the shardings. Meshes with the same axes, or without axes, count as the same."""
     name: str | None = None
     first: ir.Location | None = None
     for where, sharding, _ in asked:
@@ -210,8 +212,8 @@ def _the_mesh(meshes: dict[str, sdy.MeshOp], asked: Iterable[Asked]) -> str | No
         if not mesh.axes and mesh.device_ids:
             raise PassError(
                 place,
-                f"@{sharding.mesh} is device {mesh.device_ids[0]} alone; the plan decides what "
-                "runs where: remove the shardings over it",
+                f"@{sharding.mesh} is device {mesh.device_ids[0]} alone, but the plan places "
+                f"all ops: remove the shardings over @{sharding.mesh}",
             )
         if not mesh.axes:
             continue
@@ -221,14 +223,14 @@ def _the_mesh(meshes: dict[str, sdy.MeshOp], asked: Iterable[Asked]) -> str | No
             raise PassError(
                 place,
                 f"the program's shardings are over the meshes @{name} and @{sharding.mesh}; the "
-                "plan of a program with shardings of its own has one: write all of them over it",
+                "plan of a program with shardings has one mesh: use it in all of them",
                 ((first, f"@{name} is here"),),
             )
     return name
 
 
 def _where(op: sdy.MeshOp, name: str, asked: Iterable[Asked]) -> ir.Location:
-    """The place of a mesh, or of what is over it: jax gives meshes none."""
+    """The location of a mesh. JAX gives meshes none; then that of a sharding over it."""
     return location_of(op, *(where for where, sharding, _ in asked if sharding.mesh == name))
 
 
@@ -237,8 +239,8 @@ def _check_mesh(name: str, mesh: Mesh, cluster: Cluster, where: ir.Location) -> 
     if mesh.device_ids and mesh.device_ids != tuple(range(mesh.size)):
         raise PassError(
             where,
-            f"@{name} lists its devices as {list(mesh.device_ids)}; the plan numbers those of the "
-            "cluster host by host: give a mesh without device_ids",
+            f"@{name} lists its devices as {list(mesh.device_ids)}, but the plan numbers the "
+            "cluster's devices host by host: remove device_ids from the mesh",
         )
     if mesh.size != cluster.num_devices:
         raise PassError(
@@ -269,8 +271,8 @@ def _check_sharding(
     if sharding.unreduced:
         raise PassError(
             where,
-            "a sharding with unreduced axes: what stays unreduced is the search's to decide; "
-            "leave them out",
+            "a sharding with unreduced axes: the search decides which values stay partial sums; "
+            "remove the axes",
         )
     for d, (size, dim) in enumerate(
         zip(ir.RankedTensorType(type_).shape, sharding.dims, strict=True)
@@ -279,13 +281,13 @@ def _check_sharding(
         if size % ways or not size:
             raise PassError(
                 where,
-                f"dimension {d} of {type_} cannot be cut into {ways} equal shards, as "
-                f"{', '.join(axis.name for axis in dim)} asks; pad it or shard another one",
+                f"dimension {d} of {type_} cannot be split into {ways} equal shards over "
+                f"{', '.join(axis.name for axis in dim)}; pad it or shard another dimension",
             )
 
 
 def _rename(function: func.FuncOp, interface: _Interface, others: set[str], name: str) -> None:
-    """Puts all that is over other meshes, which stand for the plan's, over that."""
+    """Replaces the names of equal meshes by the name of the plan's mesh."""
     for found in (interface.arguments, interface.results):
         found.update({number: replace(old, mesh=name) for number, old in found.items()})
     for op in walk(body(function)) if others else ():
@@ -299,7 +301,7 @@ def _rename(function: func.FuncOp, interface: _Interface, others: set[str], name
 def _both(
     function: func.FuncOp, result: int, argument: int, old: Sharding, new: Sharding, mesh: Mesh
 ) -> Sharding:
-    """The sharding that the argument and the result of one buffer agree on."""
+    """The sharding on which the argument and the result of one buffer agree."""
     both = narrower(old, new, mesh)
     if both is None:
         raise PassError(
@@ -311,9 +313,9 @@ def _both(
 
 
 def _constrain(value: ir.Value, sharding: Sharding) -> None:
-    """Fixes the sharding of what a computation returns."""
+    """Fixes the sharding of a value that a computation returns."""
     owner = value.owner
-    assert not isinstance(owner, ir.Block), "what the program is given has a type for it"
+    assert not isinstance(owner, ir.Block), "the type of an argument holds its sharding"
     end = terminator(body(owner))
     number = ir.OpResult(value).result_number
     with ir.InsertionPoint(end), owner.location:

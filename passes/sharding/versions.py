@@ -1,17 +1,17 @@
 """How many versions of a value a mesh holds at a time, of one micro-batch each.
 
 A value moves to another mesh right before the work that reads it first (`runtime/instructions.py`),
-and its mesh lets it go then. So the mesh holds
+and its mesh frees it then. The number of versions depends on who makes the value for whom:
 
-* of what a forward part leaves to the backward part of its mesh, made there or received: one for
-  each micro-batch in flight;
-* of what a forward part makes for the backward part of another mesh: as many;
-* of what a forward part makes for the forward parts of other meshes, or a backward part for
-  backward parts: the one that is being made, and one for each stage from here to the farthest
-  reader, which is that much behind;
-* of anything else one.
+* A forward part makes or receives it for the backward part of its own mesh: one version for each
+  micro-batch in flight.
+* A forward part makes it for the backward part of another mesh: as many.
+* A forward part makes it for forward parts of other meshes, or a backward part for backward parts:
+  the version that is being made, and one for each stage up to the farthest reader, which is that
+  many micro-batches behind.
+* Any other value has one version.
 
-With one micro-batch in flight that is one of everything.
+With one micro-batch in flight every value has one version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from alpa.dialects.mpmd_types import MeshTensor
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """Of the values of one mesh."""
+    """Counts the versions of one mesh's values."""
 
     mesh: str
     kept: Mapping[str, int]
@@ -34,11 +34,11 @@ class Versions:
 
     @property
     def in_flight(self) -> int:
-        """On the mesh itself."""
+        """Micro-batches in flight on the mesh itself."""
         return self.kept[self.mesh]
 
     def of(self, value: ir.Value) -> int:
-        """Of what a fragment on the mesh returns, or a transfer brings to it."""
+        """The versions of a value that a fragment of the mesh returns or a transfer brings."""
         maker = value.owner
         source = maker.operands[0].owner if isinstance(maker, mpmd.TransferOp) else maker
         made = _part(source)
@@ -54,7 +54,7 @@ class Versions:
         return max((self._until_taken(made, one) for one in transfers), default=1)
 
     def _until_taken(self, made: Part | None, transfer: mpmd.TransferOp) -> int:
-        """The versions that there are while the farther mesh has not come to read the next one."""
+        """The versions that wait until the other mesh reads them."""
         readers = [use.owner for use in transfer.results[0].uses]
         parts = {_part(reader) for reader in readers}
         if made in parts:
@@ -65,5 +65,5 @@ class Versions:
 
 
 def _part(op: ir.OpView | ir.Operation | ir.Block) -> Part | None:
-    """The part of the step that a fragment belongs to; None for what is none."""
+    """The part of the step that a fragment belongs to; None for other ops."""
     return read_part(op) if isinstance(op, mpmd.FragmentOp) else None

@@ -1,7 +1,7 @@
-"""Which dimension is the batch, in the programs of classes of layers.
+"""Finds the batch dimensions in the programs of layer classes.
 
-A class's program knows its batch arguments. What it reads from other layers is the batch's where
-their programs say so: dimensions are followed along the links until nothing new comes.
+A class's program knows its batch arguments. Values from other layers have the batch dimension that
+their programs give them. Dimensions are followed along the links until nothing changes.
 """
 
 from __future__ import annotations

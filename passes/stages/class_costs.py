@@ -1,4 +1,4 @@
-"""What equal layers cost on a mesh, and what no mesh undercuts, class by class of layers."""
+"""Costs of equal layers on a mesh, and lower bounds of them, by class of layers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _KINDS = ("state", "activation", "transient")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassCosts:
-    """Per class: seconds of one micro-batch's forward and backward, of one update; bytes a device.
+    """Per class: seconds of one forward, one backward and one update, and bytes per device.
 
-    `state` holds accumulators of gradients, too; `activation` is what one micro-batch in flight
-    keeps, `transient` the most that is needed besides at any time.
+    `state` includes accumulators of gradients. `activation` is kept for one micro-batch in flight.
+    `transient` is the most that is needed besides at any time.
     """
 
     forward: np.ndarray
@@ -33,25 +33,25 @@ class ClassCosts:
     links: dict[Link, float]
     """seconds each time that a link's value goes from one layer to another"""
     sent: dict[End, float]
-    """bytes a device of what a stage sends, of all versions that it holds at a time"""
+    """bytes per device of values that a stage sends, of all versions held at a time"""
     received: dict[End, float]
-    """bytes a device of what a stage receives"""
+    """bytes per device of values that a stage receives"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Work:
-    """Seconds of one device by what they can be split along."""
+    """Seconds of one device, by the factors along which they can be split."""
 
     costs: ClassCosts
     by_factors: list[dict[tuple[str, tuple[int, ...]], float]]
     """of each class, the seconds of its ops by the part of the step and the sizes of the factors
-    that may be sharded; what has no rule is in `costs` alone"""
+    that may be sharded; ops without a rule are in `costs` alone"""
 
     def split(self, sizes: Sequence[int]) -> ClassCosts:
-        """What no sharding on a mesh of these axes undercuts, per device.
+        """A lower bound per device of the costs on a mesh of these axes.
 
-        An op is split along the axes that divide some factor of it, the rest and all memory evenly,
-        and nothing is sent.
+        An op is split along the axes that divide one of its factors. Everything else, and all
+        memory, is split evenly, and nothing is sent.
         """
         count = prod(sizes)
         seconds = {part: getattr(self.costs, part).copy() for part in _PARTS}

@@ -20,7 +20,7 @@ from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
 from alpa.passes.stages.layer_classes import MESH, LayerClass, returned
 
 _ONE = Versions(mesh=MESH, kept={MESH: 1})
-"""What stays for each micro-batch in flight is told apart: the stage decides how many there are."""
+"""One micro-batch in flight: the stage decides how many there are."""
 
 Factors = dict[tuple[str, tuple[int, ...]], float]
 """Seconds of ops by the part of the step and the sizes of the factors that may be sharded."""
@@ -42,7 +42,7 @@ class ClassPart:
     posed: MeshProblem
     resident: list[Resident]
     passing: Problem
-    """what does not stay: its memory rows"""
+    """the memory rows of values that do not stay"""
     arguments: list[Placed]
     results: list[Placed]
 
@@ -113,7 +113,7 @@ def pose_class(layer: LayerClass, graph: ShardGraph, plan: Plan) -> MeshProblem:
 
 
 def _memory(layer: LayerClass, posed: MeshProblem) -> tuple[list[Resident], tuple[Usage, ...]]:
-    """What stays, and the usages of what does not."""
+    """The bytes that stay, and the usages of the values that do not."""
     graph, block = posed.graph, body(layer.function)
     sizes = LocalBytes(graph)
     attributes = read_arguments(layer.function)

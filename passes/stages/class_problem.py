@@ -1,18 +1,18 @@
-"""Solves for what equal layers cost on a mesh once they are sharded: the numbers behind t_intra.
+"""Finds the costs of sharded layers on a mesh: the numbers behind t_intra of the paper.
 
 For one logical mesh, the sharding problems of all classes of layers (`layer_classes.py`) and the
-resharding between them are one integer linear program, in which equal layers take equal choices.
-It is as large as one layer of each class, however many layers there are. Its choice gives each
-layer's seconds and bytes, and each link's seconds; a stage is a sum of these. What a stage could
-save at its ends, where nothing needs to match a neighbour, is left out: the sum is what some choice
-really costs.
+resharding between them are one integer linear program. Equal layers take equal strategies, so the
+program is as large as one layer of each class, however many layers there are. Its assignment gives
+each layer's seconds and bytes, and each link's seconds. The cost of a stage is the sum of those. It
+is the cost of a real assignment. A stage could cost less at its ends, where no neighbour has to
+match.
 
-Where a baseline restricts what is done inside a mesh, it restricts these problems as well
-(`sharding/baselines.py`). For `heuristic`, which begins at the arguments of the program, what a
-layer reads from others is taken for an argument: there the costs are an estimate.
+A baseline restricts these problems, too (`sharding/baselines.py`). For `heuristic`, which starts at
+the arguments of the program, values from other layers count as arguments, so the costs are an
+estimate.
 
 A price per byte that stays (states, gradient accumulators, activations in flight) makes the same
-program find choices that hold less: higher prices give slower, smaller stages.
+program find assignments that need less memory: higher prices give slower, smaller stages.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from alpa.passes.stages.exchange import Exchange
 from alpa.passes.stages.layer_classes import LayerClasses, Link
 
 GAP = 3e-2
-"""Costs of stages are proven this well: what is chosen is solved again, exactly."""
+"""The gap of these solutions. `ilp-shard-annotate` solves the chosen stages again."""
 RADIUS = 2
-"""Of folding: GPT-39B's fastest choices cost 0.1 % more than at the radius that is used there."""
+"""Of folding. GPT-39B's fastest assignments cost 0.1 % more than at `fold.RADIUS`."""
 TIME_LIMIT = 30.0
-"""Seconds for each mesh and price; what is found by then is a choice, too. An idle core needs a
-tenth: where time ends the search, the stages depend on how busy the machine is."""
+"""Seconds for each mesh and price. The best assignment until then is used. An idle core needs a
+tenth of it; if time ends a search, the stages depend on the load of the machine."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +65,7 @@ class ClassSolver:
 
     @cached_property
     def exchange(self) -> Exchange:
-        """What stages of the classes' layers exchange."""
+        """The values that stages exchange, by class."""
         return Exchange.of(self.classes)
 
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
@@ -89,7 +89,7 @@ def class_solver(
     plan: Plan,
     intra: Intra = "auto",
 ) -> Generator[ClassSolver]:
-    """The classes' programs with their sharding rules, which are gone at the end."""
+    """A solver for the classes' programs, which have their sharding rules until the end."""
     with ExitStack() as stack:
         rules = tuple(stack.enter_context(populated(layer.module)) for layer in classes.classes)
         yield solver_of(classes, cluster, plan, intra, rules)
@@ -98,7 +98,7 @@ def class_solver(
 def solver_of(
     classes: LayerClasses, cluster: Cluster, plan: Plan, intra: Intra, rules: tuple[RuleOf, ...]
 ) -> ClassSolver:
-    """For programs that have their sharding rules."""
+    """A solver for programs that already have their sharding rules."""
     return ClassSolver(
         classes=classes,
         cluster=cluster,
@@ -132,10 +132,14 @@ class ClassProblem:
         return cls(solver=solver, parts=parts, offset=offset, links=links)
 
     def solve(self, prices: Sequence[float], enough: float = inf) -> list[ClassCosts]:
-        """The costs of the fastest choice, and of the best one for each price of a device's memory.
+        """The costs of the fastest assignment, and of the best one for each price of memory.
 
-        Where a step takes more than `enough` seconds whatever the choice, one of them alone.
-        Raises InfeasibleError, TimeoutError or SolverFailedError where none was found.
+        If every assignment takes more than `enough` seconds per step, one of them alone.
+
+        Raises:
+            InfeasibleError: no assignment is allowed.
+            TimeoutError: none was found in time.
+            SolverFailedError: the solver failed.
         """
         from alpa.passes.solve.sharding import pareto  # noqa: PLC0415 - costs start-up time
 
@@ -145,7 +149,7 @@ class ClassProblem:
         return [self._costs(unfold(choice, node_class)) for choice in found]
 
     def work(self, costs: ClassCosts) -> Work:
-        """What is done, of a problem of one device and its costs."""
+        """The work of each class, from the problem and the costs of one device."""
         return Work(costs=costs, by_factors=[part.factors() for part in self.parts])
 
     @property
@@ -181,7 +185,7 @@ class ClassProblem:
         return 1 if link.part == "update" else self._micro_batches
 
     def _costs(self, choice: Sequence[int]) -> ClassCosts:
-        """What a choice costs, class by class."""
+        """The costs of an assignment, class by class."""
         mine = [choice[begin:end] for begin, end in pairwise(self.offset)]
         rows = [part.costs(own) for part, own in zip(self.parts, mine, strict=True)]
         forward, backward, update, state, activation, transient = np.array(rows).T

@@ -1,9 +1,9 @@
-"""Equal layers: each class of them is costed once, as a small program of its own.
+"""Classes of equal layers: each class is costed once, as a small program of its own.
 
-Layers are equal when their computations are: same ops, same types, and operands of the same kind.
-The program of a class holds the computations of its first layer, on one mesh. What they read from
-other layers is an argument, what others read of them a result, so that a chain of layers is put
-together again from classes and the `Link`s between them.
+Layers are equal if their computations have the same ops, the same types, and operands of the same
+kind. The program of a class holds the computations of its first layer, on one mesh. Values from
+other layers are its arguments, values for other layers its results. A chain of layers is thus a
+chain of classes and the `Link`s between them.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class LayerClass:
     kept: frozenset[int]
     """boundary arguments that another layer's forward part makes and this one's backward reads"""
     totals: frozenset[int]
-    """the program's results that are gradients for updates of others, which read them as sums over
-    the micro-batches"""
+    """the program's results that are gradients for updates of other layers, which read them as sums
+    over the micro-batches"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerClasses:
-    """All layers by class, and which layers are linked: pairs (producer, reader) per link."""
+    """All layers by class, and the linked layers: pairs (producer, reader) per link."""
 
     classes: tuple[LayerClass, ...]
     class_of: tuple[int, ...]
@@ -77,7 +77,7 @@ class LayerClasses:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassesText:
-    """Layer classes that can be sent to another process, and are equal where their texts are."""
+    """Layer classes as text, which can be sent to another process and compared."""
 
     programs: tuple[str, ...]
     layers: tuple[tuple[int, ...], ...]
@@ -89,7 +89,7 @@ class ClassesText:
 
     @classmethod
     def of(cls, classes: LayerClasses) -> ClassesText:
-        """With what attributes the programs have now."""
+        """Prints the programs with their current attributes."""
         return cls(
             programs=tuple(str(one.module) for one in classes.classes),
             layers=tuple(one.layers for one in classes.classes),
@@ -101,7 +101,7 @@ class ClassesText:
         )
 
     def parse(self) -> LayerClasses:
-        """In a fresh context."""
+        """Parses the programs in a fresh context."""
         first = parse(self.programs[0])
         modules = [first, *(parse(text, first.context) for text in self.programs[1:])]
         return LayerClasses(
@@ -131,7 +131,7 @@ def layer_classes(
     cluster: Cluster,
     plan: Plan,
 ) -> LayerClasses:
-    """The classes of a clustered program whose named computations are the graph's ops."""
+    """The layer classes of a clustered program, whose named computations are the graph's ops."""
     members: list[list[int]] = [[] for _ in range(num_layers)]
     for o, op in enumerate(graph.ops):
         layer = Origin.from_attr(op.attributes["origin"]).layer
@@ -160,7 +160,7 @@ def layer_classes(
 def _signature(
     graph: Graph, arguments: Sequence[Argument], results: Sequence[Result], mine: Sequence[int]
 ) -> Hashable:
-    """Equal for layers whose computations are equal and read the same kinds of values."""
+    """A key that is the same for layers with equal computations on the same kinds of values."""
     position = {v: (k, r) for k, o in enumerate(mine) for r, v in enumerate(graph.results[o])}
     first: dict[int, int] = {}
     returned: dict[int, list[Hashable]] = {}
@@ -194,7 +194,7 @@ def _signature(
 
 
 def _block_recipe(block: ir.Block) -> Hashable:
-    """What a block computes, whatever its values are called."""
+    """A key of what a block computes, independent of the names of its values."""
     number: dict[ir.Value, int] = {}
     for argument in block.arguments:
         number[argument] = len(number)
@@ -208,7 +208,7 @@ def _block_recipe(block: ir.Block) -> Hashable:
 
 @dataclass(frozen=True, kw_only=True)
 class _Program:
-    """What the program of a class takes and returns, by the numbers of the whole graph."""
+    """The arguments and results of a class's program, by the numbers of the whole graph."""
 
     graph: Graph
     arguments: Sequence[Argument]
@@ -316,7 +316,7 @@ class _Program:
         return self.arguments[v].donor or self.arguments[v].aliasing_output is not None
 
     def _kept(self, v: int) -> bool:
-        """Whether a forward part makes a value that the backward part reads."""
+        """Whether the value is made by a forward part and read by this layer's backward part."""
         graph = self.graph
         parts = {_part(graph, o) for o in self.members if v in graph.operands[o]}
         return _part(graph, graph.producer[v]) == "forward" and "backward" in parts
@@ -332,7 +332,7 @@ def _links(
     class_of: Sequence[int],
     programs: Sequence[_Program],
 ) -> dict[Link, tuple[tuple[int, int], ...]]:
-    """Who reads what from whom, for all layers; equal layers have equal links."""
+    """The links of all layers. Equal layers have equal links."""
     layer = {o: number for number, mine in enumerate(members) for o in mine}
     # Equal layers have their values at the same places: (computation, result) names them.
     outputs = [

@@ -16,7 +16,7 @@ module {
 // -----
 
 module {
-  // expected-error @+1 {{@m lists its devices as [3, 2, 1, 0]; the plan numbers those of the cluster host by host: give a mesh without device_ids}}
+  // expected-error @+1 {{@m lists its devices as [3, 2, 1, 0], but the plan numbers the cluster's devices host by host: remove device_ids from the mesh}}
   sdy.mesh @m = <["a"=4], device_ids=[3, 2, 1, 0]>
   func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
     %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
@@ -30,7 +30,7 @@ module {
 // -----
 
 module {
-  // expected-error @+1 {{@one is device 2 alone; the plan decides what runs where: remove the shardings over it}}
+  // expected-error @+1 {{@one is device 2 alone, but the plan places all ops: remove the shardings over @one}}
   sdy.mesh @one = <[], device_ids=[2]>
   func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
     %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
@@ -46,7 +46,7 @@ module {
 module {
   // expected-note @+1 {{@m is here}}
   sdy.mesh @m = <["a"=2, "b"=2]>
-  // expected-error @+1 {{the program's shardings are over the meshes @m and @n; the plan of a program with shardings of its own has one: write all of them over it}}
+  // expected-error @+1 {{the program's shardings are over the meshes @m and @n; the plan of a program with shardings has one mesh: use it in all of them}}
   sdy.mesh @n = <["a"=4]>
   func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
     %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
@@ -64,7 +64,7 @@ module {
   sdy.mesh @m = <["a"=2, "b"=2]>
   func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
     %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
-      // expected-error @+1 {{dimension 1 of tensor<4x6xf32> cannot be cut into 4 equal shards, as a, b asks; pad it or shard another one}}
+      // expected-error @+1 {{dimension 1 of tensor<4x6xf32> cannot be split into 4 equal shards over a, b; pad it or shard another dimension}}
       %1 = sdy.sharding_constraint %a <@m, [{}, {"a", "b"}]> : tensor<4x6xf32>
       mpmd.return %1 : tensor<4x6xf32>
     } : (tensor<4x6xf32>) -> tensor<4x6xf32>
@@ -92,7 +92,7 @@ module {
   sdy.mesh @m = <["a"=2, "b"=2]>
   func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
     %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {
-      // expected-error @+1 {{a sharding with unreduced axes: what stays unreduced is the search's to decide; leave them out}}
+      // expected-error @+1 {{a sharding with unreduced axes: the search decides which values stay partial sums; remove the axes}}
       %1 = sdy.sharding_constraint %a <@m, [{}, {}], unreduced={"a"}> : tensor<4x6xf32>
       mpmd.return %1 : tensor<4x6xf32>
     } : (tensor<4x6xf32>) -> tensor<4x6xf32>
