@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,8 @@ from alpa import passes, runtime
 from alpa.dialects import parse
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.report import PlanReport
-from alpa.runtime.interpreter import Interpreter
+from alpa.runtime.instructions import Instruction
+from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.placement import Placement
 from alpa.runtime.reference import compare, run_unplanned
@@ -163,22 +165,33 @@ def kept_activations(planned: Program) -> list[set[int]]:
     return kept
 
 
+def watch_steps(
+    monkeypatch: pytest.MonkeyPatch, after: Callable[[Instruction, Store], None]
+) -> None:
+    """Calls `after` behind each instruction of every step."""
+    run = Interpreter.run
+
+    def watched(self: Interpreter, store: Store, instructions: Iterable[Instruction]) -> None:
+        run(self, store, instructions, after=after)
+
+    monkeypatch.setattr(Interpreter, "run", watched)
+
+
 def test_rematerialised_layers_keep_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that wait for their backward part, counted while a step runs, and as planned."""
     program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2)
     state, batch = program.init_state(0), program.random_batch(1, 4)
     arguments, expected = leaves((state, batch)), looped_step(program, state, batch, 4)
-    execute, most = Interpreter._execute, {"none": 0, "layer": 0}
+    most = {"none": 0, "layer": 0}
     planned_bytes: dict[str, int] = {}
     kept = set[int]()
     remat = "none"
 
-    def counted(self: Interpreter, store: dict[Any, Any], instruction: Any) -> None:
-        execute(self, store, instruction)
+    def count(_: Instruction, store: Store) -> None:
         now = sum(array.nbytes for (value, _), array in store.items() if value in kept)
         most[remat] = max(most[remat], now)
 
-    monkeypatch.setattr(Interpreter, "_execute", counted)
+    watch_steps(monkeypatch, count)
     for remat in most:
         options = f"cluster=cpu:1x2 num-layers=2 num-stages=2 schedule=1f1b remat={remat}"
         module = passes.run(program.lower(1), f"alpa{{{options} num-micro-batches=4}}")
@@ -199,14 +212,13 @@ def test_the_executor_keeps_what_the_schedule_says(monkeypatch: pytest.MonkeyPat
     loaded = runtime.load(module, compiler_options=FAST_COMPILE)
     planned = loaded.program
     kept = kept_activations(planned)
-    execute, peaks = Interpreter._execute, [0, 0]
+    peaks = [0, 0]
 
-    def counted(self: Interpreter, store: dict[Any, Any], instruction: Any) -> None:
-        execute(self, store, instruction)
+    def count(_: Instruction, store: Store) -> None:
         for s, values in enumerate(kept):
             peaks[s] = max(peaks[s], len({m for value, m in store if value in values}))
 
-    monkeypatch.setattr(Interpreter, "_execute", counted)
+    watch_steps(monkeypatch, count)
     for schedule, expected in (("gpipe", [4, 4]), ("1f1b", [2, 1])):
         peaks[:] = [0, 0]
         step = with_plan(loaded, schedule=schedule)

@@ -14,6 +14,7 @@ import alpa.runtime
 from alpa.dialects import parse
 from alpa.passes.export_stages import ExportStages
 from alpa.runtime.instructions import Move, write_script
+from alpa.runtime.interpreter import Interpreter
 from alpa.runtime.placement import move
 from alpa.runtime.simulation import verify
 
@@ -291,9 +292,13 @@ def test_nothing_but_results_is_left_after_a_step(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = alpa.runtime.load(tied(4).replace('"gpipe"', f'"{schedule}"'))
-    left = []
-    collect = step._collect
-    monkeypatch.setattr(step, "_collect", lambda store: left.extend(store) or collect(store))
+    run, left = Interpreter.run, set()
+
+    def watched(self, store, instructions) -> None:
+        run(self, store, instructions)
+        left.update(store)
+
+    monkeypatch.setattr(Interpreter, "run", watched)
     given = tied_arguments(4)
     assert_close(step(*given), tied_reference(*given, batches=4))
     # new w on both meshes, new v, and its gradient, the loss and the count as totals; the running
