@@ -1,13 +1,14 @@
-"""Prints which parts of a program are equal, and what tying their variables costs.
+"""Prints which layers of a program are equal, and what tying their variables costs.
 
-    python -m alpa.tools.fold_table step.mlir
+    python -m alpa.tools.fold_table step.mlir --num-layers 24
     python -m alpa.tools.fold_table partitioned.mlir --cost
 
-The table folds the program graph: equal layers by structure (`passes/analysis/fold_classes.py`).
-`--cost` searches the shardings of a partitioned program with equal layers tied and without
-(`ilp-shard-annotate{fold=false}`). Tying costs what its objective is above the other, where that is
-the optimum; where the whole search ran out of time, at most what it is above the bound that was
-proven. Objectives are predicted seconds per step.
+The table shows the classes of equal layers, each of which `stage-mesh-partition` costs once
+(`passes/stages/layer_classes.py`). `--cost` searches the shardings of a partitioned program with
+equal layers tied and without (`ilp-shard-annotate{fold=false}`). Tying costs what its objective is
+above the other, where that is the optimum. Where the whole search ran out of time, tying costs at
+most what its objective is above the bound that was proven. Objectives are predicted seconds per
+step.
 """
 
 from __future__ import annotations
@@ -15,28 +16,30 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import get_args
+from dataclasses import dataclass
 
 from alpa import passes
-from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import Part, SolverReport, read_solver_reports
-from alpa.passes import PassError
-from alpa.passes.analysis.fold_classes import (
-    MIN_SHARE,
-    FoldTable,
-    fold_classes,
-    is_clustered,
-    part_ops,
+from alpa.dialects import body, ir, main_function, mpmd, walk
+from alpa.dialects.attributes import (
+    FLOPS,
+    SolverReport,
+    read_arguments,
+    read_results,
+    read_solver_reports,
 )
+from alpa.dialects.mpmd_types import Origin
+from alpa.passes import PassError
+from alpa.passes.analysis.graph import Graph
 from alpa.passes.pipelines.diagnostics import place_of
-from alpa.tools.arguments import amount, share
+from alpa.passes.stages.layer_classes import equal_layers, layer_members
+from alpa.tools.arguments import amount, count_or_auto, share
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
 _EXAMPLE = """\
 example:
   python -m alpa.tools.zoo t5-large --micro-batch-size 8 -o step.mlir
-  python -m alpa.tools.fold_table step.mlir
+  python -m alpa.tools.fold_table step.mlir --num-layers 48
   alpa-opt step.mlir -o partitioned.mlir --pipeline='simplify-trivial-ops,
       layer-cluster{num-layers=1},stage-mesh-partition{cluster=v100-16gb:1x8 num-stages=1}'
   python -m alpa.tools.fold_table partitioned.mlir --cost
@@ -54,23 +57,60 @@ def search(partitioned: ir.Module, *, time_limit: float, gap: float) -> list[Sol
     return read_solver_reports(main_function(module))
 
 
-def table(folded: FoldTable, title: str) -> str:
-    """A row per class, then the whole."""
-    rows = [("class", "members", "ops each", "ops", "FLOPs", "first member begins with")]
-    for number, c in enumerate(folded.classes, start=1):
-        share = c.members * c.size / len(folded.ops)
-        flops = c.members * c.flops / folded.flops if folded.flops else 0.0
-        first = _place(folded.ops[c.starts[0]])
-        rows.append(
-            (str(number), str(c.members), str(c.size), f"{share:.1%}", f"{flops:.1%}", first)
+@dataclass(frozen=True, kw_only=True)
+class FoldClass:
+    """Equal layers: their numbers, and the ops and FLOPs of each, in all parts of a step."""
+
+    layers: tuple[int, ...]
+    ops: int
+    flops: int
+    place: str
+    """where the first layer begins"""
+
+
+def fold_classes(clustered: ir.Module) -> list[FoldClass]:
+    """The classes of a program that `layer-cluster` has cut, in the order of their first layers."""
+    function = main_function(clustered)
+    graph = Graph.of(body(function))
+    origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
+    members = layer_members(graph, 1 + max((it.layer or 0 for it in origins), default=-1))
+    equal = equal_layers(graph, read_arguments(function), read_results(function), members)
+    found: list[FoldClass] = []
+    for layers in equal:
+        computations = [graph.ops[o] for o in members[layers[0]]]
+        ops = [op for it in computations for op in list(body(it).operations)[:-1]]
+        found.append(
+            FoldClass(
+                layers=tuple(layers),
+                ops=len(ops),
+                flops=sum(ir.IntegerAttr(it.attributes[FLOPS]).value for it in computations),
+                place=_place(ops[0]),
+            )
         )
+    return found
+
+
+def table(classes: Sequence[FoldClass]) -> str:
+    """A row per class, then the whole."""
+    rows = [("class", "layers", "ops each", "ops", "FLOPs", "first layer begins with")]
+    ops = sum(len(c.layers) * c.ops for c in classes)
+    flops = sum(len(c.layers) * c.flops for c in classes)
+    shares = [
+        (len(c.layers) * c.ops / ops, len(c.layers) * c.flops / flops if flops else 0.0)
+        for c in classes
+    ]
+    for number, (c, (of_ops, of_flops)) in enumerate(zip(classes, shares, strict=True), start=1):
+        counts = (str(number), str(len(c.layers)), str(c.ops))
+        rows.append((*counts, f"{of_ops:.1%}", f"{of_flops:.1%}", f"layer_{c.layers[0]} {c.place}"))
+    several = [it for it, c in zip(shares, classes, strict=True) if len(c.layers) > 1]
     lines = [
-        f"{title}: {len(folded.ops)} ops that depend on an argument fold to {folded.folded_ops}",
+        f"{sum(len(c.layers) for c in classes)} layers with {ops} ops fold to {len(classes)} with "
+        f"{sum(c.ops for c in classes)}",
         "",
         *_aligned(rows),
         "",
-        f"{len(folded.classes)} classes; those of several members hold {folded.share:.1%} of the "
-        f"ops and {folded.flops_share:.1%} of the FLOPs",
+        f"classes of several layers hold {sum(it for it, _ in several):.1%} of the ops and "
+        f"{sum(it for _, it in several):.1%} of the FLOPs",
     ]
     return "\n".join(lines)
 
@@ -130,33 +170,42 @@ def _place(op: ir.OpView) -> str:
     return f"{place_of(location)} {op.name}{name}"
 
 
+def _is_clustered(module: ir.Module) -> bool:
+    """Whether `layer-cluster` has run.
+
+    Raises:
+        ValueError: the layers are merged into stages.
+    """
+    if any(isinstance(op, mpmd.FragmentOp) for op in walk(module.body)):
+        raise ValueError(
+            "the layers of this program are merged into stages; give the program itself or what "
+            "layer-cluster makes of it, or search the shardings of its meshes with --cost"
+        )
+    return any(isinstance(op, mpmd.NamedComputationOp) for op in walk(module.body))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m alpa.tools.fold_table",
-        description="Prints which parts of a program are equal, and what tying them costs.",
+        description="Prints which layers of a program are equal, and what tying them costs.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", help="a program, text or bytecode")
     parser.add_argument(
-        "--part",
-        choices=("all", *get_args(Part)),
-        default="forward",
-        help="of a training step; backward and update are known after layer-cluster "
+        "--num-layers",
+        type=count_or_auto,
+        default="auto",
+        metavar="N",
+        help="cut the program into so many layers, as layer-cluster's num-layers "
         "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--min-share",
-        type=share,
-        default=MIN_SHARE,
-        metavar="PART",
-        help="of the ops, what a repeat has to save to count (default: %(default)s)",
     )
     parser.add_argument(
         "--cost",
         action="store_true",
-        help="search a partitioned program's shardings with folding and without, too",
+        help="instead of the table, search a partitioned program's shardings with folding and "
+        "without",
     )
     parser.add_argument(
         "--time-limit",
@@ -178,22 +227,16 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
     options = _parser().parse_args(arguments)
-    part: Part | None = None if options.part == "all" else options.part
     try:
         module = parse_within(options.file)
-        if not is_clustered(module):
-            if options.cost:
-                raise ValueError(
-                    "--cost needs a partitioned program; run alpa-opt with --pipeline="
-                    "'simplify-trivial-ops,layer-cluster,stage-mesh-partition{cluster=...}' first"
-                )
-            module = passes.run(module, "simplify-trivial-ops")
-        ops = part_ops(main_function(module), part)
-        title = "all parts" if part is None else f"{part} part"
-        print(table(fold_classes(ops.ops, ops.same, min_share=options.min_share), title))
         if options.cost:
             reports = search(module, time_limit=options.time_limit, gap=options.gap)
-            print(f"\n{cost_table(reports)}")
+            print(cost_table(reports))
+        else:
+            if not _is_clustered(module):
+                layers = f"layer-cluster{{num-layers={options.num_layers}}}"
+                module = passes.run(module, f"simplify-trivial-ops,split-loops,{layers}")
+            print(table(fold_classes(module)))
     except (ir.MLIRError, PassError, OSError, ValueError) as error:
         return fail(error, options.file)
     return 0

@@ -132,29 +132,44 @@ def layer_classes(
     plan: Plan,
 ) -> LayerClasses:
     """The layer classes of a clustered program, whose named computations are the graph's ops."""
-    members: list[list[int]] = [[] for _ in range(num_layers)]
-    for o, op in enumerate(graph.ops):
-        layer = Origin.from_attr(op.attributes["origin"]).layer
-        if layer is not None:
-            members[layer].append(o)
-    found: dict[Hashable, list[int]] = {}
-    for layer, mine in enumerate(members):
-        found.setdefault(_signature(graph, arguments, results, mine), []).append(layer)
-    programs = [
-        _Program.of(graph, arguments, results, members[layers[0]]) for layers in found.values()
-    ]
+    members = layer_members(graph, num_layers)
+    equal = equal_layers(graph, arguments, results, members)
+    programs = [_Program.of(graph, arguments, results, members[layers[0]]) for layers in equal]
     class_of = [0] * num_layers
-    for number, layers in enumerate(found.values()):
+    for number, layers in enumerate(equal):
         for layer in layers:
             class_of[layer] = number
     return LayerClasses(
         classes=tuple(
             program.build(tuple(layers), cluster, plan)
-            for program, layers in zip(programs, found.values(), strict=True)
+            for program, layers in zip(programs, equal, strict=True)
         ),
         class_of=tuple(class_of),
         links=_links(graph, members, class_of, programs),
     )
+
+
+def layer_members(graph: Graph, num_layers: int) -> list[list[int]]:
+    """For each layer its named computations, by their numbers among the graph's ops."""
+    members: list[list[int]] = [[] for _ in range(num_layers)]
+    for o, op in enumerate(graph.ops):
+        layer = Origin.from_attr(op.attributes["origin"]).layer
+        if layer is not None:
+            members[layer].append(o)
+    return members
+
+
+def equal_layers(
+    graph: Graph,
+    arguments: Sequence[Argument],
+    results: Sequence[Result],
+    members: Sequence[Sequence[int]],
+) -> list[list[int]]:
+    """The layers of each class, where `members` are the computations of each layer."""
+    found: dict[Hashable, list[int]] = {}
+    for layer, mine in enumerate(members):
+        found.setdefault(_signature(graph, arguments, results, mine), []).append(layer)
+    return list(found.values())
 
 
 def _signature(

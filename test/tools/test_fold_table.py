@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from alpa import passes
-from alpa.dialects import main_function
-from alpa.dialects.attributes import SolverReport
-from alpa.passes.analysis.fold_classes import fold_classes, part_ops
+from alpa.dialects import body, ir, main_function, mpmd
+from alpa.dialects.attributes import FLOPS, SolverReport
+from alpa.dialects.mpmd_types import Origin
 from alpa.tools import zoo
-from alpa.tools.fold_table import cost_table, main
+from alpa.tools.fold_table import cost_table, fold_classes, main
 
 T5_LARGE: dict[str, Any] = {
     "hidden_size": 16,
@@ -42,65 +40,64 @@ def written(directory: Path, text: str) -> str:
 
 
 def rows(text: str) -> list[tuple[int, int]]:
-    """Members and ops each of the printed classes."""
-    found = re.findall(r"^ +\d+ +(\d+) +(\d+) +[\d.]+% +[\d.]+%  \S", text, re.MULTILINE)
-    return [(int(members), int(size)) for members, size in found]
+    """Layers and ops each of the printed classes."""
+    found = re.findall(r"^ +\d+ +(\d+) +(\d+) +[\d.]+% +[\d.]+%  layer_\d", text, re.MULTILINE)
+    return [(int(layers), int(ops)) for layers, ops in found]
 
 
-def t5_loss() -> str:
-    program = zoo.get("t5-large", **T5_LARGE)
-    lowered = jax.jit(program.loss).trace(
-        program.state_shapes().params, {}, program.batch_shapes(2)
-    )
-    return lowered.lower(lowering_platforms=("cpu",)).as_text()
+def clustered(text: str, num_layers: int) -> ir.Module:
+    return passes.run(text, f"simplify-trivial-ops,layer-cluster{{num-layers={num_layers}}}")
 
 
-def t5_step() -> str:
-    return zoo.get("t5-large", **T5_LARGE).lower(2)
+@pytest.mark.slow
+def test_the_layers_of_t5_large_fold_to_those_at_the_ends_and_two_more() -> None:
+    classes = fold_classes(clustered(zoo.get("t5-large", **T5_LARGE).lower(2), 48))
+    assert [len(c.layers) for c in classes] == [1, 23, 1, 21, 1, 1]
+    assert sum(c.ops for c in classes) < sum(c.ops * len(c.layers) for c in classes) / 6
 
 
-@pytest.mark.parametrize("lower", [t5_loss, pytest.param(t5_step, marks=pytest.mark.slow)])
-def test_the_forward_part_of_t5_large_folds_to_five_classes(lower: Callable[[], str]) -> None:
-    module = passes.run(lower(), "simplify-trivial-ops")
-    ops = part_ops(main_function(module), "forward")
-    found = fold_classes(ops.ops, ops.same)
-    assert [c.members for c in found.classes] == [1, 24, 1, 24, 1]
-    assert found.share > 0.95
-    assert found.folded_ops < len(found.ops) / 15
+def test_the_folded_program_does_not_grow_with_the_depth() -> None:
+    def folded(num_layers: int) -> tuple[list[int], list[int], list[int]]:
+        text = zoo.get("gpt-tiny", num_layers=num_layers).lower(4)
+        classes = fold_classes(clustered(text, num_layers))
+        layers = [len(c.layers) for c in classes]
+        return layers, [c.ops for c in classes], [c.flops for c in classes]
+
+    (layers, ops, flops), (deep, same_ops, same_flops) = folded(4), folded(8)
+    assert (layers, deep) == ([1, 2, 1], [1, 6, 1])
+    assert (ops, flops) == (same_ops, same_flops)
 
 
-def test_the_folded_graph_does_not_grow_with_the_depth() -> None:
-    def folded(num_layers: int) -> tuple[list[int], list[int]]:
-        module = passes.run(
-            zoo.get("gpt-tiny", num_layers=num_layers).lower(4), "simplify-trivial-ops"
-        )
-        ops = part_ops(main_function(module))
-        classes = fold_classes(ops.ops, ops.same).classes
-        return [c.members for c in classes], [c.size for c in classes]
-
-    (members, sizes), (deep, same_sizes) = folded(4), folded(8)
-    assert sizes == same_sizes
-    assert deep == [2 * m if m > 1 else 1 for m in members]
+def test_classes_hold_each_layer_and_op_once() -> None:
+    module = clustered(step("gpt-tiny"), 4)
+    classes = fold_classes(module)
+    assert sorted(layer for c in classes for layer in c.layers) == list(range(4))
+    computations = [
+        op
+        for op in body(main_function(module)).operations
+        if isinstance(op, mpmd.NamedComputationOp)
+        and Origin.from_attr(op.attributes["origin"]).layer is not None
+    ]
+    ops = sum(len(body(op).operations) - 1 for op in computations)
+    flops = sum(ir.IntegerAttr(op.attributes[FLOPS]).value for op in computations)
+    assert sum(len(c.layers) * c.ops for c in classes) == ops
+    assert sum(len(c.layers) * c.flops for c in classes) == flops
 
 
 def test_prints_the_classes_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, step("gpt-tiny"))
-    assert main([file]) == 0
+    assert main([file, "--num-layers", "4"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("forward part: ")
-    assert f"{file}:" in text
-    forward = rows(text)
-    assert [members for members, _ in forward] == [1, 4, 1]
-    total, folded = re.findall(r"(\d+) ops that depend on an argument fold to (\d+)", text)[0]
-    assert int(total) == sum(members * size for members, size in forward)
-    assert int(folded) == sum(size for _, size in forward)
-    assert "3 classes; those of several members hold 86" in text
+    assert f"layer_1 {file}:" in text
+    printed = rows(text)
+    assert [layers for layers, _ in printed] == [1, 2, 1]
+    total = sum(layers * ops for layers, ops in printed)
+    folded = sum(ops for _, ops in printed)
+    assert text.startswith(f"4 layers with {total} ops fold to 3 with {folded}\n")
+    assert f"classes of several layers hold {2 * printed[1][1] / total:.1%} of the ops" in text
 
-    assert main([file, "--part", "all"]) == 0
-    everything = rows(capsys.readouterr().out)
-    assert sum(m * size for m, size in everything) > sum(m * size for m, size in forward)
-    assert main([file, "--min-share", "0.9"]) == 0
-    assert rows(capsys.readouterr().out) == [(1, int(total))]
+    assert main([file]) == 0
+    assert sum(layers * ops for layers, ops in rows(capsys.readouterr().out)) == total
 
 
 def test_costs_of_a_partitioned_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,9 +106,8 @@ def test_costs_of_a_partitioned_step(tmp_path: Path, capsys: pytest.CaptureFixtu
         "stage-mesh-partition{cluster=cpu:1x4 num-stages=2 num-micro-batches=2}"
     )
     file = written(tmp_path, str(passes.run(step("gpt-tiny"), pipeline)))
-    assert main([file, "--part", "backward", "--cost"]) == 0
+    assert main([file, "--cost"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("backward part: ")
     costs = re.findall(r"^mesh_(\d) +(\S+) s +(\S+) s +(\S+)% +(\S+)% +\d+$", text, re.M)
     assert [row[0] for row in costs] == ["0", "1"]
     for _, folded, whole, cost, most in costs:
@@ -149,8 +145,8 @@ def test_costs_are_summed_over_meshes_and_bounds_are_those_of_the_whole() -> Non
     [
         ("func.func @main() {", [], "error: "),
         ("module {}", [], "holds no function"),
-        ("func.func @main() { return }", ["--cost"], "--cost needs a partitioned program"),
-        ("func.func @main() { return }", ["--part", "update"], "known after layer-cluster only"),
+        ("func.func @main() { return }", ["--cost"], "run stage-mesh-partition before this pass"),
+        ("func.func @main() { return }", ["--num-layers", "2"], "cannot cut 0 forward ops into 2"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(
@@ -177,7 +173,7 @@ def test_an_empty_program_has_no_classes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([written(tmp_path, "func.func @main() { return }")]) == 0
-    assert "0 classes" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("0 layers with 0 ops fold to 0 with 0\n")
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,8 +186,15 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_clustered_programs_are_read_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = passes.run(step("gpt-tiny"), "simplify-trivial-ops,layer-cluster{num-layers=2}")
-    assert main([written(tmp_path, str(module)), "--cost"]) == 1
-    captured = capsys.readouterr()
-    assert [members for members, _ in rows(captured.out)] == [1, 4, 1]
-    assert "run stage-mesh-partition before this pass" in captured.err
+    file = written(tmp_path, str(clustered(step("gpt-tiny"), 4)))
+    assert main([file, "--num-layers", "2"]) == 0
+    assert [layers for layers, _ in rows(capsys.readouterr().out)] == [1, 2, 1]
+
+
+def test_layers_that_are_merged_into_stages_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = "stage-mesh-partition{cluster=cpu:1x2 num-stages=2}"
+    file = written(tmp_path, str(passes.run(clustered(step("gpt-tiny"), 2), pipeline)))
+    assert main([file]) == 1
+    assert "merged into stages" in capsys.readouterr().err
