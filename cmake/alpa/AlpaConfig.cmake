@@ -1,4 +1,4 @@
-# find_package(Alpa) for builds that plan programs. Its folder is the installed package:
+# find_package(Alpa) for builds that plan programs. Alpa_DIR is the folder of the installed package:
 #
 #   cmake -DAlpa_DIR=$(python -c "import alpa; print(alpa.__path__[-1])") ...
 #
@@ -6,7 +6,7 @@
 #   alpa_opt(INPUT step.mlir OUTPUT planned.mlir PIPELINE "alpa{cluster=h100:1x8 num-layers=8}")
 #   add_custom_target(plan ALL DEPENDS planned.mlir)
 #
-# Alpa_OPT is the alpa-opt that runs; set it where that of the same environment is not wanted.
+# Alpa_OPT is the alpa-opt to run. By default it is that of the package's environment.
 
 cmake_minimum_required(VERSION 3.16)
 
@@ -20,8 +20,8 @@ find_package_handle_standard_args(Alpa REQUIRED_VARS Alpa_OPT)
 
 # alpa_opt(INPUT <file> OUTPUT <file> PIPELINE <pipeline> [FLAGS <flag>...] [DEPENDS <file>...])
 #
-# Runs the pipeline on INPUT (relative to the current source folder) at build time, whenever it or a
-# file in DEPENDS, such as a cluster's, has changed. OUTPUT is relative to the current binary folder.
+# Runs the pipeline on INPUT at build time when INPUT or a file in DEPENDS (such as a cluster) has
+# changed. INPUT is relative to the current source folder, OUTPUT to the current binary folder.
 function(alpa_opt)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "INPUT;OUTPUT;PIPELINE" "FLAGS;DEPENDS")
   foreach(required INPUT OUTPUT PIPELINE)
