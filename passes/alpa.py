@@ -1,14 +1,14 @@
-"""Plans a program for a cluster: runs the planning passes, and keeps the best of what they make.
+"""Plans a program for a cluster: runs the planning passes and keeps the best plan.
 
 The passes, and why in this order:
 
 1. `combine-micro-batches` comes first: a rewrite would lose what ops say of the whole batch.
 2. `simplify-trivial-ops` comes next: every later pass then reads one flat function of plain ops.
-3. `split-loops` comes before the layers: what a loop holds together cannot be clustered apart.
+3. `split-loops` comes before the layers: layers inside one loop cannot be clustered apart.
 4. `layer-cluster` comes before the stages, because a stage is an interval of layers.
-5. `stage-mesh-partition` comes before the shardings: a stage's mesh decides which there are.
+5. `stage-mesh-partition` comes before the shardings: a sharding refers to the mesh of a stage.
 6. `place-gradient-reductions` comes before the shardings, which decide what is reduced there.
-7. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer their layouts.
+7. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer shardings.
 8. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
 
 The first four run once. The other four run on a copy of the layers for each candidate:
@@ -20,23 +20,48 @@ The first four run once. The other four run on a copy of the layers for each can
   plan is finished only if the cut predicts a shorter step than the cut for 1F1B, and kept if the
   finished plan's step is shorter.
 * **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a
-  stage does not fit, stages are cut again with the missing share of memory, and a little more, kept
-  in reserve, then with at least twice that, up to `_CUTS` times in all. A remark names each
-  reserve. If no cut fits, the first error is the answer.
+  stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
+  more. Further reserves are at least twice the one before, up to `_CUTS` cuts in all. A remark
+  names each reserve. If no cut fits, the first error is reported.
 
 `verify-layers` does not run here: the passes that make layers and stages check them themselves.
-`export-stages` does not either: it copies the fragments of the finished plan into modules for XLA,
-so `alpa{...},export-stages` gives both. `canonicalize` and `cse` may run before `alpa`. After
-`simplify-trivial-ops`, `cse` would share masks and iotas between equal layers, which would make the
-layers differ and send the values between meshes; a rewrite that swaps operands or replaces an op
-would falsify or lose its `alpa.follow`.
+`export-stages` does not run here either: it copies the fragments of the finished plan into modules
+for XLA. `alpa{...},export-stages` runs both. `canonicalize` and `cse` may run before `alpa`. After
+`simplify-trivial-ops`, `cse` would share masks and iotas between equal layers. Layers would then
+differ, and the shared values would be sent between meshes. A rewrite that swaps operands or
+replaces an op would falsify or lose its `alpa.follow`.
 
-Before: a program.
+**Before**::
 
-After: its plan, as `insert-cross-mesh-reshard` leaves it. The module attribute `alpa.program` is a
-hash of the program that was planned. Each option is given to every pass that has it.
+    func.func public @main(%x: tensor<64x8xf32>, %w: tensor<8x8xf32>) -> tensor<64x8xf32> {
+      %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+        : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
+      return %y : tensor<64x8xf32>
+    }
 
-Fails when: a pass cannot go on, or no plan can be faster than `faster-than`.
+**After** `alpa{cluster=cpu:1x2}`::
+
+    module attributes {alpa.program = …} {
+      sdy.mesh @mesh_0 = <["axis0"=2]>
+      func.func public @main(
+          %x: !mpmd.mesh_tensor<"mesh_0", tensor<64x8xf32>,
+                                sharding=<@mesh_0, [{"axis0"}, {}]>> …,
+          %w: !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>, sharding=<@mesh_0, [{}, {}]>> …)
+          -> … attributes {alpa.meshes = …, alpa.plan = …, alpa.solver = …, topology = …} {
+        %y = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%x, %w) …
+        return %y : …
+      }
+    }
+
+**Requires**: StableHLO with one public function.
+
+**Ensures**: a plan, as `insert-cross-mesh-reshard` leaves it. The module attribute `alpa.program`
+is a hash of the program that was planned. Each option is given to every pass that has it.
+
+**Options**: see the fields.
+
+**Fails when** one of the passes fails, after stages that do not fit were cut again, or when no plan
+can be faster than `faster-than`.
 """
 
 from __future__ import annotations

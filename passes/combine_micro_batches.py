@@ -1,44 +1,61 @@
-"""`combine-micro-batches`: proves that micro-batches give what the whole batch gives.
+"""Proves that micro-batches give what the whole batch gives.
 
-Every value gets a relation to the same value of a program for the whole batch: it is the same, it
-holds rows of samples, it is a sum over them, or a function of sums (`analysis/micro_batches`).
-What reaches a result or a new state in another way is refused at the op that mixes samples. Then
-the program is split: what a micro-batch computes comes first, and where a sum leaves it for what
-runs once per step it gets a marker `@alpa.gradient`, by which later passes accumulate it. A number
-of the step by which samples are multiplied (one over the number of tokens that count) is taken
-out: the micro-batch computes with one, and what was accumulated is multiplied by it.
+Every value gets a relation to the same value of a program for the whole batch. It is the same, it
+holds rows of samples, it is a sum over samples, or it is a function of such sums
+(`analysis/micro_batches`). If a result or a new state depends on the samples in another way, the
+pass fails at the op that mixes samples. Otherwise it splits the program. What a micro-batch
+computes comes first. A sum that is read by what runs once per step gets a marker `@alpa.gradient`,
+by which later passes accumulate it. A number of the step by which samples are multiplied, such as
+one over the number of tokens that count, is taken out: the micro-batch computes with one, and the
+accumulated sum is multiplied by the number.
 
-**Before**, with two micro-batches of 4 samples:
-```mlir
-%sum = stablehlo.reduce(%masked init: %zero) … : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
-%count = stablehlo.reduce(%mask init: %zero) … : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
-%mean = stablehlo.divide %sum, %count : tensor<f32>
-return %mean : tensor<f32>
-```
-**After**
-```mlir
-%sum = stablehlo.reduce(%masked init: %zero) …
-%0 = stablehlo.custom_call @alpa.gradient(%sum) : (tensor<f32>) -> tensor<f32>
-%count = stablehlo.reduce(%mask init: %zero) …
-%1 = stablehlo.custom_call @alpa.gradient(%count) : (tensor<f32>) -> tensor<f32>
-%mean = stablehlo.divide %0, %1 : tensor<f32>
-return %mean : tensor<f32>
-```
+With `micro-batches=independent` nothing is proven. The markers of gradients then tell what runs in
+each micro-batch and what once per step. A program without markers gets them by the names that JAX
+gives to ops that differentiation makes (`simplify/gradients.py`).
 
-With `micro-batches=independent` nothing is proven. What runs in each micro-batch and what once per
-step is then told by the markers of gradients. A program without markers gets them by the names that
-jax gives to what differentiation makes (`simplify/gradients.py`).
+A program that was lowered for both sizes says on its ops how they differ (`alpa.whole`). In any
+other program the divisor of a mean cannot be told from other numbers. There, sums of floats over
+samples are taken for means, or with `loss-reduction=sum` for sums.
 
-Results get their `alpa.result`, and the module `alpa.micro_batches`: `exact`, `exact, random
-numbers per micro-batch` or `independent`. Markers inside of loops and branches, which mean nothing
-there, go.
+**Before**::
 
-A program that was lowered for both sizes says on its ops how they differ (`alpa.whole`). For any
-other the divisor of a mean cannot be told from other numbers, and sums of floats over samples are
-taken for means, or with `loss-reduction=sum` for sums.
+    func.func public @main(
+        %x: tensor<4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64},
+        %mask: tensor<4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> tensor<f32> {
+      %zero = stablehlo.constant dense<0.0> : tensor<f32>
+      %sum = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0]
+        : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+      %count = stablehlo.reduce(%mask init: %zero) applies stablehlo.add across dimensions = [0]
+        : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+      %mean = stablehlo.divide %sum, %count : tensor<f32>
+      return %mean : tensor<f32>
+    }
 
-**Fails when** samples are mixed with several micro-batches, or the program was lowered for another
-number of them.
+**After** `combine-micro-batches{num-micro-batches=2}`::
+
+    module attributes {alpa.micro_batches = "exact"} {
+      func.func public @main(%x: …, %mask: …) -> (tensor<f32> {alpa.result = "last"}) {
+        %zero = stablehlo.constant …
+        %sum = stablehlo.reduce(%x init: %zero) …
+        %0 = stablehlo.custom_call @alpa.gradient(%sum) : (tensor<f32>) -> tensor<f32>
+        %count = stablehlo.reduce(%mask init: %zero) …
+        %1 = stablehlo.custom_call @alpa.gradient(%count) : (tensor<f32>) -> tensor<f32>
+        %mean = stablehlo.divide %0, %1 : tensor<f32>
+        return %mean : tensor<f32>
+      }
+    }
+
+**Requires**: a program for one micro-batch, as it was lowered.
+
+**Ensures**: calls are inlined, and no loop or branch holds markers, which would mean nothing there.
+With several micro-batches the module attribute `alpa.micro_batches` is `exact`, `exact, random
+numbers per micro-batch` or `independent`. With `exact` results have their `alpa.result`. With one
+micro-batch nothing is proven, and no marker is added.
+
+**Options**: see the fields.
+
+**Fails when** there are several micro-batches and samples are mixed, the program was lowered for
+another number of micro-batches, or no argument is a batch and the state changes.
 """
 
 from __future__ import annotations

@@ -1,27 +1,63 @@
-"""`ilp-shard-annotate`: gives every value of a planned program a sharding on its mesh.
+"""Gives every value of a planned program a sharding on its mesh.
 
-Before: fragments on `!mpmd.mesh_tensor`s without shardings (see `stage-mesh-partition`).
+Each mesh has one integer linear program, over its forward, backward and update fragments together
+(`sharding/mesh_problem.py`, `solve/sharding/ilp.py`). The cost of a step is roofline compute, the
+all-reduces of partial sums, and resharding between producers and consumers. If an op takes an
+operand in a sharding other than the one it was made in, an `sdy.sharding_constraint` shows the
+reshard. A state's new value has the sharding of the old one.
 
-After:
-    %0 = mpmd.fragment<mesh="mesh_0", ...> (%w, %x) (%a: tensor<16x32xf32>, %b: tensor<8x16xf32>) {
-      %1 = stablehlo.dot_general %b, %a ... {sdy.sharding =
-             #sdy.sharding_per_value<[<@mesh_0, [{"axis0"}, {"axis1"}]>]>} ...
-    } : (!mpmd.mesh_tensor<"mesh_0", tensor<16x32xf32>, sharding=<@mesh_0, [{}, {"axis1"}]>>, ...)
+The program's own shardings are kept: those in the types of arguments and those of
+`sdy.sharding_constraint`s. `sdy.manual_computation` is one node whose shardings are fixed.
 
-One integer linear program per mesh, over its forward, backward and update fragments together
-(`sharding/mesh_problem.py`), solved to proven optimality (`solve/ilp.py`): the cost of a step
-is roofline compute, the all-reduces of partial sums, and resharding between producer and consumer.
-`alpa.solver` on @main says what is proven about each mesh, `alpa.seconds` of each fragment what one
-run of it takes by the same costs.
-Where an op wants an operand in another layout than it was made in, an `sdy.sharding_constraint`
-shows the resharding. A state's new value has the sharding of the old one.
+**Before**::
 
-Shardings of the program's own are kept: those in the types of arguments and those of
-`sdy.sharding_constraint`s; `sdy.manual_computation` is one node whose shardings are fixed.
+    !x = !mpmd.mesh_tensor<"mesh_0", tensor<64x8xf32>>
+    !w = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>>
+    sdy.mesh @mesh_0 = <["axis0"=2]>
+    func.func public @main(%x: !x, %w: !w) -> !x attributes {
+        topology = #mpmd.topology<<"mesh_0" : <["axis0"=2]>>>,
+        alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>,
+                        logical_shape = array<i64: 2>}],
+        alpa.plan = {cluster = "cpu:1x2", num_micro_batches = 1 : i64, schedule = "gpipe",
+                     predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64>}} {
+      %y = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%x, %w)
+          {alpa.part = "forward"} (%a: tensor<64x8xf32>, %b: tensor<8x8xf32>) {
+        %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+          : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
+        mpmd.return %0 : tensor<64x8xf32>
+      } : (!x, !w) -> !x
+      return %y : !x
+    }
 
-Fails when:
-    a custom call with side effects has no sharding rule;
-    no choice fits into the memory of the mesh's devices (`sharding/liveness.py`).
+**After**::
+
+    sdy.mesh @mesh_0 = <["axis0"=2]>
+    func.func public @main(
+        %x: !mpmd.mesh_tensor<"mesh_0", tensor<64x8xf32>, sharding=<@mesh_0, [{"axis0"}, {}]>>,
+        %w: !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>, sharding=<@mesh_0, [{}, {}]>>)
+        -> !mpmd.mesh_tensor<"mesh_0", tensor<64x8xf32>, sharding=<@mesh_0, [{"axis0"}, {}]>>
+        attributes {…, alpa.solver = [{…, mesh = "mesh_0", …, status = "optimal", …}], …} {
+      %y = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%x, %w)
+          {alpa.part = "forward", alpa.seconds = …} (%a: …, %b: …) {
+        %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+            {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"axis0"}, {}]>]>}
+          : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
+        mpmd.return %0 : tensor<64x8xf32>
+      } : …
+      return %y : …
+    }
+
+**Requires**: fragments on meshes, as `stage-mesh-partition` leaves them.
+
+**Ensures**: every op and every mesh tensor has a sharding. `alpa.solver` on `@main` says for each
+mesh what is proven. `alpa.seconds` of each fragment is the predicted time of one run by the same
+costs.
+
+**Options**: see the fields.
+
+**Fails when** a custom call with side effects has no sharding rule, no assignment fits into the
+memory of the mesh's devices (`sharding/liveness.py`), or the plan's cluster is unknown. It also
+fails when `time-limit` or `gap` is negative.
 """
 
 from __future__ import annotations

@@ -1,34 +1,69 @@
-"""`insert-cross-mesh-reshard`: decides how each value crosses from one mesh to another.
+"""Decides how each value crosses from one mesh to another.
 
-Before: transfers between sharded mesh tensors (see `ilp-shard-annotate`):
-    %1 = mpmd.transfer %0 : (!mpmd.mesh_tensor<"mesh_0", ..., sharding=<@mesh_0, [{"axis0"}, {}]>>)
-                          -> !mpmd.mesh_tensor<"mesh_1", ..., sharding=<@mesh_1, [{}, {}]>>
+The methods (Alpa, section 6; `solve/transfers/cross_mesh.py` compares them):
 
-After:
-    %1 = mpmd.transfer {alpa.reshard = {method = "local_all_gather", slow_bytes = ..., ...}} %0 :
-           (...) -> !mpmd.mesh_tensor<"mesh_1", ..., sharding=<@mesh_1, [{"axis0"}, {}]>>
-    %2 = mpmd.fragment<mesh="mesh_1", ...> (%1) (%a: tensor<8x32xf32>) {
-      %3 = sdy.sharding_constraint %a <@mesh_1, [{}, {}]>   // gathers over the mesh's own links
-
-The methods (Alpa, section 6; `solve/cross_mesh.py` compares them):
 * `send_recv`: each device of the destination gets its own tile.
-* `local_all_gather`: the destination wants replicas, so that its devices get a part each and
-  the fragments that read it gather.
-* `broadcast`: the destination wants replicas, so that one device of a host gets what the host
-  lacks and passes it on there.
+* `local_all_gather`: the destination wants replicas. Its devices get a part each, and the fragments
+  that read the value gather it.
+* `broadcast`: the destination wants replicas. One device of a host gets what the host lacks and
+  passes it on there.
 
-The one taken sends the fewest bytes over links between hosts, then takes the least time. Where
-anything but a fragment reads the value, as when it is returned, nobody can gather. The bytes are
-those of the transfer; a gather is a collective of the fragment that it stands in. A transfer that
-has `alpa.reshard` stays as it is.
+The pass takes the method that sends the fewest bytes over links between hosts, and of those the one
+that takes the least time. A value that is read by anything but fragments, such as a result, cannot
+be gathered. The bytes are those of the transfer; a gather is a collective of the fragment that it
+stands in. A transfer that has `alpa.reshard` stays as it is.
 
-Now all seconds are known: `alpa.seconds` of a transfer says what it takes, those of a fragment get
-its gathers added, and `predicted_step_seconds` of `alpa.plan` becomes the time of the schedule that
-they make (`analysis/step_time.py`). Where a fragment has no seconds, nothing is predicted.
+**Before**::
 
-Fails when:
-    a transfer has no shardings, because `ilp-shard-annotate` was not run; or one of them is over a
-    part of an axis or over one that the mesh does not have, or is unreduced.
+    !x = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>, sharding=<@mesh_0, [{"axis0"}, {}]>>
+    !y = !mpmd.mesh_tensor<"mesh_1", tensor<8x8xf32>, sharding=<@mesh_1, [{}, {}]>>
+    sdy.mesh @mesh_0 = <["axis0"=2]>
+    sdy.mesh @mesh_1 = <["axis0"=2]>
+    func.func public @main(%x: !x) -> !y attributes {
+        topology = #mpmd.topology<<"mesh_0" : <["axis0"=2]>>, <"mesh_1" : <["axis0"=2]>>>,
+        alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>,
+                        logical_shape = array<i64: 2>},
+                       {name = "mesh_1", hosts = array<i64: 1>, devices = array<i64: 2, 3>,
+                        logical_shape = array<i64: 2>}],
+        alpa.plan = {cluster = "cpu:2x2", num_micro_batches = 1 : i64, schedule = "gpipe",
+                     predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64>}} {
+      %0 = mpmd.transfer %x : (!x) -> !y
+      %y = mpmd.fragment<mesh="mesh_1", origin=["layer_1"], stage=1> (%0) {alpa.part = "forward"}
+          (%a: tensor<8x8xf32>) {
+        %1 = stablehlo.tanh %a : tensor<8x8xf32>
+        mpmd.return %1 : tensor<8x8xf32>
+      } : (!y) -> !y
+      return %y : !y
+    }
+
+**After**::
+
+    sdy.mesh @mesh_0 = <["axis0"=2]>
+    sdy.mesh @mesh_1 = <["axis0"=2]>
+    func.func public @main(%x: …) -> … {
+      %0 = mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_all_gather",
+                                          slow_bytes = 256 : i64}, alpa.seconds = …} %x
+        : (!mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>, sharding=<@mesh_0, [{"axis0"}, {}]>>)
+        -> !mpmd.mesh_tensor<"mesh_1", tensor<8x8xf32>, sharding=<@mesh_1, [{"axis0"}, {}]>>
+      %y = mpmd.fragment<mesh="mesh_1", origin=["layer_1"], stage=1> (%0)
+          {alpa.part = "forward"} (%a: tensor<8x8xf32>) {
+        %2 = sdy.sharding_constraint %a <@mesh_1, [{}, {}]> … : tensor<8x8xf32> // gathers
+        %1 = stablehlo.tanh %2 : tensor<8x8xf32>
+        mpmd.return %1 : tensor<8x8xf32>
+      } : …
+      return %y : …
+    }
+
+**Requires**: transfers between sharded mesh tensors, as `ilp-shard-annotate` leaves them.
+
+**Ensures**: each transfer has `alpa.reshard` (method, bytes) and `alpa.seconds`. The gathers are
+added to the `alpa.seconds` of the fragments. `predicted_step_seconds` of `alpa.plan` is the time of
+the simulated schedule (`plan/step_time.py`), unless a fragment has no seconds.
+
+**Options**: none.
+
+**Fails when** a transfer has no shardings. It also fails when a sharding is unreduced, or is over a
+part of an axis or an axis that the mesh does not have.
 """
 
 from __future__ import annotations

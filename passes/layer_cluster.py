@@ -1,25 +1,48 @@
-"""`layer-cluster`: cuts a program into layers, forward, backward and update.
+"""Cuts a program into layers: forward, backward and update computations.
 
-Before:
-    func.func public @main(%w, %x) { %0 = dot %x, %w ... %9 = subtract %w, %g ... return }
+Forward ops are cut by the dynamic program of the paper's eq. 6 (`solve/layers/layer_dp.py`), or at
+the `@alpa.layer_boundary` markers, which pass values on or stand between ops without any.
+`analysis/step_parts.py` tells forward, backward and update apart. `analysis/layer_placement.py`
+places every other op.
 
-After:
-    func.func public @main(%w, %x) {
-      %0:2 = mpmd.named_computation<"layer_0"(0)> (%w, %x) ...        // forward
-      ...
-      %5 = mpmd.named_computation<"layer_0"(1)> (%x, %0#1, %4) ...    // its backward
-      %6 = mpmd.named_computation<"update_0"(0)> (%w, %5) ...         // its parameters' update
-      return %6 }
+**Before**::
 
-Forward ops are cut by the dynamic program of the paper's eq. 6 (`solve/layer_dp.py`), or at the
-`@alpa.layer_boundary` markers, which pass values on or stand between ops without any. Forward,
-backward and update are told apart by `analysis/step_parts.py`, and every other op follows by
-`analysis/layer_placement.py`. Markers are gone afterwards; the roles of arguments and results are
-written where they could be inferred.
+    func.func public @main(
+        %w: tensor<8x8xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x8xf32>)
+        -> (tensor<8x8xf32>, tensor<4x8xf32>) {
+      %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+        : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+      %0 = stablehlo.dot_general %x, %y, contracting_dims = [0] x [0]
+        : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<8x8xf32>
+      %g = stablehlo.custom_call @alpa.gradient(%0) : (tensor<8x8xf32>) -> tensor<8x8xf32>
+      %new = stablehlo.subtract %w, %g : tensor<8x8xf32>
+      return %new, %y : tensor<8x8xf32>, tensor<4x8xf32>
+    }
 
-Fails when:
-    the program has fewer ops than layers are asked for, or fewer contractions with `equal-ops`;
-    `manual` finds no marker, or another number of layers than asked for; a role is malformed.
+**After** `layer-cluster{num-layers=1}`::
+
+    func.func public @main(%w: … {alpa.input = 0 : i64, alpa.role = "state", …}, %x: …)
+        -> (tensor<8x8xf32> {alpa.output = 0 : i64, alpa.result = "state:0"}, …) {
+      // forward
+      %y = mpmd.named_computation<"layer_0"> (%x, %w) {alpa.flops = 512 : i64} …
+      // backward
+      %g = mpmd.named_computation<"layer_0"(1)> (%x, %y) {alpa.flops = 512 : i64} …
+      // update
+      %new = mpmd.named_computation<"update_0"> (%g, %w) {alpa.flops = 64 : i64} …
+      return %new, %y : tensor<8x8xf32>, tensor<4x8xf32>
+    }
+
+**Requires**: a function as `simplify-trivial-ops` or `split-loops` leaves it.
+
+**Ensures**: every op is in a named computation that `verify-layers` accepts. Markers are gone. The
+roles of arguments and results are written where they could be inferred.
+
+**Options**: see the fields.
+
+**Fails when** there are fewer forward ops than layers, or fewer contractions with `equal-ops`.
+With `manual` it fails when there is no marker, or another number of layers than `num-layers`. It
+also fails when `delta` is negative, a role is malformed, or independent micro-batches need
+gradients that nothing marks.
 """
 
 from __future__ import annotations

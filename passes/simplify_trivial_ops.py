@@ -1,12 +1,15 @@
 """Brings any StableHLO program into the form that the planning passes read.
 
-* Calls are inlined; nested, from several places, in loops; `stablehlo.composite` as well.
-* Annotations of GSPMD and of memories other than the devices' are removed, with one remark each;
-  an `sdy.mesh` that nobody names, too.
-* Collectives of one device, which a `shard_map` over one leaves, go; its number is 0.
-* A result that is asked another `sdy.sharding` than the argument, or the earlier result, that it
-  is gets a constraint and so a value of its own.
-* Batch norms are written out; ops that do nothing go, chains of two become one. The rewrites:
+* Calls are inlined: nested ones, those from several places, those in loops, and
+  `stablehlo.composite`.
+* Annotations of GSPMD and of memories other than the devices' are removed, with one remark each.
+  An `sdy.mesh` that nothing refers to is removed, too.
+* Collectives of one device, as a `shard_map` over one device makes, are removed. The number of that
+  device is 0.
+* If a result aliases an argument or an earlier result but requests a different `sdy.sharding`, a
+  constraint is inserted.
+* Batch norms are written out. Ops that do nothing are removed, and chains of two become one op. The
+  rewrites:
 
       reshape(x) : type(x) -> x
       reshape(reshape(x)) -> reshape(x)
@@ -38,39 +41,45 @@
       batch_norm_inference(x, scale, offset, mean, variance) -> x * s + (offset - mean * s)
       batch_norm_grad(x, scale, mean, variance, dy) -> d x, d scale, d offset
 
-* Ops without effects whose results nobody uses are erased.
+* Ops without effects whose results are not used are erased.
 * Each computationally trivial op (element-wise, transpose, reshape, broadcast, reduce) gets
   `alpa.follow`, the number of the operand whose sharding it takes: see `simplify/follow.py`.
 
 `stablehlo.optimization_barrier`, `sdy.constant` and the markers `@alpa.layer_boundary` and
-`@alpa.gradient` stay. No tensor is folded at compile time; common subexpressions, constants
-of branches and the like are `cse`'s and `canonicalize`'s.
+`@alpa.gradient` stay. No tensor is folded at compile time. Common subexpressions and constant
+conditions are left to `cse` and `canonicalize`.
 
-**Before**
-```mlir
-func.func private @square(%x: tensor<4xf32>) -> tensor<4xf32> {
-  %y = stablehlo.multiply %x, %x : tensor<4xf32>
-  return %y : tensor<4xf32>
-}
-func.func public @main(%x: tensor<2x2xf32>) -> tensor<4xf32> {
-  %0 = stablehlo.reshape %x : (tensor<2x2xf32>) -> tensor<1x4xf32>
-  %1 = stablehlo.reshape %0 : (tensor<1x4xf32>) -> tensor<4xf32>
-  %2 = call @square(%1) : (tensor<4xf32>) -> tensor<4xf32>
-  return %2 : tensor<4xf32>
-}
-```
-**After**
-```mlir
-func.func public @main(%x: tensor<2x2xf32>) -> tensor<4xf32> {
-  %0 = stablehlo.reshape %x {alpa.follow = 0 : i64} : (tensor<2x2xf32>) -> tensor<4xf32>
-  %1 = stablehlo.multiply %0, %0 {alpa.follow = 0 : i64} : tensor<4xf32>
-  return %1 : tensor<4xf32>
-}
-```
+**Before**::
 
-**Fails when** the module does not hold one public function with a body of one block, when a
-shape is dynamic, a call is recursive, the program is written for several replicas (`pmap`)
-or with GSPMD's `shard_map`, it talks to its host (callbacks, infeed, ordered effects), is
+    func.func private @square(%x: tensor<4xf32>) -> tensor<4xf32> {
+      %y = stablehlo.multiply %x, %x : tensor<4xf32>
+      return %y : tensor<4xf32>
+    }
+    func.func public @main(%x: tensor<2x2xf32>) -> tensor<4xf32> {
+      %0 = stablehlo.reshape %x : (tensor<2x2xf32>) -> tensor<1x4xf32>
+      %1 = stablehlo.reshape %0 : (tensor<1x4xf32>) -> tensor<4xf32>
+      %2 = call @square(%1) : (tensor<4xf32>) -> tensor<4xf32>
+      return %2 : tensor<4xf32>
+    }
+
+**After**::
+
+    func.func public @main(%x: tensor<2x2xf32>) -> tensor<4xf32> {
+      %0 = stablehlo.reshape %x {alpa.follow = 0 : i64} : (tensor<2x2xf32>) -> tensor<4xf32>
+      %1 = stablehlo.multiply %0, %0 {alpa.follow = 0 : i64} : tensor<4xf32>
+      return %1 : tensor<4xf32>
+    }
+
+**Requires**: StableHLO with one public function.
+
+**Ensures**: the module holds one function without calls, and no op that the rewrites above remove.
+Each trivial op has `alpa.follow`.
+
+**Options**: none.
+
+**Fails when** the module does not hold one public function with a body of one block, a shape is
+dynamic, or a call is recursive. It also fails when the program is written for several replicas
+(`pmap`) or with GSPMD's `shard_map`, talks to its host (callbacks, infeed, ordered effects), is
 exported for several platforms, or has collectives outside of `sdy.manual_computation`.
 """
 

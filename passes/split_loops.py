@@ -1,32 +1,63 @@
-"""Cuts loops over layers between their trips, and what they stack with them.
+"""Cuts loops over layers between their trips, and the tensors that stack their rows.
 
-`jax.lax.scan` over stacked parameters keeps the layers of a model in one `stablehlo.while`, which
-no pipeline could be cut through. A loop of known trip count that takes a row of its parameters per
-trip is cut into parts of consecutive trips; a part of one trip is straight code. Forward and
-backward loops over the same rows are cut at the same rows. All that stacks these rows is cut too:
-parameters, residuals, gradients, the optimizer's state and its update. So each part can have
-a stage of its own that holds its own state only. A partial reduction of each part comes before one
-over all (a global norm).
+`jax.lax.scan` over stacked parameters keeps the layers of a model in one `stablehlo.while`, and no
+pipeline can be cut through a loop. If the trip count is known and each trip takes a row of the
+parameters, the loop is cut into parts of consecutive trips. A part of one trip is straight code.
+Forward and backward loops over the same rows are cut at the same rows. Everything that stacks these
+rows is cut, too: parameters, residuals, gradients, the optimizer's state and its update. So each
+part can have a stage of its own that holds its own state only. A reduction over all rows, such as a
+global norm, becomes a partial reduction of each part and one over the parts.
 
-Before, with two trips:
-    func.func public @main(%w: tensor<2x8x8xf32>, %x: tensor<4x8xf32>) -> ... {
-      %0:3 = stablehlo.while(%i = 0, %h = %x, %p = %w) ... { ... dynamic_slice %p, %i ... }
+A loop stays whole, in one layer, if its trip count is unknown, if no state is stacked in it, or if
+the program shards the stacked dimension. A remark says which.
 
-After:
-    func.func public @main(%w0: tensor<1x8x8xf32> {alpa.input = 0, alpa.slice = [0, 0, 1]},
-                           %w1: tensor<1x8x8xf32> {alpa.input = 0, alpa.slice = [0, 1, 2]},
-                           %x: tensor<4x8xf32> {alpa.input = 1}) -> ... {
-      %0 = reshape %w0 ...
+**Before**::
 
-An argument that is a stack becomes one per part: `alpa.slice` says which rows of argument
-`alpa.input` of the given program it takes, along which dimension. Results likewise. Roles are
-inferred before, and written.
+    func.func public @main(%w: tensor<2x8x8xf32>, %x: tensor<4x8xf32>) -> tensor<4x8xf32> {
+      %zero = stablehlo.constant dense<0> : tensor<i32>
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %trips = stablehlo.constant dense<2> : tensor<i32>
+      %0:3 = stablehlo.while(%i = %zero, %h = %x, %p = %w)
+          : tensor<i32>, tensor<4x8xf32>, tensor<2x8x8xf32>
+      cond {
+        %c = stablehlo.compare LT, %i, %trips : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        %row = stablehlo.dynamic_slice %p, %i, %zero, %zero, sizes = [1, 8, 8]
+          : (tensor<2x8x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x8x8xf32>
+        %m = stablehlo.reshape %row : (tensor<1x8x8xf32>) -> tensor<8x8xf32>
+        %n = stablehlo.dot_general %h, %m, contracting_dims = [1] x [0]
+          : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+        %j = stablehlo.add %i, %one : tensor<i32>
+        stablehlo.return %j, %n, %p : tensor<i32>, tensor<4x8xf32>, tensor<2x8x8xf32>
+      }
+      return %0#1 : tensor<4x8xf32>
+    }
 
-A loop stays whole, in one layer, where its trip count is not known, no state is stacked in it, or
-the program shards the stacked dimension; a remark says so.
+**After** `split-loops{num-layers=2}`::
 
-Fails when:
-    a role is malformed.
+    func.func public @main(
+        %w0: tensor<1x8x8xf32> {alpa.input = 0 : i64, alpa.slice = array<i64: 0, 0, 1>},
+        %w1: tensor<1x8x8xf32> {alpa.input = 0 : i64, alpa.slice = array<i64: 0, 1, 2>},
+        %x: tensor<4x8xf32> {alpa.input = 1 : i64}) -> (tensor<4x8xf32> {alpa.output = 0 : i64}) {
+      %0 = stablehlo.reshape %w0 {alpa.follow = 0 : i64} : (tensor<1x8x8xf32>) -> tensor<8x8xf32>
+      %1 = stablehlo.dot_general %x, %0, contracting_dims = [1] x [0]
+        : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+      %2 = stablehlo.reshape %w1 {alpa.follow = 0 : i64} : (tensor<1x8x8xf32>) -> tensor<8x8xf32>
+      %3 = stablehlo.dot_general %1, %2, contracting_dims = [1] x [0]
+        : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+      return %3 : tensor<4x8xf32>
+    }
+
+**Requires**: a function as `simplify-trivial-ops` leaves it.
+
+**Ensures**: an argument that is a stack of a cut loop becomes one argument per part. Its
+`alpa.slice` says which rows of argument `alpa.input` of the given program it takes, along which
+dimension. The same holds for results. If a loop was cut, the roles that were inferred are written.
+
+**Options**: see the fields.
+
+**Fails when** a role is malformed.
 """
 
 from __future__ import annotations

@@ -1,27 +1,60 @@
-"""`stage-mesh-partition`: merges layers into pipeline stages and gives each a device mesh.
+"""Merges layers into pipeline stages and gives each a device mesh.
 
-Before: `@main` is a list of `mpmd.named_computation`s (see `layer-cluster`).
+Stages, submeshes, their logical mesh shapes and their order come from the dynamic program of the
+paper's eq. 2 to 5 (`solve/stages/stage_dp.py`) over costs of sharded layers (`stages/search.py`).
+An input that several meshes read becomes one argument for each. A state that several meshes read
+is returned to each.
 
-After:
-    sdy.mesh @mesh_0 = <["axis0"=2, "axis1"=2]> ...
-    func.func public @main(%w: !mpmd.mesh_tensor<"mesh_0", tensor<16x32xf32>> {alpa.input = 0}, ...)
-        attributes {topology = #mpmd.topology<...>, alpa.meshes = [...], alpa.plan = {...}} {
-      %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0), "layer_1"(0)], stage=0> (%w, %x)
-             {alpa.part = "forward"} ...
-      %1 = mpmd.transfer %0 : ...  // to the next stage's mesh; the dialect's verifier demands it
-      ... }
+**Before**::
 
-Stages, meshes, their logical views and their order come from the dynamic program of the paper's
-eq. 2-5 (`solve/stage_dp.py`) over costs of sharded layers (`stages/search.py`). An input that
-several meshes read is one argument for each; a state that several meshes read is returned to each.
+    func.func public @main(%x: tensor<4x8xf32>, %w: tensor<8x8xf32>, %v: tensor<8x8xf32>)
+        -> tensor<4x8xf32> {
+      %h = mpmd.named_computation<"layer_0"> (%x, %w) (%a: tensor<4x8xf32>, %b: tensor<8x8xf32>) {
+        %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+          : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+        mpmd.return %0 : tensor<4x8xf32>
+      } : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+      %y = mpmd.named_computation<"layer_1"> (%h, %v) (%a: tensor<4x8xf32>, %b: tensor<8x8xf32>) {
+        %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+          : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+        mpmd.return %0 : tensor<4x8xf32>
+      } : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+      return %y : tensor<4x8xf32>
+    }
 
-Fails when:
-    there is no such cluster, or not the mesh that the program's own shardings name
-    (`sharding/user_shardings.py`); there are more stages than layers or devices; nothing fits into
-    memory; no submesh has as many devices as mesh-shape; the cluster has not the meshes that are
-    given, or they are given beside num-stages, mesh-shape or equal-layers; a program that trains is
-    to be planned for throughput; with several micro-batches, the role of an argument or result is
-    unknown.
+**After** `stage-mesh-partition{cluster=cpu:1x2 num-stages=2}`::
+
+    sdy.mesh @mesh_0 = <["axis0"=1]>
+    sdy.mesh @mesh_1 = <["axis0"=1]>
+    func.func public @main(
+        %x: !mpmd.mesh_tensor<"mesh_0", tensor<4x8xf32>> {alpa.input = 0 : i64},
+        %w: !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>> {alpa.input = 1 : i64},
+        %v: !mpmd.mesh_tensor<"mesh_1", tensor<8x8xf32>> {alpa.input = 2 : i64})
+        -> (!mpmd.mesh_tensor<"mesh_1", tensor<4x8xf32>> {alpa.output = 0 : i64})
+        attributes {alpa.meshes = …, alpa.plan = {cluster = "cpu:1x2", …}, topology = …} {
+      %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%x, %w)
+          {…, alpa.part = "forward", alpa.seconds = …} …
+      %1 = mpmd.transfer %0 : (!mpmd.mesh_tensor<"mesh_0", tensor<4x8xf32>>)
+        -> !mpmd.mesh_tensor<"mesh_1", tensor<4x8xf32>>
+      %2 = mpmd.fragment<mesh="mesh_1", origin=["layer_1"], stage=1> (%1, %v)
+          {…, alpa.part = "forward", alpa.seconds = …} …
+      return %2 : !mpmd.mesh_tensor<"mesh_1", tensor<4x8xf32>>
+    }
+
+**Requires**: layers as `layer-cluster` makes them.
+
+**Ensures**: `@main` holds fragments on meshes, with a transfer for each value that crosses. It has
+`topology`, `alpa.meshes` (hosts, devices, logical shape) and `alpa.plan` (micro-batches, schedule,
+predicted seconds and bytes). `verify-layers` accepts it.
+
+**Options**: see the fields.
+
+**Fails when** the cluster does not exist, or does not have the mesh that the program's own
+shardings name (`sharding/user_shardings.py`). It fails when there are more stages than layers or
+devices, no cut fits into memory, or no submesh has as many devices as `mesh-shape`. Given `meshes`
+must be meshes of the cluster and exclude `num-stages`, `mesh-shape` and `equal-layers`. A program
+that trains cannot be planned for throughput. With several micro-batches, the role of each argument
+and result must be known.
 """
 
 from __future__ import annotations

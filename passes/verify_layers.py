@@ -1,18 +1,43 @@
-"""`verify-layers`: checks that every part of a step stands in the right layer or stage.
+"""Checks that every part of a step stands in the right layer or stage.
 
-It takes what `layer-cluster` makes, or a plan from `stage-mesh-partition` on, and changes nothing.
-Those two passes check what they make in the same way; the pass is for modules that somebody else
-wrote or changed.
+The pass changes nothing. `layer-cluster` and `stage-mesh-partition` check their own results in the
+same way. The pass is for modules that somebody else wrote or changed.
 
-Options: none.
+**Before**::
 
-Fails when (`analysis/layer_checks.py` has the reasons):
-    an op is outside of any layer, or a layer is there twice; a value flows from a later stage or
-    layer to an earlier one in the forward part, the other way in the backward part, or from an
-    update into either; a backward computation adds to a gradient what another layer or mesh made
-    of it; an update mixes layers and is not `update_global`; on meshes, a layer's backward or
-    update is apart from its forward, stages are no intervals of layers, or one copy of a state is
-    not replaced.
+    func.func public @main(%w: tensor<8x8xf32>, %x: tensor<4x8xf32>) -> tensor<4x8xf32> {
+      %y = mpmd.named_computation<"layer_0"> (%x, %w) (%a: tensor<4x8xf32>, %b: tensor<8x8xf32>) {
+        %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+          : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+        mpmd.return %0 : tensor<4x8xf32>
+      } : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+      return %y : tensor<4x8xf32>
+    }
+
+**After**::
+
+    func.func public @main(%w: tensor<8x8xf32>, %x: tensor<4x8xf32>) -> tensor<4x8xf32> {
+      %y = mpmd.named_computation<"layer_0"> (%x, %w) (%a: tensor<4x8xf32>, %b: tensor<8x8xf32>) {
+        %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+          : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+        mpmd.return %0 : tensor<4x8xf32>
+      } : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
+      return %y : tensor<4x8xf32>
+    }
+
+**Requires**: layers as `layer-cluster` makes them, or a plan from `stage-mesh-partition` on.
+
+**Ensures**: the module is unchanged, and none of the errors below applies
+(`plan/layer_checks.py` has the reasons).
+
+**Options**: none.
+
+**Fails when** an op is outside of any layer, or a layer occurs twice. A value may not flow from a
+later stage or layer to an earlier one in the forward part, the other way in the backward part, or
+from an update into either. A backward computation may not add to a gradient that another layer or
+mesh made. An update may not mix layers unless it is `update_global`. On meshes, the pass also fails
+when a layer's backward or update is apart from its forward, stages are not intervals of layers, or
+one copy of a state is not replaced.
 """
 
 from __future__ import annotations
