@@ -7,8 +7,7 @@ go from cheap to dear, and each is exact:
 2. ``buckets``: bucket elimination, where the graph is narrow
 3. ``bound``: dual ascent gives a bound and a choice; where they meet, done; else whatever
    cannot be better than the choice is forbidden, and the rest starts again at 1
-4. ``buckets`` with larger tables, then ``lp``: the LP relaxation, whose duals do the
-   same as 3
+4. ``lp``: the LP relaxation, whose duals do the same as 3
 5. ``lp``: branch and bound on what is still open
 
 Where the cheapest choice does not fit into memory, ``within`` searches among those that do,
@@ -193,7 +192,7 @@ def _search_cores(problem: Problem, reduction: Reduction, search: _Targets) -> _
 def _search_core(problem: Problem, search: _Targets) -> _Found:
     settings = search.settings
     steps, tuning = settings.steps, settings.tuning
-    found = _tables(problem, tuning.easy_entries) if steps.easy_tables else None
+    found = _tables(problem, tuning.entries) if steps.tables else None
     if found is not None:
         return found
     ascent = ascend(
@@ -210,9 +209,6 @@ def _search_core(problem: Problem, search: _Targets) -> _Found:
     smaller = _pruned(ascent.problem, best, settings)
     if smaller is not None:
         return _restart(smaller, best, search)
-    found = _tables(problem, tuning.hard_entries) if steps.hard_tables else None
-    if found is not None:
-        return found
     shifted = ascent.problem
     if steps.relaxation:
         relaxed = relax(shifted, deadline=search.deadline, settings=settings)

@@ -17,10 +17,8 @@ class Steps:
     """``presolve`` drops strategies that another one is never worse than"""
     elimination: bool = True
     """``presolve`` minimises out nodes with at most two neighbours"""
-    easy_tables: bool = True
-    """bucket elimination before any bound is known"""
-    hard_tables: bool = True
-    """bucket elimination with larger tables, before the LP"""
+    tables: bool = True
+    """bucket elimination, where the graph is narrow"""
     ascent: bool = True
     """dual ascent (``bound.ascend``) before the LP"""
     fusion: bool = True
@@ -77,11 +75,9 @@ class Tuning:
     """
 
     # Tables and presolve
-    easy_entries: float = 5e6
-    """Entries of the tables of bucket elimination before any bound is known; 10 ns each. Not
-    measured: set to take about 0.1 s."""
-    hard_entries: float = 5e7
-    """The same before the LP: about 1 s, 400 MB at most. Not measured."""
+    entries: float = 5e6
+    """Entries of the tables of bucket elimination; 10 ns each. Not measured: set to take about
+    0.1 s."""
     fused_entries: float = 1e6
     """The same where choices are fused: about 0.01 s. Not measured."""
     series_pairs: int = 4096

@@ -22,7 +22,7 @@ from alpa.passes.solve.sharding.ilp import (
 )
 from alpa.passes.solve.sharding.presolve import Reduction
 
-NO_TABLES = Steps(easy_tables=False, hard_tables=False)
+NO_TABLES = Steps(tables=False)
 
 
 @st.composite
@@ -68,7 +68,7 @@ def test_dense_cores_equal_brute_force(all_costs, random_problem, seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_dual_ascent_equals_brute_force(all_costs, random_problem, seed):
     problem = random_problem(seed)
-    solution = solve(problem, steps=Steps(easy_tables=False))
+    solution = solve(problem, steps=NO_TABLES)
     assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
 
 

@@ -89,7 +89,7 @@ def test_equals_brute_force(all_costs, problem):
 @pytest.mark.parametrize("seed", range(24))
 def test_a_wide_gap_proves_no_false_bound(all_costs, random_problem, seed):
     """Problems without easy reductions, with bytes that fall where costs rise."""
-    steps = Steps(easy_tables=False, hard_tables=False)
+    steps = Steps(tables=False)
     rng = np.random.default_rng(seed)
     free = random_problem(seed)
     usages = tuple(
