@@ -77,12 +77,12 @@ from alpa.dialects.attributes import (
     WHOLE,
     WITH_NOISE,
     ResultRole,
-    entries,
     marker_of,
     micro_batches_of,
     read_results,
     write_interface,
 )
+from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import Graph, replace_operands, used_values
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.micro_batches.context import Context, is_float

@@ -72,15 +72,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from alpa.dialects import body, ir, mpmd, sdy
-from alpa.dialects.attributes import (
-    SECONDS,
-    MeshAssignment,
-    Reshard,
-    f64,
-    read_float,
-    read_meshes,
-)
+from alpa.dialects.attributes import SECONDS, MeshAssignment, Reshard, read_float, read_meshes
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.records import f64
 from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.input_checks import check_input

@@ -62,7 +62,6 @@ from alpa.dialects.attributes import (
     INDEPENDENT,
     LAYER_BOUNDARY,
     Part,
-    i64,
     input_number,
     is_exact,
     marker_of,
@@ -71,6 +70,7 @@ from alpa.dialects.attributes import (
     write_interface,
 )
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
+from alpa.dialects.records import i64
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, replace_operands
 from alpa.passes.analysis.input_checks import check_input

@@ -54,7 +54,6 @@ in its update. A program with one micro-batch stays as it is.
 **Fails when** the module has no plan.
 """
 
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -17,7 +17,8 @@ from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from alpa.dialects import func, ir, stablehlo, walk
-from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, i64
+from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM
+from alpa.dialects.records import i64
 
 # The effect of what has to stay though nothing reads it, which gradients, loops and recomputation
 # let pass. jax has no public name for it.

@@ -32,9 +32,9 @@ from alpa.dialects.attributes import (
     Result,
     ResultRole,
     Role,
-    i64,
     write_interface,
 )
+from alpa.dialects.records import i64
 from alpa.passes.analysis.micro_batches.resize import resize
 from alpa.passes.analysis.micro_batches.whole import MisalignedError, align
 from alpa.passes.pipelines.diagnostics import place_of

@@ -16,10 +16,10 @@ from alpa.dialects.attributes import (
     read_meshes,
     read_part,
     read_results,
-    typed,
 )
 from alpa.dialects.bindings import body, ir, main_function, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
+from alpa.dialects.records import typed
 from alpa.dialects.sharding import Mesh
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.base import PassError

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, Self
 
 from alpa.dialects import body, ir, main_function
@@ -243,19 +243,18 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    if not hasattr(value, "__dataclass_fields__"):
+    if not is_dataclass(value):
         return value
-    fields = {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    names = {field.name: field.name for field in fields(value)}
     if isinstance(value, TransferReport):
-        names = {"source": "from", "target": "to"}
-        return {names.get(name, name): item for name, item in fields.items()}
+        names |= {"source": "from", "target": "to"}
     if isinstance(value, StageReport):
-        fields["strategy"] = value.strategy
+        names["strategy"] = "strategy"
         for name in ("parameter_bytes", "optimizer_bytes", "splits"):
-            del fields[name]
+            del names[name]
     if isinstance(value, SolverReport):
-        fields["gap"] = _plain(value.gap)
-    return fields
+        names["gap"] = "gap"
+    return {name: _plain(getattr(value, key)) for key, name in names.items()}
 
 
 def parameters(program: Program) -> frozenset[int]:

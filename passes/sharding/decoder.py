@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from alpa.dialects import body, func, ir, mpmd, sdy, terminator
-from alpa.dialects.attributes import COMPUTE_SECONDS, SECONDS, f64
+from alpa.dialects.attributes import COMPUTE_SECONDS, SECONDS
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.records import f64
 from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.kept_copies import return_copies

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from alpa.dialects import body, ir, mpmd, sdy, terminator
-from alpa.dialects.attributes import SECONDS, f64, read_part
+from alpa.dialects.attributes import SECONDS, read_part
+from alpa.dialects.records import f64
 from alpa.dialects.sharding import Sharding
 from alpa.passes.cost.collectives import LogicalMesh
 

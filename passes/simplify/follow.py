@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from alpa.dialects import ir, stablehlo
-from alpa.dialects.attributes import FOLLOW, i64, marker_of
+from alpa.dialects.attributes import FOLLOW, marker_of
+from alpa.dialects.records import i64
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
 from alpa.passes.simplify.rewriter import programs, shape

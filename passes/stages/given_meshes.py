@@ -24,11 +24,9 @@ from alpa.dialects.attributes import (
     Slice,
     State,
     argument_state,
-    entries,
-    i64,
     read_arguments,
-    typed,
 )
+from alpa.dialects.records import entries, i64, typed
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import OptionError, PassError, location_of
 from alpa.passes.cost.cluster import Cluster

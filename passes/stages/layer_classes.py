@@ -19,8 +19,6 @@ from alpa.dialects.attributes import (
     Plan,
     Result,
     ResultRole,
-    argument_attrs,
-    result_attrs,
     state_pairs,
 )
 from alpa.dialects.mpmd_types import Origin
@@ -291,10 +289,10 @@ class _Program:
             ]
             results = [Result(role=states.get(v), output=r) for r, v in enumerate(self.outputs)]
             function.attributes["arg_attrs"] = ir.ArrayAttr.get(
-                [argument_attrs(argument) for argument in arguments]
+                [argument.to_attr() for argument in arguments]
             )
             function.attributes["res_attrs"] = ir.ArrayAttr.get(
-                [result_attrs(result) for result in results]
+                [result.to_attr() for result in results]
             )
             block = function.add_entry_block()
             inside = {graph.values[v]: block.arguments[i] for v, i in number.items()}

@@ -31,16 +31,13 @@ from alpa.dialects.attributes import (
     Part,
     Plan,
     Result,
-    argument_attrs,
-    f64,
-    i64,
     input_number,
     output_number,
     read_int,
-    result_attrs,
     state_pairs,
 )
 from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topology_attr
+from alpa.dialects.records import f64, i64
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
@@ -215,15 +212,17 @@ class FragmentBuilder:
             old = self.arguments[a]
             donated = old.donor or old.aliasing_output is not None
             target = position.get((a, mesh)) if donated else None
-            donor = donated and target is None
-            number = input_number(a, old)
-            attrs.append(
-                argument_attrs(replace(old, input=number, aliasing_output=target, donor=donor))
+            argument = replace(
+                old,
+                input=input_number(a, old),
+                aliasing_output=target,
+                donor=donated and target is None,
             )
+            attrs.append(argument.to_attr())
         new.attributes["arg_attrs"] = ir.ArrayAttr.get(attrs)
         given = [(r, self.results[r]) for _, _, r in outputs]
         new.attributes["res_attrs"] = ir.ArrayAttr.get(
-            [result_attrs(replace(old, output=output_number(r, old))) for r, old in given]
+            [replace(old, output=output_number(r, old)).to_attr() for r, old in given]
         )
 
     def _get(self, v: int, mesh: int) -> ir.Value:

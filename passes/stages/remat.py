@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 from alpa.dialects import body, func, ir, mpmd, stablehlo, walk
-from alpa.dialects.attributes import FLOPS, REMAT, Part, i64
+from alpa.dialects.attributes import FLOPS, REMAT, Part
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
+from alpa.dialects.records import i64
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, has_effects, replace_operands, used_values
 from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE

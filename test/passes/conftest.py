@@ -24,12 +24,12 @@ from alpa.dialects.attributes import (
     Argument,
     Result,
     ResultRole,
-    i64,
     marker_of,
     read_meshes,
     read_results,
     write_interface,
 )
+from alpa.dialects.records import i64
 from alpa.passes.analysis.micro_batches.context import Context
 from alpa.passes.analysis.micro_batches.relate import argument_relations, relate
 from alpa.passes.analysis.micro_batches.relation import Relation

@@ -7,7 +7,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from alpa.dialects import ir
-from alpa.dialects.attributes import WHOLE, entries
+from alpa.dialects.attributes import WHOLE
+from alpa.dialects.records import entries
 from alpa.passes.analysis.micro_batches.relation import STEP, Relation, mixed
 
 Shape = tuple[int, ...]

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from alpa.dialects import body, file_position, ir, terminator
-from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, entries
+from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE
+from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import used_values
 from alpa.passes.analysis.micro_batches import contractions, elementwise, indexing, shapes
 from alpa.passes.analysis.micro_batches.context import Context

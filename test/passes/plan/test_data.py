@@ -191,7 +191,7 @@ def test_names_of_merged_layers(names: list[str], merged: str) -> None:
         ('"last"', '"concat:1"', 'result 0 of rank 1 has alpa.result = "concat:1"'),
         ('"last"', '"first"', 'alpa.result is "first"'),
         ('{name = "mesh_1"', '{name = "mesh_2"', "alpa.meshes names mesh_2"),
-        ("1f1b", "zigzag", 'the schedule is "zigzag"'),
+        ("1f1b", "zigzag", 'schedule is "zigzag"'),
     ],
 )
 def test_errors(old: str, new: str, message: str) -> None:
