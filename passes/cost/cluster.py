@@ -9,14 +9,14 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from alpa.passes.cost.cluster_file import read_cluster_file
-from alpa.passes.cost.device import ClusterError, Device, Link, size_problem
+from alpa.passes.cost.device import ClusterError, Device, Link, Machine, size_problem
 from alpa.passes.cost.presets import PRESETS
 
 __all__ = ["Cluster", "ClusterError", "Device", "Link"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Machine):
     """``hosts`` x ``devices_per_host`` equal devices.
 
     ``intra_host.bandwidth`` is per device and direction; ``inter_host.bandwidth`` is per host and
@@ -25,9 +25,6 @@ class Cluster:
 
     hosts: int
     devices_per_host: int
-    device: Device
-    intra_host: Link
-    inter_host: Link
 
     def __post_init__(self) -> None:
         for name in ("hosts", "devices_per_host"):
@@ -50,33 +47,33 @@ class Cluster:
         in a file, there with its line.
         """
         if text.endswith(".toml") or "/" in text or "\\" in text or Path(text).is_file():
-            fields = read_cluster_file(text)
-            return Cluster(
-                hosts=fields.hosts,
-                devices_per_host=fields.devices_per_host,
-                device=fields.device,
-                intra_host=fields.intra_host,
-                inter_host=fields.inter_host,
-            )
-        name, _, shape = text.partition(":")
-        preset = PRESETS.get(name.strip().lower())
-        if preset is None:
-            near = get_close_matches(name.strip().lower(), PRESETS, n=3)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
-            raise ClusterError(
-                f"unknown cluster {name!r}: {hint}Presets are {', '.join(PRESETS)}, each with a "
-                "shape such as h100:4x8 (hosts x devices per host); or give the path of a TOML file"
-            )
-        match = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", shape)
-        if not match or int(match[1]) < 1 or int(match[2]) < 1:
-            problem = f"{shape!r} is no shape" if shape else "the shape is missing"
-            raise ClusterError(
-                f"cluster {text!r}: {problem}; write hosts x devices per host, as in {name}:4x8"
-            )
+            hosts, devices_per_host, machine = read_cluster_file(text)
+        else:
+            hosts, devices_per_host, machine = _preset(text)
         return Cluster(
-            hosts=int(match[1]),
-            devices_per_host=int(match[2]),
-            device=preset.device,
-            intra_host=preset.intra_host,
-            inter_host=preset.inter_host,
+            hosts=hosts,
+            devices_per_host=devices_per_host,
+            device=machine.device,
+            intra_host=machine.intra_host,
+            inter_host=machine.inter_host,
         )
+
+
+def _preset(text: str) -> tuple[int, int, Machine]:
+    """Hosts, devices per host and the machine of ``preset:HOSTSxDEVICES``."""
+    name, _, shape = text.partition(":")
+    machine = PRESETS.get(name.strip().lower())
+    if machine is None:
+        near = get_close_matches(name.strip().lower(), PRESETS, n=3)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ClusterError(
+            f"unknown cluster {name!r}: {hint}Presets are {', '.join(PRESETS)}, each with a "
+            "shape such as h100:4x8 (hosts x devices per host); or give the path of a TOML file"
+        )
+    match = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", shape)
+    if not match or int(match[1]) < 1 or int(match[2]) < 1:
+        problem = f"{shape!r} is no shape" if shape else "the shape is missing"
+        raise ClusterError(
+            f"cluster {text!r}: {problem}; write hosts x devices per host, as in {name}:4x8"
+        )
+    return int(match[1]), int(match[2]), machine

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from alpa.passes.cost.device import ClusterError, Device, Link, size_problem
+from alpa.passes.cost.device import ClusterError, Device, Link, Machine, size_problem
 
 Key = tuple[str, ...]
 
@@ -35,19 +35,11 @@ _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterFields:
-    """What a cluster file says."""
+def read_cluster_file(path: str) -> tuple[int, int, Machine]:
+    """Hosts, devices per host and the machine that the TOML file at ``path`` describes.
 
-    hosts: int
-    devices_per_host: int
-    device: Device
-    intra_host: Link
-    inter_host: Link
-
-
-def read_cluster_file(path: str) -> ClusterFields:
-    """The fields of the TOML file at ``path``; raises ``ClusterError`` with file and line."""
+    Raises ``ClusterError`` with file and line.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -57,20 +49,15 @@ def read_cluster_file(path: str) -> ClusterFields:
         ) from error
     except UnicodeDecodeError as error:
         raise ClusterError(f"a cluster file is UTF-8 text: {error}", path) from error
-    return parse_cluster_text(text, path)
-
-
-def parse_cluster_text(text: str, path: str) -> ClusterFields:
-    """As ``read_cluster_file``, from the text; ``path`` is for messages only."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ClusterError(f"not valid TOML: {error}", _place_in(text, path, error)) from error
-    return _Reader(table, _key_lines(text), path).fields()
+    return _Reader(table, _key_lines(text), path).read()
 
 
 def _place_in(text: str, path: str, error: tomllib.TOMLDecodeError) -> str:
-    """Where TOML ends to be valid; Python 3.14 alone has it as numbers."""
+    """Where the text stops being valid TOML; only Python 3.14 gives it as numbers."""
     found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
     if found is None:  # at the end of the document
         return f"{path}:{text.count(chr(10)) + 1}"
@@ -100,7 +87,7 @@ class _Reader:
         self._lines = lines
         self._path = path
 
-    def fields(self) -> ClusterFields:
+    def read(self) -> tuple[int, int, Machine]:
         for where in _KEYS:
             self._check_keys(where)
         peaks = self._section(("device", "peak_flops"))
@@ -116,9 +103,7 @@ class _Reader:
         problem = size_problem(hosts, devices)
         if problem is not None:
             raise self._error(("hosts",), problem)
-        return ClusterFields(
-            hosts=hosts,
-            devices_per_host=devices,
+        machine = Machine(
             device=Device(
                 name=name,
                 memory=self._memory(("device", "memory")),
@@ -128,6 +113,7 @@ class _Reader:
             intra_host=self._link("intra_host"),
             inter_host=self._link("inter_host"),
         )
+        return hosts, devices, machine
 
     def _check_keys(self, where: Key) -> None:
         section, known = self._section(where), _KEYS[where]
@@ -165,7 +151,8 @@ class _Reader:
             raise self._error(key, f"{key[-1]} must be a table, not {value!r}")
         return cast("dict[str, object]", value)
 
-    def _number(self, key: Key) -> float:
+    def _number(self, key: Key, fits: Callable[[float], bool], expected: str) -> float:
+        """A number that fits; ``expected`` says in an error which ones do."""
         value = self._value(key)
         if isinstance(value, list):
             raise self._error(
@@ -175,27 +162,21 @@ class _Reader:
             )
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._error(key, f"{key[-1]} must be a number, not {value!r}")
+        if not fits(value):
+            raise self._error(key, f"{key[-1]} must {expected}, not {value!r}")
         return value
 
     def _positive(self, key: Key) -> float:
-        value = self._number(key)
-        if not 0 < value < float("inf"):
-            raise self._error(key, f"{key[-1]} must be greater than 0 and finite, not {value!r}")
-        return float(value)
+        return float(self._number(key, lambda x: 0 < x < inf, "be greater than 0 and finite"))
 
     def _count(self, key: Key) -> int:
-        value = self._number(key)
-        if not isinstance(value, int) or value < 1:
-            raise self._error(key, f"{key[-1]} must be a whole number from 1 on, not {value!r}")
-        return value
+        expected = "be a whole number from 1 on"
+        return int(self._number(key, lambda x: isinstance(x, int) and x >= 1, expected))
 
     def _link(self, name: str) -> Link:
-        latency = self._number((name, "latency"))
-        if not 0 <= latency < float("inf"):
-            raise self._error(
-                (name, "latency"), f"latency must not be negative or infinite, not {latency!r}"
-            )
-        return Link(bandwidth=self._positive((name, "bandwidth")), latency=float(latency))
+        bandwidth, expected = self._positive((name, "bandwidth")), "not be negative or infinite"
+        latency = self._number((name, "latency"), lambda x: 0 <= x < inf, expected)
+        return Link(bandwidth=bandwidth, latency=float(latency))
 
     def _memory(self, key: Key) -> int:
         value = self._value(key)

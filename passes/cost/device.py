@@ -1,4 +1,4 @@
-"""One accelerator and one link: the figures that the rest of the cost model is computed from."""
+"""An accelerator and its links: the figures that the rest of the cost model is computed from."""
 
 from __future__ import annotations
 
@@ -71,6 +71,15 @@ class Device:
     def seconds(self, flops: float, num_bytes: float, dtype: str) -> float:
         """Roofline time of local work: ``max(flops / peak, bytes / memory_bandwidth)``."""
         return max(flops / self.peak(dtype), num_bytes / self.memory_bandwidth)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A device with its links; a number of hosts and of devices per host makes it a cluster."""
+
+    device: Device
+    intra_host: Link
+    inter_host: Link
 
 
 def size_text(num_bytes: float) -> str:

@@ -24,13 +24,14 @@ import numpy as np
 from alpa.passes.cost.collectives import LogicalMesh, all_gather, all_to_all
 
 Layout = tuple[tuple[int, ...], ...]
+Kind = Literal["slice", "all-gather", "all-to-all"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One step of a path; ``bytes`` as in ``collectives`` (0 for a slice), ``seconds`` its time."""
 
-    kind: Literal["slice", "all-gather", "all-to-all"]
+    kind: Kind
     axis: int
     bytes: float
     seconds: float
@@ -85,7 +86,7 @@ class ReshardTable:
     layouts: tuple[Layout, ...] = field(init=False, repr=False, compare=False)
     """every layout, also those with axes out of order"""
     _index: dict[Layout, int] = field(init=False, repr=False, compare=False)
-    _moves: list[tuple[str, int, int, int]] = field(init=False, repr=False, compare=False)
+    _moves: list[tuple[Kind, int, int, int]] = field(init=False, repr=False, compare=False)
     _cache: _Cache = field(init=False, repr=False, compare=False, default_factory=_Cache)
 
     def __post_init__(self) -> None:
@@ -153,15 +154,13 @@ class ReshardTable:
             dtype=float,
         )
 
-    def _step(self, kind: str, axis: int, hop: tuple[int, int], local: np.ndarray) -> Step:
-        size, after = float(local[hop[1]]), self.layouts[hop[1]]
-        if kind == "slice":
-            return Step(kind="slice", axis=axis, bytes=0.0, seconds=0.0, layout=after)
-        if kind == "all-gather":
-            seconds = all_gather(self.mesh, axis, size)
-            return Step(kind="all-gather", axis=axis, bytes=size, seconds=seconds, layout=after)
-        seconds = all_to_all(self.mesh, axis, size)
-        return Step(kind="all-to-all", axis=axis, bytes=size, seconds=seconds, layout=after)
+    def _step(self, kind: Kind, axis: int, hop: tuple[int, int], local: np.ndarray) -> Step:
+        after, size, seconds = self.layouts[hop[1]], 0.0, 0.0
+        if kind != "slice":
+            size = float(local[hop[1]])
+            collective = all_gather if kind == "all-gather" else all_to_all
+            seconds = collective(self.mesh, axis, size)
+        return Step(kind=kind, axis=axis, bytes=size, seconds=seconds, layout=after)
 
     def _paths(self, shape: Sequence[int], itemsize: int) -> _Paths:
         if len(shape) != self.rank:
@@ -190,7 +189,7 @@ class ReshardTable:
         return _Paths(seconds, previous)
 
 
-def _steps(layout: Layout, num_axes: int) -> Iterator[tuple[str, int, Layout]]:
+def _steps(layout: Layout, num_axes: int) -> Iterator[tuple[Kind, int, Layout]]:
     """(kind, axis, layout afterwards) of every step that can be taken from ``layout``."""
     used = {axis for axes in layout for axis in axes}
     for dim, axes in enumerate(layout):
