@@ -7,10 +7,11 @@ no op reads, of meshes without values, nor of the shardings inside a fragment.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
-from alpa.dialects.attributes import read_meshes, read_part
-from alpa.dialects.bindings import body, func, ir, is_public, mpmd, sdy, walk
+from alpa.dialects.attributes import MeshAssignment, read_meshes, read_part
+from alpa.dialects.bindings import body, func, ir, main_function, mpmd, sdy, walk
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 
@@ -30,12 +31,10 @@ def check_planned(module: ir.Module) -> None:
     Raises:
         CheckError: at the op that is wrong.
     """
-    main = next(
-        (op for op in module.body.operations if isinstance(op, func.FuncOp) and is_public(op)),
-        None,
-    )
-    if main is None:
-        raise CheckError(module.operation.location, "the module has no public function")
+    try:
+        main = main_function(module)
+    except ValueError as error:
+        raise CheckError(module.operation.location, str(error)) from error
     meshes = check_meshes(main)
     for op in module.body.operations:
         if isinstance(op, sdy.MeshOp):
@@ -62,49 +61,45 @@ def check_meshes(main: func.FuncOp) -> dict[str, Mesh]:
         topology, assigned = read_topology(main), read_meshes(main)
     except ValueError as error:
         raise CheckError(main.location, str(error)) from error
+    for problem in _mesh_problems(topology, assigned):
+        raise CheckError(main.location, problem)
+    return topology
+
+
+def _mesh_problems(topology: dict[str, Mesh], assigned: list[MeshAssignment]) -> Iterator[str]:
+    """What is wrong with the meshes, in words; later problems may follow from the first one."""
     if not topology:
-        raise CheckError(main.location, "the function has no mpmd.topology: it is not planned yet")
+        yield "the function has no mpmd.topology: it is not planned yet"
     names = [mesh.name for mesh in assigned]
     if sorted(names) != sorted(topology):
-        raise CheckError(
-            main.location, f"the topology names {_list(topology)}, alpa.meshes {_list(names)}"
-        )
+        yield f"the topology names {_list(topology)}, alpa.meshes {_list(names)}"
     owners: dict[int, str] = {}
     for mesh in assigned:
-        sizes = tuple(size for _, size in topology[mesh.name].axes)
+        hosts, devices, sizes = mesh.hosts, mesh.devices, topology[mesh.name].sizes
         if mesh.logical_shape != sizes:
-            raise CheckError(
-                main.location,
+            yield (
                 f"{mesh.name} has logical_shape {mesh.logical_shape} in alpa.meshes and axes of "
-                f"sizes {sizes} in the topology",
+                f"sizes {sizes} in the topology"
             )
-        if prod(sizes) != len(mesh.devices):
-            raise CheckError(
-                main.location,
+        if prod(sizes) != len(devices):
+            yield (
                 f"{mesh.name} of shape {sizes} needs {prod(sizes)} devices, alpa.meshes gives it "
-                f"{len(mesh.devices)}",
+                f"{len(devices)}"
             )
-        hosts = mesh.hosts
-        if not hosts or len(mesh.devices) % len(hosts) or len({*hosts}) != len(hosts):
-            raise CheckError(
-                main.location,
-                f"{mesh.name} has {len(mesh.devices)} devices on hosts {list(hosts)}, and each of "
-                "its hosts has as many of them",
+        if not hosts or len(devices) % len(hosts) or len({*hosts}) != len(hosts):
+            yield (
+                f"{mesh.name} has {len(devices)} devices on hosts {list(hosts)}, and each of its "
+                "hosts has as many of them"
             )
-        if min(*hosts, *mesh.devices) < 0:
-            raise CheckError(
-                main.location,
-                f"{mesh.name} has hosts {list(hosts)} and devices {list(mesh.devices)}; they are "
-                "numbers from 0 on",
+        if min(*hosts, *devices) < 0:
+            yield (
+                f"{mesh.name} has hosts {list(hosts)} and devices {list(devices)}; they are "
+                "numbers from 0 on"
             )
-        for device in mesh.devices:
+        for device in devices:
             if device in owners:
-                raise CheckError(
-                    main.location,
-                    f"device {device} is in {owners[device]} and again in {mesh.name}",
-                )
+                yield f"device {device} is in {owners[device]} and again in {mesh.name}"
             owners[device] = mesh.name
-    return topology
 
 
 def _check_mesh_symbol(op: sdy.MeshOp, topology: dict[str, Mesh]) -> None:

@@ -130,7 +130,9 @@ class ReshardTable:
             hops.append((before, at))
             at = before
         local = self._local_bytes(shape, itemsize)
-        kinds = {(i, j): (kind, axis) for kind, axis, i, j in self._moves}
+        kinds: dict[tuple[int, int], tuple[Kind, int]] = {
+            (i, j): (kind, axis) for kind, axis, i, j in self._moves
+        }
         return [self._step(*kinds[hop], hop, local) for hop in reversed(hops)]
 
     def _number(self, layout: Layout) -> int:

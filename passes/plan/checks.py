@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from alpa.dialects.attributes import Part
 from alpa.dialects.bindings import body, func, ir
@@ -29,7 +29,8 @@ def check_program(program: Program, ops: Sequence[ir.OpView], main: func.FuncOp)
     unsettled = _unsettled(program, ops)
     for step, op in zip(program.steps, ops, strict=True):
         _check_step(program, step, op, unsettled)
-    _check_interface(program, main)
+    for problem in _problems(program):
+        raise PassError(main, problem)
 
 
 def _unsettled(program: Program, ops: Sequence[ir.OpView]) -> frozenset[int]:
@@ -112,77 +113,72 @@ def _check_step(
             )
 
 
-def _check_interface(program: Program, main: func.FuncOp) -> None:
+def _problems(program: Program) -> Iterator[str]:
+    """What is wrong with arguments, results and the number of micro-batches, in words."""
     for what, one in (
         *((f"argument {i}", argument) for i, argument in enumerate(program.arguments)),
         *((f"result {i}", result) for i, result in enumerate(program.results)),
     ):
         shape, part = program.values[one.value].shape, one.attributes.slice
         if one.number < 0:
-            raise PassError(main, f"{what} has the number {one.number} in the given program")
+            yield f"{what} has the number {one.number} in the given program"
         if part is None:
             continue
         fits = 0 <= part.dim < len(shape) and part.start >= 0
         if not fits or part.stop - part.start != shape[part.dim]:
-            raise PassError(
-                main,
+            yield (
                 f"{what} of shape {list(shape)} cannot be rows {part.start} to {part.stop} of "
-                f"dimension {part.dim}",
+                f"dimension {part.dim}"
             )
     numbers = {result.number for result in program.results}
     if numbers != set(range(len(numbers))):
-        raise PassError(main, f"the results' alpa.output are {sorted(numbers)}: one is missing")
+        yield f"the results' alpa.output are {sorted(numbers)}: one is missing"
     batches = program.num_micro_batches
     if not 1 <= batches <= MOST_MICRO_BATCHES:
-        raise PassError(
-            main,
-            f"alpa.plan has num_micro_batches = {batches}; it takes 1 to {MOST_MICRO_BATCHES:,}",
-        )
+        yield f"alpa.plan has num_micro_batches = {batches}; it takes 1 to {MOST_MICRO_BATCHES:,}"
     if batches == 1:
         return
     for i, argument in enumerate(program.arguments):
         dim, rank = argument.attributes.batch_dim, len(program.values[argument.value].shape)
         if argument.attributes.role == "batch" and (dim is None or not 0 <= dim < rank):
-            raise PassError(
-                main,
+            yield (
                 f"argument {i} is a batch of {batches} micro-batches and needs alpa.batch_dim "
-                f"below its rank of {rank}; it has {dim}",
+                f"below its rank of {rank}; it has {dim}"
             )
     for i, result in enumerate(program.results):
-        if result.value in program.varying:
-            _check_result(program, i, result, main)
+        problem = _result_problem(program, result) if result.value in program.varying else None
+        if problem is not None:
+            yield f"result {i} {problem}"
 
 
-def _check_result(program: Program, i: int, result: ProgramResult, main: func.FuncOp) -> None:
+def _result_problem(program: Program, result: ProgramResult) -> str | None:
+    """What is wrong with a result that each micro-batch has a version of; None if nothing is."""
     role, value = result.attributes.role, program.values[result.value]
     batches, part = program.num_micro_batches, program.parts[result.value]
     if role is None:
-        raise PassError(
-            main,
-            f"result {i} has {batches} versions, one per micro-batch, and no alpa.result that says "
-            "how they become one: concat:<dim>, mean, sum, last or state:<argument>",
+        return (
+            f"has {batches} versions, one per micro-batch, and no alpa.result that says how they "
+            "become one: concat:<dim>, mean, sum, last or state:<argument>"
         )
     if role.kind == "concat" and not 0 <= (role.index or 0) < len(value.shape):
-        raise PassError(main, f'result {i} of rank {len(value.shape)} has alpa.result = "{role}"')
+        return f'of rank {len(value.shape)} has alpa.result = "{role}"'
     if result.sum_kind is not None and value.dtype == "i1":
-        raise PassError(
-            main,
-            f"result {i} is boolean and has no {role} over the {batches} micro-batches; return a "
-            "number in its place",
+        return (
+            f"is boolean and has no {role} over the {batches} micro-batches; return a number in "
+            "its place"
         )
     if role.kind == "state" and part == "forward" and program.is_exact:
-        raise PassError(
-            main,
-            f"result {i} is the new state of argument {role.index} and comes from a forward "
-            f"fragment, which would change it in each of the {batches} micro-batches; a step that "
-            "is exact changes it once, in the update; plan with 1 micro-batch",
+        return (
+            f"is the new state of argument {role.index} and comes from a forward fragment, which "
+            f"would change it in each of the {batches} micro-batches; a step that is exact changes "
+            "it once, in the update; plan with 1 micro-batch"
         )
     if role.kind == "state" and part == "backward":
-        raise PassError(
-            main,
-            f"result {i} is the new state of argument {role.index} and comes from a backward "
-            f"fragment; with {batches} micro-batches it has to come from a forward fragment, "
-            "which carries it on, or from an update, which runs once, after all of them: where the "
-            "step goes on to differentiate with the new state, let it read the old one, make two "
-            "steps of it, or plan with 1 micro-batch",
+        return (
+            f"is the new state of argument {role.index} and comes from a backward fragment; with "
+            f"{batches} micro-batches it has to come from a forward fragment, which carries it on, "
+            "or from an update, which runs once, after all of them: where the step goes on to "
+            "differentiate with the new state, let it read the old one, make two steps of it, or "
+            "plan with 1 micro-batch"
         )
+    return None
