@@ -59,25 +59,20 @@ and result must be known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from alpa.dialects import body, func, ir
 from alpa.dialects.attributes import (
     AccumulateDtype,
-    Argument,
     Plan,
-    Result,
     Schedule,
-    input_number,
-    output_number,
     read_arguments,
     read_results,
     state_pairs,
 )
-from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark, option
@@ -85,8 +80,9 @@ from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.plan.layer_checks import check_layers, check_stages
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
+from alpa.passes.solve.stages.problem import Objective
 from alpa.passes.stages.accumulators import widen_accumulators
-from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.clustered import Clustered, require_forwards, require_roles
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.given_meshes import parse_meshes, parse_shape, take_held
 from alpa.passes.stages.merge import FragmentBuilder
@@ -141,7 +137,7 @@ class StageMeshPartition(Pass):
         "the devices and the logical shape of every mesh, in the order of the stages, such as "
         "`0-3:2x2,4-7:4`, instead of a search; a mesh may stay without layers",
     )
-    objective: Literal["step", "throughput"] = option(
+    objective: Objective = option(
         "step",
         "what is to be least: the seconds of a step, or, for programs of forwards only, "
         "`throughput`: the seconds of the longest stage",
@@ -176,7 +172,7 @@ class StageMeshPartition(Pass):
         cluster = self._checked(function)
         check_layers(function)
         if self.objective == "throughput":
-            _require_forwards(function)
+            require_forwards(function)
         try:
             arguments, results = read_arguments(function), read_results(function)
         except ValueError as error:
@@ -190,7 +186,7 @@ class StageMeshPartition(Pass):
             accumulate_dtype=self.accumulate_dtype,
         )
         if self.num_micro_batches > 1:
-            _require_roles(function, arguments, results)
+            require_roles(function, arguments, results)
         widened = widen_accumulators(function, results, plan)
         if self.remat == "layer":
             rematerialise(function)
@@ -206,18 +202,17 @@ class StageMeshPartition(Pass):
         )
         if not program.graph.ops:
             raise PassError(
-                function, "there is nothing to plan: the results are arguments as they are"
+                function, "there is nothing to plan: @main returns its arguments unchanged"
             )
-        with Workers(self.processes) as workers, _opened(self.costs) as costs:
+        kept = LayerCosts() if self.costs is None else nullcontext(self.costs)
+        with Workers(self.processes) as workers, kept as costs:
             stages = policy.cut(program, costs, workers)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
         for one in stages.dropped:
             remark(function.location, f"{one.what} is left out of the search: {one.reason}")
         graph = Graph.of(body(function))
-        FragmentBuilder(
-            module, function, graph, arguments, results, stages, policy.shardings
-        ).rewrite(
+        FragmentBuilder(module, function, graph, arguments, results, stages).rewrite(
             replace(
                 plan,
                 estimated_step_seconds=stages.seconds,
@@ -245,7 +240,9 @@ class StageMeshPartition(Pass):
         if self.num_micro_batches < 1:
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
         if not 0 <= self.reserve < 1:
-            raise PassError(function, f"reserve is {self.reserve:g}; from 0 up to 1, which is all")
+            raise PassError(
+                function, f"reserve is {self.reserve:g}; give a share of at least 0 and below 1"
+            )
         return cluster
 
     def _policy(
@@ -298,43 +295,3 @@ class StageMeshPartition(Pass):
                     f"{fixed}, so {name}={str(value).lower()} is not possible; leave out {name} "
                     f"or {remedy}",
                 )
-
-
-def _opened(costs: LayerCosts | None) -> AbstractContextManager[LayerCosts]:
-    """The planner's costs, which it closes itself, or those of one cut."""
-    return LayerCosts() if costs is None else nullcontext(costs)
-
-
-def _require_roles(
-    function: func.FuncOp, arguments: Sequence[Argument], results: Sequence[Result]
-) -> None:
-    """With several micro-batches every argument and result needs a role (design.md, section 1)."""
-    for a, argument in enumerate(arguments):
-        if argument.role is None or (argument.role == "batch" and argument.batch_dim is None):
-            raise PassError(
-                function,
-                f"cannot tell whether argument {input_number(a, argument)} is batch, state, key or "
-                "constant, which several micro-batches need; set alpa.role (and alpa.batch_dim) on "
-                "it",
-            )
-    for r, result in enumerate(results):
-        if result.role is None:
-            raise PassError(
-                function,
-                f"cannot tell how result {output_number(r, result)} is made from those of the "
-                'micro-batches; set alpa.result = "concat:<dim>", "mean", "sum", "last" or '
-                '"state:<argument>" on it',
-            )
-
-
-def _require_forwards(function: func.FuncOp) -> None:
-    """What runs over and over has no backward part and no update."""
-    for op in list(body(function).operations)[:-1]:
-        origin = Origin.from_attr(op.attributes["origin"])
-        if origin.part != "forward":
-            raise PassError(
-                op,
-                "objective=throughput is for programs of forwards only, and this is the "
-                f"{origin.part} part {origin.name}; leave the objective out: a training "
-                "step's is its seconds",
-            )

@@ -1,4 +1,4 @@
-"""A program of layers that is to be cut into stages, with what it is cut for."""
+"""A program of layers that is to be cut into stages, what it is cut for, and what that requires."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from alpa.dialects import body, func
-from alpa.dialects.attributes import Argument, Plan, Result, read_arguments, read_results
+from alpa.dialects.attributes import (
+    Argument,
+    Plan,
+    Result,
+    input_number,
+    output_number,
+    read_arguments,
+    read_results,
+)
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
+from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.boundary import Boundary, boundary_of
@@ -65,3 +74,46 @@ class Clustered:
         """The cluster with the memory that is left without the reserve."""
         memory = int(self.cluster.device.memory * (1 - self.reserve))
         return replace(self.cluster, device=replace(self.cluster.device, memory=memory))
+
+
+def require_roles(
+    function: func.FuncOp, arguments: Sequence[Argument], results: Sequence[Result]
+) -> None:
+    """Checks that arguments and results have the roles that several micro-batches need.
+
+    Raises:
+        PassError: one has none.
+    """
+    for a, argument in enumerate(arguments):
+        if argument.role is None or (argument.role == "batch" and argument.batch_dim is None):
+            raise PassError(
+                function,
+                f"cannot tell whether argument {input_number(a, argument)} is batch, state, key or "
+                "constant, which several micro-batches need; set alpa.role (and alpa.batch_dim) on "
+                "it",
+            )
+    for r, result in enumerate(results):
+        if result.role is None:
+            raise PassError(
+                function,
+                f"cannot tell how result {output_number(r, result)} is made from those of the "
+                'micro-batches; set alpa.result = "concat:<dim>", "mean", "sum", "last" or '
+                '"state:<argument>" on it',
+            )
+
+
+def require_forwards(function: func.FuncOp) -> None:
+    """Checks that a program has no backward part and no update.
+
+    Raises:
+        PassError: at the first one.
+    """
+    for op in list(body(function).operations)[:-1]:
+        origin = Origin.from_attr(op.attributes["origin"])
+        if origin.part != "forward":
+            raise PassError(
+                op,
+                "objective=throughput is for programs of forwards only, and this is the "
+                f"{origin.part} part {origin.name}; leave the objective out: a training "
+                "step's is its seconds",
+            )

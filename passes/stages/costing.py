@@ -23,7 +23,7 @@ from alpa.passes.stages.class_costs import ClassCosts, Work
 from alpa.passes.stages.class_problem import ClassSolver, class_solver, solver_of
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.layer_classes import ClassesText, layer_classes
-from alpa.passes.stages.options import PRICES, Submesh
+from alpa.passes.stages.options import PRICES, Option, Submesh, option_of
 from alpa.passes.stages.remat import rematerialised
 from alpa.passes.workers import Workers
 
@@ -52,6 +52,15 @@ class Costing:
         problem = self.solver.pose(1, 1, (1,))
         (costs,) = problem.solve(())
         return problem.work(costs)
+
+    @cached_property
+    def one_device(self) -> Option:
+        """What all intervals of layers cost on one device. Raises as `work`."""
+        return self.option(self.work.costs, (1, 1, (1,)))
+
+    def option(self, costs: ClassCosts, submesh: Submesh) -> Option:
+        """What intervals of layers cost by what their classes do."""
+        return option_of(self.solver, costs, *submesh)
 
     def where(self, workers: Workers) -> Workers:
         """The processes if the classes are worth them, else none."""

@@ -100,20 +100,19 @@ def meshes_text(meshes: Sequence[MeshAssignment]) -> str:
 
 
 def _check(word: str, devices: tuple[int, ...], shape: tuple[int, ...], cluster: Cluster) -> None:
+    """Raises OptionError for a mesh that the cluster does not have."""
     each = cluster.devices_per_host
     if not devices or devices[-1] >= cluster.num_devices:
-        raise OptionError(
-            f"option 'meshes' holds '{word}'; the cluster's devices are 0-{cluster.num_devices - 1}"
-        )
-    if prod(shape) != len(devices):
-        raise OptionError(
-            f"option 'meshes' holds '{word}', a shape of {prod(shape)} for {len(devices)} devices"
-        )
-    inside = devices[0] // each == devices[-1] // each
-    if not inside and (devices[0] % each or len(devices) % each):
-        raise OptionError(
-            f"option 'meshes' holds '{word}'; a mesh is a part of one host or whole hosts of {each}"
-        )
+        problem = f"the cluster's devices are 0-{cluster.num_devices - 1}"
+    elif prod(shape) != len(devices):
+        problem = f"that is a shape of {prod(shape)} for {len(devices)} devices"
+    elif len({device // each for device in devices}) > 1 and (
+        devices[0] % each or len(devices) % each
+    ):
+        problem = f"a mesh is a part of one host or whole hosts of {each}"
+    else:
+        return
+    raise OptionError(f"option 'meshes' holds '{word}'; {problem}")
 
 
 def write_held(function: func.FuncOp, places: Places) -> None:

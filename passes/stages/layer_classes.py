@@ -306,7 +306,7 @@ class _Program:
             mesh = MeshAssignment(name=MESH, hosts=(0,), devices=(0,), logical_shape=(1,))
             stages = Stages(layer_stage=dict.fromkeys(layers, 0), meshes=[mesh])
             inner = Graph.of(body(function))
-            FragmentBuilder(module, function, inner, arguments, results, stages, {}).rewrite(
+            FragmentBuilder(module, function, inner, arguments, results, stages).rewrite(
                 plan, cluster
             )
         planned = module.body.operations[len(module.body.operations) - 1]

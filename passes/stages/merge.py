@@ -43,6 +43,9 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.op_seconds import computation_seconds
 
+_Place = tuple[int, int]
+"""Numbers of a value and of a mesh."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
@@ -52,18 +55,16 @@ class Stages:
     meshes: list[MeshAssignment]
     seconds: float = 0.0
     bound: float = 0.0
-    """seconds that no other cut undercuts (`Plan.estimated_step_bound`)"""
+    """seconds that no other cut undercuts (`Plan.estimated_step_bound`); 0 if that is not known"""
     peak_bytes: tuple[int, ...] = ()
+    shardings: Mapping[_Place, Sharding] = field(default_factory=dict[_Place, Sharding])
+    """of arguments on meshes, by both numbers, that the plan has to keep"""
     axis_names: tuple[str, ...] | None = None
     """of every mesh, where the program names them"""
     rematerialised: frozenset[int] = frozenset()
     """layers whose backward parts are still to be changed (`stages/remat.py`)"""
     dropped: tuple[Dropped, ...] = ()
     """meshes that were left out of the search"""
-
-
-_Place = tuple[int, int]
-"""Numbers of a value and of a mesh."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,6 @@ class FragmentBuilder:
     arguments: Sequence[Argument]
     results: Sequence[Result]
     stages: Stages
-    shardings: Mapping[tuple[int, int], Sharding]
-    """of arguments on meshes, by both numbers, that the plan has to keep"""
     _values: dict[_Place, ir.Value] = field(default_factory=dict[_Place, ir.Value])
     """what there is on each mesh, of what is built"""
 
@@ -120,7 +119,7 @@ class FragmentBuilder:
     def _type(self, value: int, mesh: int) -> ir.Type:
         name = self.stages.meshes[mesh].name
         type_ = ir.RankedTensorType(self.graph.values[value].type)
-        return MeshTensor(name, type_, self.shardings.get((value, mesh))).to_type()
+        return MeshTensor(name, type_, self.stages.shardings.get((value, mesh))).to_type()
 
     @cached_property
     def _origins(self) -> list[Origin]:
@@ -180,7 +179,7 @@ class FragmentBuilder:
         """(argument, mesh) for each mesh that reads it; one that nothing reads is where it has a
         sharding, else on mesh 0."""
         count = self.graph.num_arguments
-        unread = dict.fromkeys(range(count), 0) | dict(sorted(self.shardings, reverse=True))
+        unread = dict.fromkeys(range(count), 0) | dict(sorted(self.stages.shardings, reverse=True))
         read = [{self._mesh_of[o] for o in self.graph.users[a]} for a in range(count)]
         return [(a, mesh) for a in range(count) for mesh in sorted(read[a] or {unread[a]})]
 

@@ -10,32 +10,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
 
 import numpy as np
 
 from alpa.dialects.attributes import MeshAssignment
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import PassError
+from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
-from alpa.passes.solve.stages.problem import Given, Problem
+from alpa.passes.solve.stages.problem import Given, Objective
 from alpa.passes.solve.stages.schedule import in_flight
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.intervals import intervals
 from alpa.passes.stages.merge import Stages
-from alpa.passes.stages.options import Submesh
-from alpa.passes.stages.search import Cut, Restriction, Search
+from alpa.passes.stages.options import Option, Submesh
+from alpa.passes.stages.search import Cut, Search
 from alpa.passes.workers import Workers
-
-Objective = Literal["step", "throughput"]
-Held = Mapping[int, Mapping[int, Sharding]]
-"""Where arguments lie already, by argument and mesh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +41,6 @@ class Policy(ABC):
     @abstractmethod
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """The best stages that are allowed. Raises PassError."""
-
-    @property
-    @abstractmethod
-    def shardings(self) -> Mapping[tuple[int, int], Sharding]:
-        """Shardings that the plan keeps, by the numbers of argument and mesh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,91 +68,48 @@ class ProgramMesh(Policy):
             seconds=seconds / cluster.num_devices,
             bound=seconds / cluster.num_devices,
             axis_names=tuple(name for name, _ in self.given.mesh.axes),
+            shardings={(a, 0): sharding for a, sharding in self.given.arguments.items()},
         )
-
-    @property
-    def shardings(self) -> Mapping[tuple[int, int], Sharding]:
-        return {(argument, 0): sharding for argument, sharding in self.given.arguments.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searched(Policy):
-    """Stages and meshes that a search over costs of sharded layers finds."""
+class AnyMeshes(Policy):
+    """Stages on submeshes of the cluster that together are all of it."""
 
     objective: Objective
-
-    @property
-    @abstractmethod
-    def most_stages(self) -> int | None:
-        """How many stages there can be at most; None: as many as there are layers."""
-
-    @abstractmethod
-    def submeshes(self, program: Clustered) -> Sequence[Submesh]:
-        """The submeshes that stages may take. Raises PassError."""
-
-    @abstractmethod
-    def restriction(self, program: Clustered) -> Restriction:
-        """Restricts the stage DP."""
-
-    @abstractmethod
-    def placed(self, program: Clustered, cut: Cut) -> tuple[list[MeshAssignment], Sequence[int]]:
-        """All meshes, and the number of each stage's."""
-
-    def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
-        """The best cut of the stage DP."""
-        cut = Search(
-            program=program,
-            costs=costs,
-            workers=workers,
-            submeshes=self.submeshes(program),
-            most_stages=self.most_stages,
-            restrict=self.restriction(program),
-        ).run()
-        meshes, numbers = self.placed(program, cut)
-        plan, peaks = program.plan, [0] * len(meshes)
-        layer_stage: dict[int, int] = {}
-        again: set[int] = set()
-        for mesh, stage, option in zip(numbers, cut.stages, cut.options, strict=True):
-            batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - mesh)
-            kept = batches * option.activation_bytes[stage.first, stage.last]
-            peaks[mesh] = int(option.fixed_bytes[stage.first, stage.last] + kept)
-            layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), mesh)
-            again.update(option.rematerialised(stage.first, stage.last))
-        return Stages(
-            layer_stage=layer_stage,
-            meshes=meshes,
-            seconds=cut.seconds,
-            bound=cut.bound if self.bounds_step else 0.0,
-            peak_bytes=tuple(peaks),
-            rematerialised=frozenset(again),
-            dropped=cut.dropped,
-        )
-
-    @property
-    def bounds_step(self) -> bool:
-        """Whether no allowed cut has a smaller T than the first solution of the search."""
-        return self.objective == "step"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnyMeshes(Searched):
-    """Submeshes of the cluster that together are all of it."""
-
     num_stages: int | None
     mesh_shape: tuple[int, ...] | None
     """the logical shape of every mesh; None: searched"""
     mesh_rank: int
     equal_layers: bool
 
-    @property
-    def most_stages(self) -> int | None:
-        return self.num_stages
+    def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
+        """The cut that takes the least time."""
+        limit = min(program.num_layers, program.cluster.num_devices)
+        if self.num_stages is not None and not 1 <= self.num_stages <= limit:
+            raise PassError(
+                program.function,
+                f"cannot make {self.num_stages} stages of {program.num_layers} layer(s) on "
+                f"{program.cluster.num_devices} device(s); num-stages can be at most {limit}",
+            )
+        cut = Search(
+            program=program,
+            costs=costs,
+            workers=workers,
+            submeshes=self._submeshes(program),
+            most_stages=self.num_stages,
+            restrict=lambda problem, _: replace(
+                problem,
+                minimise=self.objective,
+                num_stages=self.num_stages,
+                equal_layers=self.equal_layers,
+            ),
+        ).run()
+        meshes = _placed(cut.options, program.cluster)
+        stages = _stages(program, cut, meshes, range(len(meshes)))
+        return replace(stages, bound=cut.bound) if self.objective == "step" else stages
 
-    @property
-    def shardings(self) -> Mapping[tuple[int, int], Sharding]:
-        return {}
-
-    def submeshes(self, program: Clustered) -> Sequence[Submesh]:
+    def _submeshes(self, program: Clustered) -> Sequence[Submesh]:
         """The paper's submeshes in their logical shapes, or those of the given shape."""
         cluster = program.cluster
         every = placement.submeshes(cluster.hosts, cluster.devices_per_host)
@@ -183,82 +131,39 @@ class AnyMeshes(Searched):
             )
         return found
 
-    def restriction(self, program: Clustered) -> Restriction:
-        """By the number of stages, and to equal ones."""
-        limit = min(program.num_layers, program.cluster.num_devices)
-        if self.num_stages is not None and not 1 <= self.num_stages <= limit:
-            raise PassError(
-                program.function,
-                f"cannot make {self.num_stages} stages of {program.num_layers} layer(s) on "
-                f"{program.cluster.num_devices} device(s); num-stages can be at most {limit}",
-            )
-
-        def restrict(problem: Problem, _: Sequence[int]) -> Problem:
-            return replace(
-                problem,
-                minimise=self.objective,
-                num_stages=self.num_stages,
-                equal_layers=self.equal_layers,
-            )
-
-        return restrict
-
-    def placed(self, program: Clustered, cut: Cut) -> tuple[list[MeshAssignment], Sequence[int]]:
-        """One mesh for each stage."""
-        hosts, each = program.cluster.hosts, program.cluster.devices_per_host
-        places = placement.place(hosts, each, [(o.hosts, o.devices) for o in cut.options])
-        meshes = [
-            MeshAssignment(
-                name=f"mesh_{stage}",
-                hosts=tuple(dict.fromkeys(host for host, _ in place)),
-                devices=tuple(host * each + device for host, device in place),
-                logical_shape=option.shape,
-            )
-            for stage, (place, option) in enumerate(zip(places, cut.options, strict=True))
-        ]
-        return meshes, range(len(meshes))
-
 
 @dataclass(frozen=True, kw_only=True)
-class ExistingMeshes(Searched):
-    """Meshes in the order of the stages; cuts move as few bytes of what they hold as possible."""
+class ExistingMeshes(Policy):
+    """Stages on given meshes in their order. A mesh may stay without layers."""
 
+    objective: Objective
     meshes: tuple[MeshAssignment, ...]
-    held: Held = field(default_factory=dict[int, Mapping[int, Sharding]])
+    held: Mapping[int, Mapping[int, Sharding]]
+    """where arguments lie already, by argument and mesh"""
 
-    @property
-    def most_stages(self) -> int | None:
-        return len(self.meshes)
-
-    @property
-    def shardings(self) -> Mapping[tuple[int, int], Sharding]:
-        return {(a, mesh): it for a, places in self.held.items() for mesh, it in places.items()}
-
-    @property
-    def bounds_step(self) -> bool:
-        """Fewer bytes go before seconds."""
-        return False
-
-    def submeshes(self, program: Clustered) -> Sequence[Submesh]:
-        """The meshes."""
-        return [
-            (len(it.hosts), len(it.devices) // len(it.hosts), it.logical_shape)
-            for it in self.meshes
-        ]
-
-    def restriction(self, program: Clustered) -> Restriction:
-        """To the meshes in their order, and to cuts that move the fewest bytes."""
+    def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
+        """Of the cuts that move the fewest bytes of what the meshes hold, the fastest one."""
         each = program.cluster.devices_per_host
         far = tuple(
-            (it.devices[0] % each == 0, (it.devices[-1] + 1) % each == 0) for it in self.meshes
+            (m.devices[0] % each == 0, (m.devices[-1] + 1) % each == 0) for m in self.meshes
         )
         moved = self._moved(program)
-
-        def restrict(problem: Problem, numbers: Sequence[int]) -> Problem:
-            given = Given(mesh_of=tuple(numbers), far=far, moved=moved)
-            return replace(problem, minimise=self.objective, given=given)
-
-        return restrict
+        cut = Search(
+            program=program,
+            costs=costs,
+            workers=workers,
+            submeshes=[
+                (len(m.hosts), len(m.devices) // len(m.hosts), m.logical_shape) for m in self.meshes
+            ],
+            most_stages=len(self.meshes),
+            restrict=lambda problem, mesh_of: replace(
+                problem,
+                minimise=self.objective,
+                given=Given(mesh_of=tuple(mesh_of), far=far, moved=moved),
+            ),
+        ).run()
+        held = {(a, mesh): it for a, places in self.held.items() for mesh, it in places.items()}
+        return replace(_stages(program, cut, list(self.meshes), cut.views), shardings=held)
 
     def _moved(self, program: Clustered) -> np.ndarray:
         """Bytes that layers i..j read on mesh q and that are held elsewhere only, [K, K, Q]."""
@@ -273,9 +178,43 @@ class ExistingMeshes(Searched):
             moved[:, :, elsewhere] += (any_reads * graph.bytes[argument])[:, :, None]
         return moved
 
-    def placed(self, program: Clustered, cut: Cut) -> tuple[list[MeshAssignment], Sequence[int]]:
-        """Some meshes may be without a stage."""
-        return list(self.meshes), cut.views
+
+def _stages(
+    program: Clustered, cut: Cut, meshes: list[MeshAssignment], numbers: Sequence[int]
+) -> Stages:
+    """The stages of a cut, by the number of each stage's mesh."""
+    plan, peaks = program.plan, [0] * len(meshes)
+    layer_stage: dict[int, int] = {}
+    again: set[int] = set()
+    for mesh, stage, option in zip(numbers, cut.stages, cut.options, strict=True):
+        batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - mesh)
+        kept = batches * option.activation_bytes[stage.first, stage.last]
+        peaks[mesh] = int(option.fixed_bytes[stage.first, stage.last] + kept)
+        layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), mesh)
+        again.update(option.rematerialised(stage.first, stage.last))
+    return Stages(
+        layer_stage=layer_stage,
+        meshes=meshes,
+        seconds=cut.seconds,
+        peak_bytes=tuple(peaks),
+        rematerialised=frozenset(again),
+        dropped=cut.dropped,
+    )
+
+
+def _placed(options: Sequence[Option], cluster: Cluster) -> list[MeshAssignment]:
+    """A mesh for each stage, in their order."""
+    each = cluster.devices_per_host
+    places = placement.place(cluster.hosts, each, [(o.hosts, o.devices) for o in options])
+    return [
+        MeshAssignment(
+            name=f"mesh_{stage}",
+            hosts=tuple(dict.fromkeys(host for host, _ in place)),
+            devices=tuple(host * each + device for host, device in place),
+            logical_shape=option.shape,
+        )
+        for stage, (place, option) in enumerate(zip(places, options, strict=True))
+    ]
 
 
 def logical_shapes(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from alpa.dialects.attributes import Dropped
 from alpa.passes.base import NoRoomError, PassError
@@ -32,8 +31,6 @@ from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.options import Option, Submesh, stage_problem
 from alpa.passes.stages.views import OneDevice, View
 from alpa.passes.workers import Workers
-
-T = TypeVar("T")
 
 Restriction = Callable[[Problem, Sequence[int]], Problem]
 """Restricts the stage DP; the numbers say which view each submesh of the problem is."""
@@ -69,14 +66,13 @@ class Search:
     def run(self) -> Cut:
         """The best cut. Raises PassError."""
         costing = self.costs.of(self.program, self.workers)
-        one = self._planned_on_one_device(
-            lambda: OneDevice.of(
-                costing,
-                lambda: self.costs.of(self.program, self.workers, remat=True),
-                self.workers,
-                may_rematerialise=self.program.remat == "auto",
-            )
+        one = OneDevice(
+            costing=costing,
+            remat_costing=lambda: self.costs.of(self.program, self.workers, remat=True),
+            may_rematerialise=self.program.remat == "auto",
+            workers=costing.where(self.workers),
         )
+        self._planned_on_one_device(lambda: one.option)
         every = [View.of(one, submesh) for submesh in self.submeshes]
         views = every
         bound: float | None = None
@@ -156,10 +152,10 @@ class Search:
         stages = stage_dp.solve(problem).stages
         return problem.step_seconds(stages), stages
 
-    def _planned_on_one_device(self, known: Callable[[], T]) -> T:
-        """Raises PassError where the layers cannot be."""
+    def _planned_on_one_device(self, find: Callable[[], object]) -> None:
+        """Finds costs on one device. Raises PassError where there are none."""
         try:
-            return known()
+            find()
         except (InfeasibleError, TimeoutError, SolverFailedError) as error:
             message = f"the layers cannot be planned on one device: {error}"
             raise PassError(self.program.function, message) from error

@@ -22,13 +22,11 @@ from dataclasses import dataclass, field, replace
 
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
-from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.costing import Costing, NoPlanError
 from alpa.passes.stages.options import (
     Option,
     Submesh,
     impossible,
-    option_of,
     remat_bounds,
     with_shares,
 )
@@ -49,32 +47,17 @@ class OneDevice:
     """of the same layers rematerialised"""
     may_rematerialise: bool
     workers: Workers
-    option: Option
     again: Option | None = None
     """with all layers rematerialised, once that is known"""
 
-    @classmethod
-    def of(
-        cls,
-        costing: Costing,
-        remat_costing: Callable[[], Costing],
-        workers: Workers,
-        *,
-        may_rematerialise: bool,
-    ) -> OneDevice:
-        """Raises PassError, InfeasibleError, TimeoutError or SolverFailedError."""
-        return cls(
-            costing=costing,
-            remat_costing=remat_costing,
-            may_rematerialise=may_rematerialise,
-            workers=costing.where(workers),
-            option=_option(costing, costing.work.costs, (1, 1, (1,))),
-        )
+    @property
+    def option(self) -> Option:
+        """With no layer rematerialised."""
+        return self.costing.one_device
 
     def rematerialise(self) -> None:
-        """Makes `again` known. Raises as `of`."""
-        costing = self.remat_costing()
-        self.again = replace(_option(costing, costing.work.costs, (1, 1, (1,))), remat=1.0)
+        """Makes `again` known. Raises as `Costing.work`."""
+        self.again = replace(self.remat_costing().one_device, remat=1.0)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -157,7 +140,7 @@ class View:
         def finish() -> None:
             try:
                 options = [
-                    replace(_option(costing, costs, self.submesh), remat=remat) for costs in found()
+                    replace(costing.option(costs, self.submesh), remat=remat) for costs in found()
                 ]
             except (NoPlanError, InfeasibleError) as error:
                 options = [self._impossible(str(error))]
@@ -176,9 +159,6 @@ class View:
 
     def _split(self) -> Option:
         """What its fastest sharding does not undercut."""
-        costs = self.one.costing.work.split(self.submesh[2])
-        return replace(_option(self.one.costing, costs, self.submesh), is_bound=True)
-
-
-def _option(costing: Costing, costs: ClassCosts, submesh: Submesh) -> Option:
-    return option_of(costing.solver, costs, *submesh)
+        costing = self.one.costing
+        costs = costing.work.split(self.submesh[2])
+        return replace(costing.option(costs, self.submesh), is_bound=True)

@@ -80,15 +80,15 @@ class Problem:
     c: np.ndarray
     """transfers from the stage before into one that begins with layer i on submesh m, [K, M, 2]:
     where that is on the same host, and where it is not (see `are_far`); c[0] = 0"""
+    back: np.ndarray
+    """transfers of backwards from the stage behind into one that ends with layer j on submesh m,
+    likewise, [K, M, 2]; back[K - 1] = 0"""
     num_micro_batches: int
     schedule: Schedule
     num_stages: int | None = None
     """as many stages exactly; None = any number"""
     minimise: Objective = "step"
     """T, or the longest stage"""
-    back: np.ndarray | None = None
-    """transfers of backwards from the stage behind into one that ends with layer j on submesh m,
-    likewise, [K, M, 2]; back[K - 1] = 0; None = no seconds"""
     equal_layers: bool = False
     given: Given | None = None
 
@@ -115,7 +115,7 @@ class Problem:
             raise ValueError(
                 "c needs two entries per layer and submesh, which are 0 for the first layer"
             )
-        if self.back is not None and (self.back.shape != self.c.shape or self.back[-1].any()):
+        if self.back.shape != self.c.shape or self.back[-1].any():
             raise ValueError(
                 f"back must have shape {self.c.shape}, and be 0 for the last layer; its shape is "
                 f"{self.back.shape}"
@@ -127,8 +127,8 @@ class Problem:
         if self.schedule not in get_args(Schedule):
             raise ValueError(f"schedule must be gpipe or 1f1b, not {self.schedule!r}")
         upper = np.triu_indices(self.num_layers)
-        transfers = [("c", self.c)] if self.back is None else [("c", self.c), ("back", self.back)]
-        for name, values in (("t", self.t[upper]), ("u", self.u[upper]), *transfers):
+        costs = {"t": self.t[upper], "u": self.u[upper], "c": self.c, "back": self.back}
+        for name, values in costs.items():
             if np.isnan(values).any() or (values < 0).any():
                 raise ValueError(f"{name} must not be negative or NaN")
         if self.given is not None:
@@ -178,8 +178,7 @@ class Problem:
             if far is None:
                 return [inf] * len(stages)
             c = self.c[s.first, s.submesh, int(far[0])]
-            if self.back is not None:
-                c = c + self.back[s.last, s.submesh, int(far[1])]
+            c = c + self.back[s.last, s.submesh, int(far[1])]
             found.append(float(self.t[s.first, s.last, s.submesh] + c))
             before += self.sizes[s.submesh]
         return found

@@ -188,10 +188,9 @@ class _Table:
         self._may_be_empty = np.zeros((layers + 1, self._width + 1), dtype=bool)
         if given is not None:
             possible, self._may_be_empty, self.moved = _fewest_bytes(given, possible)
-        back = np.zeros_like(problem.c) if problem.back is None else problem.back
         # [i, j, m, 2 f + b]: whether the stage before is far, and the one behind; [i, j, m, 4]: it
         # cannot lie there.
-        c = problem.c[:, None, :, :, None] + back[None, :, :, None, :]
+        c = problem.c[:, None, :, :, None] + problem.back[None, :, :, None, :]
         self.a = np.full((*problem.t.shape, 5), inf)
         self.a[..., :4] = problem.t[..., None] + c.reshape(*problem.t.shape, 4)
         self.a[~possible] = inf

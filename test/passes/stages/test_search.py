@@ -401,8 +401,11 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
     with costs_of(straight_step()) as plain, costs_of(skipping_step()) as again:
         assert plain.classes.links.keys() - again.classes.links.keys()
         costing = Costing(solver=again.solver)
-        one = OneDevice.of(
-            Costing(solver=plain.solver), lambda: costing, Workers(0), may_rematerialise=True
+        one = OneDevice(
+            costing=Costing(solver=plain.solver),
+            remat_costing=lambda: costing,
+            may_rematerialise=True,
+            workers=Workers(0),
         )
         view = View.of(one, (1, 2, (2,)))
         for _ in range(2):

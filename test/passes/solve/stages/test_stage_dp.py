@@ -98,6 +98,7 @@ def uniform(layers: int = 4, hosts: int = 1, devices: int = 4) -> Problem:
         u=np.zeros_like(times),
         max_in_flight=np.full(times.shape, 10**6),
         c=np.zeros((layers, len(shapes), 2)),
+        back=np.zeros((layers, len(shapes), 2)),
         num_micro_batches=8,
         schedule="1f1b",
     )

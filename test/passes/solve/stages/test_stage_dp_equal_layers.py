@@ -30,6 +30,9 @@ def problems(draw: st.DrawFn) -> Problem:
         u=rng.random(size),
         max_in_flight=rng.choice(draw(st.sampled_from([[9], [0, 1, 2, 9]])), size),
         c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
+        back=np.concatenate(
+            [rng.random((layers - 1, len(shapes), 2)), np.zeros((1, len(shapes), 2))]
+        ),
         num_micro_batches=draw(st.sampled_from([1, 4])),
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         num_stages=draw(st.sampled_from([None, None, 2])),
@@ -88,6 +91,7 @@ def test_a_better_cut_that_is_uneven_is_not_taken():
         u=np.zeros_like(times),
         max_in_flight=np.full(times.shape, 9),
         c=np.zeros((4, 1, 2)),
+        back=np.zeros((4, 1, 2)),
         num_micro_batches=8,
         schedule="1f1b",
     )

@@ -114,6 +114,7 @@ def two_layers() -> Problem:
         u=np.zeros((2, 2, 2)),
         max_in_flight=np.full((2, 2, 2), 9),
         c=np.zeros((2, 2, 2)),
+        back=np.zeros((2, 2, 2)),
         num_micro_batches=1,
         schedule="gpipe",
         given=Given(mesh_of=(0, 1), far=((False, False),) * 2, moved=moved),
