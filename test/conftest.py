@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from alpa.passes.stages.options import Option
+from alpa.passes.stages.candidates import Candidate
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -119,9 +119,9 @@ def ray_cluster() -> Iterator[None]:
 @pytest.fixture
 def hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages are cut as if devices had more memory than they have."""
-    exact = Option.max_in_flight
+    exact = Candidate.max_in_flight
 
-    def fitting(option: Option, memory: float) -> np.ndarray:
-        return exact(option, 1.25 * memory)
+    def fitting(candidate: Candidate, memory: float) -> np.ndarray:
+        return exact(candidate, 1.25 * memory)
 
-    monkeypatch.setattr(Option, "max_in_flight", fitting)
+    monkeypatch.setattr(Candidate, "max_in_flight", fitting)

@@ -19,11 +19,11 @@ from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.rules import rule_of
+from alpa.passes.stages.candidates import PRICES, Candidate, Submesh, candidate_of
 from alpa.passes.stages.class_costs import ClassCosts, Work
 from alpa.passes.stages.class_problem import ClassSolver, class_solver, solver_of
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.layer_classes import ClassesText, layer_classes
-from alpa.passes.stages.options import PRICES, Option, Submesh, option_of
 from alpa.passes.stages.remat import rematerialised
 from alpa.passes.workers import Workers
 
@@ -54,13 +54,13 @@ class Costing:
         return problem.work(costs)
 
     @cached_property
-    def one_device(self) -> Option:
-        """What all intervals of layers cost on one device. Raises as `work`."""
-        return self.option(self.work.costs, (1, 1, (1,)))
+    def one_device(self) -> Candidate:
+        """The costs of intervals of layers on one device. Raises as `work`."""
+        return self.candidate(self.work.costs, (1, 1, (1,)))
 
-    def option(self, costs: ClassCosts, submesh: Submesh) -> Option:
-        """What intervals of layers cost by what their classes do."""
-        return option_of(self.solver, costs, *submesh)
+    def candidate(self, costs: ClassCosts, submesh: Submesh) -> Candidate:
+        """The costs of intervals of layers, from those of their classes."""
+        return candidate_of(self.solver, costs, *submesh)
 
     def where(self, workers: Workers) -> Workers:
         """The processes if the classes are worth them, else none."""

@@ -25,11 +25,11 @@ from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
 from alpa.passes.solve.stages.problem import Given, Objective
 from alpa.passes.solve.stages.schedule import in_flight
+from alpa.passes.stages.candidates import Candidate, Submesh
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.intervals import intervals
 from alpa.passes.stages.merge import Stages
-from alpa.passes.stages.options import Option, Submesh
 from alpa.passes.stages.search import Cut, Search
 from alpa.passes.workers import Workers
 
@@ -105,7 +105,7 @@ class AnyMeshes(Policy):
                 equal_layers=self.equal_layers,
             ),
         ).run()
-        meshes = _placed(cut.options, program.cluster)
+        meshes = _placed(cut.candidates, program.cluster)
         stages = _stages(program, cut, meshes, range(len(meshes)))
         return replace(stages, bound=cut.bound) if self.objective == "step" else stages
 
@@ -163,7 +163,7 @@ class ExistingMeshes(Policy):
             ),
         ).run()
         held = {(a, mesh): it for a, places in self.held.items() for mesh, it in places.items()}
-        return replace(_stages(program, cut, list(self.meshes), cut.views), shardings=held)
+        return replace(_stages(program, cut, list(self.meshes), cut.meshes), shardings=held)
 
     def _moved(self, program: Clustered) -> np.ndarray:
         """Bytes that layers i..j read on mesh q and that are held elsewhere only, [K, K, Q]."""
@@ -186,12 +186,12 @@ def _stages(
     plan, peaks = program.plan, [0] * len(meshes)
     layer_stage: dict[int, int] = {}
     again: set[int] = set()
-    for mesh, stage, option in zip(numbers, cut.stages, cut.options, strict=True):
+    for mesh, stage, found in zip(numbers, cut.stages, cut.candidates, strict=True):
         batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - mesh)
-        kept = batches * option.activation_bytes[stage.first, stage.last]
-        peaks[mesh] = int(option.fixed_bytes[stage.first, stage.last] + kept)
+        kept = batches * found.activation_bytes[stage.first, stage.last]
+        peaks[mesh] = int(found.fixed_bytes[stage.first, stage.last] + kept)
         layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), mesh)
-        again.update(option.rematerialised(stage.first, stage.last))
+        again.update(found.rematerialised(stage.first, stage.last))
     return Stages(
         layer_stage=layer_stage,
         meshes=meshes,
@@ -202,18 +202,18 @@ def _stages(
     )
 
 
-def _placed(options: Sequence[Option], cluster: Cluster) -> list[MeshAssignment]:
+def _placed(candidates: Sequence[Candidate], cluster: Cluster) -> list[MeshAssignment]:
     """A mesh for each stage, in their order."""
     each = cluster.devices_per_host
-    places = placement.place(cluster.hosts, each, [(o.hosts, o.devices) for o in options])
+    places = placement.place(cluster.hosts, each, [(it.hosts, it.devices) for it in candidates])
     return [
         MeshAssignment(
             name=f"mesh_{stage}",
             hosts=tuple(dict.fromkeys(host for host, _ in place)),
             devices=tuple(host * each + device for host, device in place),
-            logical_shape=option.shape,
+            logical_shape=found.shape,
         )
-        for stage, (place, option) in enumerate(zip(places, options, strict=True))
+        for stage, (place, found) in enumerate(zip(places, candidates, strict=True))
     ]
 
 

@@ -1,8 +1,8 @@
 """Which layers go on which meshes: the stage DP over costs of sharded stages, found as needed.
 
-Each submesh, seen in each logical shape, offers the DP `Option`s: costs if they are known, and
-otherwise bounds of them (`views.py`). The DP is solved, the costs behind the bounds that its cut
-uses are found, and so on until a cut uses known costs only.
+Each submesh in each logical shape offers the DP stage candidates, with costs if they are known,
+otherwise with bounds (`mesh_candidates.py`). The DP is solved, the costs behind the bounds that its
+cut uses are found, and so on until a cut uses known costs only.
 
 What is proven: the DP's cut has the least T of all cuts, by these costs. The first solution, where
 only one device's costs are known, is a bound: no cut has a smaller T, whatever its shardings are,
@@ -26,30 +26,30 @@ from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.solve.stages import stage_dp
 from alpa.passes.solve.stages.problem import NoCutError, NoCutInMemoryError, Problem, Stage
+from alpa.passes.stages.candidates import Candidate, Submesh, stage_problem
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import LayerCosts
-from alpa.passes.stages.options import Option, Submesh, stage_problem
-from alpa.passes.stages.views import OneDevice, View
+from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
 from alpa.passes.workers import Workers
 
 Restriction = Callable[[Problem, Sequence[int]], Problem]
-"""Restricts the stage DP; the numbers say which view each submesh of the problem is."""
+"""Restricts the stage DP, by the number of the mesh that each submesh of the problem is."""
 
-_Offer = tuple[Option, View]
+_Offer = tuple[Candidate, MeshCandidates]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Stages in their order, the option and the number of the view that each takes, and T."""
+    """Stages in their order, the candidate and the number of the mesh of each, and T."""
 
     stages: tuple[Stage, ...]
-    options: tuple[Option, ...]
-    views: tuple[int, ...]
+    candidates: tuple[Candidate, ...]
+    meshes: tuple[int, ...]
     seconds: float
     bound: float
-    """of T, where nothing but one device's costs is known"""
+    """of T: that of the first solution, which knows the costs of one device only"""
     dropped: tuple[Dropped, ...]
-    """views that were left out"""
+    """meshes that were left out"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,82 +72,81 @@ class Search:
             may_rematerialise=self.program.remat == "auto",
             workers=costing.where(self.workers),
         )
-        self._planned_on_one_device(lambda: one.option)
-        every = [View.of(one, submesh) for submesh in self.submeshes]
-        views = every
+        self._planned_on_one_device(lambda: one.candidate)
+        every = [MeshCandidates.of(one, n, submesh) for n, submesh in enumerate(self.submeshes)]
+        meshes = every
         bound: float | None = None
-        only = self._only(one, views)
+        only = self._only(one, meshes)
         if only is not None and not self._may_not_fit(one):
-            views, only = [only], None
+            meshes, only = [only], None
         while True:
-            offers = [(option, view) for view in views for option in view.options()]
+            offers = [(it, mesh) for mesh in meshes for it in mesh.candidates()]
             try:
-                seconds, stages = self._solved(views, offers)
+                seconds, stages = self._solved(offers)
             except NoCutInMemoryError as error:
                 if only is None:
-                    needs = self._needs([option for option, _ in offers]) + self._narrower()
+                    needs = self._needs([it for it, _ in offers]) + self._narrower()
                     function = self.program.function
                     raise NoRoomError(function, f"{error}. {needs}", missing=0.0) from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
-                views, only = [only], None
+                meshes, only = [only], None
                 continue
             except NoCutError as error:
                 raise PassError(self.program.function, f"{error}{_problems(offers)}") from error
             bound = seconds if bound is None else bound
             used = [offers[stage.submesh] for stage in stages]
-            unknown = dict.fromkeys(view for option, view in used if option.is_bound)
+            unknown = dict.fromkeys(mesh for it, mesh in used if it.is_bound)
             if not unknown:
                 return Cut(
                     stages=stages,
-                    options=tuple(option for option, _ in used),
-                    views=tuple(views.index(view) for _, view in used),
+                    candidates=tuple(it for it, _ in used),
+                    meshes=tuple(mesh.number for _, mesh in used),
                     seconds=seconds,
                     bound=min(bound, seconds),
                     dropped=tuple(dict.fromkeys(_dropped(every))),
                 )
-            if one.again is None and any(option.is_bound and option.remat for option, _ in used):
+            if one.again is None and any(it.is_bound and it.remat for it, _ in used):
                 # Nearer bounds, now that they matter.
                 self._planned_on_one_device(one.rematerialise)
                 continue
-            # Side by side, with what is about to be asked for.
-            alike = (v for v in views if any(v.is_like(other) for other in unknown))
+            # Together with meshes that the search is about to ask for.
+            alike = (m for m in meshes if any(m.is_like(other) for other in unknown))
             wanted = list(dict.fromkeys([*unknown, *alike]))
-            for view in wanted:
-                view.begin()
+            for mesh in wanted:
+                mesh.begin()
             if one.again is None and self._memory_may_bind(one):
-                # It will be asked for, and there is time now.
+                # The search will ask for it, and this process has time now.
                 self._planned_on_one_device(one.rematerialise)
-            others = [(option, view) for option, view in offers if view not in wanted]
-            self._begin_next(views, others, -len(wanted) % max(one.workers.count, 1))
-            for view in wanted:
-                view.finish()
+            others = [(it, mesh) for it, mesh in offers if mesh not in wanted]
+            self._begin_next(others, -len(wanted) % max(one.workers.count, 1))
+            for mesh in wanted:
+                mesh.finish()
 
-    def _begin_next(self, views: Sequence[View], offers: Sequence[_Offer], idle: int) -> None:
-        """Where processes are idle: what would be asked for if what was begun were of no use."""
+    def _begin_next(self, offers: Sequence[_Offer], idle: int) -> None:
+        """Begins with what the search asks for next if the costs that are on their way are of no
+        use, as far as processes are idle."""
         if not idle or not offers:
             return
         try:
-            _, stages = self._solved(views, offers)
+            _, stages = self._solved(offers)
         except NoCutError:
-            return  # There is no cut without what was begun.
+            return  # Each cut needs the costs that are on their way.
         used = [offers[stage.submesh] for stage in stages]
-        found = dict.fromkeys(v for o, v in used if o.is_bound and v.num_devices > 1)
-        for view in list(found)[:idle]:
-            view.begin()
+        found = dict.fromkeys(m for it, m in used if it.is_bound and m.num_devices > 1)
+        for mesh in list(found)[:idle]:
+            mesh.begin()
 
-    def _solved(
-        self, views: Sequence[View], offers: Sequence[_Offer]
-    ) -> tuple[float, tuple[Stage, ...]]:
-        """T and the stages of the best cut over some options. Raises `NoCutError`."""
+    def _solved(self, offers: Sequence[_Offer]) -> tuple[float, tuple[Stage, ...]]:
+        """T and the stages of the best cut over some candidates. Raises `NoCutError`."""
         program = self.program
         problem = self.restrict(
             stage_problem(
-                [option for option, _ in offers],
+                [it for it, _ in offers],
                 program.boundary,
                 program.left,
                 program.plan,
             ),
-            [views.index(view) for _, view in offers],
+            [mesh.number for _, mesh in offers],
         )
         stages = stage_dp.solve(problem).stages
         return problem.step_seconds(stages), stages
@@ -160,28 +159,28 @@ class Search:
             message = f"the layers cannot be planned on one device: {error}"
             raise PassError(self.program.function, message) from error
 
-    def _only(self, one: OneDevice, views: Sequence[View]) -> View | None:
-        """The view of all devices, where a single stage can take no other, whatever it costs."""
+    def _only(self, one: OneDevice, meshes: Sequence[MeshCandidates]) -> MeshCandidates | None:
+        """The one mesh of all devices, if a single stage can take no other one."""
         cluster = self.program.left
-        single = self.most_stages == 1 or len(one.option.seconds) == 1
+        single = self.most_stages == 1 or len(one.candidate.seconds) == 1
         shape = cluster.hosts, cluster.devices_per_host
-        whole = [view for view in views if view.submesh[:2] == shape]
+        whole = [mesh for mesh in meshes if mesh.submesh[:2] == shape]
         return replace(whole[0], is_only=True) if single and len(whole) == 1 else None
 
     def _may_not_fit(self, one: OneDevice) -> bool:
-        """Whether rematerialising some layers of a single stage could be needed."""
-        fits = one.option.max_in_flight(self.program.left.device.memory)[0, -1]
+        """Whether a single stage may have to rematerialise layers."""
+        fits = one.candidate.max_in_flight(self.program.left.device.memory)[0, -1]
         return one.may_rematerialise and fits < self.program.plan.num_micro_batches
 
     def _memory_may_bind(self, one: OneDevice) -> bool:
         """Whether all layers fill half of all devices with one micro-batch in flight."""
-        held = one.option.fixed_bytes[0, -1] + one.option.activation_bytes[0, -1]
+        held = one.candidate.fixed_bytes[0, -1] + one.candidate.activation_bytes[0, -1]
         cluster = self.program.left
         whole = cluster.num_devices * cluster.device.memory
         return one.may_rematerialise and bool(held >= whole / 2)
 
     def _narrower(self) -> str:
-        """What narrower sums over the micro-batches would spare."""
+        """What narrower sums over the micro-batches would save."""
         if not self.program.widened_bytes:
             return ""
         return (
@@ -190,18 +189,18 @@ class Search:
             "accumulate-dtype=same keeps"
         )
 
-    def _needs(self, options: Sequence[Option]) -> str:
-        """What does not fit: a layer, else all of them; bounds from below, as far as is known."""
+    def _needs(self, candidates: Sequence[Candidate]) -> str:
+        """Lower bounds of what does not fit: of a layer, else of all layers."""
         device, count = self.program.left.device, self.program.left.num_devices
-        possible = [option for option in options if not option.problem]
+        possible = [it for it in candidates if not it.problem]
         layers = range(len(possible[0].seconds))
-        need, layer, option = max(
+        need, layer, size = max(
             min(((o.fixed_bytes + o.activation_bytes)[k, k], k, o.size) for o in possible)
             for k in layers
         )
         if need >= device.memory:
             return (
-                f"At best layer_{layer} alone holds {size_text(need)} on each of {option} "
+                f"At best layer_{layer} alone holds {size_text(need)} on each of {size} "
                 f"device(s), {device.name} has {size_text(device.memory)}"
             )
         fixed = min(o.size * o.fixed_bytes[0, -1] for o in possible)
@@ -212,11 +211,11 @@ class Search:
         )
 
 
-def _dropped(views: Sequence[View]) -> Iterator[Dropped]:
-    """Views whose costs no solver found: a cut that uses them may be better."""
-    for view in views:
-        hosts, devices, shape = view.submesh
-        for reason in view.dropped:
+def _dropped(meshes: Sequence[MeshCandidates]) -> Iterator[Dropped]:
+    """Meshes whose costs no solver found: a cut that uses them may be better."""
+    for mesh in meshes:
+        hosts, devices, shape = mesh.submesh
+        for reason in mesh.dropped:
             seen = "x".join(map(str, shape))
             what = f"a submesh of {hosts}x{devices} devices seen as {seen}"
             yield Dropped(what=what, reason=reason)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of
 from alpa.passes.stages.class_problem import ClassSolver
-from alpa.passes.stages.options import PRICES, Option, option_of
 
-Costed = Callable[..., list[Option]]
+Costed = Callable[..., list[Candidate]]
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +23,10 @@ def costed() -> Costed:
         devices: int,
         shapes: Sequence[tuple[int, ...]],
         remat: float = 0.0,
-    ) -> list[Option]:
+    ) -> list[Candidate]:
         prices = PRICES if hosts * devices > 1 else ()
         return [
-            replace(option_of(solver, costs, hosts, devices, shape), remat=remat)
+            replace(candidate_of(solver, costs, hosts, devices, shape), remat=remat)
             for shape in shapes
             for costs in solver.pose(hosts, devices, shape).solve(prices)
         ]

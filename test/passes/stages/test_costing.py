@@ -17,10 +17,10 @@ from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
+from alpa.passes.stages.candidates import PRICES
 from alpa.passes.stages.class_problem import ClassSolver, class_solver
 from alpa.passes.stages.costing import Costing, NoPlanError
 from alpa.passes.stages.layer_classes import ClassesText, layer_classes
-from alpa.passes.stages.options import PRICES
 from alpa.passes.workers import Workers
 
 NUM_LAYERS = 3

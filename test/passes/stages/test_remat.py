@@ -25,10 +25,10 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.solve.stages import placement, stage_dp
 from alpa.passes.stages.boundary import Boundary, boundary_of
+from alpa.passes.stages.candidates import SHARES, Candidate, stage_problem, with_shares
 from alpa.passes.stages.class_problem import class_solver
 from alpa.passes.stages.intervals import intervals
 from alpa.passes.stages.layer_classes import layer_classes
-from alpa.passes.stages.options import SHARES, Option, stage_problem, with_shares
 from alpa.passes.stages.policy import logical_shapes
 from alpa.passes.stages.remat import rematerialised
 
@@ -89,14 +89,14 @@ def planned(text: str, cluster: str, remat: str, options: str = "") -> tuple[Pla
 
 
 def all_options(
-    text: str, cluster: Cluster, plan: Plan, costed: Callable[..., list[Option]]
-) -> tuple[list[Option], Boundary]:
+    text: str, cluster: Cluster, plan: Plan, costed: Callable[..., list[Candidate]]
+) -> tuple[list[Candidate], Boundary]:
     """Every submesh costed without rematerialisation, with, and mixed; transfers."""
     module = alpa.passes.run(text, "simplify-trivial-ops")
     function = main_function(module)
     arguments, results = read_arguments(function), read_results(function)
     graph = Graph.of(body(function))
-    found: list[Option] = []
+    found: list[Candidate] = []
     with module.context, rematerialised(function) as copy:
         of = [
             layer_classes(g, arguments, results, NUM_LAYERS, cluster, plan)
@@ -116,7 +116,7 @@ def all_options(
 
 @pytest.mark.parametrize("memory", ["64MiB", "1200KiB", "640KiB"])
 def test_costing_where_memory_binds_finds_what_costing_all_does(
-    clustered: str, tmp_path: Path, memory: str, costed: Callable[..., list[Option]]
+    clustered: str, tmp_path: Path, memory: str, costed: Callable[..., list[Candidate]]
 ) -> None:
     name = cluster_of(tmp_path, memory)
     cluster = Cluster.parse(name)
@@ -148,13 +148,13 @@ def test_the_shardings_fit_as_well(clustered: str, tmp_path: Path) -> None:
     assert report.peak_bytes <= 1200 * 1024
 
 
-def option(seconds: np.ndarray, held: np.ndarray, transient: np.ndarray) -> Option:
+def option(seconds: np.ndarray, held: np.ndarray, transient: np.ndarray) -> Candidate:
     """What layers cost one by one, as intervals."""
     count = len(transient)
     largest = np.array(
         [[transient[i : j + 1].max(initial=0.0) for j in range(count)] for i in range(count)]
     )
-    return Option(
+    return Candidate(
         hosts=1,
         devices=2,
         shape=(2,),

@@ -29,14 +29,14 @@ from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.mesh_problem import STORAGE_WEIGHT
 from alpa.passes.solve.stages import placement, stage_dp
 from alpa.passes.stages.boundary import Boundary, boundary_of
+from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of, stage_problem
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, class_solver
 from alpa.passes.stages.costing import Costing
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
-from alpa.passes.stages.options import PRICES, Option, option_of, stage_problem
+from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
 from alpa.passes.stages.policy import logical_shapes
 from alpa.passes.stages.remat import Remat
-from alpa.passes.stages.views import OneDevice, View
 from alpa.passes.workers import Workers
 from alpa.tools import zoo
 
@@ -154,7 +154,7 @@ def test_equal_layers_are_one_class(clustered: Clustered) -> None:
 
 
 def test_nothing_undercuts_the_work_of_one_device(
-    clustered: Clustered, costed: Callable[..., list[Option]]
+    clustered: Clustered, costed: Callable[..., list[Candidate]]
 ) -> None:
     problem = clustered.solver.pose(1, 1, (1,))
     (costs,) = problem.solve(())
@@ -163,7 +163,7 @@ def test_nothing_undercuts_the_work_of_one_device(
     for hosts, devices in ((1, 2), (2, 2)):
         for option in costed(clustered.solver, hosts, devices, logical_shapes(hosts, devices, 2)):
             where = (hosts, devices, option.shape)
-            least = option_of(clustered.solver, work.split(option.shape), *where)
+            least = candidate_of(clustered.solver, work.split(option.shape), *where)
             for name in ("seconds", "update", "fixed_bytes", "activation_bytes"):
                 real, bound = getattr(option, name)[valid], getattr(least, name)[valid]
                 assert (real >= bound * (1 - 1e-6)).all(), name
@@ -174,7 +174,8 @@ def test_what_no_axis_divides_is_not_split(clustered: Clustered) -> None:
     (costs,) = problem.solve(())
     work = problem.work(costs)
     whole, halved, odd = (
-        option_of(clustered.solver, work.split((n,)), 1, n, (n,)).seconds[0, -1] for n in (1, 2, 7)
+        candidate_of(clustered.solver, work.split((n,)), 1, n, (n,)).seconds[0, -1]
+        for n in (1, 2, 7)
     )
     assert whole == pytest.approx(costs_sum(clustered, costs))
     assert halved == pytest.approx(whole / 2, rel=0.02)
@@ -187,7 +188,7 @@ def costs_sum(clustered: Clustered, costs: ClassCosts) -> float:
 
 
 def test_a_price_on_memory_gives_less_memory(
-    clustered: Clustered, costed: Callable[..., list[Option]]
+    clustered: Clustered, costed: Callable[..., list[Candidate]]
 ) -> None:
     (shape,) = logical_shapes(1, 2, 2)
     free, *_, dear = costed(clustered.solver, 1, 2, [shape])
@@ -199,11 +200,11 @@ def test_a_price_on_memory_gives_less_memory(
 
 
 def test_costing_what_is_used_finds_what_costing_all_does(
-    clustered: Clustered, costed: Callable[..., list[Option]]
+    clustered: Clustered, costed: Callable[..., list[Candidate]]
 ) -> None:
     cluster = Cluster.parse(CLUSTER)
     boundary = clustered.boundary
-    options: list[Option] = [
+    options: list[Candidate] = [
         option
         for hosts, devices in placement.submeshes(cluster.hosts, cluster.devices_per_host)
         for option in costed(clustered.solver, hosts, devices, logical_shapes(hosts, devices, 2))
@@ -218,7 +219,7 @@ def test_costing_what_is_used_finds_what_costing_all_does(
 
 
 def test_one_stage_costs_what_its_own_program_does(
-    clustered: Clustered, costed: Callable[..., list[Option]]
+    clustered: Clustered, costed: Callable[..., list[Candidate]]
 ) -> None:
     options = f"cluster={CLUSTER} num-micro-batches=4 num-stages=1 schedule=1f1b"
     planned = alpa.passes.run(
@@ -340,7 +341,7 @@ def test_layers_that_have_no_plan_on_one_device(failing: None) -> None:
     ],
 )
 def test_a_baseline_costs_what_its_own_program_does(
-    intra: Intra, step: Callable[[], str], costed: Callable[..., list[Option]]
+    intra: Intra, step: Callable[[], str], costed: Callable[..., list[Candidate]]
 ) -> None:
     shape = "4x1" if intra == "megatron" else "2x2"
     options = f"cluster={CLUSTER} num-micro-batches=4 mesh-shape={shape} schedule=1f1b"
@@ -407,13 +408,13 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
             may_rematerialise=True,
             workers=Workers(0),
         )
-        view = View.of(one, (1, 2, (2,)))
+        mesh = MeshCandidates.of(one, 0, (1, 2, (2,)))
         for _ in range(2):
-            view.begin()
-            view.finish()
-        found = view.options()[-1]
+            mesh.begin()
+            mesh.finish()
+        found = mesh.candidates()[-1]
         *_, costs = again.solver.pose(1, 2, (2,)).solve(PRICES)
-    expected = option_of(again.solver, costs, 1, 2, (2,))
+    expected = candidate_of(again.solver, costs, 1, 2, (2,))
     assert found.remat == 1
     for name in ("seconds", "update", "state_bytes", "activation_bytes", "exchanged_bytes"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), err_msg=name)

@@ -1,7 +1,7 @@
-"""What a submesh, seen in one logical shape, offers the stage DP.
+"""Stage candidates: what each interval of layers costs on a submesh in one logical shape.
 
 Costs of sharded layers take seconds to find (`class_problem.py`), so there are also bounds of them
-that cost nothing (`views.py` says what for).
+that cost nothing (`mesh_candidates.py` says how both are used).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from alpa.passes.stages.class_problem import ClassSolver
 from alpa.passes.stages.intervals import intervals, largest, pairs_inside
 
 PRICES = (1.0, 10.0)
-"""Of memory: beside the fastest sharding those that hold less (see `shard_pareto.solve`)."""
+"""Of memory: beside the fastest sharding, some that hold less (see `pareto.solve`)."""
 SHARES = (0.25, 0.5, 0.75)
-"""Of a stage's layers that are rematerialised, where not all or none are."""
+"""Of a stage's layers, where some but not all are rematerialised."""
 _NO_LIMIT = 1 << 30
 """More micro-batches in flight than any schedule has: memory is no limit."""
 _BYTES = ("state_bytes", "transient_bytes", "activation_bytes", "exchanged_bytes")
@@ -34,8 +34,8 @@ Submesh = tuple[int, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Option:
-    """A submesh, how it is seen, and what each interval of layers costs there: arrays [K, K]."""
+class Candidate:
+    """What each interval of layers costs on a submesh in a logical shape: arrays [K, K]."""
 
     hosts: int
     devices: int
@@ -45,7 +45,7 @@ class Option:
     state_bytes: np.ndarray
     """per device, all the time"""
     transient_bytes: np.ndarray
-    """per device, the most that is needed besides at any time"""
+    """per device, the most that is needed at any time beside the other three"""
     activation_bytes: np.ndarray
     """per device and micro-batch in flight"""
     exchanged_bytes: np.ndarray
@@ -53,22 +53,22 @@ class Option:
     remat: float = 0.0
     """the share of a stage's layers, from its first on, that are rematerialised"""
     is_bound: bool = False
-    """its costs are not known, only bounded from below"""
+    """the costs are lower bounds"""
     problem: str = ""
-    """why there is no plan on it, where there is none: it takes for ever"""
+    """why there is no plan on the submesh, if there is none; then the seconds are infinite"""
 
     @property
     def size(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return self.hosts * self.devices
 
     @property
     def fixed_bytes(self) -> np.ndarray:
-        """Per device, whatever is in flight."""
+        """Bytes per device that do not depend on what is in flight."""
         return self.state_bytes + self.transient_bytes + self.exchanged_bytes
 
     def max_in_flight(self, memory: float) -> np.ndarray:
-        """How many micro-batches fit, 0 where not even the states do."""
+        """How many micro-batches fit; 0 where none does."""
         free = memory - self.fixed_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
             fits = np.where(
@@ -77,14 +77,14 @@ class Option:
         return np.where(free > 0, np.clip(fits, 0, _NO_LIMIT), 0).astype(np.int64)
 
     def rematerialised(self, first: int, last: int) -> range:
-        """The layers of a stage that are."""
+        """The layers of a stage that are rematerialised."""
         return range(first, first + ceil(self.remat * (last + 1 - first)))
 
 
-def option_of(
+def candidate_of(
     solver: ClassSolver, costs: ClassCosts, hosts: int, devices: int, shape: tuple[int, ...]
-) -> Option:
-    """What intervals of layers cost by what their classes do."""
+) -> Candidate:
+    """The costs of intervals of layers, from those of their classes."""
     classes, exchange = solver.classes, solver.exchange
     at = np.array(classes.class_of)
     count = len(at)
@@ -103,7 +103,7 @@ def option_of(
     for held, values in ((costs.sent, exchange.sent), (costs.received, exchange.received)):
         for end, number in values.items():
             exchanged += held[end] * number
-    return Option(
+    return Candidate(
         hosts=hosts,
         devices=devices,
         shape=shape,
@@ -116,11 +116,11 @@ def option_of(
     )
 
 
-def impossible(num_layers: int, submesh: Submesh, problem: str) -> Option:
-    """A submesh on which there is no plan: it takes for ever."""
+def impossible(num_layers: int, submesh: Submesh, problem: str) -> Candidate:
+    """A submesh on which there is no plan: infinite seconds."""
     hosts, devices, shape = submesh
     never, nothing = np.full((num_layers, num_layers), np.inf), np.zeros((num_layers, num_layers))
-    return Option(
+    return Candidate(
         hosts=hosts,
         devices=devices,
         shape=shape,
@@ -131,12 +131,14 @@ def impossible(num_layers: int, submesh: Submesh, problem: str) -> Option:
     )
 
 
-def remat_bounds(fastest: Option, one_device: Option, again: Option | None = None) -> list[Option]:
-    """What rematerialised layers do not undercut, all of a stage's or some.
+def remat_bounds(
+    fastest: Candidate, one_device: Candidate, again: Candidate | None = None
+) -> list[Candidate]:
+    """Bounds of candidates that rematerialise all of a stage's layers, or some.
 
-    They compute and send all that the fastest option does, and an even split of what one device
-    computes again; and they hold an even split of what one device holds. Both are those of
-    `again`, where all its layers are rematerialised, if that is known; else its state at least.
+    They compute and send all that the fastest candidate does, and an even split of what one device
+    computes again. They hold an even split of what one device holds. Both come from `again`, one
+    device with all layers rematerialised. Without it, only the bytes of the state are counted.
     """
     if again is None:
         nothing = np.zeros_like(one_device.seconds)
@@ -148,26 +150,29 @@ def remat_bounds(fastest: Option, one_device: Option, again: Option | None = Non
     return with_shares([_even_bytes(fastest, one_device)], [whole])
 
 
-def _even_bytes(option: Option, one_device: Option) -> Option:
-    """The times of an option, and the bytes of one device split evenly."""
-    even = {name: getattr(one_device, name) / option.size for name in _BYTES}
-    return replace(option, **even, is_bound=True)
+def _even_bytes(candidate: Candidate, one_device: Candidate) -> Candidate:
+    """The seconds of a candidate, with the bytes of one device split evenly."""
+    even = {name: getattr(one_device, name) / candidate.size for name in _BYTES}
+    return replace(candidate, **even, is_bound=True)
 
 
-def with_shares(options: Sequence[Option], remat: Sequence[Option]) -> list[Option]:
-    """Options that rematerialise every layer, and for each those that do so with the first ones.
+def with_shares(candidates: Sequence[Candidate], remat: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates that rematerialise every layer, and for each, some that do so for the first ones.
 
-    `options` are the same view at the same prices without. The first layers, because their backward
-    parts run last: what they compute again has the place of what the others kept.
+    `candidates` are those of the same mesh and prices without rematerialisation. The first layers
+    are taken because their backward parts run last: what they compute again takes the place of
+    what the others kept.
     """
-    pairs = [pair for pair in zip(options, remat, strict=False) if not any(o.problem for o in pair)]
+    pairs = [
+        pair for pair in zip(candidates, remat, strict=False) if not any(o.problem for o in pair)
+    ]
     return [*(_mixed(*pair, share) for pair in pairs for share in SHARES), *remat]
 
 
-def _mixed(without: Option, whole: Option, share: float) -> Option:
+def _mixed(without: Candidate, whole: Candidate, share: float) -> Candidate:
     """The first layers of each interval as in `whole`, the others as in `without`.
 
-    What crosses between the two takes as long as in the option where it takes longer.
+    What crosses between the two takes as long as in the slower of both.
     """
     count = len(whole.seconds)
     first, last = np.triu_indices(count)
@@ -191,20 +196,20 @@ def _mixed(without: Option, whole: Option, share: float) -> Option:
 
 
 def stage_problem(
-    options: Sequence[Option], boundary: Boundary, cluster: Cluster, plan: Plan
+    candidates: Sequence[Candidate], boundary: Boundary, cluster: Cluster, plan: Plan
 ) -> Problem:
-    """The stage DP's problem of choosing among options, whose numbers are its submeshes'."""
+    """The stage DP's problem; its submeshes are the candidates in their order."""
     memory = cluster.device.memory
-    submeshes = [(o.hosts, o.devices) for o in options]
+    submeshes = [(o.hosts, o.devices) for o in candidates]
     into, back = np.stack([boundary.seconds(cluster, *submesh) for submesh in submeshes], axis=2)
     once = [boundary.once_seconds(cluster, *submesh) for submesh in submeshes]
     return Problem(
         hosts=cluster.hosts,
         devices_per_host=cluster.devices_per_host,
         submeshes=tuple(submeshes),
-        t=np.stack([o.seconds for o in options], axis=2),
-        u=np.stack([o.update + more for o, more in zip(options, once, strict=True)], axis=2),
-        max_in_flight=np.stack([o.max_in_flight(memory) for o in options], axis=2),
+        t=np.stack([o.seconds for o in candidates], axis=2),
+        u=np.stack([o.update + more for o, more in zip(candidates, once, strict=True)], axis=2),
+        max_in_flight=np.stack([o.max_in_flight(memory) for o in candidates], axis=2),
         c=into,
         back=np.append(back[1:], np.zeros_like(back[:1]), axis=0),
         num_micro_batches=plan.num_micro_batches,
