@@ -1,4 +1,4 @@
-"""Runs planned programs: `load` gives a callable with the arguments of the original `@main`."""
+"""Runs planned programs: `load` returns a callable with the arguments of the original `@main`."""
 
 from __future__ import annotations
 

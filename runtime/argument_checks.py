@@ -1,7 +1,7 @@
-"""What is wrong with the arguments of a call, found before anything runs, for all executors.
+"""Checks the arguments of a call before anything runs, on all executors.
 
-Where jax has an error for a mistake, the error here is of the same class and holds jax's words; it
-also names the argument.
+If JAX has an error for a mistake, the error here has the same class and text, and also names the
+argument.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Label = Callable[[int], str]
 
 _SHOWN = 5  # mismatches that an error lists
 
-# The dtypes that take a number of Python's without losing any of it.
+# The dtypes that represent a Python number exactly.
 _TAKE: dict[type, tuple[Any, ...]] = {
     bool: (jnp.bool_,),
     int: (jnp.integer, jnp.inexact),
@@ -36,13 +36,13 @@ _TAKE: dict[type, tuple[Any, ...]] = {
 class ArgumentTypeError(TypeError, ValueError):
     """The shape or dtype of an argument differs from what the program was compiled for.
 
-    jax's compiled functions raise a TypeError; as a ValueError it can be caught with the other
-    errors about the value of an argument.
+    JAX's compiled functions raise a TypeError. This error is also a ValueError, so that one clause
+    can catch all errors about argument values.
     """
 
 
 class Placed:
-    """An argument that lies on the meshes of an executable ahead of its step.
+    """An argument placed on the meshes of an executable before its step.
 
     `owner` is the `ArgumentChecks` of the executable.
     """
@@ -55,7 +55,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a program takes as one argument; `batches` says how the shape is a whole batch."""
+    """The type of one argument; `batches` says how the shape is a whole batch."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -67,7 +67,7 @@ class Expected:
 
 
 class ArgumentChecks:
-    """Checks the arguments of each call of one executable, by their numbers."""
+    """Checks the arguments of each call of one executable, by number."""
 
     def __init__(self, expected: Mapping[int, Expected]) -> None:
         self.expected = dict(expected)
@@ -75,19 +75,19 @@ class ArgumentChecks:
         self._count = 1 + max(self.expected, default=-1)
 
     def check(self, arguments: Sequence[Any]) -> list[Any]:
-        """The arguments of a call; a number of Python's becomes an array.
+        """Returns the arguments of a call, with Python numbers converted to arrays.
 
         Raises:
             ArgumentTypeError: shapes or dtypes are not the program's.
-            TypeError: there are too few or too many, or one is no array.
+            TypeError: the number of arguments is wrong, or one is not an array.
             ValueError: one was placed as another argument, or for another executable.
-            RuntimeError: one was deleted or donated, one that is donated is given twice, or the
-                workers that had one are gone.
+            RuntimeError: one was deleted or donated, a donated one is given twice, or the workers
+                that held one are gone.
         """
         if len(arguments) != self._count:
             raise TypeError(
-                f"the program takes {self._count} arguments, {len(arguments)} were given; give "
-                "those of its @main, the leaves of trees one by one (jax.tree.leaves)"
+                f"the program takes {self._count} arguments, {len(arguments)} were given; pass "
+                "those of its @main, each leaf of a tree separately (jax.tree.leaves)"
             )
         arrays = [self._array(number, given) for number, given in enumerate(arguments)]
         self._check_types(dict(enumerate(arrays)))
@@ -96,7 +96,7 @@ class ArgumentChecks:
         return arrays
 
     def check_one(self, number: int, given: Any) -> Any:
-        """As `check`, of one argument. The elements of a traced array are not looked at."""
+        """Checks one argument, as `check` does. The elements of a traced array are not read."""
         if isinstance(given, Tracer):
             self._check_types({number: given})
             return given
@@ -122,7 +122,7 @@ class ArgumentChecks:
         if not isinstance(given, bool | int | float | complex):
             raise TypeError(
                 f"{numbered(number)} is a {type(given).__name__}, which is no array; expected "
-                f"{wanted}. Give the leaves of a tree one by one (jax.tree.leaves), and lists as "
+                f"{wanted}. Pass each leaf of a tree separately (jax.tree.leaves), and lists as "
                 "arrays (numpy.asarray)"
             )
         dtype = np.result_type(given) if expected is None else expected.dtype
@@ -153,18 +153,18 @@ class ArgumentChecks:
                 )
         if wrong:
             more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-            advice = "Give arrays of the expected types, or plan the program for these."
+            advice = "Pass arrays of the expected types, or plan the program for these."
             raise ArgumentTypeError(_TYPES_DIFFER + "\n".join([*wrong[:_SHOWN], *more, advice]))
 
     def _check_placed(self, number: int, placed: Placed) -> None:
         if placed.owner is not self:
             raise ValueError(
                 f"{numbered(number)} was placed as argument {placed.number} of another executable; "
-                f"place it by this one: executable.place({number}, array)"
+                f"place it with this one: executable.place({number}, array)"
             )
         if placed.number != number:
             raise ValueError(
-                f"{numbered(number)} was placed as argument {placed.number}; place it by "
+                f"{numbered(number)} was placed as argument {placed.number}; place it with "
                 f"executable.place({number}, array)"
             )
 
@@ -176,16 +176,16 @@ _TYPES_DIFFER = (
 
 
 def numbered(number: int) -> str:
-    """The name of an argument that has none but its number."""
+    """The name of an argument that is known only by its number."""
     return f"argument {number}"
 
 
 def check_usable(arrays: Sequence[Any], label: Label) -> None:
-    """Checks that the numbers of arrays are there.
+    """Checks that arrays have data.
 
     Raises:
         TypeError: one is only a shape.
-        RuntimeError: one was deleted or donated; a WorkerError where its workers are gone.
+        RuntimeError: one was deleted or donated; a WorkerError if its workers are gone.
     """
     for number, array in enumerate(arrays):
         is_deleted = getattr(array, "is_deleted", None)
@@ -195,7 +195,7 @@ def check_usable(arrays: Sequence[Any], label: Label) -> None:
                 raise TypeError(
                     f"Argument '{name}' of shape {array.dtype}{_text(array.shape)} of type "
                     f"{type(array)} is not a valid JAX type. Shapes can be planned for (plan, "
-                    "lower, executable); give an array to run"
+                    "lower, executable); pass an array to run"
                 )
             continue
         if isinstance(array, MeshArray):
@@ -206,18 +206,18 @@ def check_usable(arrays: Sequence[Any], label: Label) -> None:
         if is_deleted():
             raise RuntimeError(
                 f"Array has been deleted with shape={array.dtype}{_text(array.shape)}: "
-                f"{label(number)} was donated to an earlier call, or deleted. Give the array that "
+                f"{label(number)} was donated to an earlier call, or deleted. Pass the array that "
                 "this call returned in its place, or donate a copy (jax.numpy.copy)"
             )
 
 
 def check_donations(arrays: Sequence[Any], donated: Collection[int], label: Label) -> None:
-    """Checks that no array that is donated is given twice.
+    """Checks that no donated array is given twice.
 
-    Arrays of numpy may be: each argument gets buffers of its own.
+    NumPy arrays may be given twice: each argument gets its own buffers.
 
     Raises:
-        jax.errors.JaxRuntimeError: one is.
+        jax.errors.JaxRuntimeError: a donated array is given twice.
     """
     first: dict[int, int] = {}
     for number in sorted(donated):
@@ -227,7 +227,7 @@ def check_donations(arrays: Sequence[Any], donated: Collection[int], label: Labe
                 raise jax.errors.JaxRuntimeError(
                     "INVALID_ARGUMENT: Attempt to donate the same buffer twice in Execute(): "
                     f"{label(other)} and {label(number)} are the same array, and both are donated. "
-                    "Toy example for this bug: `f(donate(a), donate(a))`. Give a copy as one of "
+                    "Toy example for this bug: `f(donate(a), donate(a))`. Pass a copy as one of "
                     "them (jax.numpy.copy), or do not donate them"
                 )
     if not first:
@@ -241,13 +241,13 @@ def check_donations(arrays: Sequence[Any], donated: Collection[int], label: Labe
                     "INVALID_ARGUMENT: Attempt to use a buffer that was previously donated in the "
                     f"same call to Execute(): {label(other)} and {label(number)} are the same "
                     f"array, and {label(other)} is donated. Toy example for this bug: "
-                    "`f(donate(a), a)`. Give a copy as one of them (jax.numpy.copy), or do not "
+                    "`f(donate(a), a)`. Pass a copy as one of them (jax.numpy.copy), or do not "
                     f"donate {label(other)}"
                 )
 
 
 def _parts(array: Any) -> tuple[Any, ...]:
-    """The arrays that are gone when this one is donated."""
+    """The arrays that are deleted when this one is donated."""
     if isinstance(array, CutArray):
         return (array, *array.parts.values())
     return (array,) if hasattr(array, "is_deleted") else ()

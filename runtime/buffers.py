@@ -1,8 +1,8 @@
-"""Arrays of jax that share buffers, of which one is to be donated.
+"""Copies JAX arrays that share buffers if one of them is to be donated.
 
-`jax.device_put` keeps a buffer that lies where it is wanted already. Two arrays can so share
-buffers on some devices: donating one takes them from the other, and XLA refuses a call that is
-given both (with several CPU devices, jaxlib 0.10 ends the process).
+`jax.device_put` keeps a buffer that is already in place, so two arrays can share buffers on some
+devices. Donating one deletes the other's buffers, and XLA refuses a call with both. With several
+CPU devices, jaxlib 0.10 crashes the process.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 from alpa.runtime.cut_array import CutArray
 
 Buffer = tuple[int, int]
-"""The number of a device, and an address there."""
+"""The number of a device, and an address on it."""
 
 
 def apart(
     arguments: Sequence[Any], donated: Collection[int], is_own: Callable[[Any], bool]
 ) -> list[Any]:
-    """The arguments, with copies of those that share a buffer with one that is donated.
+    """Returns the arguments, with copies of those that share a buffer with a donated one.
 
-    `is_own` says of an array that it shares its buffers with no other one of which that is said;
-    asking the others for their buffers takes microseconds each.
+    `is_own` says that an array shares its buffers with no other such array. Reading the buffers of
+    other arrays takes microseconds each.
     """
     given = list(arguments)
     if not donated:
@@ -50,12 +50,12 @@ def _arrays(argument: Any) -> list[jax.Array]:
 
 
 def _kind(array: jax.Array) -> Any:
-    """What arrays that share a buffer have in common."""
+    """The properties that arrays with a common buffer share."""
     return array.dtype, array.sharding.shard_shape(array.shape)
 
 
 def _buffers(array: jax.Array) -> set[Buffer]:
-    """The buffers of the array's shards in this process; those without elements share nothing."""
+    """The buffers of the array's shards in this process, except those without elements."""
     shards = [shard for shard in array.addressable_shards if shard.data.size]
     return {(shard.device.id, shard.data.unsafe_buffer_pointer()) for shard in shards}
 

@@ -1,8 +1,8 @@
 """One call of a parallelised function: its arguments by name, its leaves by path and type.
 
-Arguments are named as the function names its parameters, whether they are passed by position or
-not. A leaf is what jax takes for an array, a random key, or a function: models of equinox hold
-their activations so. Functions, like static arguments, are part of what is compiled.
+Arguments have the names of the function's parameters, whether they are passed by position or not. A
+leaf is an array for JAX, a random key, or a function: Equinox models hold activation functions as
+leaves. Functions and static arguments are part of what is compiled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class LeafType:
-    """What jax knows of an array without its elements."""
+    """The type of an array for JAX, without its elements."""
 
     shape: Shape
     dtype: Any
@@ -38,7 +38,7 @@ class LeafType:
 
     @property
     def is_key(self) -> bool:
-        """Whether it is one random key, typed or the two words that `jax.random` takes for one."""
+        """Whether it is one random key: typed, or the two words that `jax.random` accepts."""
         if self.is_typed_key:
             return self.shape == ()
         return self.shape == (2,) and self.dtype == np.uint32
@@ -70,7 +70,7 @@ class Leaf:
 
     @cached_property
     def type(self) -> LeafType | None:
-        """None for a function. Raises TypeError for what is no leaf at all."""
+        """The leaf's type, None for a function. Raises TypeError for any other object."""
         value = self.value
         if isinstance(value, Tracer):
             raise TypeError(
@@ -123,7 +123,7 @@ class Parameters:
     names: tuple[str, ...]
     rest: str
     keywords: frozenset[str] | None = frozenset()
-    """of parameters that are passed by name; None where any may be"""
+    """of parameters that are passed by name; None if any name is accepted"""
     static: frozenset[str] = frozenset()
     donated: frozenset[str] = frozenset()
 
@@ -143,27 +143,27 @@ class Parameters:
         )
 
     def name(self, number: int) -> str:
-        """Of a positional argument; negative numbers count from the last parameter."""
+        """The name of a positional argument; negative numbers count from the last parameter."""
         if number < 0:
             number += len(self.names)
         return self.names[number] if number < len(self.names) else f"{self.rest}[{number}]"
 
     def select(self, option: str, chosen: Iterable[int | str]) -> frozenset[str]:
-        """The names that numbers and names mean. Raises ValueError where there is none."""
+        """Resolves numbers and names to names. Raises ValueError if there is no such parameter."""
         names: set[str] = set()
         for one in chosen:
             if isinstance(one, str):
                 known = {*self.names, self.rest, *(self.keywords or ())}
                 if self.keywords is not None and one not in known:
                     raise ValueError(
-                        f"{option} holds '{one}', and the function has no parameter of that name; "
+                        f"{option} holds '{one}', but the function has no parameter of that name; "
                         f"it has {', '.join((*self.names, *sorted(self.keywords))) or 'none'}"
                     )
                 names.add(one)
                 continue
             if self.rest == "argument" and not -len(self.names) <= one < len(self.names):
                 raise ValueError(
-                    f"{option} holds {one}, and the function has {len(self.names)} positional "
+                    f"{option} holds {one}, but the function has {len(self.names)} positional "
                     f"parameters: {', '.join(self.names)}"
                 )
             names.add(self.name(one))
@@ -174,7 +174,7 @@ class Parameters:
 class Call:
     """The arguments of one call, flattened.
 
-    `trees` are the structures of the arguments that are not static; `leaves` lie in their order.
+    `trees` are the structures of the non-static arguments; `leaves` are in their order.
     """
 
     positional: tuple[str, ...]
@@ -184,11 +184,11 @@ class Call:
 
     @classmethod
     def of(cls, parameters: Parameters, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-        """Raises TypeError for what cannot be an argument."""
+        """Flattens the arguments of a call. Raises TypeError for an invalid argument."""
         given = {parameters.name(number): value for number, value in enumerate(args)}
         if both := [name for name in kwargs if name in given]:
             raise TypeError(
-                f"got multiple values for argument '{both[0]}': by position and by name; give it "
+                f"got multiple values for argument '{both[0]}': by position and by name; pass it "
                 "once"
             )
         given |= kwargs
@@ -211,18 +211,18 @@ class Call:
 
     @cached_property
     def types(self) -> tuple[LeafType | None, ...]:
-        """Of the leaves, None for functions."""
+        """The types of the leaves, None for functions."""
         return tuple(leaf.type for leaf in self.leaves)
 
     @cached_property
     def arrays(self) -> tuple[Leaf, ...]:
-        """The leaves but functions: what the compiled program takes."""
+        """The leaves except functions: the inputs of the compiled program."""
         return tuple(leaf for leaf in self.leaves if leaf.type is not None)
 
     def key(self, strong: Collection[int] = ()) -> Hashable:
-        """What two calls have in common that one program serves.
+        """A key that is equal for calls that the same program serves.
 
-        `strong` are the numbers of arrays whose type is to be that of a step's result.
+        `strong` are the numbers of arrays whose type is that of a step's result.
         """
         functions = tuple(leaf.value for leaf in self.leaves if leaf.type is None)
         types = tuple(
@@ -234,7 +234,7 @@ class Call:
         return (self.positional, self.trees, self.static, functions, shape, types)
 
     def abstract(self) -> Call:
-        """The call with shapes in the place of its arrays, which may then be freed."""
+        """The call with shapes instead of arrays, which can then be freed."""
         leaves = tuple(
             leaf if leaf.type is None else replace(leaf, value=leaf.type.struct())
             for leaf in self.leaves
@@ -242,7 +242,7 @@ class Call:
         return replace(self, leaves=leaves)
 
     def invoke(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-        """Calls the function with other arrays in the place of these."""
+        """Calls the function with other arrays in place of these."""
         left = iter(arrays)
         leaves = iter([leaf.value if leaf.type is None else next(left) for leaf in self.leaves])
         given: dict[str, Any] = dict(self.static)
@@ -258,6 +258,6 @@ def _hashable(name: str, value: Any) -> Hashable:
     except TypeError as error:
         raise TypeError(
             f"the static argument {name} is a {type(value).__name__}, which has no hash; static "
-            "arguments are part of what is compiled and have to be hashable"
+            "arguments are part of what is compiled and must be hashable"
         ) from error
     return value

@@ -1,8 +1,8 @@
 """Compares a plan of a program with the program itself on one device, on random arguments.
 
-A program is at the size of one micro-batch. With B > 1 micro-batches every micro-batch is the same
-one, so that runs of the program on one device say what the step gives: averages and new states are
-as after one micro-batch, except for states that the forward part carries from one to the next.
+A program has the size of one micro-batch. With B > 1, all micro-batches hold the same data, so runs
+of the program on one device give the results of a step: averages and new states are those after one
+micro-batch, except for states that the forward part carries from one to the next.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ def compare_programs(
     clock: Clock | None = None,
     compiler_options: CompilerOptions | None = None,
 ) -> Comparison:
-    """Runs a plan in this process, and the program on one device, and compares their results.
+    """Runs a plan in this process and the program on one device, and compares their results.
 
     Args:
         source: the program, at the size of one micro-batch.
-        planned: its plan, for at most as many devices as jax has.
-        seed: of the arguments.
+        planned: its plan, for at most as many devices as JAX has.
+        seed: the seed of the random arguments.
         labels: names of the results; by default their numbers.
-        clock: hears how long everything takes.
+        clock: records the time of each phase.
         compiler_options: XLA's, for the plan.
 
     Raises:
         LoadError: the plan cannot be run.
-        ValueError: jax has fewer devices than the plan needs, or the results are other ones.
+        ValueError: JAX has fewer devices than the plan needs, or the results differ in number or
+            shape.
     """
     clock = clock or Clock()
     with clock.phase("compile"):
@@ -62,9 +63,9 @@ def compare_programs(
 
 
 def drawn_arguments(source: ir.Module, program: Program, seed: int) -> list[np.ndarray]:
-    """Random arguments at the size of a micro-batch, with moments at zero and step counts at one.
+    """Draws arguments at the size of a micro-batch, with moments at zero and step counts at one.
 
-    A learning rate that is warmed up is zero in step zero.
+    In step zero, a learning rate with warm-up would be zero.
     """
     arguments = random_arguments(source, seed)
     return [
@@ -76,13 +77,13 @@ def drawn_arguments(source: ir.Module, program: Program, seed: int) -> list[np.n
 def is_moment(program: Program, number: int, array: np.ndarray) -> bool:
     """Whether an argument is a moment or a step count: state that only the update reads.
 
-    Not so for a single float, such as a learning rate.
+    A single float, such as a learning rate, is neither.
     """
     return (array.dtype.kind in "iu" or bool(array.ndim)) and number in _optimizer_states(program)
 
 
 def one_device(source: ir.Module, program: Program) -> Reference:
-    """The program on one device, as often as there are micro-batches that can differ."""
+    """The program on one device, run once per micro-batch that can differ."""
 
     def step(run: Run) -> Run:
         return lambda arguments: _by_micro_batches(run, program, arguments)
@@ -93,7 +94,7 @@ def one_device(source: ir.Module, program: Program) -> Reference:
 
 
 def narrow_results(source: ir.Module) -> Iterator[bool]:
-    """Whether 16-bit floats go into each result."""
+    """For each result, whether 16-bit floats contribute to it."""
     flat = passes.run(separate(source.operation), "simplify-trivial-ops", on_remark=_unheard)
     block = main_function(flat).entry_block
     for result in terminator(block).operands:
@@ -110,7 +111,7 @@ def narrow_results(source: ir.Module) -> Iterator[bool]:
 
 
 def _unheard(location: ir.Location, message: str) -> None:
-    """Takes remarks, which the plan has made already."""
+    """Ignores remarks, because the plan has made them already."""
 
 
 def _outputs(source: ir.Module, program: Program, labels: Sequence[str] | None) -> list[Output]:
@@ -140,7 +141,7 @@ def _optimizer_states(program: Program) -> set[int]:
 
 
 def _repeated(program: Program, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The arguments of a whole step: every micro-batch is the same."""
+    """The arguments of a whole step with equal micro-batches."""
     whole = list(arguments)
     for argument in program.arguments:
         dim = argument.attributes.batch_dim
@@ -151,7 +152,7 @@ def _repeated(program: Program, arguments: Sequence[np.ndarray]) -> list[np.ndar
 
 
 def _by_micro_batches(run: Run, program: Program, arguments: Sequence[Any]) -> list[np.ndarray]:
-    """What a step gives, by as many runs of one micro-batch as can differ from one another."""
+    """The results of a step, from one run per micro-batch that can differ."""
     batches, now = program.num_micro_batches, list(arguments)
     forward = {a.number for a in program.arguments if a.value in program.varying}
     roles = {result.number: result.attributes.role for result in program.results}

@@ -1,8 +1,8 @@
-"""`alpa.compare_with_jax`: one step as a plan and as plain JAX, and how far they are apart.
+"""`alpa.compare_with_jax`: runs one step as planned and as plain JAX, and compares the results.
 
     print(alpa.compare_with_jax(train_step, state, batch))
 
-`alpa.runtime.comparison` says what is equal, and how a fault is told from noise.
+`alpa.runtime.comparison` defines equality and separates faults from noise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from alpa.runtime.step import Lowered
 from alpa.runtime.tracing import depends_on
 
 _COPIES = 3
-"""Of all arguments, beside one per device: those given, the reference's, and its results."""
+"""Copies of all arguments besides one per device: the caller's, the reference's, its results."""
 
 
 def compare_with_jax(
@@ -52,25 +52,24 @@ def compare_with_jax(
     """Runs one step of a parallelised function as planned and as plain JAX, and compares them.
 
     Args:
-        train_step: what `alpa.parallelize` returned.
-        *args, **kwargs: those of a step, which keep their arrays although the step may donate them.
-            Where they are shapes (`jax.ShapeDtypeStruct`), arrays are drawn that keep the step
-            finite.
-        reference: what the plan is compared with: the function itself at the whole batch, by
-            `jax.jit` on one device; "micro-batches", the same from one micro-batch to the next; or
-            a function with the arguments and results of `train_step`. By default the whole batch,
-            or the micro-batches where keys are folded with their number.
+        train_step: a function that `alpa.parallelize` returned.
+        *args, **kwargs: the arguments of a step. They are not donated. For shapes
+            (`jax.ShapeDtypeStruct`), random arrays are drawn that keep the step finite.
+        reference: the program to compare with. "whole-batch" is the function itself with `jax.jit`
+            on one device. "micro-batches" loops over the micro-batches in the same way. A function
+            with the arguments and results of `train_step` is used directly. By default the whole
+            batch, or the micro-batches if keys are folded with their number.
         shrink: new sizes by old ones, for a step that is too large for this machine. A smaller
             program of the same structure is planned with the same settings, run in this process
             on random arguments, and compared with itself on one device. Sizes of the batch are
             those of a micro-batch.
-        seed: of the arrays that are drawn.
+        seed: the seed of random arrays.
 
     Raises:
-        TypeError: `train_step` is no parallelised function.
-        ValueError: the step does not fit into this machine, cannot be shrunk so, or has no
+        TypeError: `train_step` is not a parallelised function.
+        ValueError: the step does not fit on this machine, cannot be shrunk like this, or has no
             reference.
-        PlanningError: there is no plan for it.
+        PlanningError: there is no plan for the step.
     """
     _check(train_step)
     if shrink:
@@ -94,7 +93,7 @@ def compare_with_jax(
 def plain_jax(
     flat: Callable[..., Sequence[Any]], structs: Sequence[jax.ShapeDtypeStruct], description: str
 ) -> Reference:
-    """A function of arrays, by `jax.jit` on the first device, as what a plan is compared with."""
+    """The function with `jax.jit` on the first device, as a reference for a plan."""
     sharding = SingleDeviceSharding(jax.devices()[0])
     placed = [
         jax.ShapeDtypeStruct(s.shape, s.dtype, weak_type=s.weak_type, sharding=sharding)
@@ -114,9 +113,9 @@ def plain_jax(
 
 
 def check_memory(size: int, devices: int, name: str) -> None:
-    """Raises ValueError where copies of so many bytes on virtual devices do not fit.
+    """Raises ValueError if copies of so many bytes on virtual devices do not fit in memory.
 
-    Devices that have memory of their own are not checked.
+    Devices with their own memory are not checked.
     """
     if jax.devices()[0].platform != "cpu":
         return
@@ -133,7 +132,7 @@ def check_memory(size: int, devices: int, name: str) -> None:
 def _check(train_step: Any) -> None:
     if not isinstance(train_step, Parallelized):
         raise TypeError(
-            "compare_with_jax takes what alpa.parallelize returned, and this is a "
+            "compare_with_jax takes a function that alpa.parallelize returned, not "
             f"{type(train_step).__name__}; parallelize the function first"
         )
 
@@ -217,7 +216,7 @@ def _draws_numbers(lowered: Lowered) -> bool:
 
 
 def _arguments(prepared: Prepared, call: Call, module: ir.Module, seed: int) -> list[np.ndarray]:
-    """The arrays of a call, keys as their words; random ones in the place of shapes."""
+    """The arrays of a call, keys as their words; random arrays replace shapes."""
     abstract = {
         n for n, leaf in enumerate(call.arrays) if isinstance(leaf.value, jax.ShapeDtypeStruct)
     }
@@ -238,7 +237,7 @@ def _arguments(prepared: Prepared, call: Call, module: ir.Module, seed: int) -> 
 
 
 def _with_arrays(call: Call, arguments: Sequence[np.ndarray], prepared: Prepared) -> Call:
-    """The call with these arrays, which a step may donate."""
+    """The call with copies of these arrays, which a step may donate."""
     impls = prepared.step.whole.key_impls
     values = iter(
         array if impl is None else jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
@@ -268,7 +267,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _words(leaf: Any) -> Any:
-    """An array as it is; a typed key's words."""
+    """The words of a typed key; any other array unchanged."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)

@@ -1,14 +1,14 @@
-"""The definition of equal, and the report of a comparison.
+"""Defines when results are equal, and reports comparisons.
 
-A tensor is equal to its reference if `max|a-b| <= 1e-4 max|ref|`, or 2e-2 where 16-bit floats go
-into it; integers and booleans are exact. A new state is compared by its change, its own rounding
-apart: a step changes a parameter by little, and a lost gradient would hide behind its size.
+A tensor equals its reference if `max|a-b| <= 1e-4 max|ref|`, or 2e-2 if 16-bit floats contribute to
+it. Integers and booleans must be identical. A new state is compared by its change, minus its own
+rounding: a step changes a parameter only a little, and a lost gradient would be small beside the
+parameter itself.
 
-A tensor that is not equal is either a fault or noise. A parallel sum adds in another order, so its
-last bits differ, and an ill-conditioned program makes much of them. How much, the reference itself
-tells on one device: run with arguments that are moved by one unit in the last place, and run with
-its sums in another order. A difference of at most `FACTOR` times the largest of these distances is
-noise.
+A tensor that is not equal is a fault or noise. A parallel sum adds in another order, so its last
+bits differ, and an ill-conditioned program amplifies them. The reference itself measures how much,
+on one device: it runs with arguments moved by one unit in the last place, and with its sums in
+another order. A difference of at most `FACTOR` times the largest of these distances is noise.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 FACTOR = 10
-"""How many times the measured noise a difference may be.
+"""The largest ratio of a difference to the measured noise that counts as noise.
 
-The difference and the five distances that measure the noise are draws from distributions of about
-one width, but with long tails: Adam divides by gradients near zero, and a few elements decide the
-maximum of a tensor. Of 436 tensors of correct plans that were over their bound, 97 % had a ratio
-below 1.8, and the largest was 4.2 (docs/figures.md). The factor is twice that. A fault below 10
-times the noise cannot be seen in this precision.
+The difference and the five distances that measure noise have distributions of about the same width,
+but with long tails: Adam divides by gradients near zero, and a few elements decide the maximum of a
+tensor. Of 436 tensors of correct plans that exceeded their bound, 97 % had a ratio below 1.8, and
+the largest ratio was 4.2 (docs/figures.md). The factor is about twice that. Faults below 10 times
+the noise are not detected in this precision.
 """
 SHOWN = 10
-"""Tensors that a report shows."""
+"""The number of tensors in a report."""
 
 Verdict = Literal["equal", "noise", "differs", "not finite"]
 
@@ -40,7 +40,7 @@ _BOUNDS = {"bfloat16": 2e-2, "float16": 2e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One tensor against its reference: max|a-b| and the most that it may be."""
+    """The difference of one tensor from its reference, max|a-b|, and its bound."""
 
     index: int
     error: float
@@ -51,12 +51,13 @@ class Difference:
 def compare(
     results: Sequence[Any], reference: Sequence[Any], dtype: str | None = None
 ) -> list[Difference]:
-    """max|a-b| <= 1e-4 max|ref| in f32, 2e-2 in bf16 and f16; integers and booleans are exact.
+    """Compares results with references: max|a-b| <= 1e-4 max|ref| in f32, 2e-2 in bf16 and f16.
 
-    The bound goes by each reference's dtype unless `dtype`, a numpy name, says otherwise.
+    Integers and booleans must be identical. Each reference's dtype decides the bound unless
+    `dtype`, a numpy name, is given.
 
     Raises:
-        ValueError: a result has another shape than its reference.
+        ValueError: a result and its reference have different shapes.
     """
     pairs = enumerate(zip(results, reference, strict=True))
     return [difference(result, expected, index=i, dtype=dtype) for i, (result, expected) in pairs]
@@ -71,14 +72,14 @@ def difference(
     old: Any = None,
     relative: float | None = None,
 ) -> Difference:
-    """One result against its reference.
+    """Compares one result with its reference.
 
     Args:
         result, expected: arrays of one shape.
         index: the number of the result.
-        dtype: the numpy name of the type whose bound applies; by default that of `expected`.
-        old: the array that both replace, if they are a new state: their changes are compared.
-        relative: the bound as a share of max|ref|, in place of that of the type.
+        dtype: the numpy name of the type that decides the bound; by default that of `expected`.
+        old: for a new state, the old array; the changes from it are compared.
+        relative: the bound as a share of max|ref|, instead of the type's bound.
 
     Raises:
         ValueError: the shapes differ.
@@ -97,7 +98,7 @@ def difference(
 
 
 def distance(a: Any, b: Any, old_a: Any = None, old_b: Any = None) -> float:
-    """max|a-b|, or that of their changes from old arrays; infinite where one holds NaN."""
+    """max|a-b|, or that of the changes from old arrays; infinite if one holds NaN."""
     a, b = _change(a, old_a), _change(b, old_b)
     with np.errstate(invalid="ignore"):
         found = _largest(np.where(a == b, 0, a - b))
@@ -121,11 +122,11 @@ def _largest(array: np.ndarray) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One result of a plan against that of the reference; of a new state its change.
+    """One result of a plan and its reference; for a new state, its change.
 
-    `perturbed` and `reassociated` are the distances of other runs of the reference to it: with
-    arguments moved by one unit in the last place, and with sums in another order. They are None
-    where there was no such run.
+    `perturbed` and `reassociated` are the distances of other runs of the reference: with arguments
+    moved by one unit in the last place, and with sums in another order. They are None without such
+    a run.
     """
 
     label: str
@@ -139,12 +140,12 @@ class Tensor:
 
     @property
     def noise(self) -> float:
-        """The largest distance of another run of the reference to it."""
+        """The largest distance of another run of the reference from it."""
         return max(self.perturbed or 0.0, self.reassociated or 0.0)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the difference is within the bound, and if not, why that may be."""
+        """Whether the difference is within the bound, and if not, how it is classified."""
         if self.difference <= self.bound:
             return "equal" if self.is_finite else "not finite"
         if not self.is_finite:
@@ -153,7 +154,7 @@ class Tensor:
 
     @property
     def share(self) -> float:
-        """The difference in units of its bound."""
+        """The difference as a share of its bound."""
         if self.difference == 0:
             return 0.0
         return self.difference / self.bound if self.bound else float("inf")
@@ -161,14 +162,14 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The results of a plan against a reference. `str` is a table of the worst tensors."""
+    """The results of a plan and of a reference. `str` is a table of the worst tensors."""
 
     reference: str
     """what the plan is compared with, in words"""
     tensors: tuple[Tensor, ...]
 
     def of(self, verdict: Verdict) -> tuple[Tensor, ...]:
-        """The tensors of a verdict."""
+        """The tensors with a verdict."""
         return tuple(tensor for tensor in self.tensors if tensor.verdict == verdict)
 
     @property
@@ -178,17 +179,17 @@ class Comparison:
 
     @property
     def is_noise(self) -> bool:
-        """Whether tensors differ, and none by more than noise."""
+        """Whether some tensors differ, and none by more than noise."""
         return not self.is_fault and bool(self.of("noise"))
 
     def worst(self, count: int = SHOWN) -> list[Tensor]:
-        """Faults first, then noise, then equal tensors, each by their share of the bound."""
+        """Faults first, then noise, then equal tensors, each sorted by share of the bound."""
         order: dict[Verdict, int] = {"not finite": 0, "differs": 1, "noise": 2, "equal": 3}
         ranked = sorted(self.tensors, key=lambda t: (order[t.verdict], -t.share))
         return ranked[:count]
 
     def table(self, count: int = SHOWN) -> str:
-        """The worst tensors, with the scale of noise beside each difference."""
+        """The worst tensors, with the noise beside each difference."""
         worst = self.worst(count)
         width = max([len(tensor.label) for tensor in worst], default=0)
         kinds = max([len(tensor.type) for tensor in worst], default=0)
@@ -213,7 +214,7 @@ class Comparison:
             lines.append(
                 f"warning: {len(noise)} differ by no more than {FACTOR} times what rounding alone "
                 "changes in the reference: the program is ill-conditioned for these arguments, and "
-                "a smaller fault would not be seen; compare in 64 bits or with other arguments"
+                "a smaller fault would not be detected; compare in 64 bits or with other arguments"
             )
         if wrong := self.of("differs"):
             lines.append(
@@ -224,7 +225,7 @@ class Comparison:
             names = ", ".join(tensor.label for tensor in infinite[:3])
             lines.append(
                 f"FAULT: {len(infinite)} hold NaN or infinity in the reference, too ({names}), so "
-                "that nothing can be compared; give other arguments"
+                "they cannot be compared; use other arguments"
             )
         return "\n".join(lines)
 

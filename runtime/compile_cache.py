@@ -1,10 +1,10 @@
-"""Compiled executables on disk, so that a program is compiled once for its devices and versions.
+"""Caches compiled executables on disk, one per program, devices and versions.
 
-An executable is machine code, which XLA loads and runs as it is: a flipped bit may end the process
-or change results, and whoever can write to the folder can run code as its reader. So each file
-begins with a hash of its key and its bytes; one that is damaged, another program's, or something
-else is never loaded, but reported by a warning with its name, compiled anew and replaced. The hash
-is no signature: what keeps others out is that they cannot write to the folder, which is checked.
+An executable is machine code that XLA loads and runs unchecked. A flipped bit can crash the process
+or change results, and anyone who can write to the folder can run code as its reader. So each file
+begins with a hash of its key and its bytes. A file with a wrong hash is not loaded: a warning names
+it, and it is compiled again and replaced. The hash is not a signature. Protection comes from the
+folder's permissions, which are checked.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnsafeCacheError(ValueError):
-    """Others than this user could write to the folder of the cache, or into a file of it."""
+    """Other users could write to the folder of the cache, or to a file in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileCache:
-    """A folder of executables, each under a key of all that decides what XLA makes.
+    """A folder of executables, each under a key of everything that determines XLA's result.
 
-    Several processes may share it: a file is written aside and renamed.
+    Several processes may share it: files are written under another name and renamed.
     """
 
     directory: Path
 
     def key(self, module: bytes, devices: Sequence[Any], options: Mapping[str, Any]) -> str:
-        """The name of an executable: its module, devices, options and the versions that matter."""
+        """The name of an executable: a hash of module, devices, options and relevant versions."""
         first = devices[0]
         made_for = {
             "jaxlib": version.__version__,
@@ -59,15 +59,15 @@ class CompileCache:
         return hashlib.sha256(json.dumps(made_for).encode() + module).hexdigest()
 
     def read(self, key: str) -> bytes | None:
-        """A serialised executable; None where there is none, or none that can be believed.
+        """Returns a serialised executable, or None if there is none or its hash is wrong.
 
         Raises:
-            UnsafeCacheError: others can write there.
+            UnsafeCacheError: other users can write there.
         """
         path = self._path(key)
         try:
             self._check_owner(self.directory, os.stat(self.directory))
-            # To open a pipe that nobody writes to would wait for ever.
+            # Opening a pipe without a writer would block.
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -76,18 +76,18 @@ class CompileCache:
         with open(file, "rb") as stream:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
-                return self._refused(path, "it is no regular file")
+                return self._refused(path, "it is not a regular file")
             self._check_owner(path, status)
             head = stream.read(len(_MAGIC) + hashlib.sha256().digest_size)
             executable = stream.read()
         if not head.startswith(_MAGIC):
-            return self._refused(path, "it is no executable that this version of Alpa has written")
+            return self._refused(path, "it is not an executable that this version of Alpa wrote")
         if head != _head(key, executable):
             return self._refused(path, "it is damaged, or another program's")
         return executable
 
     def write(self, key: str, executable: bytes) -> None:
-        """Keeps an executable; where that is not possible, a warning says why."""
+        """Writes an executable; logs a warning if that fails."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.directory, delete=False) as file:
@@ -99,11 +99,11 @@ class CompileCache:
                     os.unlink(file.name)
                     raise
         except OSError as error:
-            _log.warning("%s cannot be kept in the cache: %s", self._path(key), error.strerror)
+            _log.warning("%s cannot be written to the cache: %s", self._path(key), error.strerror)
 
     @staticmethod
     def _refused(path: Path, reason: str) -> None:
-        _log.warning("%s of the cache is not used: %s; it is compiled anew", path, reason)
+        _log.warning("%s of the cache is not used: %s; it is compiled again", path, reason)
 
     @staticmethod
     def _check_owner(path: Path, status: os.stat_result) -> None:
@@ -111,8 +111,8 @@ class CompileCache:
             return
         raise UnsafeCacheError(
             f"{path} (mode {stat.filemode(status.st_mode)}, user {status.st_uid}) holds machine "
-            "code and can be written by others than this user; take the right from them (chmod "
-            "go-w), or give another folder or None as cache_directory"
+            "code, and other users can write to it; remove that permission (chmod go-w), or pass "
+            "another folder or None as cache_directory"
         )
 
     def _path(self, key: str) -> Path:
@@ -120,13 +120,13 @@ class CompileCache:
 
 
 def _head(key: str, executable: bytes) -> bytes:
-    """What a file begins with: its key is part of the hash, so that no other's is taken for it."""
+    """The beginning of a file. The hash includes the key, so that files cannot be swapped."""
     return _MAGIC + hashlib.sha256(key.encode() + b"\0" + executable).digest()
 
 
 @cache
 def _machine() -> str:
-    """The processor, for which XLA compiles on CPU."""
+    """The processor that XLA compiles for on CPU."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), "")

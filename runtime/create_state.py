@@ -1,4 +1,4 @@
-"""`alpa.create_state`: a training state that is born where the plan wants it."""
+"""`alpa.create_state`: creates a training state on the devices that the plan assigns."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ def create_state(
     *others: Any,
     argnums: int | Sequence[int] = 0,
 ) -> Any:
-    """What `init_fn()` returns, each array made by the devices that the plan gives it to.
+    """Returns `init_fn()`, with each array created on the devices that the plan assigns.
 
         state = alpa.create_state(init, train_step, batch)
 
-    No device or host ever holds more than its share. The numbers are those of `jax.jit(init_fn)`.
+    Each device creates its own shards; nothing is gathered. The numbers are those of
+    `jax.jit(init_fn)`.
 
     Args:
-        init_fn: a function without arguments that `jax.jit` could take; its result is the state.
+        init_fn: a function without arguments that `jax.jit` accepts; its result is the state.
         train_step: the parallelised function that takes the state.
-        others: its other arguments, in their order; shapes (`jax.ShapeDtypeStruct`) are enough.
-            Where `train_step` has been called or planned with such a state, they can be left out.
-        argnums: the position of the state among the arguments; several where `init_fn` returns
+        others: its other arguments, in order; shapes (`jax.ShapeDtypeStruct`) are enough. They can
+            be omitted if `train_step` has been called or planned with such a state.
+        argnums: the position of the state among the arguments; several if `init_fn` returns
             a tuple of several arguments.
 
     Raises:
-        ValueError: `others` are left out, and it is not known what the step will be called with.
+        ValueError: `others` are omitted, and the step's other arguments are unknown.
         PlanningError: there is no plan for the step.
     """
     state = NewState(init_fn, argnums)
@@ -47,7 +48,7 @@ def create_state(
 
 
 class NewState:
-    """What a function without arguments returns, before it has any arrays."""
+    """The result of a function without arguments, before any arrays exist."""
 
     def __init__(self, init_fn: Callable[[], Any], argnums: int | Sequence[int]) -> None:
         self._traced = Traced(init_fn, Call.of(Parameters.of(init_fn), (), {}), [])
@@ -55,16 +56,16 @@ class NewState:
 
     @property
     def leaves(self) -> tuple[ResultLeaf, ...]:
-        """Its arrays, by their paths."""
+        """Its arrays, by path."""
         return self._traced.results
 
     def place(
         self, train_step: Parallelized[..., Any], others: Sequence[Any]
     ) -> tuple[Prepared, list[int]]:
-        """The step that takes the state, and the numbers of the arguments that its arrays are.
+        """Returns the step that takes the state, and the argument numbers of its arrays.
 
         Raises:
-            ValueError, PlanningError: as of `create_state`.
+            ValueError, PlanningError: as for `create_state`.
         """
         shapes = self.result([leaf.type.struct() for leaf in self.leaves])
         argnums = self._argnums
@@ -83,8 +84,8 @@ class NewState:
             prepared = train_step.prepared_for(names, [leaf.type for leaf in self.leaves])
             if prepared is None:
                 raise ValueError(
-                    f"{train_step.__name__} has not been planned for such a state; say what its "
-                    "other arguments are, arrays or shapes: create_state(init_fn, step, batch)"
+                    f"{train_step.__name__} has not been planned for such a state; pass its other "
+                    "arguments, arrays or shapes: create_state(init_fn, step, batch)"
                 )
         arrays = [leaf.argument for leaf in prepared.step.call.arrays]
         return prepared, [
@@ -92,7 +93,7 @@ class NewState:
         ]
 
     def arrays(self) -> list[jax.Array]:
-        """Traceable: its arrays as a step returns them, strongly typed, keys as their words."""
+        """Its arrays as a step returns them (traceable): strongly typed, keys as their words."""
         return [
             jax.random.key_data(array)
             if jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
@@ -101,5 +102,5 @@ class NewState:
         ]
 
     def result(self, arrays: Sequence[Any]) -> Any:
-        """The state, of these arrays."""
+        """Builds the state from these arrays."""
         return self._traced.result(arrays)

@@ -1,4 +1,4 @@
-"""A state that is cut between meshes, as the caller holds it from one step to the next."""
+"""A state that is split between meshes, as the caller holds it between steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _CUT_AXIS = "mesh"
 
 
 class CutArray(MeshArray):
-    """An array in parts, each on its mesh, which are joined when it is looked at.
+    """An array in parts, each on its mesh, which are joined when the array is read.
 
-    The next step takes the parts as they are. `parts` are by what they are slices of.
+    The next step takes the parts in place. `parts` are keyed by their slices.
 
-    Where they are in this process and meshes of the same axes have equally many rows, it has the
-    `sharding` of the joined array: on the devices of all the meshes, with one more axis, `mesh`,
-    along which it is cut. Functions of JAX then compute with it there. Else they fetch it.
+    The array has a `sharding` if its parts are in this process and their meshes have the same axes
+    and equally many rows. It covers the devices of all the meshes, with one more axis, `mesh`,
+    along which the array is split. Functions of JAX then compute with it there; otherwise they
+    fetch it.
     """
 
     def __init__(self, parts: Mapping[Slice, jax.Array]) -> None:
@@ -53,7 +54,7 @@ class CutArray(MeshArray):
         return jax.make_array_from_single_device_arrays(self.shape, self._joined_sharding, shards)
 
     def shared(self) -> jax.Array | None:
-        """The joined array, if it can have the buffers of its parts; None if it is a copy."""
+        """The joined array if it can share the buffers of its parts, else None."""
         parts = self.parts.values()
         single = len(self._by_mesh) == len(parts)
         alike = (
@@ -79,7 +80,7 @@ class CutArray(MeshArray):
 
     @cached_property
     def _by_mesh(self) -> list[list[Any]]:
-        """The parts by the meshes of this process that they are on."""
+        """The parts in this process, grouped by mesh."""
         shardings = [getattr(part, "sharding", None) for part in self.parts.values()]
         if not all(isinstance(it, NamedSharding) for it in shardings):
             return []
@@ -88,7 +89,7 @@ class CutArray(MeshArray):
 
     @cached_property
     def _joined_sharding(self) -> NamedSharding | None:
-        """That of the joined array, if there is one."""
+        """The sharding of the joined array, if there is one."""
         meshes = [parts[0].sharding.mesh for parts in self._by_mesh]
         rows = {sum(part.shape[self._dim] for part in parts) for parts in self._by_mesh}
         axes = {tuple(mesh.shape.items()) for mesh in meshes}
@@ -144,10 +145,10 @@ class CutArray(MeshArray):
 
 
 def part_of(array: Any, slice_: Slice, sharding: NamedSharding | None = None) -> Any:
-    """The part of an array that a slice takes.
+    """Returns the part of an array that a slice selects.
 
-    Where the array is cut so, it is the one that is there: a part of a `CutArray`, or of an array
-    that has its shards where `sharding` wants them.
+    If the array is split there, this is the existing part: of a `CutArray`, or of an array whose
+    shards lie where `sharding` requires them.
 
     Raises:
         RuntimeError: the array was deleted or donated.
@@ -165,7 +166,7 @@ def part_of(array: Any, slice_: Slice, sharding: NamedSharding | None = None) ->
 
 
 def _part_there(array: jax.Array, slice_: Slice, sharding: NamedSharding) -> jax.Array | None:
-    """The part in its sharding, of shards that lie so; None where one lies elsewhere."""
+    """The part in its sharding, from shards in place; None if one lies elsewhere."""
     if not sharding.device_set <= array.sharding.device_set:
         return None
     shape = list(array.shape)

@@ -1,4 +1,4 @@
-"""What a planned program is to its caller, whatever runs it."""
+"""The interface of a loaded plan, for all executors."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Stage(Protocol):
         ...
 
     def memory(self) -> Any:
-        """XLA's account of its bytes per device."""
+        """XLA's memory statistics, in bytes per device."""
         ...
 
 
 class Executable(ABC):
     """A planned program that can be called with the arguments of the original `@main`.
 
-    Where the plan has B > 1 micro-batches, batch arguments are whole batches. Results are on the
-    meshes, as the plan says, and can be fed back in as they are. An argument that the original
-    program donates is donated here too: its array cannot be used again.
+    With B > 1 micro-batches, batch arguments are whole batches. Results lie on the plan's meshes,
+    and the next call accepts them there. An argument that the original program donates is donated
+    here, too: its array cannot be used again.
     """
 
     _trace: Trace | None = None
-    """what is being recorded"""
+    """the trace that is being recorded"""
 
     @property
     @abstractmethod
@@ -58,15 +58,15 @@ class Executable(ABC):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether what runs it has failed or was closed, so that it has to be loaded again."""
+        """Whether its executor has failed or was closed, so that it must be loaded again."""
         return False
 
     @abstractmethod
     def place(self, number: int, array: Any) -> Any:
-        """Puts an argument of the original `@main` where the steps that take it read it.
+        """Places an argument of the original `@main` where steps read it.
 
-        What comes back stands for the array in calls of this executable. Each micro-batch is on
-        the devices of each mesh that reads it. Steps leave it as it is.
+        Returns an object that replaces the array in calls of this executable. Each micro-batch lies
+        on the devices of each mesh that reads it. Steps do not change it.
 
         Raises:
             ValueError: shape or dtype are not the program's, or steps overwrite the argument.
@@ -76,10 +76,10 @@ class Executable(ABC):
     def create(
         self, numbers: Sequence[int], function: Callable[[], Sequence[jax.Array]]
     ) -> list[Any]:
-        """The arrays that a traceable function returns, made on the devices that a step wants them.
+        """Creates the arrays that a traceable function returns, where steps read them.
 
-        The r-th is to be argument `numbers[r]` of the original `@main`, and comes back like a
-        result of a step. No device or host ever holds more than its share.
+        The r-th array becomes argument `numbers[r]` of the original `@main`, and is returned like a
+        result of a step. Each device creates its own shards.
 
         Raises:
             ValueError: shape or dtype are not the program's.
@@ -87,28 +87,28 @@ class Executable(ABC):
 
     @abstractmethod
     def restore(self, numbers: Sequence[int], stored: Sequence[StoredArray]) -> list[Any]:
-        """Stored arrays, each part read by the devices that a step wants it on.
+        """Restores stored arrays; each device reads its own part.
 
-        The r-th is to be argument `numbers[r]` of the original `@main`, as with `create`.
+        The r-th array becomes argument `numbers[r]` of the original `@main`, as in `create`.
 
         Raises:
-            CheckpointError: an array is not there, or damaged.
+            CheckpointError: an array is missing or damaged.
         """
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         """Runs one step. The results are `jax.Array`s.
 
-        What the plan cuts between meshes comes back as one array, which may be a `CutArray`.
+        A result that the plan splits between meshes is one array, which may be a `CutArray`.
 
         Raises:
             TypeError, ValueError: number, shape or dtype of the arguments are not the program's.
-            RuntimeError: an argument was deleted or donated, or one that is donated is given twice.
+            RuntimeError: an argument was deleted or donated, or a donated one is given twice.
         """
         return self.run(self._checks.check(arguments))
 
     @abstractmethod
     def run(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Runs one step, as a call does, with arguments that have been checked."""
+        """Runs one step like a call, with arguments that have been checked."""
 
     @property
     @abstractmethod
@@ -116,9 +116,9 @@ class Executable(ABC):
         """The checks of a call's arguments."""
 
     def usage(self) -> dict[str, ProcessUsage]:
-        """What the processes that run it hold of their hosts: memory, files, threads.
+        """Returns the memory, files and threads of the processes that run the plan.
 
-        By name, the caller's own as `caller`; steps go on meanwhile.
+        Keys are process names; the caller's is `caller`. Steps are not interrupted.
 
         Raises:
             OSError: a host is not Linux.
@@ -130,11 +130,12 @@ class Executable(ABC):
     def trace(self, path: str | Path | None = None) -> Generator[Trace]:
         """Records the steps that are called inside `with`, and writes them to a file at the end.
 
-        The file is in Chrome's trace format (https://ui.perfetto.dev opens it). `Trace.table` says
-        what of a step is computation, transfers and waiting. Each instruction is waited for.
+        The file is in Chrome's trace format, which https://ui.perfetto.dev opens. `Trace.table`
+        splits a step into computation, transfers and waiting. Traced steps wait for each
+        instruction.
 
         Raises:
-            FileNotFoundError: there is no folder for the file.
+            FileNotFoundError: the folder of the file does not exist.
             RuntimeError: a trace is being recorded already.
         """
         if path is not None and not Path(path).absolute().parent.is_dir():

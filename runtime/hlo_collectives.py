@@ -1,9 +1,9 @@
-"""The collectives of a partitioned HLO program, read off its text.
+"""Reads the collectives of a partitioned HLO program from its text.
 
-A group of one device is nothing. A loop's body counts as often as the loop runs, of several
-branches each counts. An all-reduce that is used only to cut out the device's own part is a
-reduce-scatter: XLA's CPU backend never forms one, others do later. Where it cuts less than the
-group's share, it is a reduce-scatter and an all-reduce of what is left.
+Collectives of one device are ignored. A loop's body counts once per trip, and each branch of a
+conditional counts. An all-reduce whose result is only sliced to the device's own part counts as a
+reduce-scatter: XLA's CPU backend does not form one, other backends do later. If the slice is larger
+than the device's share, it counts as a reduce-scatter and an all-reduce of the rest.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(.*?
 
 
 def real_collectives(text: str, devices: int) -> tuple[Collective, ...]:
-    """What one execution of a partitioned program for so many devices runs.
+    """Lists the collectives of one execution of a partitioned program for so many devices.
 
-    The axes are empty: a program for devices knows groups, no axes.
+    The axes are empty: a program for devices has groups, but no axes.
 
     Raises:
         HloError: a collective or a loop cannot be read.
@@ -130,7 +130,7 @@ class _Reader:
 
 
 def _origin(computation: Computation, name: str) -> Instruction | None:
-    """The instruction that makes a value, behind copies."""
+    """The instruction that produces a value, ignoring copies."""
     found = computation.instructions.get(name)
     while found is not None and found.opcode == "copy":
         found = computation.instructions.get(found.operands[0])
@@ -138,7 +138,7 @@ def _origin(computation: Computation, name: str) -> Instruction | None:
 
 
 def _element(computation: Computation, name: str) -> tuple[int] | int | None:
-    """A scalar in a loop: (number,) of the loop variable that it is, or its constant value.
+    """A scalar in a loop: (number,) of its loop variable, or its constant value.
 
     jaxlib 0.12 prints the element of a tuple as `name#number`.
     """
@@ -157,7 +157,7 @@ def _element(computation: Computation, name: str) -> tuple[int] | int | None:
 def _started(
     computation: Computation, start: Instruction, variable: tuple[int] | int | None
 ) -> int | None:
-    """The constant that a loop variable starts with."""
+    """The initial constant of a loop variable."""
     if not isinstance(variable, tuple):
         return None
     value = _element(computation, start.operands[variable[0]])
@@ -165,9 +165,9 @@ def _started(
 
 
 def _cut(computation: Computation, reduced: Instruction) -> int:
-    """The factor by which all uses of a value cut it down; 1 where one uses more of it.
+    """The factor by which all uses of a value reduce its size; 1 if a use reads more.
 
-    A sharding constraint is a copy here.
+    A sharding constraint counts as a copy.
     """
     whole, factors, waiting = reduced.bytes, set[int](), [reduced.name]
     while waiting:

@@ -1,4 +1,4 @@
-"""HLO as XLA prints it, in parts: computations and their instructions."""
+"""Parses HLO text into computations and instructions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the result; of a started collective those of what arrives."""
+        """Bytes of the result; for a started collective, of the received data."""
         if self.opcode in ("all-gather-start", "collective-permute-start"):
             return shape_bytes(_split(self.shape[1:-1])[1])
         return shape_bytes(self.shape)
@@ -61,10 +61,10 @@ def shape_bytes(shape: str) -> int:
 
 
 def parse_hlo(text: str) -> tuple[dict[str, Computation], str]:
-    """The computations by name, and the name of the one to start with.
+    """Returns the computations by name, and the name of the entry computation.
 
     Raises:
-        HloError: there is none to start with, or a line does not parse.
+        HloError: there is no entry computation, or a line does not parse.
     """
     computations: dict[str, Computation] = {}
     current, entry = None, None
@@ -85,7 +85,7 @@ def parse_hlo(text: str) -> tuple[dict[str, Computation], str]:
 
 
 def _instruction(name: str, text: str) -> Instruction:
-    """`f32[8]{0} add(%a, %b), metadata={...}` in parts."""
+    """Splits `f32[8]{0} add(%a, %b), metadata={...}` into its parts."""
     shape_end = _close(text, 0) if text.startswith("(") else text.index(" ")
     rest = text[shape_end:].lstrip()
     start = rest.index("(")
@@ -103,7 +103,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _close(text: str, start: int) -> int:
-    """One after the bracket that closes the one at `start`."""
+    """The position after the bracket that closes the one at `start`."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] in "([{") - (text[i] in ")]}")
@@ -113,7 +113,7 @@ def _close(text: str, start: int) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket."""
+    """The parts between commas that are outside all brackets."""
     parts: list[str] = []
     depth = start = 0
     for i, char in enumerate(text):

@@ -1,4 +1,4 @@
-"""Programs that call Python while they run: refused before they are planned, with their place."""
+"""Refuses programs that call Python while they run, before planning, with their place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alpa.runtime.planning import PlanningError
 
 
 def refuse_host_calls(module: ir.Module) -> None:
-    """Checks that a program that jax lowered runs without the process that lowered it.
+    """Checks that a lowered program runs without the process that lowered it.
 
     Raises:
         PlanningError: it has callbacks, debug prints or ordered effects.

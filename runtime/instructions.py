@@ -1,14 +1,15 @@
-"""The static list of what a step does, made from a program by the schedule that its plan names.
+"""Lists the instructions of a step, from a program and the schedule of its plan.
 
-A **key** names one version of a value: `(value, m)` is that of micro-batch `m`, `(value, None)` the
-one of the step: an argument, a total over the micro-batches, or what the update phase produces.
+A **key** names one version of a value. `(value, m)` is the version of micro-batch `m`.
+`(value, None)` is the version of the step: an argument, a total over the micro-batches, or a value
+that the update phase produces.
 
-`write_script` makes one list for all meshes; a mesh's own list is what of it concerns that mesh
-(`Script.on`). Every stage works in the order of `passes.solve.schedule`, a value moves right before
-the work that reads it first, and each is freed after its last use. Each mesh can run its list for
-itself, sends and receives may block until the other side is there: the first instruction of the
-common list that has not run yet can always run, so no mesh waits for ever. A sender that need not
-wait can offer a value as soon as it is made; its own list says when the value may be let go.
+`write_script` makes one list for all meshes; `Script.on` selects a mesh's own list. Every stage
+follows the order of `passes.solve.schedule`. A value moves directly before the work that reads it
+first, and is freed after its last use. Each mesh can run its list independently, with sends and
+receives that block until the other side is ready. The first instruction of the common list that has
+not run can always run, so there is no deadlock. A sender that need not wait can offer a value as
+soon as it exists; its own list says when the value may be released.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Add:
-    """Adds a micro-batch's version to the total; the first one starts it."""
+    """Adds a micro-batch's version to the total; the first version starts the total."""
 
     source: Key
     total: Key
@@ -59,10 +60,10 @@ Instruction = Run | Move | Add
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """How a result of the original program is made: of one key, or of one per micro-batch.
+    """Describes how a result of the original program is made: from one key, or one per micro-batch.
 
-    `value` is the result as @main returns it: a total may lie otherwise, and be of a wider type.
-    `concat` is a dimension, `divisor` what a total is divided by.
+    `value` is the result as @main returns it; a total may have another sharding and a wider type.
+    `concat` is a dimension, `divisor` divides a total.
     """
 
     value: int
@@ -73,14 +74,14 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """Instructions, and for each result of the planned @main what it is."""
+    """Instructions, and the source of each result of the planned @main."""
 
     program: Program
     instructions: tuple[Instruction, ...]
     outputs: tuple[Output, ...]
 
     def on(self, mesh: str) -> tuple[Instruction, ...]:
-        """The mesh's own list: a move between meshes is in the lists of both."""
+        """The mesh's own list; a move between meshes is in the lists of both."""
         return tuple(i for i in self.instructions if mesh in meshes_of(self.program, i))
 
     @cached_property
@@ -92,7 +93,7 @@ class Script:
 
 
 def write_script(program: Program) -> Script:
-    """What a step does under the schedule of the program's plan.
+    """Lists the instructions of a step under the schedule of the program's plan.
 
     Raises:
         ValueError: the parts of the program wait for one another.
@@ -111,7 +112,7 @@ def write_script(program: Program) -> Script:
 
 
 def arguments(program: Program) -> frozenset[Key]:
-    """The versions of values that the caller gives: of a carried state, that of micro-batch 0."""
+    """The versions that the caller gives; for a carried state, that of micro-batch 0."""
     keys: set[Key] = set()
     for argument in program.arguments:
         if argument.value not in program.varying:
@@ -126,18 +127,18 @@ def arguments(program: Program) -> frozenset[Key]:
 
 @dataclass(frozen=True)
 class _Versions:
-    """Which version of a value is read where, and what it is moved from."""
+    """Finds which version of a value is read where, and from where it is moved."""
 
     program: Program
 
     @cached_property
     def _transfers(self) -> dict[int, Transfer]:
-        """By target."""
+        """The transfers by target."""
         return {step.target: step for step in self.program.transfers}
 
     @cached_property
     def summed(self) -> frozenset[int]:
-        """Results that are added up here: gradients are so inside their fragments."""
+        """Results that instructions add up; gradients are added up inside their fragments."""
         program = self.program
         if program.num_micro_batches == 1:
             return frozenset()
@@ -160,9 +161,9 @@ class _Versions:
         return (value, m)
 
     def last(self, value: int) -> Key:
-        """The version that the update phase reads: a total, or the last micro-batch's.
+        """The version that the update phase reads: a total, or that of the last micro-batch.
 
-        What only the update reads of a transfer is moved in the update phase.
+        If only the update reads the result of a transfer, it is moved in the update phase.
         """
         program = self.program
         late = value in self._transfers and value not in program.micro_used
@@ -171,13 +172,13 @@ class _Versions:
         return self.version(value, program.num_micro_batches - 1)
 
     def source(self, key: Key) -> Key | None:
-        """What a key is moved from; None for what arguments or fragments make."""
+        """The key that a key is moved from; None for arguments and results of fragments."""
         value, m = key
         transfer = self._transfers.get(value)
         if transfer is not None:
             return self.last(transfer.source) if m is None else self.version(transfer.source, m)
         new = self.program.carries.get(value)
-        # A carried state that lies where its argument does is read there: `version` says so.
+        # A carried state on the mesh of its argument is read there, as `version` does.
         return (new, m - 1) if new is not None and m else None
 
 
@@ -192,7 +193,7 @@ class _Stage:
         return self.forward if kind == "forward" else self.backward
 
     def reads(self, kind: Direction) -> tuple[int, ...]:
-        """The values that come from outside."""
+        """The values that other stages or the caller produce."""
         made = {value for fragment in self.fragments(kind) for value in fragment.outputs}
         inputs = [value for fragment in self.fragments(kind) for value in fragment.inputs]
         return tuple(dict.fromkeys(value for value in inputs if value not in made))
@@ -201,7 +202,7 @@ class _Stage:
 def _stages(program: Program) -> list[_Stage]:
     """The forwards in program order, each with the backward of its mesh.
 
-    The backwards stand in program order from the last stage to the first. A forward without a
+    The backwards are in program order from the last stage to the first. A forward without a
     backward, or a backward without a forward, is a stage of its own.
     """
     groups = {
@@ -227,7 +228,7 @@ def _stages(program: Program) -> list[_Stage]:
 
 
 class _Writer:
-    """Writes instructions, and knows what has been made before the next one."""
+    """Writes instructions, and tracks which keys exist before the next one."""
 
     def __init__(self, program: Program) -> None:
         self.instructions: list[Instruction] = []
@@ -235,7 +236,7 @@ class _Writer:
         self._versions = _Versions(program)
         self._made = set(arguments(program))
         self._sums_here = self._versions.summed - {a.value for a in program.arguments}
-        # Transfers to results of which every micro-batch's version is needed, by their source.
+        # Transfers to results that need the version of every micro-batch, by their source.
         every = {r.value for r in program.results if len(self._output(r).keys) > 1}
         self._returned: dict[int, list[int]] = {}
         for step in program.transfers:
@@ -243,7 +244,7 @@ class _Writer:
                 self._returned.setdefault(step.source, []).append(step.target)
 
     def _write(self, instruction: Instruction) -> None:
-        """Adds an instruction, and the sums of what it makes."""
+        """Adds an instruction, and the sums of its results."""
         self.instructions.append(instruction)
         self._made.update(writes(instruction))
         for value, m in writes(instruction):
@@ -261,23 +262,23 @@ class _Writer:
         self._write(Move(source=source, target=key))
 
     def _is_made(self, key: Key | None) -> bool:
-        """Whether a key is there, or is after moves only."""
+        """Whether a key exists, or only moves are missing."""
         while key is not None and key not in self._made:
             key = self._versions.source(key)
         return key is not None
 
     def constants(self) -> None:
-        """Moves what stays the same; an update may overwrite it where it comes from."""
+        """Moves constants first, because an update may overwrite their source."""
         for step in self._program.transfers:
             if self._versions.is_constant(step):
                 self._fetch((step.target, None))
 
     def micro_batches(self) -> None:
-        """All forwards and backwards.
+        """Adds all forwards and backwards.
 
-        The stages keep step: whoever can does its next piece of work, with what it reads moved
-        before any of them begins. A stage waits for its neighbour even where it reads nothing of
-        it, so that no stage runs ahead of what the schedule keeps in flight.
+        The stages advance in rounds. In each round, every stage that is ready does its next work,
+        after the values that this work reads have moved. A stage waits for its neighbour even if it
+        reads nothing from it, so that no stage exceeds the schedule's micro-batches in flight.
         """
         program, stages = self._program, _stages(self._program)
         backward = any(stage.backward for stage in stages)
@@ -304,7 +305,7 @@ class _Writer:
         while any(todo):
             ready = [s for s, works in enumerate(todo) if works and is_ready(s, works[-1])]
             if not ready:
-                raise ValueError(f"no stage can go on under {schedule}: each waits for another")
+                raise ValueError(f"no stage can continue under {schedule}: each waits for another")
             for s in ready:
                 for key in keys(s, todo[s][-1]):
                     self._fetch(key)
@@ -315,7 +316,7 @@ class _Writer:
                     self._run(fragment, work.micro_batch)
 
     def _run(self, fragment: Fragment, m: int) -> None:
-        """Runs a fragment for a micro-batch, and moves what is a result elsewhere."""
+        """Runs a fragment for a micro-batch, and moves results that another mesh returns."""
         totals, used = self._program.totals, self._program.micro_used
         accumulated = [value for value in fragment.outputs if value in totals]
         self._write(
@@ -334,7 +335,7 @@ class _Writer:
                 self._fetch((target, m))
 
     def sums(self) -> None:
-        """Adds up arguments that are results, here or moved, and are not added up yet."""
+        """Adds up arguments that are results, here or moved, if that has not happened yet."""
         for value in sorted(self._versions.summed):
             if (value, None) in self._made:
                 continue
@@ -353,7 +354,7 @@ class _Writer:
         self._write(Run(fragment=fragment, inputs=inputs, accumulators=(), outputs=outputs))
 
     def output(self, result: ProgramResult) -> Output:
-        """How a result is made, of keys that have been moved there."""
+        """Describes how a result is made from keys that have been moved there."""
         output = self._output(result)
         for key in output.keys:
             self._fetch(key)
@@ -388,7 +389,7 @@ def reads(instruction: Instruction) -> tuple[Key, ...]:
 
 
 def meshes_of(program: Program, instruction: Instruction) -> tuple[str, ...]:
-    """The mesh that an instruction runs on; of a move between meshes source and target."""
+    """The mesh of an instruction; for a move between meshes, source and target."""
     if isinstance(instruction, Run):
         return (instruction.fragment.mesh,)
     if isinstance(instruction, Add):
@@ -405,7 +406,7 @@ def writes(instruction: Instruction) -> tuple[Key, ...]:
 
 
 def _free(instructions: Sequence[Instruction], kept: set[Key]) -> list[Instruction]:
-    """Lets each instruction free what no later one touches."""
+    """Lets each instruction free the keys that no later one uses."""
     seen, freed = set(kept), list[Instruction]()
     for instruction in reversed(instructions):
         touched = dict.fromkeys((*reads(instruction), *writes(instruction)))

@@ -1,7 +1,7 @@
-"""Carries out instructions on arrays: one step of a program, or of one mesh of it.
+"""Runs instructions on arrays: one step of a program, or of one mesh of it.
 
-Both executors share it. The local one holds all meshes and runs the common list, a worker holds
-one mesh and runs that mesh's own; what differs is who a tile goes to (`tiles.Links`).
+Both executors share this. The local executor holds all meshes and runs the common list; a worker
+holds one mesh and runs its own list. They differ in where tiles go (`tiles.Links`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Arrays = TypeVar("Arrays", jax.Array, list[jax.Array])
 class Interpreter:
     """Runs a script's instructions on the meshes of a placement.
 
-    A store holds the arrays of one step by their keys. Those of other meshes are not in it.
+    A store holds the arrays of one step by their keys, without those of other meshes.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Interpreter:
     ) -> None:
         self._placement, self._script = placement, script
         self._stages, self._tiles = stages, tiles
-        # Without this, CPU devices run the collectives of several programs at once, and the
-        # threads that they share can all end up waiting.
+        # Otherwise CPU devices run the collectives of several programs at once, and all threads of
+        # their common pool can end up waiting.
         self._blocks = placement.platform == "cpu"
         fragments = script.program.fragments
         self._donated = frozenset(f.inputs[i] for f in fragments for i in f.donated)
@@ -51,8 +51,8 @@ class Interpreter:
     def feed(self, store: Store, argument: ProgramArgument, array: Any) -> None:
         """Puts an argument, or its micro-batches, on its mesh.
 
-        Its own buffers are made for what the program overwrites and the caller does not give away,
-        and for numpy arrays, which may change under our hands.
+        Makes new buffers if the program overwrites the argument and the caller keeps it, and for
+        numpy arrays, which the caller may change later.
         """
         if isinstance(array, MeshArray):
             array = array.fetch()
@@ -64,7 +64,7 @@ class Interpreter:
         if number not in program.varying:
             if (number, None) in self._script.given:
                 store[number, None] = move(array, sharding, copy=protect)
-        elif dim is None:  # a state that the forward part carries on
+        elif dim is None:  # a state that the forward part carries
             store[number, 0] = move(array, sharding, copy=protect)
         else:
             batches, size = program.num_micro_batches, program.values[number].shape[dim]
@@ -74,7 +74,7 @@ class Interpreter:
                     store[number, m] = move(batch, sharding, copy=protect)
 
     def take(self, store: Store, argument: ProgramArgument, placed: Store) -> None:
-        """Takes an argument that was fed to a store of its own, and leaves that as it is."""
+        """Takes an argument that was fed to another store, and leaves that store unchanged."""
         for key, array in placed.items():
             copy = argument.value in self._donated
             store[key] = move(array, self._placement.shardings[argument.value], copy=copy)
@@ -85,7 +85,7 @@ class Interpreter:
         instructions: Iterable[Instruction],
         after: Callable[[Instruction, Store], None] = lambda *_: None,
     ) -> None:
-        """Carries instructions out one by one; `after` hears of each, with what there is then."""
+        """Runs instructions one by one; calls `after` with each one and the store."""
         for instruction in instructions:
             self._execute(store, instruction)
             for key in instruction.free:
@@ -93,7 +93,7 @@ class Interpreter:
             after(instruction, store)
 
     def results(self, store: Store) -> dict[int, jax.Array]:
-        """The results of the planned @main that are on these meshes, by their positions."""
+        """The results of the planned @main on these meshes, by position."""
         results: dict[int, jax.Array] = {}
         taken: set[int] = set()
         for position, output in enumerate(self._script.outputs):
@@ -102,7 +102,7 @@ class Interpreter:
                 continue
             array = self._output(output, [store[key] for key in output.keys])
             given = output.keys[-1] in self._script.given and number in self._callers
-            if given or id(array) in taken:  # the caller has two, and may donate one of them
+            if given or id(array) in taken:  # the caller gets two arrays, and may donate one
                 array = move(array, self._placement.shardings[number], copy=True)
             taken.add(id(array))
             results[position] = self._settled(array)
@@ -142,7 +142,7 @@ class Interpreter:
             store[instruction.target] = array
 
     def _add(self, store: Store, instruction: Add) -> None:
-        """The next partial sum, in the type of the plan's accumulators."""
+        """The next partial total, in the type of the plan's accumulators."""
         program, number = self._script.program, instruction.source[0]
         dtype = numpy_dtype(program.plan.accumulator(program.values[number].dtype))
         array = store[instruction.source]
@@ -172,9 +172,10 @@ class Interpreter:
 
 
 def _overwritten(script: Script) -> frozenset[Key]:
-    """What fragments write over: of this step, or of the next one where the caller has the array.
+    """The keys whose buffers fragments overwrite, in this step or the next.
 
-    A mesh may be a step ahead of those that it sends to.
+    The next step may overwrite an array that the caller holds, and a mesh may be one step ahead of
+    the meshes that it sends to.
     """
     runs = [i for i in script.instructions if isinstance(i, Run)]
     donated = {run.inputs[number] for run in runs for number in run.fragment.donated}

@@ -7,10 +7,10 @@
 
     state, loss = train_step(state, batch)
 
-The first call traces the function, plans it for the cluster, compiles its stages and runs them;
-later calls of the same structure, shapes and static arguments only run. What a step returns lies on
-the meshes and is taken from there by the next one. `runtime.step` says what is lowered,
-`runtime.step_roles` what is taken for state, batch and key.
+The first call traces the function, plans it for the cluster, compiles its stages and runs them.
+Later calls with the same structure, shapes and static arguments only run. Results stay on their
+meshes, and the next step reads them there. `runtime.step` lowers the function;
+`runtime.step_roles` finds state, batch and keys.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from alpa.runtime.workers.options import WorkerOptions
 _logger = logging.getLogger("alpa")
 
 Chosen = int | str | Iterable[int] | Iterable[str] | None
-"""Arguments by position or name."""
+"""Arguments, by position or name."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Parallelized(Generic[P, R]):
-    """A function that runs on a cluster; what `parallelize` returns."""
+    """A function that runs on a cluster, returned by `parallelize`."""
 
     __name__: str
 
@@ -74,16 +74,16 @@ class Parallelized(Generic[P, R]):
 
     @property
     def target(self) -> Target:
-        """What its steps are planned for."""
+        """The cluster, settings and workers that its steps are planned for."""
         return self._target
 
     @ends_at_caller
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs one step; plans and compiles it first where it is the first of its kind.
+        """Runs one step. The first call of a kind also plans and compiles it.
 
         Raises:
-            TypeError, ValueError: the arguments are none that the function can be run with.
-            PlanningError: there is no plan for it on this cluster.
+            TypeError, ValueError: the function cannot run with these arguments.
+            PlanningError: there is no plan for the function on this cluster.
         """
         call = self._call(args, kwargs)
         self._target.check_devices()
@@ -91,7 +91,7 @@ class Parallelized(Generic[P, R]):
 
     @ends_at_caller
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """The step as StableHLO at the size of one micro-batch; arguments may be shapes only."""
+        """Returns the step as StableHLO at the size of one micro-batch; accepts shapes."""
         prepared = self._prepared(self._call(args, kwargs))
         number = self._target.num_micro_batches
         return (
@@ -100,9 +100,9 @@ class Parallelized(Generic[P, R]):
 
     @ends_at_caller
     def plan(self, *args: Any, **kwargs: Any) -> StepPlan:
-        """Prints the table of the plan and returns it; nothing is run.
+        """Prints the plan's table and returns the plan. Nothing runs.
 
-        Arguments may be shapes (`jax.ShapeDtypeStruct`) only.
+        Arguments may be shapes (`jax.ShapeDtypeStruct`).
         """
         plan = self.prepare(*args, **kwargs).plan
         sys.stdout.write(str(plan))
@@ -110,17 +110,17 @@ class Parallelized(Generic[P, R]):
 
     @ends_at_caller
     def executable(self, *args: Any, **kwargs: Any) -> Executable:
-        """The compiled step, as `runtime.load` gives it; arguments may be shapes only."""
+        """Returns the compiled step, as `runtime.load` does; accepts shapes."""
         self._target.check_devices()
         return self.prepare(*args, **kwargs).executable
 
     @ends_at_caller
     def prepare(self, *args: Any, **kwargs: Any) -> Prepared:
-        """The step that serves calls like this one; arguments may be shapes only."""
+        """Returns the step that serves calls like this one; accepts shapes."""
         return self._prepared(self._call(args, kwargs))
 
     def prepared_for(self, names: Sequence[str], types: Sequence[LeafType]) -> Prepared | None:
-        """The latest step whose arguments of these names hold arrays of these types."""
+        """Returns the latest step whose arguments of these names hold arrays of these types."""
         for prepared in reversed(self._steps.values()):
             arrays = prepared.step.call.arrays
             held = [leaf.type for name in names for leaf in arrays if leaf.argument == name]
@@ -129,11 +129,11 @@ class Parallelized(Generic[P, R]):
         return None
 
     def parameter(self, number: int) -> str:
-        """The name of a positional argument."""
+        """Returns the name of a positional argument."""
         return self._parameters.name(number)
 
     def call(self, *args: Any, **kwargs: Any) -> Call:
-        """The arguments of a call by name, with their leaves."""
+        """Returns the arguments of a call by name, with their leaves."""
         return self._call(args, kwargs)
 
     def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
@@ -143,12 +143,12 @@ class Parallelized(Generic[P, R]):
         key = call.key()
         prepared = self._steps.get(key)
         if prepared is None:
-            # A step returns its state strongly typed, whatever the first one was given.
+            # A step returns its state strongly typed, even if the first state was weakly typed.
             prepared = self._steps[key] = self._served(call) or self._new(call)
         return prepared
 
     def _served(self, call: Call) -> Prepared | None:
-        """A step for a call that differs in how strongly numbers of the state are typed."""
+        """Returns a step for a call that differs only in the weak types of its state."""
         for prepared in self._steps.values():
             strong = prepared.step.state
             if call.key(strong) == prepared.step.call.key(strong):
@@ -157,7 +157,7 @@ class Parallelized(Generic[P, R]):
 
     def _new(self, call: Call) -> Prepared:
         if self._last is not None:
-            _logger.warning("%s is planned anew: %s", self.__name__, _difference(self._last, call))
+            _logger.warning("%s is planned again: %s", self.__name__, _difference(self._last, call))
         call = call.abstract()
         several = self._target.num_micro_batches != 1 or self._target.saved is not None
         step = Step.of(
@@ -172,14 +172,14 @@ class Parallelized(Generic[P, R]):
 
 
 def _difference(old: Call, new: Call) -> str:
-    """What has changed, for the notice of a new plan."""
+    """Describes the first difference between two calls, for the message about a new plan."""
     before = {leaf.path: leaf for leaf in old.leaves}
     after = {leaf.path: leaf for leaf in new.leaves}
     changed = [f"{leaf.label} is new" for path, leaf in after.items() if path not in before]
-    changed += [f"{leaf.label} is gone" for path, leaf in before.items() if path not in after]
+    changed += [f"{leaf.label} is missing" for path, leaf in before.items() if path not in after]
     if not changed:
         changed = [
-            f"what is no array in {name} has changed, such as a function that was made anew"
+            f"a static part of {name} has changed, such as a function that was defined again"
             for (name, tree), (_, other) in zip(new.trees, old.trees, strict=False)
             if tree != other
         ]
@@ -192,7 +192,7 @@ def _difference(old: Call, new: Call) -> str:
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of `alpa.parallelize`, which says what each is."""
+    """The keyword arguments of `alpa.parallelize`, described there."""
 
     cluster: str | None
     num_micro_batches: int | Literal["auto"]
@@ -258,43 +258,43 @@ def parallelize(
     plan: str | Path | None = None,
     like: Parallelized[..., Any] | None = None,
 ) -> Parallelized[..., Any] | Callable[[Callable[..., Any]], Parallelized[..., Any]]:
-    """`jax.jit` for a cluster: the function's steps are planned, compiled and run on its meshes.
+    """Plans, compiles and runs a function on a cluster, as `jax.jit` does on one device.
 
-    As a decorator, with or without arguments, or as a function. The result takes the arguments of
-    the function, whole batches and any trees of arrays, and returns what it returns.
+    Works as a decorator, with or without arguments, and as a function. The result takes the
+    function's arguments (whole batches, any trees of arrays) and returns the function's results.
 
     Args:
-        fun: a function that `jax.jit` could take.
+        fun: a function that `jax.jit` accepts.
         cluster: a preset with its shape (`cpu:2x4`) or the path of a TOML file.
         num_micro_batches: how often forward and backward run per step; "auto" takes the divisor of
             the batch with the shortest predicted step.
-        micro_batches: "exact" gives what plain jax gives for the whole batch, or refuses the
-            function where that cannot be proven; "independent" makes each micro-batch a batch of
-            its own, as plain jax does in a loop over them (batch norm, contrastive losses).
-        batch_argnums: the arguments, by position or name, that hold the samples, in the leading
-            dimension of all their arrays, or in the one that a dictionary says (`{"x": 1}`); by
-            default what the program's own use of its arguments shows (`runtime/step_roles.py`).
-        state_argnums: the arguments that the step replaces; by default what comes back.
+        micro_batches: "exact" computes what plain JAX computes for the whole batch, up to rounding
+            and random numbers of samples, and refuses a function if this cannot be proven;
+            "independent" makes each micro-batch a batch of its own, like a loop in plain JAX
+            (batch norm, contrastive losses).
+        batch_argnums: the arguments, by position or name, that hold the samples in the leading
+            dimension of their arrays; a dictionary names another dimension (`{"x": 1}`). By
+            default they are found from the program (`runtime/step_roles.py`).
+        state_argnums: the arguments that the step replaces. By default, those with a new value
+            among the results.
         donate_argnums, donate_argnames, static_argnums, static_argnames, compiler_options: as
-            with `jax.jit`.
-        loss_reduction: whether the loss is a mean over samples or a sum, and so whether gradients,
-            and other numbers that come back, are averaged over the micro-batches or added up.
-        schedule, intra, inter, remat, mesh_shape: as with `alpa-plan`.
-        accumulate_dtype: the narrowest type in which gradients, and other numbers that are sums or
-            means over the micro-batches, are added up: "f32", "f64", or, with "same", the type that
-            each has.
-        executor, devices, workers: as with `alpa.runtime.load`.
-        check_finite: whether each call waits for its results, and raises FloatingPointError with
-            their names where one of them holds NaN or infinity.
-        explain_roles: whether planning prints which arguments were taken for state, batch, keys and
-            constants, and why.
-        plan: a saved plan that is used instead of a search.
-        like: another parallelised function, whose cluster, devices, workers and settings are
-            taken: a training step's, for the evaluation of its state.
+            in `jax.jit`.
+        loss_reduction: whether the loss is a mean or a sum over samples. Gradients and other
+            returned numbers are averaged over the micro-batches or added up accordingly.
+        schedule, intra, inter, remat, mesh_shape: as in `alpa-plan`.
+        accumulate_dtype: the narrowest type that adds up gradients and other sums or means over
+            the micro-batches: "f32", "f64", or "same", the type of each value.
+        executor, devices, workers: as in `alpa.runtime.load`.
+        check_finite: whether each call waits for its results and raises FloatingPointError if one
+            holds NaN or infinity; the error names it.
+        explain_roles: whether planning prints the role of each argument and the reason.
+        plan: a saved plan to use instead of a search.
+        like: another parallelised function. This function takes its cluster, devices, workers and
+            settings. Use it for the evaluation of a training step's state.
 
     Raises:
-        TypeError, ValueError: options that do not fit together, or not to the function.
-        ClusterError: there is no such cluster.
+        TypeError, ValueError: options conflict with one another or with the function.
+        ClusterError: the cluster does not exist or is invalid.
     """
     options = dict(locals())
     del options["fun"]
@@ -373,25 +373,24 @@ _OF_LIKE: dict[str, Any] = {
     "devices": None,
     "workers": None,
 }
-"""What a function takes of the one that it is like, and how it is left out."""
+"""What a function takes from its `like` function, with the default value of each."""
 
 
 def _check_like(like: Any, options: dict[str, Any]) -> None:
     if not isinstance(like, Parallelized):
         raise TypeError(
-            f"like= takes what alpa.parallelize returned, and this is a {type(like).__name__}; "
-            "give the parallelised training step"
+            f"like= must be a function that alpa.parallelize returned, not "
+            f"{type(like).__name__}; pass the parallelised training step"
         )
     for name, default in _OF_LIKE.items():
         if options[name] != default:
             raise ValueError(
-                f"like= takes the cluster, settings and workers of {like.__name__}; leave {name}= "
-                "out"
+                f"like= takes the cluster, settings and workers of {like.__name__}; remove {name}="
             )
 
 
 def _check_literals(target: Target) -> None:
-    """Raises ValueError where an option has none of the values that it can have."""
+    """Raises ValueError if an option has an invalid value."""
     settings = target.settings
     for name, value, kind in (
         ("executor", target.executor, Literal["local", "ray"]),
@@ -409,7 +408,7 @@ def _check_literals(target: Target) -> None:
 def _batch(
     parameters: Parameters, chosen: Chosen | Mapping[int | str, int]
 ) -> dict[str, int] | None:
-    """The arguments that hold samples, by name, with the dimension that holds them."""
+    """Returns the arguments that hold samples, by name, with the dimension of the samples."""
     if chosen is None:
         return None
     dims = dict.fromkeys(_each("batch_argnums", chosen), 0)
@@ -438,10 +437,10 @@ def _number(num_micro_batches: Any) -> int | Literal["auto"]:
 
 
 def _each(option: str, *chosen: Any) -> list[int | str]:
-    """The numbers and names of options that may hold one, several or none.
+    """Returns the numbers and names in options that hold one, several or none.
 
     Raises:
-        TypeError: one holds something else.
+        TypeError: an option holds another type.
     """
     found: list[int | str] = []
     for one in chosen:

@@ -1,7 +1,7 @@
-"""Who has the arrays of a state: this process, or the workers of a plan.
+"""Finds the processes that hold the arrays of a state: this one, or the workers of a plan.
 
-A state is a tree whose arrays may lie anywhere. What is done with all of them at once, where they
-lie, is asked of their keepers, one request each.
+A state is a tree whose arrays may lie anywhere. An operation on all of them sends one request to
+each of these processes (*keepers*).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class Keeper(ABC):
-    """Does for arrays that it has what is to be done where they lie."""
+    """Runs operations on arrays where they lie."""
 
     @abstractmethod
     def shard_shapes(self, arrays: Sequence[Any]) -> list[Shape]:
@@ -28,7 +28,7 @@ class Keeper(ABC):
 
     @abstractmethod
     def write(self, arrays: Sequence[Any], writes: Sequence[Write]) -> None:
-        """Writes arrays to a checkpoint, all processes that have shards at once.
+        """Writes arrays to a checkpoint, in all processes that have shards in parallel.
 
         Raises:
             CheckpointError: they cannot be written.
@@ -41,7 +41,7 @@ class Keeper(ABC):
 
 
 class Here(Keeper):
-    """This process, of arrays of jax and numpy."""
+    """This process, for arrays of JAX and numpy."""
 
     def shard_shapes(self, arrays: Sequence[Any]) -> list[Shape]:
         return [shard_shape(array) for array in arrays]
@@ -50,7 +50,7 @@ class Here(Keeper):
         write_shards(zip(arrays, writes, strict=True))
 
     def are_finite(self, arrays: Sequence[Any]) -> list[bool]:
-        # All are under way before the first is looked at.
+        # Start all computations before waiting for the first.
         found = [
             jnp.isfinite(array).all() if jnp.issubdtype(array.dtype, jnp.inexact) else True
             for array in arrays
@@ -62,7 +62,7 @@ HERE = Here()
 
 
 class KeptArray(MeshArray):
-    """An array that a keeper in another process has."""
+    """An array that a keeper in another process holds."""
 
     @property
     @abstractmethod
@@ -70,7 +70,7 @@ class KeptArray(MeshArray):
 
 
 def pieces(array: Any) -> list[tuple[Shape, Any]]:
-    """The arrays that an array is made of, each on one mesh, and where they begin in it."""
+    """The arrays that an array consists of, each on one mesh, with their offsets."""
     if not isinstance(array, CutArray):
         return [((0,) * array.ndim, array)]
     starts = [[0] * array.ndim for _ in array.parts]
@@ -82,9 +82,9 @@ def pieces(array: Any) -> list[tuple[Shape, Any]]:
 def ask(
     arrays: Sequence[Any], question: Callable[[Keeper, list[int]], Sequence[Answer]]
 ) -> list[Answer]:
-    """What keepers answer about their arrays, in the order of the arrays.
+    """Returns the answers of keepers for their arrays, in the order of the arrays.
 
-    `question` is asked of each keeper once, with the numbers of the arrays that it has.
+    Calls `question` once per keeper, with the numbers of its arrays.
     """
     numbers: dict[Keeper, list[int]] = {}
     for number, array in enumerate(arrays):
@@ -97,7 +97,7 @@ def ask(
 
 
 def not_finite(arrays: Sequence[Any]) -> list[int]:
-    """The numbers of the arrays that hold NaN or infinity; looks at them where they lie."""
+    """The numbers of the arrays that hold NaN or infinity, checked where they lie."""
     parts = [(number, part) for number, array in enumerate(arrays) for _, part in pieces(array)]
     flat = [part for _, part in parts]
     finite = ask(flat, lambda keeper, mine: keeper.are_finite([flat[i] for i in mine]))

@@ -1,13 +1,13 @@
 """Random keys of a step with several micro-batches.
 
-Numbers that belong to samples are drawn in each micro-batch from the key folded with its number;
-numbers that all samples share are drawn from the key as it is given, and a key that comes back is
-that one, too. Which is which shows where a function is traced twice, at the size of a micro-batch
-and of the whole batch: what belongs to samples is drawn in another shape.
+Random numbers for samples are drawn in each micro-batch from the key folded with its number. Random
+numbers that all samples share are drawn from the given key, and a key that the step returns is
+derived from the given key, too. The difference shows when a function is traced at two sizes, of a
+micro-batch and of the whole batch: numbers for samples have another shape.
 
 The rewritten function takes the folded version of each key after its own arguments, as the row of a
-batch. Each value has two versions until something is drawn of it, one of the folded keys and one of
-those that are given. What is drawn for samples gets the marker `@alpa.random`.
+batch. Until numbers are drawn, each value has two versions: one from the folded keys, one from the
+given keys. Numbers drawn for samples get the marker `@alpa.random`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _DRAWS = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uni
 
 
 class OtherProgramError(ValueError):
-    """A function traces to other operations for a micro-batch than for the whole batch."""
+    """A function has different operations for a micro-batch than for the whole batch."""
 
 
 def drawn_from(jaxpr: Jaxpr, other: Jaxpr | None = None) -> list[bool]:
-    """For each argument whether it is used as a key: numbers are drawn from it, or keys are made.
+    """For each argument, whether it is used as a key: to draw numbers or to make keys.
 
     Args:
         jaxpr: the function, at the size of a micro-batch.
-        other: the same at the size of the whole batch: only numbers that belong to samples count.
+        other: the same at the size of the whole batch. If given, only numbers for samples count.
 
     Raises:
-        OtherProgramError: the two have other operations.
+        OtherProgramError: the two have different operations.
     """
     every, other = other is None, other or jaxpr
     needed: set[Any] = set()
@@ -77,16 +77,16 @@ def drawn_from(jaxpr: Jaxpr, other: Jaxpr | None = None) -> list[bool]:
 def with_folded_keys(
     jaxpr: ClosedJaxpr, other: ClosedJaxpr, keys: Sequence[int], impls: Sequence[str | None]
 ) -> jax.stages.Traced:
-    """The function with a row of folded keys for each key, after its arguments.
+    """Returns the function with a row of folded keys for each key, after its arguments.
 
     Args:
         jaxpr: the function.
         other: the same at the other size, of a micro-batch or of the whole batch.
         keys: the numbers of the arguments whose folded versions it takes.
-        impls: of each argument the kind of typed key that it is, as `jax.random.key_impl` says.
+        impls: the kind of typed key of each argument, as `jax.random.key_impl` gives it.
 
     Raises:
-        OtherProgramError: the two have other operations.
+        OtherProgramError: the two have different operations.
     """
     structs = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
@@ -114,10 +114,10 @@ def with_folded_keys(
 def drawn_in_micro_batches(
     whole: ClosedJaxpr, micro: ClosedJaxpr, keys: Sequence[int], number: int
 ) -> Callable[..., list[Any]]:
-    """The function at the whole batch, with the numbers that its micro-batches draw for samples.
+    """Returns the function at the whole batch, with the random numbers of its micro-batches.
 
-    It is what a plan of so many micro-batches is held against that is proven to be exact and draws
-    random numbers: each micro-batch draws from the keys folded with its number.
+    This is the reference for an exact plan that draws random numbers: each micro-batch draws from
+    the keys folded with its number.
 
     Args:
         whole: the function at the size of the whole batch.
@@ -126,8 +126,8 @@ def drawn_in_micro_batches(
         number: how many micro-batches there are.
 
     Raises:
-        OtherProgramError: the two have other operations.
-        ValueError: numbers are drawn for samples inside of a loop or a branch.
+        OtherProgramError: the two have different operations.
+        ValueError: numbers are drawn for samples inside a loop or a branch.
     """
 
     def run(*arrays: Any) -> list[Any]:
@@ -144,7 +144,7 @@ def drawn_in_micro_batches(
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A value, and what it is in each micro-batch where that is made of its keys."""
+    """A value, and its versions in the micro-batches if it depends on their keys."""
 
     step: Any
     micro: tuple[Any, ...] | None = None
@@ -180,8 +180,8 @@ def _drawn(
         else:
             if versions and any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)):
                 raise ValueError(
-                    f"numbers are drawn for the samples inside of {eqn.primitive.name}; give the "
-                    "function that the plan is to be compared with (reference=f)"
+                    f"numbers are drawn for the samples inside {eqn.primitive.name}; pass the "
+                    "function to compare the plan with (reference=f)"
                 )
             compute = _as_function(whole.jaxpr, eqn)
             each = [_as_function(micro.jaxpr, counterpart)(version) for version in versions]
@@ -199,7 +199,7 @@ def _steps(values: Sequence[_Drawn]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Versions:
-    """A value made of the keys of a micro-batch, and made of those that are given."""
+    """A value from the keys of a micro-batch, and the same value from the given keys."""
 
     micro: Any
     step: Any
@@ -215,9 +215,9 @@ def _both_versions(
     given: Sequence[_Versions],
     caller: Any = None,
 ) -> list[_Versions]:
-    """The results of a jaxpr in both versions; what is not used is left to dead code removal.
+    """The results of a jaxpr in both versions. Dead code removal deletes unused ones.
 
-    `caller` is the traceback of the call of the jaxpr, where it is inside of another one.
+    `caller` is the traceback of the call of a nested jaxpr.
     """
     known: dict[Any, _Versions] = dict(zip(jaxpr.jaxpr.invars, given, strict=True))
     for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
@@ -231,7 +231,7 @@ def _both_versions(
     for eqn, counterpart in equations(jaxpr.jaxpr, other.jaxpr):
         inputs = [read(atom) for atom in eqn.invars]
         if caller is not None and not source_info_util.summarize(eqn.source_info):
-            # What jax.numpy computes inside of its functions is at the place of the call.
+            # Computations inside functions of jax.numpy have the place of the call.
             eqn = eqn.replace(source_info=eqn.source_info.replace(traceback=caller))
         with _named_as(eqn), source_info_util.user_context(eqn.source_info.traceback):
             results = _of_equation(jaxpr.jaxpr, eqn, counterpart, inputs)
@@ -255,13 +255,13 @@ def _of_equation(
             return [_Versions(value, value) for value in _as_function(jaxpr, eqn)(step)]
         drawn = _as_function(jaxpr, eqn)(micro)
         if not inputs[0].differs and _is_of_samples(eqn, counterpart):
-            # Each sample has a key of its own, which is cut with it.
+            # Each sample has its own key, which is split with it.
             return [_Versions(value, value) for value in drawn]
         marked = [mark_random(value, dim if inputs[0].differs else -1) for value in drawn]
         return [_Versions(value, value) for value in marked]
     if differs and any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)):
-        # Inside of a loop or a branch all is drawn from the folded keys. Numbers that samples share
-        # have no marker, and are found to be mixed.
+        # Inside a loop or a branch, all numbers are drawn from the folded keys. Numbers that
+        # samples share have no marker there, and the proof finds them mixed.
         marked_eqn = eqn.replace(params=_with_marks(eqn, counterpart))
         drawn = _as_function(jaxpr, marked_eqn)(micro)
         kept = _as_function(jaxpr, eqn)(step)
@@ -284,7 +284,7 @@ def _may_be_key(aval: Any) -> bool:
 
 
 def _with_marks(eqn: JaxprEqn, counterpart: JaxprEqn) -> dict[str, Any]:
-    """The parameters of a loop or a branch whose bodies mark what they draw for samples."""
+    """The parameters of a loop or a branch whose bodies mark the numbers drawn for samples."""
     marked = iter([_marked(a, b) for a, b in _body_pairs(eqn, counterpart)])
 
     def replaced(value: Any) -> Any:
@@ -303,7 +303,7 @@ def _with_marks(eqn: JaxprEqn, counterpart: JaxprEqn) -> dict[str, Any]:
 
 def _marked(jaxpr: ClosedJaxpr, other: ClosedJaxpr) -> ClosedJaxpr:
     def run(*arguments: Any) -> list[Any]:
-        # Both versions are the folded one here, and differ in name.
+        # Both versions are the folded one here, under different names.
         given = [_Folded(value, value) for value in arguments]
         return [result.micro for result in _both_versions(jaxpr, other, given)]
 
@@ -315,7 +315,7 @@ def _marked(jaxpr: ClosedJaxpr, other: ClosedJaxpr) -> ClosedJaxpr:
 
 
 class _Folded(_Versions):
-    """A value inside of a loop, where there is the folded version only."""
+    """A value inside a loop, which has the folded version only."""
 
     @property
     def differs(self) -> bool:
@@ -323,7 +323,7 @@ class _Folded(_Versions):
 
 
 def draws(jaxpr: Jaxpr, other: Jaxpr) -> bool:
-    """Whether numbers that belong to samples are drawn, in inner programs, too."""
+    """Whether numbers for samples are drawn, also in nested programs."""
     return _holds_draws(jaxpr) and any(
         _grows(eqn, counterpart) is not None
         if eqn.primitive.name in _DRAWS
@@ -333,7 +333,7 @@ def draws(jaxpr: Jaxpr, other: Jaxpr) -> bool:
 
 
 def _holds_draws(jaxpr: Jaxpr) -> bool:
-    """Whether numbers are drawn at all: where not, the other size need not have the same ops."""
+    """Whether any numbers are drawn. If not, the other size may have other operations."""
     return any(
         eqn.primitive.name in _DRAWS or any(_holds_draws(it.jaxpr) for it in _bodies(eqn))
         for eqn in jaxpr.eqns
@@ -341,7 +341,7 @@ def _holds_draws(jaxpr: Jaxpr) -> bool:
 
 
 def equations(jaxpr: Jaxpr, other: Jaxpr) -> list[tuple[JaxprEqn, JaxprEqn]]:
-    """The equations of both sizes, side by side."""
+    """Pairs the equations of both sizes."""
     names = [[eqn.primitive.name for eqn in it.eqns] for it in (jaxpr, other)]
     if names[0] != names[1]:
         pairs = enumerate(zip(*names, strict=False))
@@ -351,7 +351,7 @@ def equations(jaxpr: Jaxpr, other: Jaxpr) -> list[tuple[JaxprEqn, JaxprEqn]]:
         places = (source_info_util.summarize(eqn.source_info) for eqn in near)
         place = next((it for it in places if it), None)
         raise OtherProgramError(
-            f"{place or 'a function that is called'}: the function has other operations for a "
+            f"{place or 'a function that is called'}: the function has different operations for a "
             "micro-batch than for the whole batch; write it without Python loops or branches over "
             "the size of the batch, or plan with 1 micro-batch"
         )
@@ -380,7 +380,7 @@ def is_shared_draw(eqn: JaxprEqn, counterpart: JaxprEqn) -> bool:
 
 
 def _grows(eqn: JaxprEqn, counterpart: JaxprEqn) -> int | None:
-    """The dimension of what is drawn that grows with the batch, -1 for several, None for none."""
+    """The dimension of drawn numbers that grows with the batch, -1 for several, None for none."""
     own, other = (cast(ShapedArray, it.outvars[-1].aval).shape for it in (eqn, counterpart))
     grown = [d for d, (a, b) in enumerate(zip(own, other, strict=True)) if a != b]
     return None if not grown else grown[0] if len(grown) == 1 else -1
@@ -393,17 +393,18 @@ def _is_of_samples(eqn: JaxprEqn, counterpart: JaxprEqn) -> bool:
 
 
 def _named_as(eqn: JaxprEqn) -> AbstractContextManager[Any]:
-    """Gives what is traced inside the name of an equation, such as `transpose(jvp())`."""
+    """Traces inside the name of an equation, such as `transpose(jvp())`."""
     name = str(eqn.source_info.name_stack)
     inner = eqn.primitive.name in _INLINED
     return jax.named_scope(name) if name and inner else nullcontext()
 
 
 def _as_function(jaxpr: Jaxpr, eqn: JaxprEqn) -> Callable[[Sequence[Any]], list[Any]]:
-    """One equation of a jaxpr, from the values of its operands to its results."""
+    """One equation of a jaxpr as a function from operands to results."""
     operands = dict.fromkeys(a for a in eqn.invars if not isinstance(a, JaxprLiteral))
     if not source_info_util.summarize(eqn.source_info):
-        # What jax has traced once for all calls, such as `jnp.cumsum`, is where it is called.
+        # A function that JAX traces once for all calls, such as `jnp.cumsum`, gets the place of its
+        # call.
         traceback = source_info_util.current().traceback
         eqn = eqn.replace(source_info=eqn.source_info.replace(traceback=traceback))
     alone = jaxpr.replace(constvars=[], invars=[*operands], outvars=eqn.outvars, eqns=[eqn])

@@ -1,4 +1,4 @@
-"""From a planned module to a callable."""
+"""Loads a planned module as a callable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from alpa.runtime.workers.options import WorkerOptions
 
 
 class LoadError(ValueError):
-    """The planned module cannot be run; the message starts with the place of the reason."""
+    """The planned module cannot be run. The message starts with the place of the problem."""
 
 
 def load(
@@ -40,20 +40,20 @@ def load(
     workers: WorkerOptions | None = None,
     beside: Iterable[Executable] = (),
 ) -> Executable:
-    """Compiles a planned module: a path, text, bytecode or a module.
+    """Compiles a planned module, given as a path, text, bytecode or a module.
 
-    The stages are exported here unless `export-stages` has run. `devices` are the cluster's, in the
-    order of `alpa.meshes`; default `jax.devices()`. `compiler_options` go to XLA, as with
+    `load` exports the stages unless `export-stages` has run. `devices` are the cluster's in the
+    order of `alpa.meshes`; the default is `jax.devices()`. `compiler_options` go to XLA, as in
     `jax.jit`.
 
-    With `executor="ray"` actors on a Ray cluster run the meshes, each with its own devices;
-    `workers` says how they are started. Where one of `beside`, executables on Ray, has the same
-    meshes, both run in its actors, and take each other's arrays where they lie.
+    With `executor="ray"`, actors on a Ray cluster run the meshes, each with its own devices, and
+    `workers` configures them. `beside` lists executables on Ray. If one of them has the same
+    meshes, both run in its actors and read each other's arrays there.
 
     Raises:
         LoadError: the module is not planned, or its plan cannot be run.
-        TypeError, ValueError: an option cannot be.
-        ValueError: there are fewer devices than the plan needs; with `"ray"` that is a
+        TypeError, ValueError: an option is invalid.
+        ValueError: there are fewer devices than the plan needs; with `"ray"` this is a
             `ClusterSizeError`.
         WorkerError: a worker could not start or compile.
         ir.MLIRError: the module does not parse.
@@ -64,7 +64,7 @@ def load(
         check_planned(module)
         program = read_planned(module)
         if not all(fragment.module for fragment in program.fragments):
-            # The caller's module stays as it is.
+            # The caller's module must not change.
             module = separate(module.operation)
             ExportStages().run(module, lambda location, text: None)
             program = read_planned(module)
@@ -76,10 +76,10 @@ def load(
     names = [module_name(fragment) for fragment in program.fragments]
     for name in names:
         if name not in nested:
-            raise LoadError(f"the planned module has no module @{name}; run export-stages anew")
+            raise LoadError(f"the planned module has no module @{name}; run export-stages again")
     modules = {name: bytecode(nested[name]) for name in names}
     if executor == "ray":
-        # Ray takes seconds to import, which the command line tools need not wait for.
+        # Importing Ray takes seconds, and commands without Ray must not wait for it.
         ray_executor = import_module("alpa.runtime.workers.executor")
         return ray_executor.RayExecutable(
             program, modules, workers or WorkerOptions(), compiler_options, beside
@@ -95,7 +95,7 @@ def check_run_options(
     workers: Any,
     compiler_options: Any,
 ) -> None:
-    """Raises TypeError, ValueError where one of these options of `load` cannot be."""
+    """Raises TypeError or ValueError if one of these options of `load` is invalid."""
     check_literal("executor", executor, Literal["local", "ray"])
     check_devices(devices)
     check_kind("workers", workers, WorkerOptions, type(None))
@@ -104,7 +104,7 @@ def check_run_options(
 
 @contextmanager
 def refusing() -> Generator[None]:
-    """What a check finds wrong with a plan becomes a LoadError."""
+    """Turns the errors of a plan's checks into a LoadError."""
     try:
         yield
     except (CheckError, PassError) as error:

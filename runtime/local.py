@@ -1,4 +1,4 @@
-"""The local executor: a plan in one process, each mesh a subset of its devices."""
+"""The local executor: runs a plan in one process, each mesh on a subset of its devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from alpa.runtime.trace import Recorder
 
 
 class LocalExecutable(Executable):
-    """Runs the instructions of all meshes in turn. Results are jax arrays."""
+    """Runs the instructions of all meshes in turn. Results are JAX arrays."""
 
     def __init__(self, placement: Placement, stages: Mapping[str, Compiled]) -> None:
         self._placement = placement
@@ -120,21 +120,21 @@ class LocalExecutable(Executable):
     def _part(
         self, argument: ProgramArgument, given: Any, sharding: NamedSharding | None = None
     ) -> Any:
-        """What an argument of the planned @main takes; what lies in workers is fetched, once."""
+        """Returns an argument of the planned @main; arrays on workers are fetched once."""
         array = self._signature.part(argument, given, sharding)
         return array.fetch() if isinstance(array, MeshArray) else array
 
     def _collect(self, store: Store) -> tuple[jax.Array | CutArray, ...]:
-        """One array for each result of the original program; further copies are remembered."""
+        """One array for each result of the original program; remembers further copies."""
         results = self._interpreter.results(store)
         copies = self._signature.copies([results[i] for i in range(len(results))])
         results = self._signature.join({it: self._first(them) for it, them in copies.items()})
         return tuple(map(self._joined, results))
 
     def _joined(self, array: Any) -> Any:
-        """One array for a state that is cut between meshes, where that takes no copy.
+        """Joins a state that is split between meshes into one array, if that takes no copy.
 
-        Not if other meshes have copies of its parts: these are found by the parts.
+        If other meshes have copies of its parts, it stays split: the copies are found by the parts.
         """
         if not isinstance(array, CutArray) or any(map(self._copies.has, array.parts.values())):
             return array
@@ -142,16 +142,16 @@ class LocalExecutable(Executable):
         return array if shared is None else shared
 
     def _first(self, copies: list[jax.Array]) -> jax.Array:
-        """What stands for an array of which several meshes have a copy."""
+        """The array that represents several copies on different meshes."""
         first, *others = copies
         self._copies.remember(first, others)
         return first
 
 
 def _give_away(donated: Iterable[jax.Array], left: Store) -> None:
-    """Deletes donated arrays, also where no fragment wrote over them, as jax does.
+    """Deletes donated arrays as JAX does, even if no fragment overwrote them.
 
-    One that is left after the step comes back unchanged: it is its own new value.
+    An array that remains after the step is returned unchanged, as its own new value.
     """
     kept = {id(array) for array in left.values()}
     for array in donated:
@@ -168,7 +168,7 @@ class _Placed(Placed):
 
 
 class _Copies:
-    """The arrays that were returned, and copies of them on other meshes, for the next step.
+    """The returned arrays and their copies on other meshes, for the next step.
 
     Copies live as long as the array that the caller holds.
     """
@@ -181,12 +181,12 @@ class _Copies:
         self._of[key] = (weakref.ref(array, lambda _: self._of.pop(key, None)), others)
 
     def has(self, array: jax.Array) -> bool:
-        """Whether there are further copies of the array."""
+        """Whether other meshes have copies of the array."""
         _, others = self._of.get(id(array), (None, []))
         return bool(others)
 
     def knows(self, array: Any) -> bool:
-        """Whether an array was returned, so that it shares its buffers with no other one."""
+        """Whether an array was returned, so that no other array shares its buffers."""
         reference, _ = self._of.get(id(array), (None, []))
         return reference is not None and reference() is array
 

@@ -1,14 +1,15 @@
-"""Plain JAX that goes from micro-batch to micro-batch, as a plan does.
+"""Plain JAX that loops over micro-batches, as a plan does.
 
-It is the reference for a step that treats micro-batches as batches of their own, or that draws
-other random numbers in each: one step at the whole batch computes something else there.
+This is the reference for a step that treats micro-batches as batches of their own, or that draws
+different random numbers in each. One step at the whole batch computes something else in these
+cases.
 
-The step's jaxpr is evaluated once per micro-batch, up to the gradients that `alpa.grad` marks. They
-are averaged, and what follows them, the update, is computed once. Numbers that belong to samples
-are drawn from the key folded with the number of the micro-batch; numbers that samples share, the
-update, and keys that come back, see it as it is given. State that the forward part writes goes from
-one micro-batch to the next. Results become one as their `alpa.result` says. A number of the forward
-part that the update reads, such as the loss, is averaged, too.
+The step's jaxpr is evaluated once per micro-batch, up to the gradients that `alpa.grad` marks. The
+gradients are averaged, and the update after them is computed once. Random numbers for samples are
+drawn from the key folded with the number of the micro-batch. Numbers that samples share, the
+update, and returned keys use the given key. State that the forward part writes is carried from one
+micro-batch to the next. Results are combined by their `alpa.result`. A scalar of the forward part
+that the update reads, such as the loss, is averaged, too.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _FORM = "give compare_with_jax(..., reference=f) a function that computes the st
 
 
 def looped(lowered: Lowered, loss_reduction: LossReduction) -> Callable[..., list[Any]]:
-    """A function of JAX from a step's arrays, at the whole batch, to its results.
+    """Returns a function of JAX from a step's arrays, at the whole batch, to its results.
 
-    Arguments and results are those of the traced function, typed keys as they are.
+    Arguments and results are those of the traced function, with typed keys.
 
     Raises:
-        ValueError: the function marks no gradients, or its update reads what differs between the
-            micro-batches and is no number.
+        ValueError: the function marks no gradients, or its update reads an array that differs
+            between the micro-batches.
     """
     step, number = lowered.step, lowered.num_micro_batches
     jaxpr = lowered.traced.jaxpr
@@ -46,7 +47,7 @@ def looped(lowered: Lowered, loss_reduction: LossReduction) -> Callable[..., lis
     if step.state and not _marks_gradients(jaxpr.jaxpr):
         raise ValueError(
             f"{step.name} computes its {number} micro-batches one by one, and marks no gradients, "
-            f"so that its update is not known to plain JAX; use alpa.grad, or {_FORM}"
+            f"so that plain JAX cannot separate its update; use alpa.grad, or {_FORM}"
         )
 
     def run(*arrays: Any) -> list[Any]:
@@ -76,7 +77,7 @@ def looped(lowered: Lowered, loss_reduction: LossReduction) -> Callable[..., lis
 
 @dataclass(frozen=True)
 class _Value:
-    """A value with folded keys and one with the step's, the same where no key tells them apart."""
+    """A value from folded keys and from the step's keys; equal if no key is involved."""
 
     micro: Any
     step: Any
@@ -85,13 +86,13 @@ class _Value:
 
     @property
     def is_forward(self) -> bool:
-        """Whether each micro-batch has its own."""
+        """Whether each micro-batch has its own version."""
         return self.in_batch and not self.in_update
 
 
 @dataclass(kw_only=True)
 class _Shared:
-    """What the micro-batches have in common: sums of what goes into the update, in their order."""
+    """The state that micro-batches share: sums of the update's inputs, in order."""
 
     name: str
     reduction: LossReduction
@@ -101,12 +102,12 @@ class _Shared:
     _next: int = 0
 
     def begin(self, *, is_last: bool) -> None:
-        """A micro-batch begins."""
+        """Starts a micro-batch."""
         self.is_last, self._next = is_last, 0
         self.runs += 1
 
     def total(self, value: Any) -> Any:
-        """The mean over all micro-batches in the last one; else the value, which nothing uses."""
+        """The mean over all micro-batches, in the last one; before that, an unused value."""
         wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
         if self.runs == 1:
             self.sums.append(wide)
@@ -119,7 +120,7 @@ class _Shared:
         return (total if self.reduction == "sum" else total / self.runs).astype(value.dtype)
 
     def crossing(self, value: _Value) -> _Value:
-        """A value of the forward part as the update sees it. Raises ValueError."""
+        """A value of the forward part as the update reads it. Raises ValueError."""
         array = value.micro
         if array.shape or not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(
@@ -133,7 +134,7 @@ class _Shared:
 def _evaluated(
     jaxpr: ClosedJaxpr, whole: ClosedJaxpr, given: Sequence[_Value], shared: _Shared
 ) -> list[_Value]:
-    """The results of a jaxpr for one micro-batch; what is not used is left to XLA to remove."""
+    """The results of a jaxpr for one micro-batch. XLA removes unused ones."""
     known: dict[Any, _Value] = dict(zip(jaxpr.jaxpr.invars, given, strict=True))
     for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
         known[var] = _Value(const, const)
@@ -177,7 +178,7 @@ def _applied(
 
 
 def _combined(role: ResultRole | None, values: Sequence[_Value], reduction: LossReduction) -> Any:
-    """One result of the results of the micro-batches."""
+    """Combines the results of the micro-batches into one result."""
     last = values[-1]
     if not last.is_forward:
         return last.step
@@ -193,7 +194,7 @@ def _combined(role: ResultRole | None, values: Sequence[_Value], reduction: Loss
 
 
 def _called(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The program of a function that is jitted inside."""
+    """The program of a nested jitted function."""
     inner = eqn.params.get("jaxpr")
     called = eqn.primitive.name in ("jit", "pjit") and isinstance(inner, ClosedJaxpr)
     return inner if called else None

@@ -1,8 +1,8 @@
-"""`alpa.grad`, `alpa.value_and_grad` and `alpa.mark_layer_boundary`: what a model may tell Alpa.
+"""`alpa.grad`, `alpa.value_and_grad` and `alpa.mark_layer_boundary`: markers for models.
 
-A marker is the identity. It lowers to a `stablehlo.composite` of its name whose decomposition does
-nothing, so that XLA compiles a marked function as if no marker were there, whoever traced it; where
-Alpa lowers it, `to_custom_calls` makes of it the custom call that the passes read.
+A marker is the identity. It lowers to a `stablehlo.composite` of its name with an empty
+decomposition, so a marked function compiles in XLA as if it had no markers. When Alpa lowers a
+function, `to_custom_calls` turns markers into the custom calls that the passes read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from alpa.dialects import func, ir, stablehlo, walk
 from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM
 from alpa.dialects.records import i64
 
-# The effect of what has to stay though nothing reads it, which gradients, loops and recomputation
-# let pass. jax has no public name for it.
+# The effect of an op that must stay although nothing reads it. Gradients, loops and recomputation
+# allow this effect. JAX has no public name for it.
 _EFFECTS = frozenset(jax.make_jaxpr(lambda: jax.debug.print(""))().effects)
 
 
@@ -32,7 +32,7 @@ def grad(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable[..., Any]:
-    """As `jax.grad`, and says to Alpa: these are the gradients that the micro-batches add up.
+    """Differentiates like `jax.grad` and marks the gradients that micro-batches add up.
 
     Under plain `jax.jit` it is `jax.grad`.
     """
@@ -53,7 +53,7 @@ def value_and_grad(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable[..., Any]:
-    """As `jax.value_and_grad`, with the gradients marked as by `alpa.grad`."""
+    """Differentiates like `jax.value_and_grad` and marks the gradients, as `alpa.grad` does."""
     plain = jax.value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
 
     @wraps(plain)
@@ -65,10 +65,10 @@ def value_and_grad(
 
 
 def mark_layer_boundary() -> None:
-    """A layer ends here and the next one begins; stages of a pipeline are made of whole layers.
+    """Marks the end of a layer and the start of the next one. Stages consist of whole layers.
 
-    To be called between two layers of the forward pass. A program with such marks is cut into
-    layers at them and nowhere else.
+    Call it between two layers of the forward pass. A program with such markers is split into layers
+    at the markers and nowhere else.
     """
     _layer_boundary.bind()
 
@@ -79,15 +79,16 @@ def is_gradient_mark(eqn: JaxprEqn) -> bool:
 
 
 def mark_random(numbers: Any, dim: int) -> Any:
-    """Says that numbers are drawn anew for the samples of each micro-batch, along a dimension.
+    """Marks numbers that each micro-batch draws anew for its samples, along a dimension.
 
-    -1 where they cannot be: drawn along several dimensions, or from a key that is no argument.
+    `dim` is -1 if that is impossible: the numbers are drawn along several dimensions, or from a key
+    that is not an argument.
     """
     return _random.bind(numbers, dim=dim)
 
 
 def to_custom_calls(module: ir.Module) -> None:
-    """Makes of each marker of a lowered module the custom call of its name, in place."""
+    """Replaces each marker of a lowered module by the custom call of its name, in place."""
     identities: set[str] = set()
     for op in list(walk(module.body)):
         if op.operation.name != "stablehlo.composite":
@@ -132,7 +133,7 @@ def _lower(
         entry = identity.add_entry_block()
         with ir.InsertionPoint(entry):
             func.ReturnOp(list(entry.arguments))
-    module.symbol_table.insert(identity)  # which may give it another name
+    module.symbol_table.insert(identity)  # may rename it
     name = ir.FlatSymbolRefAttr.get(identity.sym_name.value)
     fields = ir.DictAttr.get(attributes or {})
     composite = stablehlo.CompositeOp(types, operands, target, name, composite_attributes=fields)

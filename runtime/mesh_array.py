@@ -1,4 +1,4 @@
-"""An array that lies on meshes, as the caller holds it from one step to the next."""
+"""An array that lies on meshes, as the caller holds it between steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_DEVICES = (
 
 
 def _of_the_fetched(name: str, declared: Any) -> Any:
-    """A method or property of `jax.Array`, of the array that is fetched."""
+    """Delegates a method or property of `jax.Array` to the fetched array."""
     if isinstance(declared, property):
         return property(lambda self: getattr(self.__jax_array__(), name), doc=declared.__doc__)
 
@@ -40,7 +40,7 @@ def _of_the_fetched(name: str, declared: Any) -> Any:
 
 
 def _of_devices(name: str) -> property:
-    """An attribute that only an array on devices of this process has."""
+    """An attribute that only arrays on devices of this process have."""
 
     def attribute(self: MeshArray) -> Any:
         if (here := self.here()) is not None:
@@ -55,14 +55,14 @@ def _of_devices(name: str) -> property:
 
 
 def _completed(cls: type[MeshArray]) -> type[MeshArray]:
-    """The class with all else that `jax.Array` has, known to JAX as a type of arguments."""
+    """Adds the rest of `jax.Array` to a class and registers it with JAX as an argument type."""
     for name in _OF_DEVICES:
         setattr(cls, name, _of_devices(name))
     for name, declared in vars(jax.Array).items():
         if name not in vars(cls) and (callable(declared) or isinstance(declared, property)):
             setattr(cls, name, _of_the_fetched(name, declared))
-    # Jitted functions do not ask for `__jax_array__`. They look up the types of their arguments in
-    # the first table, and what to compute with in the second one.
+    # Jitted functions do not call `__jax_array__`. They look up argument types in the first table,
+    # and the array to compute with in the second.
     register_hitype(cls, lambda array: array.aval)
     canonicalize_dtype_handlers[cls] = cls.__jax_array__
     return cls
@@ -73,15 +73,15 @@ class MeshArray(jax.Array):
     """A `jax.Array` that knows its shape and dtype at once and fetches its numbers when needed.
 
     Functions of JAX and numpy, jitted or not, and its methods and operators fetch the numbers into
-    an array on the default device and go on with that. `copy.deepcopy` and pickling do too: a copy
-    is a plain `jax.Array`. Each use fetches again; `jnp.asarray` keeps the numbers. Steps take the
-    array where it lies.
+    an array on the default device and use that. So do `copy.deepcopy` and pickling: a copy is a
+    plain `jax.Array`. Each use fetches again; `jnp.asarray` keeps the numbers. Steps read the array
+    where it lies.
 
-    `sharding`, `devices` and the like raise an AttributeError that says where it lies, unless it is
-    on devices of this process (`here`).
+    `sharding`, `devices` and similar attributes raise an AttributeError that says where it lies,
+    unless it is on devices of this process (`here`).
     """
 
-    # numpy leaves its operators to this class, as it does for the arrays of JAX.
+    # numpy leaves operators to this class, as it does for the arrays of JAX.
     __array_priority__ = 100
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -89,7 +89,7 @@ class MeshArray(jax.Array):
 
     @abstractmethod
     def fetch(self) -> np.ndarray:
-        """The numbers; waits for the step that makes them.
+        """Fetches the numbers; waits for the step that makes them.
 
         Raises:
             RuntimeError: the array was deleted or donated, or the step has failed.
@@ -97,7 +97,7 @@ class MeshArray(jax.Array):
 
     @abstractmethod
     def check_workers(self) -> None:
-        """Raises WorkerError where the workers that have the numbers are gone."""
+        """Raises WorkerError if the workers that hold the numbers are gone."""
 
     def check_alive(self) -> None:
         """Raises RuntimeError if the array was deleted or donated, or its workers are gone."""
@@ -111,7 +111,7 @@ class MeshArray(jax.Array):
 
     @abstractmethod
     def where(self) -> str:
-        """Where it lies, for errors: `in the workers of mesh_0`."""
+        """Where the array lies, for errors: `in the workers of mesh_0`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ class MeshArray(jax.Array):
 
     @property
     def aval(self) -> ShapedArray:
-        """Its type to JAX."""
+        """Its abstract value in JAX."""
         return ShapedArray(self._shape, self._dtype)
 
     @property
@@ -144,12 +144,12 @@ class MeshArray(jax.Array):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole, once."""
+        """Bytes of the whole array, counted once."""
         return self.size * self.itemsize
 
     @property
     def committed(self) -> bool:
-        """False: computations with it run where their other arguments are."""
+        """False: computations with it run on the devices of their other arguments."""
         return False
 
     @property
@@ -161,11 +161,11 @@ class MeshArray(jax.Array):
         return False
 
     def here(self) -> jax.Array | None:
-        """The array on devices of this process; None where no sharding there describes it."""
+        """The array on devices of this process, or None if no sharding there describes it."""
         return None
 
     def deleted_error(self) -> RuntimeError:
-        """The error of JAX for the use of an array that was deleted."""
+        """JAX's error for the use of a deleted array."""
         return RuntimeError(
             f"Array has been deleted with shape={self.aval.str_short()}. It was donated to a step, "
             "or deleted; use the array that the step returned"

@@ -1,12 +1,12 @@
-"""How many micro-batches a step should have: lowers and plans a program for several numbers.
+"""Finds the best number of micro-batches: lowers and plans a program for several numbers.
 
-More micro-batches make a pipeline's bubble smaller and need less memory at a time; fewer keep the
-devices better filled. Nothing but planning tells which is best, and every number is a program of
-its own, lowered at the size of its micro-batch.
+More micro-batches reduce a pipeline's bubble and the memory in use; fewer keep the devices busier.
+Only planning can compare them, and each number is a program of its own, lowered at the size of its
+micro-batch.
 
-Every number that may be taken is tried, the middle ones first. A number is skipped, once it is cut
-into layers, if its compute alone, split evenly over all devices, takes at least as long as the best
-step so far: no plan for it is better. A number that cannot be planned is passed over.
+Every allowed number is tried, from the middle outwards. Once a program is cut into layers, it is
+skipped if its compute alone, split evenly over all devices, takes at least as long as the best step
+so far: no plan can be predicted to be faster. A number that cannot be planned is skipped, too.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from alpa.runtime.planning import Planned, PlanningError, Settings, plan
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What became of one number of micro-batches: one of the three others is known."""
+    """The outcome of one number of micro-batches; exactly one of the three other fields is set."""
 
     num_micro_batches: int
     seconds: float | None = None
-    """of the planned step"""
+    """seconds of the planned step"""
     bound: float | None = None
-    """seconds that no plan undercuts, if it was skipped"""
+    """a lower bound of the seconds of every plan, if the number was skipped"""
     problem: PlanningError | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The best plan, and all that was tried, in that order."""
+    """The best plan, and all attempts in order."""
 
     planned: Planned
     attempts: tuple[Attempt, ...]
 
 
 def divisors(batch_size: int) -> list[int]:
-    """The numbers of equal micro-batches that a batch can be cut into, ascending."""
+    """The numbers of equal micro-batches that a batch can be split into, ascending."""
     return [n for n in range(1, batch_size + 1) if batch_size % n == 0]
 
 
@@ -58,17 +58,17 @@ def best_number(
     clock: Clock,
     on_attempt: Callable[[Attempt], None] = lambda _: None,
 ) -> Found:
-    """The number of micro-batches with the shortest predicted step.
+    """Finds the number of micro-batches with the shortest predicted step.
 
     Args:
-        numbers: those that may be taken.
-        lower: the program for a number of micro-batches, at the size of one.
-        settings: what to plan for; their own number is not used.
+        numbers: the allowed numbers.
+        lower: lowers the program for a number of micro-batches, at the size of one.
+        settings: what to plan for, except for the number of micro-batches.
         clock: adds up the seconds of all attempts.
-        on_attempt: hears of each one when it ends.
+        on_attempt: called with each attempt when it ends.
 
     Raises:
-        PlanningError: none of them can be planned; says why of the one with the smallest
+        PlanningError: none of them can be planned. The message gives the reason for the smallest
             micro-batches, which need the least memory.
     """
     search = _Search(
@@ -116,13 +116,13 @@ class _Search:
         return Attempt(num_micro_batches=number, seconds=seconds)
 
     def _nothing(self) -> PlanningError:
-        """Why there is no plan at all."""
+        """The error if there is no plan at all."""
         smallest = self.attempts[self.numbers[-1]]
         assert smallest.problem is not None
         first, *others = smallest.problem.diagnostics
         tried = ", ".join(str(number) for number in sorted(self.attempts))
         message = (
             f"no number of micro-batches can be planned (tried {tried}); with "
-            f"{smallest.num_micro_batches}, the smallest ones: {first.message}"
+            f"{smallest.num_micro_batches}, the smallest micro-batches: {first.message}"
         )
         return PlanningError((replace(first, message=message), *others))

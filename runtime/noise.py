@@ -1,4 +1,4 @@
-"""The scale of noise: how far runs of a reference that differ only by rounding are apart."""
+"""Measures noise: the distance between runs of a reference that differ only by rounding."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from alpa.runtime.reassociation import reassociate
 from alpa.runtime.reference import unplanned
 
 SEEDS = (0, 1, 2, 3)
-"""Of the perturbations of a comparison. `comparison.FACTOR` depends on how many there are."""
+"""The seeds of a comparison's perturbations. `comparison.FACTOR` depends on their number."""
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
-"""A program: from its arguments to its results."""
+"""A program, from its arguments to its results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A program on one device, which says what a plan has to compute."""
+    """A program on one device whose results a plan must match."""
 
     description: str
     run: Run
     module: ir.Module
-    """what it runs, for a version of it with its sums in another order"""
+    """the module that it runs, for a version with its sums in another order"""
     step: Callable[[Run], Run] = lambda run: run
-    """from a run of the module to a run of the program, where that takes several"""
+    """makes a run of the program from a run of the module, if the program runs it several times"""
 
     def reassociated(self) -> Run | None:
-        """The program with its sums in another order; None where it has none."""
+        """The program with its sums in another order, or None if it has no sums."""
         module = separate(self.module.operation)
         return self.step(unplanned(module)) if reassociate(module) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What is known of one result."""
+    """The properties of one result."""
 
     label: str
     type: str
     state: int | None = None
-    """the number of the argument that it is the new value of"""
+    """the number of the argument whose new value it is"""
     is_narrow: bool = False
-    """whether 16-bit floats go into it"""
+    """whether 16-bit floats contribute to it"""
 
 
 def compare_with_noise(
@@ -62,7 +62,7 @@ def compare_with_noise(
     """Compares results with those of a reference for the same arguments, and measures the noise.
 
     Raises:
-        ValueError: there are other results than the reference has, or of other shapes.
+        ValueError: the results differ from the reference's in number or shape.
     """
     with clock.phase("one device"):
         expected = _arrays(reference.run(arguments))
@@ -108,7 +108,7 @@ def _distances(
     arguments: Sequence[Any],
     outputs: Sequence[Output],
 ) -> list[float]:
-    """How far another run of the reference is from it; of new states, their changes."""
+    """The distances of another run of the reference; for new states, of their changes."""
     found: list[float] = []
     for a, b, output in zip(others, expected, outputs, strict=True):
         if output.is_narrow or output.state is None:
@@ -130,9 +130,9 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def perturbed(arrays: Sequence[Any], seed: int) -> list[np.ndarray]:
-    """The arrays with each floating element moved by one unit in the last place.
+    """Moves each floating element of arrays by one unit in the last place, up or down at random.
 
-    Up or down at random. Zeros, infinities and NaNs stay, and so do arrays of other types.
+    Zeros, infinities, NaNs and arrays of other types stay unchanged.
     """
     generator = np.random.default_rng([seed, 0x51])
     return [_moved(np.asarray(array), generator) for array in arrays]
@@ -145,7 +145,7 @@ def _moved(array: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return (real + 1j * imaginary).astype(array.dtype)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return array
-    # Read as a whole number, a float of larger magnitude is larger, its sign apart.
+    # As integers, floats of one sign are ordered by magnitude.
     bits = np.dtype(f"u{array.dtype.itemsize}")
     step = generator.choice(np.array([1, -1], f"i{array.dtype.itemsize}"), array.shape)
     neighbour = (np.ascontiguousarray(array).view(bits) + step.view(bits)).view(array.dtype)

@@ -1,4 +1,4 @@
-"""Checks of options, where they are given: each error says the value and what is expected."""
+"""Checks options where they are given. Each error states the value and the expected values."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, get_args
 
 
 def check_literal(name: str, value: Any, kind: Any) -> None:
-    """Raises ValueError where an option has none of the values of a Literal."""
+    """Raises ValueError if an option has none of the values of a Literal."""
     allowed = get_args(kind)
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(allowed)}")
 
 
 def check_kind(name: str, value: Any, *kinds: type) -> None:
-    """Raises TypeError where an option is of none of the kinds; None has to be among them."""
+    """Raises TypeError if an option is of none of the kinds. None must be listed to be allowed."""
     if not isinstance(value, kinds):
         words = " or ".join("None" if it is type(None) else it.__name__ for it in kinds)
         raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; expected {words}")
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """Raises ValueError where an option is no whole number of at least `least`."""
+    """Raises ValueError if an option is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}")
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Raises ValueError where a timeout is not positive, not finite, or more than Python waits."""
+    """Raises ValueError if a timeout is not positive, not finite, or too long for Python."""
     is_number = not isinstance(value, bool) and isinstance(value, Real)
     if not is_number or not 0 < float(value) <= threading.TIMEOUT_MAX:
         raise ValueError(
@@ -40,21 +40,21 @@ def check_seconds(name: str, value: Any) -> None:
 
 
 def check_devices(devices: Sequence[Any] | None) -> None:
-    """Checks the devices that a plan is to run on; None leaves them to jax.
+    """Checks the devices for a plan; None leaves the choice to JAX.
 
     Raises:
-        TypeError: one is no device of jax.
-        ValueError: there is none, or one is given twice.
+        TypeError: one is not a JAX device.
+        ValueError: the list is empty, or a device is given twice.
     """
     if devices is None:
         return
     if not len(devices):
-        raise ValueError("devices is empty; name at least one device, or leave devices= out")
+        raise ValueError("devices is empty; name at least one device, or omit devices=")
     for number, device in enumerate(devices):
         if not hasattr(device, "device_kind"):
             raise TypeError(
                 f"devices[{number}] is {device!r}, of type {type(device).__name__}; expected "
-                "devices of jax, such as jax.devices()[:4]"
+                "JAX devices, such as jax.devices()[:4]"
             )
     first: dict[int, int] = {}
     for number, device in enumerate(devices):
@@ -66,10 +66,10 @@ def check_devices(devices: Sequence[Any] | None) -> None:
 
 
 def check_compiler_options(options: Any) -> None:
-    """Checks what is given to XLA beside a program; XLA knows the names.
+    """Checks XLA's compiler options; XLA checks the names.
 
     Raises:
-        TypeError: they are no mapping of names to values.
+        TypeError: they do not map names to values.
         ValueError: a value is not finite.
     """
     check_kind("compiler_options", options, Mapping, type(None))

@@ -1,4 +1,4 @@
-"""Compiling and running modules through PJRT: the one place for jaxlib's private names of it."""
+"""Compiles and runs modules through PJRT. Only this module uses jaxlib's private names for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CompilerOptions = Mapping[str, str | bool | int | float]
 
 
 class Device(Protocol):
-    """A jax device, which jax itself gives no type."""
+    """A JAX device. JAX has no public type for it."""
 
     @property
     def id(self) -> int: ...
@@ -40,7 +40,7 @@ def all_devices() -> Sequence[Device]:
 
 
 def lowering_platform(device: Device) -> str:
-    """What a device is to jax's lowering, which knows `cuda` and `rocm` where devices say `gpu`."""
+    """A device's platform in JAX's lowering: `cuda` or `rocm` where devices say `gpu`."""
     if device.platform != "gpu":
         return device.platform
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
@@ -69,7 +69,7 @@ class Compiled:
         return "\n".join(module.to_string() for module in self.executable.hlo_modules())
 
     def memory(self) -> Any:
-        """XLA's account of its bytes per device."""
+        """XLA's memory statistics, in bytes per device."""
         return self.executable.get_compiled_memory_stats()
 
 
@@ -82,10 +82,10 @@ def compile_module(
     compiler_options: CompilerOptions | None = None,
     cache: CompileCache | None = None,
 ) -> Compiled:
-    """Compiles a module for a mesh of devices, which are numbered in its row-major order.
+    """Compiles a module for a mesh of devices, numbered in its row-major order.
 
-    `compiler_options` are XLA's debug options by name, as `jax.jit` takes them. What `cache` has is
-    read from there.
+    `compiler_options` are XLA's debug options by name, as in `jax.jit`. `cache` avoids repeated
+    compilation.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA refuses the module.
@@ -117,8 +117,8 @@ def compile_module(
         error.add_note(f"while compiling @{name} for {len(devices)} devices")
         if "@CustomSPMDPartitioning" in str(module):
             error.add_note(
-                "its custom_partitioning runs in the process that lowered it only, on several "
-                "devices"
+                "on several devices, its custom_partitioning runs only in the process that lowered "
+                "it"
             )
         raise
     if cache is not None:
@@ -127,9 +127,9 @@ def compile_module(
 
 
 def _prepare_lapack(module: ir.Module) -> None:
-    """Lets jaxlib find LAPACK where a module calls it, which jax does when it lowers such a call.
+    """Registers LAPACK with jaxlib if a module calls it. JAX does so when it lowers such a call.
 
-    Without that the process dies when it runs the call.
+    Without registration, the call crashes the process.
     """
     for op in walk(module.body):
         target = op.attributes.get("call_target_name")

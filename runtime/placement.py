@@ -1,4 +1,4 @@
-"""Where the values of a program live: jax meshes, shardings and dtypes for those of the plan."""
+"""Places the values of a program: JAX meshes, shardings and dtypes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DTYPES: dict[str, Any] = {
 
 
 def numpy_dtype(element_type: str) -> np.dtype[Any]:
-    """The numpy dtype of an MLIR element type; ValueError where there is none."""
+    """The numpy dtype of an MLIR element type. Raises ValueError if there is none."""
     if element_type not in _DTYPES:
         raise ValueError(f"arrays of element type {element_type} are not supported")
     return np.dtype(_DTYPES[element_type])
@@ -50,7 +50,7 @@ def jax_mesh(mesh: DeviceMesh, devices: Mapping[int, Device]) -> Mesh:
 
 
 def abstract_mesh(mesh: DeviceMesh) -> AbstractMesh:
-    """Its axes; its devices are elsewhere."""
+    """A mesh's axes, without devices."""
     sizes = tuple(size for _, size in mesh.axes)
     names = tuple(name for name, _ in mesh.axes)
     return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
@@ -60,8 +60,8 @@ def abstract_mesh(mesh: DeviceMesh) -> AbstractMesh:
 class Placement:
     """The program's meshes on devices, or one of them.
 
-    `devices` are the cluster's in the order of `alpa.meshes`; with `mesh` they are that mesh's
-    own, in its row-major order, and the other meshes are elsewhere.
+    `devices` are the cluster's in the order of `alpa.meshes`. With `mesh`, they are that mesh's
+    own, in its row-major order, and the other meshes are in other processes.
     """
 
     program: Program
@@ -70,12 +70,12 @@ class Placement:
 
     @property
     def platform(self) -> str:
-        """Of the devices: `cpu`, `gpu` or `tpu`."""
+        """The devices' platform: `cpu`, `gpu` or `tpu`."""
         return self.devices[0].platform
 
     @cached_property
     def device_of(self) -> dict[int, Device]:
-        """The devices by the cluster's numbers of them."""
+        """The devices by their numbers in the cluster."""
         if self.mesh is None:
             return dict(enumerate(self.devices))
         (numbers,) = (it.devices for it in self.program.meshes if it.name == self.mesh)
@@ -92,14 +92,14 @@ class Placement:
             raise ValueError(
                 f"the plan needs {needed} devices and {len(self.devices)} are there. On a CPU, "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} makes virtual ones; "
-                "set it before jax starts"
+                "set it before JAX starts"
             )
         used = (self.devices[number] for mesh in self.program.meshes for number in mesh.devices)
         kinds = sorted({device.device_kind for device in used})
         if len(kinds) > 1:
             raise ValueError(
-                f"the plan is for equal devices, these are {' and '.join(kinds)}; give the devices "
-                "of one kind, and plan for as many"
+                f"the plan is for equal devices, these are {' and '.join(kinds)}; pass devices "
+                "of one kind, and plan for their number"
             )
         return {mesh.name: jax_mesh(mesh, self.device_of) for mesh in self.program.meshes}
 
@@ -108,12 +108,12 @@ class Placement:
         return list(self.meshes[name].devices.flat)
 
     def has(self, number: int) -> bool:
-        """Whether a value's mesh is here."""
+        """Whether a value's mesh is in this process."""
         return self.program.values[number].mesh in self.meshes
 
     @cached_property
     def shardings(self) -> dict[int, NamedSharding]:
-        """The shardings of the values on the meshes that are here."""
+        """The shardings of the values on the meshes in this process."""
         values = enumerate(self.program.values)
         return {
             i: sharding_of(value, self.meshes[value.mesh])
@@ -123,25 +123,25 @@ class Placement:
 
 
 def sharding_of(value: Value, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Where a value lies on its mesh. Raises ValueError for what holds inside a fragment only."""
+    """The sharding of a value on its mesh. Raises ValueError for shardings of fragments only."""
     if value.sharding is None:
         return NamedSharding(mesh, PartitionSpec())
     axes = [axis for dim in value.sharding.dims for axis in dim]
     if any(axis.sub for axis in axes) or value.sharding.unreduced:
         raise ValueError(
             f"a value of shape {value.shape} on {value.mesh} is sharded over a part of an axis "
-            "or unreduced, which holds inside a fragment only"
+            "or unreduced, which is possible only inside a fragment"
         )
     dims = value.sharding.axis_names
     return NamedSharding(mesh, PartitionSpec(*(dim or None for dim in dims)))
 
 
 def move(array: Any, sharding: NamedSharding, *, copy: bool = False) -> jax.Array:
-    """An array in a sharding, with its own buffers if `copy`; 64-bit values keep their width.
+    """Puts an array in a sharding, with its own buffers if `copy`; 64-bit values keep their width.
 
-    On a mesh of several processes each of them calls this, with the same array.
+    On a mesh of several processes, each of them calls this with the same array.
     """
-    # Much sooner than `device_put` finds out that there is nothing to do.
+    # This check is much faster than `device_put`, which would have nothing to do.
     if not copy and isinstance(array, jax.Array) and array.sharding == sharding:
         return array
     with jax.enable_x64(True):
@@ -149,8 +149,8 @@ def move(array: Any, sharding: NamedSharding, *, copy: bool = False) -> jax.Arra
             if not isinstance(array, jax.Array):
                 return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])
             return jax.jit(jnp.copy, out_shardings=sharding)(array)
-        # jax keeps buffers that lie where they are wanted; device_put(may_alias=False) does, too,
-        # where it takes an array to other devices, or one of numpy's to several (0.10.2).
+        # JAX keeps buffers that are already in place. So does device_put(may_alias=False) when it
+        # moves an array to other devices, or a numpy array to several (0.10.2).
         if copy and not isinstance(array, jax.Array):
             array = np.array(array)
         moved = jax.device_put(array, sharding)

@@ -1,4 +1,4 @@
-"""Plans a program by the pipeline `alpa`, with the seconds of each pass and what passes remark.
+"""Plans a program with the pipeline `alpa`, and records the passes' seconds and remarks.
 
 clock = Clock()
 planned = plan(parse_file("step.mlir"), Settings(cluster="cpu:2x4"), clock)
@@ -29,7 +29,7 @@ Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
 
 
 class PlanningError(Exception):
-    """A program cannot be planned; `str` is what a compiler would print."""
+    """A program cannot be planned; `str` is the compiler's error message."""
 
     def __init__(
         self, diagnostics: tuple[Diagnostic, ...], reason: PassError | None = None
@@ -37,16 +37,16 @@ class PlanningError(Exception):
         super().__init__("\n".join(map(str, diagnostics)))
         self.diagnostics = diagnostics
         self.reason = reason
-        """what the pass raised, if a pass refused the program"""
+        """the error of the pass that refused the program, if any"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to plan for; `inter` and `intra` restrict the search to a baseline of the paper.
+    """The settings of a plan; `inter` and `intra` restrict the search to a baseline of the paper.
 
-    `mesh_shape` is the logical shape of every mesh, such as `4x2`, where it is not searched.
-    `meshes` gives the meshes themselves, so that `inter` says no more how many there are, and
-    `held` where on them states lie already (`runtime/sharing.py`).
+    `mesh_shape` fixes the logical shape of every mesh, such as `4x2`. `meshes` fixes the meshes
+    themselves, so `inter` does not set their number. `held` gives the states' shardings on these
+    meshes (`runtime/sharing.py`).
     """
 
     cluster: str
@@ -90,7 +90,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A planned module, and what the passes remarked on the way."""
+    """A planned module, and the remarks of its passes."""
 
     module: ir.Module
     remarks: tuple[Diagnostic, ...]
@@ -109,16 +109,16 @@ class Planned:
 def plan(
     module: ir.Module, settings: Settings, clock: Clock, *, faster_than: float | None = None
 ) -> Planned:
-    """Plans a program, which stays as it is.
+    """Plans a copy of a program.
 
     Args:
         module: the program, at the size of one micro-batch.
-        settings: what to plan it for.
+        settings: what to plan for.
         clock: adds up the seconds of the passes.
-        faster_than: as the option `faster-than` of `alpa`.
+        faster_than: the option `faster-than` of `alpa`.
 
     Raises:
-        PlanningError: a pass cannot go on, or no plan takes less than `faster_than` seconds.
+        PlanningError: a pass fails, or no plan takes less than `faster_than` seconds.
     """
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
@@ -134,10 +134,10 @@ def plan(
 def run_pass(
     name: str, options: Mapping[str, str], module: ir.Module, clock: Clock
 ) -> tuple[Diagnostic, ...]:
-    """Runs one pass in place; its remarks.
+    """Runs one pass in place and returns its remarks.
 
     Raises:
-        PlanningError: the pass cannot go on, or lacks one of the options.
+        PlanningError: the pass fails, or does not have one of the options.
     """
     said: list[Diagnostic] = []
     failed: list[PassError] = []

@@ -1,4 +1,4 @@
-"""A data loader's last step: batches on the meshes that read them before their step begins."""
+"""Places batches on the meshes that read them, before their step begins."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def prefetch(
     """Places batches ahead of the step that takes them, and yields them in order.
 
     Args:
-        step: what the batches are for.
-        batches: arrays by the numbers of the arguments that they are, whole batches.
-        ahead: how many are on the devices beside the one that was taken last.
+        step: the executable that takes the batches.
+        batches: whole batches; arrays by argument number.
+        ahead: how many batches are on the devices besides the one taken last.
 
     Raises:
-        ValueError: `ahead` is negative, or an array is not what the program takes.
+        ValueError: `ahead` is negative, or an array has the wrong type for the program.
     """
     check_count("ahead", ahead, 0)
     source = iter(batches)

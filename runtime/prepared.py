@@ -1,4 +1,4 @@
-"""A step that is ready to be run: lowered, planned and compiled when first needed."""
+"""A step that is lowered, planned and compiled when first needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
 from alpa.runtime.workers.options import WorkerOptions
 
 _logger = logging.getLogger("alpa")
-_SHOWN = 5  # results that an error names
+_SHOWN = 5  # results that an error lists
 
 
 class PlanMismatchError(ValueError):
@@ -43,7 +43,7 @@ class PlanMismatchError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StepPlan(PlanReport):
-    """How a step is to be run; the attributes of its report have the names of `PLAN.json`.
+    """The plan of a step; the attributes of its report have the names of `PLAN.json`.
 
     `str` is the table that `alpa-plan` prints.
     """
@@ -51,10 +51,10 @@ class StepPlan(PlanReport):
     module: ir.Module
     """the planned module"""
     roles: str = ""
-    """what each argument was taken for, and why"""
+    """the role of each argument, and the reason"""
 
     def save(self, path: str | Path) -> None:
-        """Writes the planned module, which `parallelize(..., plan=path)` takes."""
+        """Writes the planned module for `parallelize(..., plan=path)`."""
         Path(path).write_text(f"{self.module.operation.get_asm()}\n", encoding="utf-8")
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class StepPlan(PlanReport):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a step is planned for, and what runs it."""
+    """The cluster, settings and workers of a step."""
 
     settings: Settings
     num_micro_batches: int | Literal["auto"]
@@ -82,21 +82,21 @@ class Target:
     compiler_options: CompilerOptions | None
     saved: str | Path | None
     family: Family = field(default_factory=Family)
-    """of all functions that take each other's state"""
+    """of all functions that use each other's state"""
     leads: bool = True
-    """whether others of the family are planned for its meshes, and not it for theirs"""
+    """whether other functions of the family are planned for its meshes, not it for theirs"""
 
     def lowering_platform(self) -> str:
-        """What the devices of the steps are to jax's lowering; with Ray, joins its cluster."""
+        """The devices' platform in JAX's lowering; with Ray, joins its cluster."""
         if self.executor == "local":
             return lowering_platform((self.devices or all_devices())[0])
-        # Ray takes seconds to import, which local steps need not wait for.
+        # Importing Ray takes seconds, and local steps must not wait for it.
         ray_cluster = import_module("alpa.runtime.workers.cluster")
         needed = Cluster.parse(self.settings.cluster).num_devices
         return ray_cluster.lowering_platform(needed, self.workers or WorkerOptions())
 
     def check_devices(self) -> None:
-        """Raises ValueError where the cluster has more devices than there are in this process."""
+        """Raises ValueError if the cluster has more devices than this process."""
         if self.executor != "local" or self.saved is not None:
             return
         there = len(self.devices or all_devices())
@@ -104,13 +104,13 @@ class Target:
         if needed > there:
             raise ValueError(
                 f"the cluster {self.settings.cluster} has {needed} devices and {there} are there; "
-                "name a smaller cluster, or, on a CPU, make virtual devices before jax starts: "
+                "name a smaller cluster, or, on a CPU, make virtual devices before JAX starts: "
                 f'jax.config.update("jax_num_cpu_devices", {needed})'
             )
 
 
 class Prepared:
-    """What is known for the calls of one key; planned and compiled when first needed."""
+    """The lowered, planned and compiled step for the calls of one key, each made when needed."""
 
     def __init__(self, step: Step, target: Target) -> None:
         self.step = step
@@ -130,7 +130,7 @@ class Prepared:
         return found
 
     def _search(self) -> tuple[Lowered, StepPlan]:
-        """A plan of its own, for the meshes of the state that it takes."""
+        """Searches a plan, for the meshes of the state that the step takes, if there are any."""
         target, clock = self._target, Clock()
         given = self._given()
         if target.num_micro_batches == "auto":
@@ -156,13 +156,13 @@ class Prepared:
         return lowered[planned.plan.num_micro_batches], found
 
     def _given(self) -> Settings:
-        """The settings, with the meshes of the plan whose state it takes, and where that lies.
+        """The settings, with the meshes of the plan whose state the step takes, and its shardings.
 
-        Of a function that is like another one, with the other one's meshes in any case.
+        A function that is like another one always gets the other's meshes.
         """
         target, settings = self._target, self._target.settings
         step = self.step
-        # With one micro-batch nobody needs to know the batch: what is taken for it may be state.
+        # One micro-batch does not need the batch, so state can look like the batch here.
         guessed = target.num_micro_batches == 1 and step.declared.batch is None
         batch = () if guessed else step.batch
         leaves = {n: leaf for n, leaf in enumerate(step.call.arrays) if n not in batch}
@@ -175,11 +175,11 @@ class Prepared:
         return settings
 
     def _read(self, path: str | Path) -> tuple[Lowered, StepPlan]:
-        """A saved plan, and the step at its micro-batch size.
+        """Reads a saved plan, and lowers the step at its micro-batch size.
 
         Raises:
-            ir.MLIRError, LoadError: it is no plan.
-            PlanMismatchError: it is of another program, or another batch.
+            ir.MLIRError, LoadError: the file is not a plan.
+            PlanMismatchError: it was made for another program or another batch.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(
@@ -187,9 +187,9 @@ class Prepared:
             )
         with open(path, "rb") as file:
             if is_bytecode(file.read(4)):
-                # MLIR's reader ends the process at some that is damaged.
+                # Damaged bytecode can crash MLIR's reader, and with it the process.
                 raise PlanMismatchError(
-                    f"{path} is bytecode, and a saved plan is text; write it by alpa-opt"
+                    f"{path} is bytecode, but a saved plan must be text; write it with alpa-opt"
                 )
         module = parse_file(path)
         with refusing():
@@ -205,7 +205,7 @@ class Prepared:
             raise PlanMismatchError(
                 f"{path} was planned for another program ({(made_for or 'unknown')[:12]}) than "
                 f"{self.step.name} is for these arguments ({this[:12]}): the function, the shapes, "
-                "or the version of jax have changed; plan it anew"
+                "or the version of JAX have changed; plan it again"
             )
         return lowered, StepPlan(module=module, roles=self.step.explanation(), **vars(report))
 
@@ -231,7 +231,7 @@ class Prepared:
 
     @property
     def executable(self) -> Executable:
-        """The compiled step; with new workers where those that it had have failed."""
+        """The compiled step; failed workers are replaced by new ones."""
         if self._loaded is None or self._loaded.is_stopped:
             self._loaded = self._load()
         return self._loaded
@@ -258,7 +258,7 @@ class Prepared:
 
     @cached_property
     def _cut(self) -> frozenset[int]:
-        """The arguments that the program takes slices of."""
+        """The arguments that the program takes in slices."""
         arguments = self.executable.program.arguments
         return frozenset(a.number for a in arguments if a.attributes.slice is not None)
 
@@ -268,15 +268,15 @@ class Prepared:
         Raises:
             TypeError, RuntimeError: an argument is only a shape, was deleted or donated, or is
                 donated twice.
-            FloatingPointError: a result is not finite, where the target wants that checked.
+            FloatingPointError: a result is not finite, and the target checks that.
         """
-        self._check(call)  # before planning, and before new workers, which would have no arrays
+        self._check(call)  # before planning, and before new workers, which would lack the arrays
         given = self.lowered.arguments(call)
         arguments = [
             np.asarray(array) if isinstance(array, CutArray) and n not in self._cut else array
             for n, array in enumerate(given)
         ]
-        results = self.executable.run(arguments)  # types are those of the call's key
+        results = self.executable.run(arguments)  # the call's key fixes the types
         self._calls += 1
         if self._target.check_finite:
             self._check_finite(results)
@@ -293,7 +293,7 @@ class Prepared:
 
     @cached_property
     def _donated(self) -> frozenset[int]:
-        """The arguments whose buffers the step takes for their new values."""
+        """The arguments whose buffers the step uses for their new values."""
         step = self.step
         donated = step.declared.donated
         return frozenset(n for n in step.state if step.call.arrays[n].argument in donated)
@@ -306,6 +306,6 @@ class Prepared:
         more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
         raise FloatingPointError(
             f"call {self._calls} of {self.step.name}: {len(wrong)} of its {len(results)} results "
-            f"hold NaN or infinity: {', '.join(labels[:_SHOWN])}{more}; go on from a checkpoint "
-            "that was saved before (alpa.restore), with a smaller learning rate or other data"
+            f"hold NaN or infinity: {', '.join(labels[:_SHOWN])}{more}; restore an earlier "
+            "checkpoint (alpa.restore), and use a smaller learning rate or other data"
         )

@@ -1,4 +1,4 @@
-"""What a process holds of its host, as Linux counts it in `/proc`."""
+"""The memory, files and threads of a process, as Linux counts them in `/proc`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-_TICKS = os.sysconf("SC_CLK_TCK")  # per second, of the times in /proc
+_TICKS = os.sysconf("SC_CLK_TCK")  # per second, in /proc
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessUsage:
-    """Of one process, at one moment.
+    """The resources of one process at one moment.
 
     Attributes:
-        resident_bytes: of all its pages in memory.
-        shared_out_bytes: the same, with each page that several processes map cut between them.
-        own_bytes: of the pages that are no file's, such as heaps and stacks, swapped ones included.
-            Unlike those of files, it is the same whatever other processes do.
-        open_files: its file descriptors, sockets among them.
-        sockets: those of them that are sockets.
-        threads: of all its libraries.
-        processor_seconds: since it began.
+        resident_bytes: all its pages in memory.
+        shared_out_bytes: the same, but a page that several processes map is divided among them.
+        own_bytes: pages that belong to no file, such as heaps and stacks, swapped ones included.
+            Other processes do not affect this number.
+        open_files: its file descriptors, sockets included.
+        sockets: its sockets.
+        threads: the threads of all its libraries.
+        processor_seconds: since it started.
     """
 
     resident_bytes: int
@@ -35,15 +35,15 @@ class ProcessUsage:
 
     @classmethod
     def of(cls, process: int | Literal["self"] = "self") -> ProcessUsage:
-        """Of a process by its id, or of this one.
+        """Reads the resources of a process by its id, or of this one.
 
         Raises:
-            OSError: there is no such process, or no `/proc`, as outside of Linux.
+            OSError: there is no such process, or no `/proc` (on systems other than Linux).
         """
         folder = Path("/proc") / str(process)
         kilobytes = _kilobytes(folder / "smaps_rollup")
         files = [_target(link) for link in (folder / "fd").iterdir()]
-        # The name, in parentheses, may hold anything; the fields after it are numbers.
+        # The name, in parentheses, may contain anything; the fields after it are numbers.
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         user, system, threads = int(fields[11]), int(fields[12]), int(fields[17])
         return cls(
@@ -58,7 +58,7 @@ class ProcessUsage:
 
 
 def _kilobytes(path: Path) -> dict[str, int]:
-    """`Rss:   1740 kB`, a line for each number, after one that names the range."""
+    """Parses `Rss:   1740 kB`: one line per number, after one that names the range."""
     _, *lines = path.read_text().splitlines()
     return {name: int(text.split()[0]) for name, text in (line.split(":") for line in lines)}
 
@@ -67,4 +67,4 @@ def _target(link: Path) -> str:
     try:
         return os.readlink(link)
     except FileNotFoundError:
-        return ""  # closed meanwhile, as the one that lists the folder always is
+        return ""  # closed meanwhile, as the descriptor that lists the folder always is

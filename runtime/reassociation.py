@@ -1,18 +1,18 @@
-"""Makes a program add in another order: mathematically the same, with other rounding errors.
+"""Rewrites a program to add in another order: mathematically equal, with other rounding errors.
 
 Before: `%0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]`
 After:  one `dot_general` of the first half of the contracted dimension, one of the second half,
         and their sum.
 
-What a parallel plan changes in a program is the order of its sums. So the distance between a
-program and this version of it, on one device, is the scale of noise that a plan may have.
+A parallel plan changes the order of a program's sums. So the distance between a program and this
+version of it, on one device, estimates the noise of a plan.
 
 - `dot`, `dot_general`, `convolution`: the contracted dimension is halved. A grouped convolution
-  gets two kernels instead, each with zeros in the place of the other's half.
+  gets two kernels instead, each with zeros in place of the other's half.
 - `reduce` with `add` or `multiply` of floats, `batch_norm_training`, `batch_norm_grad`: operands
   are reversed along a reduced dimension.
 
-Other sums (`reduce_window`, `scatter`, sums that a loop makes trip by trip) stay as they are.
+Other sums (`reduce_window`, `scatter`, sums over the trips of a loop) are unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alpa.dialects import ir, stablehlo, walk
 
 
 def reassociate(module: ir.Module) -> int:
-    """Rewrites the sums of a module in place, and returns how many there were."""
+    """Rewrites the sums of a module in place, and returns their number."""
     count = 0
     for op in list(walk(module.body)):
         with op.operation.context, op.location, ir.InsertionPoint(op):
@@ -75,7 +75,7 @@ def _convolution(op: stablehlo.ConvolutionOp) -> bool:
 
 
 def _halved(op: ir.OpView, pairs: Sequence[tuple[int, int]]) -> bool:
-    """Makes two of a contraction, along the longest pair of contracted dimensions."""
+    """Splits a contraction in two along the longest pair of contracted dimensions."""
     lhs, rhs = op.operands[0], op.operands[1]
     pair = max(pairs, key=lambda pair: _shape(lhs)[pair[0]], default=None)
     if pair is None or (size := _shape(lhs)[pair[0]]) < 2:
@@ -86,7 +86,7 @@ def _halved(op: ir.OpView, pairs: Sequence[tuple[int, int]]) -> bool:
 
 
 def _add_both(op: ir.OpView, operands: Sequence[dict[int, ir.Value]]) -> None:
-    """Puts the sum of two copies of an op, with other operands, in its place."""
+    """Replaces an op by the sum of two copies with other operands."""
     copies: list[ir.Value] = []
     for given in operands:
         copy = op.operation.clone()
@@ -104,7 +104,7 @@ def _reversed(
     """Reverses operands along the longest of the dimensions, and a result back."""
     shape = _shape(op.operands[0])
     dim = max(dims, key=lambda d: shape[d], default=None)
-    if dim is None or prod(shape[d] for d in dims) < 3:  # of two, the order does not matter
+    if dim is None or prod(shape[d] for d in dims) < 3:  # two addends have only one order
         return False
     along = ir.DenseI64ArrayAttr.get([dim])
     for number in operands:
@@ -129,7 +129,7 @@ def _slice(value: ir.Value, dim: int, cut: tuple[int, int]) -> ir.Value:
 
 
 def _padded_half(value: ir.Value, dim: int, second: bool) -> ir.Value:
-    """Half of a value along a dimension, with zeros in the place of the other one."""
+    """Half of a value along a dimension, with zeros in place of the other half."""
     shape = _shape(value)
     middle = shape[dim] // 2
     low, high = [0] * len(shape), [0] * len(shape)

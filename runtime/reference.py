@@ -1,4 +1,4 @@
-"""What a program is held against: itself on one device, on random arguments."""
+"""Runs a program on one device on random arguments, as a reference for its plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from alpa.runtime.placement import numpy_dtype
 __all__ = ["compare", "index_bounds", "random_arguments", "run_unplanned", "unplanned"]
 
 _IDENTITIES = (LAYER_BOUNDARY, GRADIENT, "Sharding")
-# What an index or a variance passes through on the way to what it indexes or is a root of.
+# Ops between an index and its use, or between a variance and its root.
 _THROUGH = (
     stablehlo.AbsOp,
     stablehlo.AddOp,
@@ -43,7 +43,7 @@ _THROUGH = (
     stablehlo.SubtractOp,
     stablehlo.TransposeOp,
 )
-# What repeats a value and leaves its elements as they are.
+# Ops that repeat a value and leave its elements unchanged.
 _COPIES = (
     stablehlo.BroadcastInDimOp,
     stablehlo.ConvertOp,
@@ -67,19 +67,19 @@ _BATCH_NORMS = (
 
 
 def run_unplanned(module: ir.Module, arguments: Sequence[Any]) -> tuple[jax.Array, ...]:
-    """The results of a program that is not planned, on the first device. Nothing is donated.
+    """Runs an unplanned program on the first device. Nothing is donated.
 
-    Where a part of it is written for the shards of a mesh (`sdy.manual_computation`) it runs on as
-    many devices, its arguments and results replicated.
+    A part that is written for the shards of a mesh (`sdy.manual_computation`) runs on as many
+    devices, with the program's arguments and results replicated.
 
     Raises:
-        ValueError: jax has fewer devices than that mesh.
+        ValueError: JAX has fewer devices than that mesh.
     """
     return unplanned(module)(arguments)
 
 
 def unplanned(module: ir.Module) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:
-    """As `run_unplanned`, compiled once for several runs."""
+    """Compiles a program for several runs of `run_unplanned`."""
     plain = separate(module.operation)
     with plain.context:
         mesh = _manual_mesh(plain)
@@ -91,7 +91,7 @@ def unplanned(module: ir.Module) -> Callable[[Sequence[Any]], tuple[jax.Array, .
         sharding = SingleDeviceSharding(devices[0])
     elif len(devices) < mesh[1].size:
         raise ValueError(
-            f"the program computes on the shards of @{mesh[0]}, {mesh[1].size} devices; jax has "
+            f"the program computes on the shards of @{mesh[0]}, {mesh[1].size} devices; JAX has "
             f"{len(devices)}"
         )
     else:
@@ -127,9 +127,9 @@ def _manual_mesh(module: ir.Module) -> tuple[str, Mesh] | None:
 
 
 def _strip(module: ir.Module, mesh: tuple[str, Mesh] | None) -> None:
-    """Removes shardings and the markers, which lower to the identity.
+    """Removes shardings, and markers, which lower to the identity.
 
-    What runs on shards of a mesh stays, arguments and results are then replicated.
+    Computations on the shards of a mesh stay; arguments and results are then replicated.
     """
     main = main_function(module)
     main.attributes["sym_name"] = ir.StringAttr.get("main")
@@ -162,12 +162,12 @@ def _whole(mesh: str, type_: ir.Type) -> ir.Attribute:
 def random_arguments(
     module: ir.Module, seed: int, *, integer_range: tuple[int, int] | None = None
 ) -> list[np.ndarray]:
-    """Arrays for every argument of `@main`.
+    """Draws arrays for every argument of `@main`.
 
-    Floats are small and normal, but for those that would make the program infinite or
-    ill-conditioned: they are at least 0.1 where a root or a logarithm is taken of what is computed
-    from them, and at least 1 where they divide, bound others from above or scale a batch norm.
-    Integers stay in range for what they index, where that can be seen, and are else 0 or 1;
+    Floats are small and normally distributed, except where that would make the program infinite or
+    ill-conditioned. They are at least 0.1 if a root or a logarithm of a value computed from them is
+    taken. They are at least 1 if they divide, bound others from above or scale a batch norm.
+    Integers that index stay in range if the dimension is visible; other integers are 0 or 1.
     `integer_range` (the upper end is excluded) overrides both.
     """
     generator = np.random.default_rng(seed)
@@ -192,7 +192,7 @@ def random_arguments(
 
 
 def index_bounds(value: ir.Value) -> Iterator[int]:
-    """The sizes of all dimensions that an integer value is seen to index."""
+    """The sizes of all dimensions that an integer value visibly indexes."""
     for user, operand in _reached(value):
         if isinstance(user, stablehlo.GatherOp) and operand == 1:
             numbers = stablehlo.GatherDimensionNumbers(user.attributes["dimension_numbers"])
@@ -216,7 +216,7 @@ def index_bounds(value: ir.Value) -> Iterator[int]:
 
 
 def _least(value: ir.Value) -> float | None:
-    """The smallest element that a float argument may have, None for any."""
+    """The smallest element allowed for a float argument, None for any."""
     for user, operand in _reached(value, _COPIES):
         if isinstance(user, stablehlo.DivOp) and operand == 1:
             return 1.0
@@ -238,7 +238,7 @@ def _shape(value: ir.Value) -> list[int]:
 
 
 def _iota_extent(value: ir.Value) -> Iterator[int]:
-    """The size of an iota that a value is a copy of: a comparison with it makes a one-hot."""
+    """The size of an iota that a value copies: a comparison with it makes a one-hot."""
     while isinstance(value.owner, ir.Operation | ir.OpView):
         op = value.owner.opview if isinstance(value.owner, ir.Operation) else value.owner
         if isinstance(op, stablehlo.IotaOp):
@@ -253,7 +253,7 @@ def _iota_extent(value: ir.Value) -> Iterator[int]:
 def _reached(
     start: ir.Value, through: tuple[type[ir.OpView], ...] = _THROUGH
 ) -> Iterator[tuple[ir.OpView, int]]:
-    """The uses of a value and of what ops of these kinds, loops and calls make of it."""
+    """The uses of a value, also through ops of these kinds, loops and calls."""
     seen: set[ir.Value] = set()
     waiting = [start]
     while waiting:

@@ -1,9 +1,9 @@
 """Functions that share a state: later ones are planned for the meshes on which it lies.
 
-A training step leaves its state where its plan wants it. Its evaluation, made `like` it, and the
-same step planned anew for other shapes take the meshes of that plan, read each array of the state
-on a mesh that has it, and in the sharding that it has there: `held_by` finds the arrays of a step's
-arguments in the state of a plan, and the pass `stage-mesh-partition` does the rest (its option
+A training step leaves its state in the shardings of its plan. Its evaluation, made `like` it, and
+the same step planned again for other shapes use the meshes of that plan. They read each array of
+the state on a mesh that has it, in its sharding there. `held_by` finds the arrays of a step's
+arguments in the state of a plan; the pass `stage-mesh-partition` uses the result (its option
 `meshes`, and `alpa.held`).
 """
 
@@ -34,9 +34,9 @@ from alpa.runtime.executable import Executable
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedState:
-    """The state of a planned step: its leaves by number, the plan's meshes, and where they lie.
+    """The state of a planned step: its leaves by number, the plan's meshes, and the shardings.
 
-    Axes are named as those of meshes that are searched, in their order.
+    Axes have the names that the search gives to meshes, in order.
     """
 
     cluster: str
@@ -46,7 +46,7 @@ class PlannedState:
 
     @classmethod
     def of(cls, module: ir.Module, state: Mapping[int, Leaf]) -> PlannedState:
-        """Of a planned module whose arguments of these numbers hold the state."""
+        """The state of a planned module whose arguments of these numbers hold it."""
         function = main_function(module)
         plan, meshes = Plan.read(function), read_meshes(function)
         names = {mesh.name: number for number, mesh in enumerate(meshes)}
@@ -68,13 +68,13 @@ class PlannedState:
 
     @property
     def option(self) -> str | None:
-        """The meshes as the passes' option, None where they are no ranges of devices."""
+        """The meshes as the passes' option, or None if they are not ranges of devices."""
         ranges = (tuple(range(it.devices[0], it.devices[-1] + 1)) for it in self.meshes)
         same = all(mesh.devices == it for mesh, it in zip(self.meshes, ranges, strict=True))
         return meshes_text(self.meshes) if same else None
 
     def held_by(self, leaves: Mapping[int, Leaf]) -> Places:
-        """Where arguments of another step lie that hold this state, or parts of it."""
+        """The shardings of another step's arguments that are this state, or parts of it."""
         arguments: dict[str, dict[Path, tuple[int, LeafType]]] = {}
         for n, leaf in leaves.items():
             if leaf.type is not None:
@@ -90,11 +90,11 @@ class PlannedState:
     def _match(
         self, name: str, own: Mapping[Path, tuple[int, LeafType]]
     ) -> Iterator[tuple[int, int]]:
-        """Pairs of numbers: a leaf below something of this name, and the one of the state.
+        """Pairs the numbers of leaves below a name with the numbers of the state's leaves.
 
-        A tree of the state that has all the leaves is taken: one of the same name first, then one
-        with few others, then one near the root. Else each part of the tree is matched on its own;
-        a single array is found by its name.
+        Matches a tree of the state that has all the leaves. Preferred are trees of the same name,
+        then trees with few other leaves, then trees near the root. Otherwise, each part of the tree
+        is matched separately; a single array is found by its name.
         """
         best: tuple[tuple[bool, int, int], dict[Path, int]] | None = None
         for prefix, inside in self._subtrees.items():
@@ -118,7 +118,7 @@ class PlannedState:
 
     @cached_property
     def _subtrees(self) -> dict[Path, dict[Path, tuple[int, LeafType]]]:
-        """The leaves below each path, by what is left of theirs."""
+        """Maps each path to the leaves below it, by the rest of their paths."""
         found: dict[Path, dict[Path, tuple[int, LeafType]]] = {}
         for number, (path, type_) in self.leaves.items():
             for depth in range(1, len(path) + 1):
@@ -127,12 +127,12 @@ class PlannedState:
 
 
 def _name(key: Any) -> str:
-    """Of one step of a path: of an argument, an attribute, or an entry."""
+    """The name of one step of a path: an argument, an attribute, or an entry."""
     return key if isinstance(key, str) else jax.tree_util.keystr((key,), simple=True)
 
 
 def _numbered(tensor: MeshTensor, number: int, mesh: Mesh) -> Sharding:
-    """Where a tensor lies, with mesh and axes named by their numbers."""
+    """The sharding of a tensor, with mesh and axes named by number."""
     axes = {name: f"axis{i}" for i, (name, _) in enumerate(mesh.axes)}
     dims = tensor.sharding.axis_names if tensor.sharding else ((),) * tensor.type.rank
     return Sharding.of(f"mesh_{number}", tuple(tuple(axes[a] for a in dim) for dim in dims))
@@ -140,8 +140,8 @@ def _numbered(tensor: MeshTensor, number: int, mesh: Mesh) -> Sharding:
 
 @dataclass(frozen=True)
 class Family:
-    """What functions have in common that take each other's state: what runs them, and the states of
-    the plans of the first one."""
+    """What functions that use each other's state share: their executor, and the states of the
+    plans of the first function."""
 
     executables: list[Executable] = field(default_factory=list[Executable])
     states: list[PlannedState] = field(default_factory=list[PlannedState])

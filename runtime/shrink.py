@@ -3,14 +3,13 @@
 Before: `stablehlo.slice %x [0:16, 64:128] : (tensor<16x128xf32>) -> tensor<16x64xf32>`
 After `{128: 16, 64: 8}`: `stablehlo.slice %x [0:16, 8:16] : (tensor<16x16xf32>) -> ...`
 
-A size N becomes M wherever it occurs: in tensor types, in the attributes that count
-elements (limits of slices, windows, groups of a convolution), and in constants whose elements all
-equal N, such as the divisor of a mean or the size that is added to a negative index. Other
-constants are cropped. The result is a valid program, not the same function: it is meant for a run
-in seconds.
+A size N becomes M wherever it occurs: in tensor types, in the attributes that count elements
+(limits of slices, windows, groups of a convolution), and in constants whose elements all equal N,
+such as the divisor of a mean or the size that is added to a negative index. Other constants are
+cropped. The result is a valid program, but not the same function. It runs in seconds.
 
-Limits: a size is known by its number alone, so two dimensions of one size shrink together, and a
-constant that happens to equal N changes. Bounds of loops keep their value without `trip_counts`.
+Limits: a size is identified by its number, so two dimensions of one size shrink together, and a
+constant that happens to equal N changes. Loop bounds keep their value without `trip_counts`.
 
 Fails when: a size does not occur, or the smaller program does not verify; the error names the op.
 """
@@ -34,7 +33,7 @@ from alpa.dialects import (
 from alpa.dialects.attributes import ROLE
 from alpa.passes import PassError
 
-# MLIR numbers further ones of the same name: __elided___1.
+# MLIR numbers further constants of the same name: __elided___1.
 _ELIDED = "dense_resource<__elided__"
 # The attributes whose numbers are sizes of dimensions or positions in them.
 _SIZES = (
@@ -47,17 +46,17 @@ _SIZES = (
     "feature_group_count",
     "batch_group_count",
 )
-# Shardy's is what Shardy's own passes make of StableHLO's.
+# Shardy's passes create this attribute from StableHLO's.
 Constant = stablehlo.ConstantOp | sdy.ConstantOp
 
 
 def shrink(module: ir.Module, sizes: Mapping[int, int], *, trip_counts: bool = False) -> None:
-    """Makes `sizes[n]` of every size n, in place. The module is not verified.
+    """Replaces every size n by `sizes[n]`, in place. The module is not verified.
 
     Args:
         module: a program with tensors of static shapes.
         sizes: the new sizes by the old ones.
-        trip_counts: change the constants that the conditions of loops read, too.
+        trip_counts: also change the constants that loop conditions read.
 
     Raises:
         ValueError: a size does not occur.
@@ -101,7 +100,7 @@ def shrink(module: ir.Module, sizes: Mapping[int, int], *, trip_counts: bool = F
 
 
 def elided_to_arguments(module: ir.Module) -> int:
-    """Turns elided constants into arguments of @main, in place, and returns how many there were.
+    """Turns elided constants into arguments of @main, in place, and returns their number.
 
     Raises:
         PassError: one of them is not directly in @main; `simplify-trivial-ops` moves it there.
@@ -184,7 +183,7 @@ def _types(module: ir.Module) -> Iterator[ir.RankedTensorType]:
 
 
 def _loop_bounds(module: ir.Module) -> Iterator[ir.Value]:
-    """What the ops in the conditions of loops read."""
+    """The operands of the ops in loop conditions."""
     for loop in walk(module.body):
         if isinstance(loop, stablehlo.WhileOp):
             for op in walk(body(loop)):

@@ -1,7 +1,7 @@
-"""What the caller of a planned `@main` sees of it: the original program's arguments and results.
+"""Converts between the original program's arguments and results and those of the planned `@main`.
 
 An argument of the original program can be several of the planned one: a copy per mesh that reads
-it, or a slice per mesh that holds a part of it. So can a result.
+it, or a slice per mesh that holds a part of it. The same is true of results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Signature:
-    """Checks a call's arguments and takes them apart; puts its results together."""
+    """Checks a call's arguments and splits them; combines its results."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -31,7 +31,7 @@ class Signature:
     def part(
         self, argument: ProgramArgument, array: Any, sharding: NamedSharding | None = None
     ) -> Any:
-        """What an argument of the planned @main takes of an array that has been checked.
+        """The part of a checked array that an argument of the planned @main takes.
 
         A slice that lies in this sharding is taken as it is.
         """
@@ -39,21 +39,23 @@ class Signature:
         return array if part is None else part_of(array, part, sharding)
 
     def positions(self, number: int) -> list[int]:
-        """Where the planned @main takes an argument that can be placed ahead of its step.
+        """The positions in the planned @main of an argument that can be placed before its step.
 
         Raises:
-            ValueError: there is no such argument, or the caller gives it away.
+            ValueError: there is no such argument, or it is donated.
         """
         arguments = self._program.arguments
         positions = [i for i, argument in enumerate(arguments) if argument.number == number]
         if not positions:
             raise ValueError(f"the program has no argument {number}")
         if any(is_donated(arguments[i]) for i in positions):
-            raise ValueError(f"argument {number} is donated to each step, and not placed ahead")
+            raise ValueError(
+                f"argument {number} is donated to each step and cannot be placed ahead"
+            )
         return positions
 
     def wanted(self, numbers: Sequence[int]) -> dict[str, list[int]]:
-        """By mesh, where the planned @main takes arguments of the original one."""
+        """The positions in the planned @main of arguments of the original one, by mesh."""
         wanted: dict[str, list[int]] = {}
         for position, argument in enumerate(self._program.arguments):
             if argument.number in numbers:
@@ -67,7 +69,7 @@ class Signature:
         function: Callable[[], Sequence[Any]],
         positions: Sequence[int],
     ) -> list[Any]:
-        """What arguments of the planned @main take of arrays that are those of the original one.
+        """The parts that arguments of the planned @main take of the original arguments.
 
         Raises:
             ValueError: shape or dtype are not the program's.
@@ -78,7 +80,7 @@ class Signature:
         return [self.part(argument, given[argument.number]) for argument in arguments]
 
     def copies(self, results: Sequence[Result]) -> dict[tuple[int, Slice | None], list[Result]]:
-        """The results of the planned @main that are the same part of the same original one."""
+        """Groups the planned @main's results that are the same part of the same original result."""
         return _copies(self._program.results, results)
 
     def created(
@@ -87,9 +89,9 @@ class Signature:
         arrays: Mapping[int, Result],
         one: Callable[[list[Result]], Any],
     ) -> list[Any]:
-        """Arguments of the original @main, of arrays by where the planned one takes them.
+        """Builds arguments of the original @main from arrays by their positions in the planned one.
 
-        `one` makes an array of its copies.
+        `one` makes an array from its copies.
         """
         arguments = [self._program.arguments[position] for position in arrays]
         copies = _copies(arguments, list(arrays.values()))
@@ -111,7 +113,7 @@ class Signature:
 
 
 def _expected(program: Program) -> dict[int, Expected]:
-    """What the original program takes, by number: whole batches, all slices of an array."""
+    """The arguments of the original program, by number: whole batches, all slices of an array."""
     rows: dict[int, int] = {}
     for argument in program.arguments:
         if (part := argument.attributes.slice) is not None:
@@ -146,10 +148,10 @@ def _copies(
 
 
 def batch_dim(argument: ProgramArgument) -> int | None:
-    """The dimension along which an argument is cut into micro-batches."""
+    """The dimension along which an argument is split into micro-batches."""
     return argument.attributes.batch_dim if argument.attributes.role == "batch" else None
 
 
 def is_donated(argument: ProgramArgument) -> bool:
-    """Whether the caller gives the argument's array away."""
+    """Whether the caller donates the argument's array."""
     return argument.attributes.donor or argument.attributes.aliasing_output is not None

@@ -1,13 +1,13 @@
-"""What a script does before anything runs it: whether each mesh can, how long, and in what memory.
+"""Checks and simulates a script before it runs: deadlocks, times and memory of each mesh.
 
-`verify` runs every mesh's own list with sends and receives that block. `simulate` gives the step
-in time, which `Timeline.chart` draws, under the assumptions of `passes.solve.schedule`: a mesh does
-one thing at a time, a move occupies the mesh that receives from when its value is made, and the
-sender not at all.
+`verify` runs every mesh's own list with blocking sends and receives. `simulate` predicts the times
+of a step, which `Timeline.chart` draws, under the assumptions of `passes.solve.schedule`. A mesh
+does one thing at a time. A move occupies the receiving mesh as soon as its value exists, and does
+not occupy the sender.
 
-Where each stage reads of its neighbours only, and updates wait for no other mesh, the seconds of
-`simulate` are those of `schedule.simulate`. A value that skips stages makes them fewer: it is
-received while the stage still waits for its neighbour's.
+If each stage reads from its neighbours only, and updates wait for no other mesh, `simulate` gives
+the seconds of `schedule.simulate`. A value that skips stages gives fewer seconds: it is received
+while the stage still waits for its neighbour's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from alpa.runtime.instructions import Add, Instruction, Key, Move, Run, Script, 
 
 
 class ScriptError(ValueError):
-    """A mesh cannot run its list; the message says which, and at what."""
+    """A mesh cannot run its list. The message names the mesh and the instruction."""
 
 
 def verify(script: Script, lists: Mapping[str, Sequence[Instruction]] | None = None) -> Memory:
-    """Runs the meshes' own lists, by default `script.on` of each, against one another.
+    """Runs the meshes' own lists (by default `script.on` of each) against one another.
 
-    A move takes place when both of its meshes have come to it.
+    A move takes place when both of its meshes have reached it.
 
     Raises:
-        ScriptError: meshes wait for one another for ever; a value is read before it is made or
-            after it is freed, is made or freed twice, or is left and no result.
+        ScriptError: there is a deadlock; a value is read before it is made or after it is freed,
+            is made or freed twice, or remains at the end without being a result.
     """
     names = [mesh.name for mesh in script.program.meshes]
     lists = lists or {name: script.on(name) for name in names}
@@ -67,11 +67,11 @@ def verify(script: Script, lists: Mapping[str, Sequence[Instruction]] | None = N
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What each mesh keeps at most, by its name.
+    """The peak memory of each mesh, by name.
 
-    `peak_bytes` are per device, of arguments, results and all that fragments exchange; what a
-    fragment needs inside is not among them. `in_flight` counts the micro-batches of which a mesh
-    keeps what its forwards made for its backwards and is no result of the step.
+    `peak_bytes` are per device: arguments, results and all values that fragments exchange, without
+    temporaries inside fragments. `in_flight` counts the micro-batches for which a mesh keeps values
+    of its forwards for its backwards that are not results of the step.
     """
 
     peak_bytes: dict[str, int]
@@ -117,12 +117,12 @@ class _Store:
             raise self._fail(key, f"is read {'after it is freed' if known else 'and never made'}")
 
     def run(self, instruction: Instruction) -> None:
-        """This mesh's part of an instruction."""
+        """Runs this mesh's part of an instruction."""
         for key in self._inputs(instruction):
             if self._is_here(key):
                 self._read(key)
         if isinstance(instruction, Run):
-            # The fragment writes its results into the buffers of what is donated.
+            # The fragment writes its results into the donated buffers.
             for number in instruction.fragment.donated:
                 key = instruction.inputs[number]
                 self._donated.add(key)
@@ -144,13 +144,13 @@ class _Store:
                 self._gone.add(key)
 
     def _inputs(self, instruction: Instruction) -> tuple[Key, ...]:
-        """What has to be there; a sum begins with its first part."""
+        """The keys that must exist; a sum starts with its first addend."""
         if isinstance(instruction, Add):
             return (instruction.source,)
         return instruction.inputs if isinstance(instruction, Run) else (instruction.source,)
 
     def _outputs(self, instruction: Instruction) -> tuple[Key, ...]:
-        """What is new; a sum is made once, by its first part."""
+        """The new keys; a sum is created by its first addend."""
         if isinstance(instruction, Move):
             return (instruction.target,)
         if isinstance(instruction, Add):
@@ -159,7 +159,7 @@ class _Store:
         return tuple(key for key in instruction.outputs if key not in begun)
 
     def finish(self) -> None:
-        """Raises unless the results of the step, and nothing else, are left."""
+        """Raises unless exactly the results of the step remain."""
         for key in self._results:
             if self._is_here(key):
                 self._read(key)
@@ -170,7 +170,7 @@ class _Store:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An instruction in time, on the mesh that it occupies; seconds from the step's begin."""
+    """An instruction in time, on the mesh that it occupies; seconds from the start of the step."""
 
     instruction: Instruction
     mesh: str
@@ -180,16 +180,16 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One step in time."""
+    """The times of one step."""
 
     seconds: float
     events: tuple[Event, ...]
 
     def chart(self, width: int = 80) -> str:
-        """A line for each mesh, a column for each `seconds / width`.
+        """Draws a line for each mesh, with a column for each `seconds / width`.
 
-        Digits are forwards by the last digit of their micro-batch, letters backwards in the same
-        way (`a` is micro-batch 0), `U` is an update, `<` a receive, and `.` is idle.
+        Digits are forwards (the last digit of their micro-batch), letters are backwards (`a` is
+        micro-batch 0), `U` is an update, `<` a receive, and `.` is idle.
         """
         rows: dict[str, list[str]] = {}
         scale = width / self.seconds if self.seconds else 0.0
@@ -204,12 +204,12 @@ class Timeline:
 def simulate(
     script: Script, *, run: Callable[[Fragment], float], move: Callable[[Move], float]
 ) -> Timeline:
-    """One step in time. `run` and `move` give seconds; additions of results take none."""
+    """Simulates one step. `run` and `move` give seconds; additions of results take none."""
     free = {mesh.name: 0.0 for mesh in script.program.meshes}
     made: dict[Key, float] = {}
     events: list[Event] = []
-    # Each mesh works through its own list, and whatever an instruction waits for stands before it
-    # in the common one: in that order every end is known when it is needed.
+    # Each mesh follows its own list. An instruction's dependences precede it in the common list, so
+    # that order knows every end time when it is needed.
     for instruction in script.instructions:
         mesh = meshes_of(script.program, instruction)[-1]
         ready = max((made.get(key, 0.0) for key in reads(instruction)), default=0.0)
@@ -228,7 +228,7 @@ def simulate(
 
 
 def _letter(instruction: Instruction) -> str:
-    """What stands for an instruction in a chart."""
+    """The character of an instruction in a chart."""
     if not isinstance(instruction, Run):
         return "<"
     part = instruction.fragment.part

@@ -1,4 +1,4 @@
-"""From an exported module to compiled fragments."""
+"""Compiles the fragments of an exported module."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def compile_stages(
     compiler_options: CompilerOptions | None = None,
     cache: CompileCache | None = None,
 ) -> dict[str, Compiled]:
-    """Compiles the fragments on the placement's meshes, by the names of their modules.
+    """Compiles the fragments on the placement's meshes; returns them by module name.
 
-    `modules` are bytecode; `compiler_options` go to XLA, as with `jax.jit`.
+    `modules` are bytecode; `compiler_options` go to XLA, as in `jax.jit`.
     """
     program: Program = placement.program
     stages: dict[str, Compiled] = {}

@@ -1,14 +1,14 @@
-"""A function traced for one call: what its arguments and results are, and its lowered module.
+"""A function traced for one call: its arguments, its results, and its lowered module.
 
-A step is traced at the whole batch, which says what comes back, and lowered at the size of one
-micro-batch. The lowered module follows the contract for inputs of the compiler: every argument of
-`@main` has an `alpa.role`, results have an `alpa.result`, and donated state is donated to its new
-value. The arguments are the call's arrays in their order, typed keys as their words.
+A step is traced at the whole batch, which gives the results, and lowered at the size of one
+micro-batch. The lowered module is valid compiler input: each argument of `@main` has an
+`alpa.role`, results have an `alpa.result`, and donated state is donated to its new value. The
+arguments are the call's arrays in order; typed keys are passed as their words.
 
-**Several micro-batches.** The step is lowered for both sizes, and the small program says how the
-large one differs (`micro_batches.whole`): by that the passes prove that both give the same. It
-takes each key from which numbers are drawn for the samples once more, folded with the number of the
-micro-batch, as rows of a batch argument (`runtime/keys.py`).
+**Several micro-batches.** The step is lowered for both sizes, and the ops of the small program
+record how the large one differs (`micro_batches.whole`). The passes use this to prove that both
+compute the same. If a key draws numbers for samples, the program takes it a second time, folded
+with the number of the micro-batch, as rows of a batch argument (`runtime/keys.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from alpa.runtime.tracing import DataFlow, Traced, depends_on
 _SHOWN = 6
 
 _AT_ONE_SIZE = (AssertionError, IndexError, TypeError, ValueError, ZeroDivisionError)
-"""What a function raises that cannot be traced with other shapes."""
+"""Exceptions of functions that cannot be traced with other shapes."""
 
 LossReduction = Literal["mean", "sum"]
 MicroBatches = Literal["exact", "independent"]
@@ -58,11 +58,11 @@ MicroBatches = Literal["exact", "independent"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One call of a function, traced at the whole batch, and what its leaves are.
+    """One call of a function, traced at the whole batch, with the roles of its leaves.
 
-    `state` maps the number of each state argument to that of its new value; `batch` that of each
-    argument that holds samples, `batch_size` of them, to the dimension; `keys` are random keys, and
-    `reasons` say of arguments why they were taken for what they are.
+    `state` maps the number of each state argument to the number of its new value. `batch` maps each
+    argument that holds samples to their dimension, and `batch_size` is their number. `keys` are
+    random keys. `reasons` explain the roles of arguments.
     """
 
     fun: Callable[..., Any]
@@ -86,11 +86,11 @@ class Step:
         several: bool,
         micro_batches: MicroBatches = "exact",
     ) -> Step:
-        """Traces a function. `several` says that the batch has to be known.
+        """Traces a function. `several` requires a batch.
 
         Raises:
-            ValueError: the roles of the arguments cannot be told.
-            TypeError: the result holds what is no array.
+            ValueError: the roles of the arguments are ambiguous.
+            TypeError: a result is not an array.
         """
         arrays = call.arrays
         whole = Traced(fun, call, [_type(leaf) for leaf in arrays])
@@ -119,7 +119,7 @@ class Step:
         return getattr(self.fun, "__name__", "the function")
 
     def explanation(self) -> str:
-        """Who was taken for what, and why: a line for each role and reason."""
+        """Describes the role of each argument: one line per role and reason."""
         groups: dict[tuple[str, str], list[int]] = {}
         for n in range(len(self.call.arrays)):
             groups.setdefault(self._role_and_reason(n), []).append(n)
@@ -139,23 +139,23 @@ class Step:
             else:
                 role = "state"
             if leaf.argument in (said.state or ()):
-                return role, "state_argnums says so, and it comes back"
+                return role, "state_argnums names it, and it has a new value"
             if leaf.argument in said.donated:
-                return role, "it is donated and comes back"
-            return role, "what comes back is made of it element by element"
+                return role, "it is donated and has a new value"
+            return role, "a result is computed from it element by element"
         if n in self.batch:
-            reason = self.reasons.get(n, "the only arrays with samples that are no state")
+            reason = self.reasons.get(n, "the only arrays with samples that are not state")
             return f"batch, cut in dimension {self.batch[n]}", reason
         if n in self.keys:
             return "random key", "random numbers are drawn from it"
         if leaf.argument in said.donated:
-            return "constant", "it is donated and does not come back"
+            return "constant", "it is donated and has no new value"
         if not _type(leaf).shape:
-            return "constant", "one number, which does not come back"
+            return "constant", "a scalar without a new value"
         return "constant", self.reasons.get(n, "it shares no dimension with the samples")
 
     def check_number(self, num_micro_batches: int) -> None:
-        """Raises ValueError where the batch cannot be cut into so many equal parts."""
+        """Raises ValueError if the batch cannot be split into so many equal parts."""
         size = self.batch_size
         if size is None or size % num_micro_batches == 0:
             return
@@ -163,9 +163,9 @@ class Step:
         if self.declared.batch is None:
             n, dim = next(iter(self.batch.items()))
             said = (
-                f". The samples were taken to be in dimension {dim} of "
-                f"{self.call.arrays[n].label}; name the arguments that hold them in batch_argnums "
-                "where that is wrong"
+                f". The samples were found in dimension {dim} of "
+                f"{self.call.arrays[n].label}; if that is wrong, name the arguments that hold them "
+                "in batch_argnums"
             )
         near = sorted(divisors(size), key=lambda n: abs(n - num_micro_batches))[:2]
         raise ValueError(
@@ -176,10 +176,11 @@ class Step:
     def lower(
         self, num_micro_batches: int, loss_reduction: LossReduction, platform: str
     ) -> Lowered:
-        """The step at the size of one of so many micro-batches.
+        """Lowers the step at the size of one of `num_micro_batches`.
 
         Raises:
-            ValueError: the batch cannot be cut so, or a result neither stays nor grows with it.
+            ValueError: the batch cannot be split, or a result is neither constant in size nor
+                proportional to the batch.
         """
         self.check_number(num_micro_batches)
         if num_micro_batches == 1:
@@ -192,8 +193,8 @@ class Step:
             traced, other = self.traced(samples), self.whole
         if [r.path for r in traced.results] != [r.path for r in other.results]:
             raise ValueError(
-                f"{self.name} returns another tree for a micro-batch of {samples} samples than for "
-                "the whole batch"
+                f"{self.name} returns a different tree for a micro-batch of {samples} samples than "
+                "for the whole batch"
             )
         drawn = drawn_from(traced.jaxpr.jaxpr, other.jaxpr.jaxpr)
         keys = tuple(n for n in sorted(self.keys) if drawn[n] and n not in self.batch)
@@ -203,10 +204,10 @@ class Step:
         return self._lowered(traced, module, keys, num_micro_batches, loss_reduction)
 
     def traced(self, samples: int) -> Traced:
-        """The function at another number of samples.
+        """Traces the function at another number of samples.
 
         Raises:
-            ValueError: it can be traced at the whole batch only.
+            ValueError: the function can be traced only at the whole batch.
         """
         types = [
             _with_samples(_type(leaf), samples, self.batch[n]) if n in self.batch else _type(leaf)
@@ -219,13 +220,13 @@ class Step:
             raise ValueError(
                 f"{self._place(error)}{self.name} cannot be traced with {samples} of its "
                 f"{self.batch_size} samples: {type(error).__name__}: {error}\nSamples are taken "
-                f"from {cut}. If other arguments hold samples, or these do not, say with "
-                "batch_argnums which do; if the function works at one size only, plan with 1 "
+                f"from {cut}. If other arguments hold samples, or these do not, name the right "
+                "ones in batch_argnums; if the function works at one size only, plan with 1 "
                 "micro-batch"
             ) from error
 
     def _place(self, error: Exception) -> str:
-        """Where the user's file raised an error, if it did."""
+        """The place in the user's file that raised an error, if any."""
         code = getattr(inspect.unwrap(self.fun), "__code__", None)
         frames = traceback.extract_tb(error.__traceback__)
         mine = [it for it in frames if code is not None and it.filename == code.co_filename]
@@ -245,7 +246,7 @@ class Step:
         main = main_function(module)
         with module.context:
             write_interface(main, arguments, results)
-            # Here the names are known to be there; the passes go by markers.
+            # The names exist at this point; the passes rely on markers instead.
             inline_calls(module, main)
             mark_gradients(body(main))
             if number > 1:
@@ -256,13 +257,13 @@ class Step:
         )
 
     def _align(self, module: ir.Module, other: ir.Module, number: int) -> None:
-        """Writes on the ops of a module how they differ for the whole batch, calls inlined.
+        """Records on the ops of a module how they differ for the whole batch; inlines calls.
 
-        Where a micro-batch has one sample, `module` is of the whole batch and `other` of twice as
-        many samples, and the module becomes that of one sample.
+        If a micro-batch has one sample, `module` is that of the whole batch and `other` that of
+        twice as many samples. The module then becomes that of one sample.
 
         Raises:
-            ValueError: the function has other operations for the whole batch.
+            ValueError: the function has different operations for the whole batch.
         """
         for each in (module, other):
             with each.context:
@@ -294,7 +295,7 @@ class Step:
         if number in self.keys:
             role = "key"
         elif self.batch_size is None and self.declared.batch is None and _type(leaf).shape:
-            role = None  # Perhaps the batch: the passes may find out.
+            role = None  # Possibly the batch; the passes decide.
         return Argument(role=role)
 
     def _results(
@@ -313,7 +314,7 @@ class Step:
             elif not depends[r]:
                 roles.append(ResultRole("last"))
             else:
-                # Of one sample only the module has it: the function was traced for more.
+                # Only the module exists for one sample: the function was traced for more.
                 shape = _unkeyed(small, tuple(ir.RankedTensorType(types[r]).shape))
                 own = replace(small, type=replace(small.type, shape=shape))
                 roles.append(result_role(own, large.type, number, loss_reduction))
@@ -324,7 +325,7 @@ class Step:
 class Lowered:
     """A step as StableHLO, at the size of one of `num_micro_batches`.
 
-    `folded` are the keys that the program takes once more, folded with the micro-batch's number.
+    `folded` are the keys that the program takes a second time, folded with the micro-batch number.
     """
 
     step: Step
@@ -334,7 +335,7 @@ class Lowered:
     traced: Traced
 
     def as_text(self) -> str:
-        """The module, as `alpa-plan` reads it, with the locations that tell its gradients."""
+        """The module as text for `alpa-plan`, with the locations that identify gradients."""
         return cast(str, self.module.operation.get_asm(enable_debug_info=True))
 
     def compiler_ir(self) -> ir.Module:
@@ -342,7 +343,7 @@ class Lowered:
         return self.module
 
     def arguments(self, call: Call) -> list[Any]:
-        """The program's arguments for a call that this step serves."""
+        """Returns the program's arguments for a call that this step serves."""
         types = [_type(leaf) for leaf in self.step.call.arrays]
         impls = self.traced.key_impls
         arrays = [_raw(leaf.value, type_) for leaf, type_ in zip(call.arrays, types, strict=True)]
@@ -352,7 +353,7 @@ class Lowered:
         return [*arrays, *fold]
 
     def result(self, arrays: Sequence[Any]) -> Any:
-        """What the function returns, made of the program's results."""
+        """Builds the function's result from the program's results."""
         return self.traced.result(arrays)
 
 
@@ -367,13 +368,13 @@ def _with_samples(type_: LeafType, samples: int, dim: int) -> LeafType:
 
 
 def _unkeyed(result: ResultLeaf, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a result in a module, where typed keys are their words."""
+    """The shape of a result in a module, where a typed key is its words."""
     return shape[:-1] if result.type.is_typed_key else shape
 
 
 @cache
 def _folded(impl: str | None, count: int) -> Callable[[Any], jax.Array]:
-    """A function from a key's words to `count` keys' words: the key folded with each number."""
+    """Returns a function from a key's words to the words of the key folded with each number."""
 
     def fold(words: Any) -> jax.Array:
         key = words if impl is None else jax.random.wrap_key_data(words, impl=impl)
@@ -384,7 +385,7 @@ def _folded(impl: str | None, count: int) -> Callable[[Any], jax.Array]:
 
 
 def _raw(value: Any, type_: LeafType) -> Any:
-    """An argument as the program takes it: a typed key's words, numpy's in jax's type."""
+    """An argument as the program takes it: the words of a typed key, JAX's type for numpy's."""
     if type_.is_typed_key:
         return jax.random.key_data(value)
     if isinstance(value, jax.Array | MeshArray):

@@ -1,17 +1,19 @@
-"""What the arguments and results of a step are: state, batch, keys, and how results are made whole.
+"""Finds the roles of a step's arguments and results: state, batch, keys, and combined results.
 
-**State** is what comes back. An argument, or a part of one, is state where the result holds a tree
-of the same paths and types, and where the program donates it, or makes the new value of the old one
-element by element, as optimizers do and gradients do not. `state_argnums` says it outright.
+**State** has a new value among the results. An argument, or a part of one, is state if the result
+holds a tree with the same paths and types, and the program either donates the argument or computes
+the new value from the old one element by element, as optimizers do. `state_argnums` decides it
+directly.
 
-**The batch** is what `batch_argnums` says, else found by evidence: the program needs the dimensions
-of some arguments to be equal (`micro_batches.dimensions`), and one class of dimensions are the
-samples. It is one that arrays begin with that are neither state nor donated; of several the first
-one for which the program is proven to be exact. What shares no dimension with it is constant, and
-what shares one is no state, whatever comes back in its form: a residual, or the batch itself.
+**The batch** is given by `batch_argnums`, or found by evidence. The program requires the dimensions
+of some arguments to be equal (`micro_batches.dimensions`), and one class of such dimensions holds
+the samples. Candidates are classes that contain the first dimension of an array which is neither
+state nor donated. Among several, the first for which the program is proven exact is taken. An
+array that shares no dimension with the class is constant. An array that shares one is not state,
+even if a result has its form: it is a residual, or the batch itself.
 
-**Results** that are no state: one that grows with the batch is concatenated. Of the others,
-numbers are averaged, or added up if the loss is a sum, and integers, which count, are added up.
+**Results** that are not state: a result that grows with the batch is concatenated. Other results
+are averaged, or added up if the loss is a sum. Integers are counts, and are added up.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ _SHOWN = 4
 
 
 Nearest = Callable[[int], Mapping[int, int]]
-"""For a result, the arguments that it is made of element by element, with their distances."""
+"""For a result, the arguments that it is computed from element by element, with distances."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What the user said, by the names of arguments."""
+    """The user's declarations, by the names of arguments."""
 
     donated: frozenset[str] = frozenset()
     batch: Mapping[str, int] | None = None
@@ -53,10 +55,10 @@ class _Match:
 def state_pairs(
     leaves: Sequence[Leaf], results: Sequence[ResultLeaf], declared: Declared, nearest: Nearest
 ) -> dict[int, int]:
-    """The number of each state argument -> that of its new value.
+    """Maps the number of each state argument to the number of its new value.
 
     Raises:
-        ValueError: an argument that is said to be state, or that is donated, comes back changed.
+        ValueError: an argument that is declared as state or donated has a result of another type.
     """
     found: list[_Match] = []
     for name in dict.fromkeys(leaf.argument for leaf in leaves):
@@ -74,7 +76,7 @@ def state_pairs(
 def _matches(
     name: str, own: Mapping[Path, int], leaves: Sequence[Leaf], results: Sequence[ResultLeaf]
 ) -> list[_Match]:
-    """The parts of the result that look like an argument, or else like its parts."""
+    """Finds the parts of the result that look like an argument, or else like its parts."""
     wanted = {path: _strong(leaves[n]) for path, n in own.items()}
     found: list[_Match] = []
     for inside in _subtrees(results).values():
@@ -90,7 +92,7 @@ def _matches(
 
 
 def _subtrees(results: Sequence[ResultLeaf]) -> dict[Path, dict[Path, int]]:
-    """The results below each path, by what is left of theirs."""
+    """Maps each path to the results below it, by the rest of their paths."""
     found: dict[Path, dict[Path, int]] = {}
     for r, result in enumerate(results):
         for depth in range(1, len(result.path) + 1):
@@ -103,7 +105,7 @@ def _strong(leaf: Leaf) -> LeafType | None:
 
 
 def _choose(found: Sequence[_Match], said: Collection[str], nearest: Nearest) -> dict[int, int]:
-    """Matches that take no leaf twice: those by the nearest data flow first, then in order."""
+    """Selects matches that use no leaf twice: first the nearest by data flow, then in order."""
     ranked: list[tuple[float, int, _Match]] = []
     alone = {
         r: sum(any(r == other for _, other in match.pairs) for match in found)
@@ -116,10 +118,10 @@ def _choose(found: Sequence[_Match], said: Collection[str], nearest: Nearest) ->
             continue
         distances = [d for n, r in match.pairs if (d := nearest(r).get(n)) is not None]
         if not any(distances):
-            # All of it comes back unchanged: what is updated is rather the new state.
+            # The argument comes back unchanged: a match with an updated value is preferred.
             distances = [d + 900 for d in distances]
         if distances or match.argument in said:
-            # What is not reached at all counts as far away.
+            # A value that is not reached counts as far away.
             far = len(match.pairs) - len(distances)
             ranked.append(((sum(distances) + 1000 * far) / len(match.pairs), order, match))
     pairs: dict[int, int] = {}
@@ -136,7 +138,7 @@ def _check_said(
     pairs: Mapping[int, int],
     declared: Declared,
 ) -> None:
-    """What is said to be state has to be found; a donated argument that almost comes back, too."""
+    """Checks that declared state is found, and donated arguments that almost match."""
     for name in sorted((declared.state or frozenset()) | declared.donated):
         own = {leaf.path[1:]: n for n, leaf in enumerate(leaves) if leaf.argument == name}
         if not own or any(n in pairs for n in own.values()):
@@ -146,7 +148,7 @@ def _check_said(
         )
         common = own.keys() & inside.keys()
         if name not in (declared.state or ()) and 2 * len(common) <= len(own):
-            continue  # A buffer that is given away, and no state.
+            continue  # A donated buffer that is not state.
         texts = [
             f"{leaves[n].label} is {leaves[n].type} and comes back as {results[inside[p]].type}"
             for p, n in own.items()
@@ -158,16 +160,16 @@ def _check_said(
         texts += [f"{results[r].label} is new" for p, r in inside.items() if p not in own]
         more = f", and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
         raise ValueError(
-            f"{name} is donated or said to be state, and the result holds no tree of the same "
-            f"structure and types: {'; '.join(texts[:_SHOWN])}{more}. Return the new state as it "
-            "was given"
+            f"{name} is donated or declared as state, but the result holds no tree of the same "
+            f"structure and types: {'; '.join(texts[:_SHOWN])}{more}. Return the new state with "
+            "the structure and types of the old one"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The arrays that hold the samples, by number, each with the dimension that it is cut in, and
-    how many samples there are; `reasons` say why an array was taken for a part of it, or not."""
+    """The arrays that hold samples, by number, with the dimension to split, and the number of
+    samples. `reasons` explain why an array belongs to the batch or not."""
 
     dims: Mapping[int, int] = field(default_factory=dict[int, int])
     size: int | None = None
@@ -175,18 +177,18 @@ class Batch:
 
 
 class Evidence(Protocol):
-    """What the program says of its arguments (`tracing.Evidence`)."""
+    """The properties of a program's arguments (`tracing.Evidence`)."""
 
     def classes(self) -> Mapping[tuple[int, int], int]:
-        """For each argument and dimension the class of dimensions that have to be equal."""
+        """Maps each argument and dimension to its class of dimensions that must be equal."""
         ...
 
     def reads(self, number: int) -> bool:
-        """Whether anything is computed with an argument."""
+        """Whether any computation uses an argument."""
         ...
 
     def is_exact(self, dims: Mapping[int, int]) -> bool:
-        """Whether the program is proven to be exact where these arguments are cut."""
+        """Whether the program is proven exact if these arguments are split."""
         ...
 
 
@@ -199,19 +201,19 @@ def find_batch(
     *,
     several: bool,
 ) -> Batch:
-    """The samples among the arguments.
+    """Finds the samples among the arguments.
 
     Args:
         leaves: the arguments' arrays.
         state: the numbers of those that may be state.
-        declared: what the user said.
+        declared: the user's declarations.
         keys: the numbers of random keys.
-        evidence: what the program says.
+        evidence: properties of the program.
         several: whether there are several micro-batches, which need a batch.
 
     Raises:
-        ValueError: `several` micro-batches need a batch, and it cannot be told, or `batch_argnums`
-            names arrays without the dimension, or of different numbers of samples.
+        ValueError: `several` is set and the batch is ambiguous, or `batch_argnums` names arrays
+            without the dimension or with different numbers of samples.
     """
     if declared.batch is not None:
         return _said_batch(leaves, state, keys, declared.batch)
@@ -232,34 +234,34 @@ def find_batch(
     if not others:
         raise ValueError(
             "there is no batch to cut into micro-batches: no array with a dimension is left that "
-            "is neither state nor donated; say which arguments hold the samples with batch_argnums"
+            "is neither state nor donated; name the arguments that hold samples in batch_argnums"
         )
     classes = evidence.classes()
     found = _candidates(leaves, open_to, others, classes)
-    # What nothing reads shows nothing.
+    # An argument that nothing reads gives no evidence.
     found = [it for it in found if any(evidence.reads(n) for n in it[1])] or found
     first, *more = [dims for _, dims in found]
-    # What leaves out an array that begins with samples is rather a dimension of features.
+    # A class without an array that begins with samples is more likely a feature dimension.
     rest = [it for it in more if it.keys() >= first.keys() or not it.keys() & first.keys()]
     shown = [first, *rest]
     chosen = next((dims for dims in shown if len(shown) == 1 or evidence.is_exact(dims)), None)
     if chosen is None:
         raise ValueError(
-            "the arrays that hold the samples cannot be told, since the program mixes them or "
-            f"draws numbers for them: they may be {_candidates_text(leaves, shown)}; say which "
-            "arguments hold the samples with batch_argnums, and the dimension where that is not "
-            'the first: batch_argnums={"x": 1}'
+            "the arrays that hold the samples are ambiguous, because the program mixes samples or "
+            f"draws numbers for them. Candidates are {_candidates_text(leaves, shown)}; name the "
+            "arguments that hold samples in batch_argnums, with the dimension if it is not the "
+            'first: batch_argnums={"x": 1}'
         )
     size = _shape(leaves[min(chosen)])[chosen[min(chosen)]]
     reasons = {n: _shared_with(leaves, chosen, n) for n in chosen}
     reasons |= {
-        n: "no dimension of it is the samples'" for n in open_to if n not in chosen and n in others
+        n: "no dimension of it holds samples" for n in open_to if n not in chosen and n in others
     }
     return Batch(dims=chosen, size=size, reasons=reasons)
 
 
 def _candidates_text(leaves: Sequence[Leaf], found: Sequence[Mapping[int, int]]) -> str:
-    """The arrays that may be the batch, one of each group with its dimension."""
+    """Describes the arrays that may be the batch: one of each group, with its dimension."""
     first = [min(dims) for dims in found[:_SHOWN]]
     texts = [
         f"{leaves[n].label}, {_shape(leaves[n])[dims[n]]} along dimension {dims[n]}"
@@ -269,7 +271,7 @@ def _candidates_text(leaves: Sequence[Leaf], found: Sequence[Mapping[int, int]])
 
 
 def _shared_with(leaves: Sequence[Leaf], dims: Mapping[int, int], n: int) -> str:
-    """Why an array is of the batch."""
+    """Explains why an array belongs to the batch."""
     other = next((m for m in dims if m != n), None)
     if other is None:
         return "no other array that is neither state nor donated begins with samples"
@@ -293,25 +295,25 @@ def _said_batch(
         dim = said[leaf.argument]
         if not 0 <= dim < len(_shape(leaf)):
             raise ValueError(
-                f"batch_argnums says that {leaf.label} holds the samples in dimension {dim}, and "
-                f"it is {leaf.type}; name a dimension that it has"
+                f"batch_argnums says that {leaf.label} holds the samples in dimension {dim}, but "
+                f"it is {leaf.type}; name one of its dimensions"
             )
         dims[n] = dim
     sizes = {n: _shape(leaves[n])[d] for n, d in dims.items()}
     if not sizes:
         raise ValueError(
             f"there is no batch to cut into micro-batches: no array with a dimension in "
-            f"{', '.join(sorted(said))}; say which arguments hold the samples with batch_argnums"
+            f"{', '.join(sorted(said))}; name the arguments that hold samples in batch_argnums"
         )
     if len({*sizes.values()}) > 1:
         examples = {size: n for n, size in reversed(sizes.items())}
         shown = [f"{leaves[n].label} has {size}" for size, n in list(examples.items())[:_SHOWN]]
         raise ValueError(
             f"the arrays of the batch have different numbers of samples: {', '.join(shown)}; name "
-            "in batch_argnums the arguments that hold the samples only, and the dimension where "
-            'that is not the first: batch_argnums={"x": 1}'
+            "only the arguments that hold samples in batch_argnums, with the dimension if it is "
+            'not the first: batch_argnums={"x": 1}'
         )
-    reasons = dict.fromkeys(dims, "batch_argnums says so")
+    reasons = dict.fromkeys(dims, "batch_argnums names it")
     return Batch(dims=dims, size=next(iter(sizes.values())), reasons=reasons)
 
 
@@ -321,8 +323,8 @@ def _candidates(
     others: Sequence[int],
     classes: Mapping[tuple[int, int], int],
 ) -> list[tuple[tuple[bool, int], dict[int, int]]]:
-    """What may be the samples: for each class of dimensions that an array begins with, the arrays
-    that have it, with the dimension. Those that only lead come first, then those of most arrays."""
+    """Returns candidates for the samples: for each class of leading dimensions, its arrays with
+    the dimension. Classes of only leading dimensions come first, then classes of most arrays."""
     found: list[tuple[tuple[bool, int], dict[int, int]]] = []
     for class_ in dict.fromkeys(classes[n, 0] for n in others):
         dims = {
@@ -338,12 +340,12 @@ def _candidates(
 def result_role(
     result: ResultLeaf, whole: LeafType, num_micro_batches: int, loss_reduction: str
 ) -> ResultRole:
-    """How a result that is no state is made of those of the micro-batches.
+    """Decides how the values of a result that is not state are combined over the micro-batches.
 
     `result` is that of a micro-batch, `whole` the type at the whole batch.
 
     Raises:
-        ValueError: the result grows, and not with the batch.
+        ValueError: the result grows, but not in proportion to the batch.
     """
     small, large = result.type.shape, whole.shape
     grown = [d for d, (a, b) in enumerate(zip(small, large, strict=False)) if a != b]
@@ -354,7 +356,7 @@ def result_role(
         if small[dim] * num_micro_batches != large[dim]:
             raise ValueError(_grows(result, whole, num_micro_batches))
         return ResultRole("concat", dim)
-    # A flag has no sum: one that the update makes needs none, the plan refuses any other.
+    # A flag has no sum. The update's flags need none; the plan refuses others.
     is_float = jnp.issubdtype(result.type.dtype, jnp.inexact)
     return ResultRole("mean" if is_float and loss_reduction == "mean" else "sum")
 
@@ -362,6 +364,6 @@ def result_role(
 def _grows(result: ResultLeaf, whole: LeafType, num_micro_batches: int) -> str:
     return (
         f"{result.label} is {result.type} for one of {num_micro_batches} micro-batches and {whole} "
-        "for the whole batch; a result has to be the same for both, or grow with the batch in one "
-        "dimension"
+        "for the whole batch; a result must have the same size for both, or grow with the batch in "
+        "one dimension"
     )

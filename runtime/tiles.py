@@ -1,13 +1,14 @@
-"""Moves between meshes as they were planned: tile by tile, from the device that was chosen.
+"""Moves arrays between meshes as planned: tile by tile, from the chosen devices.
 
-The plan says a transfer's method and the layout in which it lands; who sends which part of the
-tensor to whom follows from these by `passes.solve.cross_mesh.deliver`, from which the planner has
-its bytes and seconds. So what runs is what was counted. What the plan does not name, such as a
-carried state on its way back to where its argument is, each device fetches (`send_recv`).
+The plan gives a transfer's method and the layout in which it arrives. From these,
+`passes.solve.cross_mesh.deliver` derives which device sends which part of the tensor. The planner
+uses the same function for its bytes and seconds, so the runtime sends what was counted. For a
+transfer outside the plan, such as a carried state on its way back to its argument, each device
+fetches its part (`send_recv`).
 
-Each process does its part: it passes on tiles among its own devices, and gives those for other
+Each process does its part: it passes on tiles among its own devices, and gives tiles for other
 processes to its `Links`. A pair of processes exchanges tiles in the order of the instructions,
-which is the same on both sides; so a message needs no name.
+which is the same on both sides, so messages need no names.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from alpa.runtime.placement import Placement, numpy_dtype
 
 
 class Links(Protocol):
-    """How a process reaches the others, which it knows by their numbers."""
+    """Connects a process with the others, identified by number."""
 
     rank: int
     """this process's own number"""
@@ -39,11 +40,11 @@ class Links(Protocol):
     """the process of each device of the cluster"""
 
     def send(self, peer: int, arrays: Sequence[jax.Array]) -> None:
-        """Sends arrays, each on one device; need not wait until they have arrived."""
+        """Sends arrays, each on one device; may return before they have arrived."""
         ...
 
     def receive(self, peer: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
-        """The arrays of the peer's next message, each in the sharding that is asked for."""
+        """Receives the peer's next message, each array in the requested sharding."""
         ...
 
 
@@ -63,12 +64,12 @@ class Tiles:
         return {t.target: t for t in self._placement.program.transfers if t.method is not None}
 
     def transfer(self, source: int, target: int) -> Transfer:
-        """The planned transfer to a value, else a plain one."""
+        """The planned transfer to a value, or a plain one."""
         plain = Transfer(source=source, target=target, method="send_recv")
         return self._planned.get(target, plain)
 
     def steps(self, transfer: Transfer) -> tuple[Crossing, Steps]:
-        """What a planned transfer is, and the messages of each of its steps."""
+        """The description of a planned transfer, and the messages of each of its steps."""
         if transfer not in self._known:
             crossing = _crossing(self._placement.program, transfer)
             if transfer.method not in get_args(Method):
@@ -83,10 +84,10 @@ class Tiles:
     def carry(
         self, array: jax.Array | None, transfer: Transfer, *, copy: bool = False
     ) -> jax.Array | None:
-        """The array on the other mesh, for a process that has devices of it.
+        """Returns the array on the other mesh, in a process that has devices of it.
 
-        `array` is in the sharding of the transfer's source; None where that mesh is not here.
-        `copy` if its buffers may be overwritten while tiles of it are still on their way.
+        `array` is in the sharding of the transfer's source, or None if that mesh is elsewhere.
+        `copy` is needed if its buffers may be overwritten while tiles are being sent.
         """
         crossing, steps = self.steps(transfer)
         placement = self._placement
@@ -102,7 +103,7 @@ class Tiles:
             self._exchange(
                 [message for message in step if _size(message.box)], held, got, dtype, copy
             )
-            # From the second step on, devices of the destination pass on what they have got.
+            # From the second step on, devices of the destination pass on tiles that they received.
             held = got
         if not placement.has(transfer.target):
             return None
@@ -125,7 +126,7 @@ class Tiles:
         dtype: np.dtype[Any],
         copy: bool,
     ) -> None:
-        """Does this process's part of messages that need not wait for one another."""
+        """Does this process's part of messages that do not depend on one another."""
         links, device_of = self._links, self._placement.device_of
         owners = links.owners if links else dict.fromkeys(device_of, 0)
         rank = links.rank if links else 0
@@ -176,7 +177,7 @@ def _crossing(program: Program, transfer: Transfer) -> Crossing:
 
 def _tiled(mesh: DeviceMesh, value: Value) -> TiledMesh:
     axes = {name: number for number, (name, _) in enumerate(mesh.axes)}
-    # A mesh over several hosts is made of whole ones, host by host.
+    # A mesh over several hosts consists of whole hosts, one after the other.
     each = len(mesh.devices) // len(mesh.hosts)
     return TiledMesh(
         devices=mesh.devices,
@@ -187,7 +188,7 @@ def _tiled(mesh: DeviceMesh, value: Value) -> TiledMesh:
 
 
 def _part(held: list[tuple[Box, jax.Array]], box: Box) -> jax.Array:
-    """A box of what a device has: it may have got it in several pieces."""
+    """A box of a device's data, which may have arrived in several pieces."""
     for around, array in held:
         if _inside(box, around):
             if box == around:
@@ -199,7 +200,7 @@ def _part(held: list[tuple[Box, jax.Array]], box: Box) -> jax.Array:
 
 
 def _joined(box: Box, pieces: list[tuple[Box, jax.Array]], dtype: np.dtype[Any]) -> jax.Array:
-    """A box from its pieces, on the device that they are on."""
+    """Joins a box from its pieces, on their device."""
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]
     (device,) = pieces[0][1].devices()

@@ -1,9 +1,9 @@
-"""What a step spends its time on: each worker's instructions in time, as a table and as a file.
+"""Traces the instructions of a step on each worker, as a table and as a file.
 
-The file is in Chrome's trace format, which https://ui.perfetto.dev opens: a process for each
-worker, in it a row for each instruction (a fragment, the moves to or from another mesh, sums), and
-an arrow for each move between meshes. While steps are traced, every instruction is waited for, and
-so is every step: on accelerators, which otherwise only get their orders, that takes longer.
+The file is in Chrome's trace format, which https://ui.perfetto.dev opens. It has a process for each
+worker, a row for each instruction (a fragment, the moves to or from another mesh, sums), and an
+arrow for each move between meshes. Traced steps wait for every instruction and run one at a time.
+On accelerators, where instructions are otherwise only dispatched, traced steps take longer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Kind = Literal["arguments", "compute", "send", "receive"]
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Something that a worker did; `begin` and `end` are seconds since the epoch.
+    """An activity of a worker; `begin` and `end` are seconds since the epoch.
 
-    `row` says what it was. `move` names a move between meshes by what it copies to what.
+    `row` describes it. `move` identifies a move between meshes by its source and target.
     """
 
     row: str
@@ -51,10 +51,10 @@ class WorkerSpans:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Seconds of a step, from its begin on the first worker to its end on the last one.
+    """The parts of a step's seconds, from its start on the first worker to its end on the last one.
 
-    `transfer` are sends, receives from when the sender was there, and arguments on their way to the
-    devices; `idle` is what is left, waiting for a sender included.
+    `transfer` are sends, receives after the sender was ready, and the placement of arguments on
+    devices. `idle` is the rest, which includes waiting for a sender.
     """
 
     compute: float
@@ -68,21 +68,21 @@ class Split:
 
 
 class Recorder:
-    """Hears of each instruction when it is done (`Interpreter.run`), and keeps when that was."""
+    """Records the time when each instruction ends; called by `Interpreter.run`."""
 
     def __init__(self, script: Script, *, settle: bool) -> None:
-        """With `settle` it waits until what an instruction makes is there."""
+        """With `settle`, it waits until an instruction's results are computed."""
         self._script, self._settle = script, settle
         self._epoch = time.time() - time.perf_counter()
         self._timed: list[tuple[Instruction, float, float]] = []
         self._begin = self._last = self._first = time.perf_counter()
 
     def start(self) -> None:
-        """The arguments are on the devices."""
+        """Records that the arguments are on the devices."""
         self._first = self._last = time.perf_counter()
 
     def __call__(self, instruction: Instruction, store: Mapping[Key, jax.Array]) -> None:
-        """Notes that an instruction is done."""
+        """Records that an instruction has ended."""
         if self._settle:
             jax.block_until_ready([store[key] for key in writes(instruction) if key in store])
         now = time.perf_counter()
@@ -90,7 +90,7 @@ class Recorder:
         self._last = now
 
     def seconds(self, mesh: str) -> dict[str, float]:
-        """Of one mesh, by what it did: run, send, receive."""
+        """The seconds of one mesh by activity: run, send, receive."""
         sums = {"run": 0.0, "send": 0.0, "receive": 0.0}
         for instruction, begin, end in self._timed:
             kind = self._kind(instruction, mesh)
@@ -98,7 +98,7 @@ class Recorder:
         return sums
 
     def of(self, mesh: str, name: str) -> WorkerSpans:
-        """A mesh's spans up to now, the results of the step being the last thing that it made."""
+        """A mesh's spans up to now; the step's results must be the last thing that it made."""
         end = time.perf_counter()
         spans = [self._span("arguments", "arguments", self._begin, self._first)]
         for instruction, begin, done in self._timed:
@@ -155,7 +155,7 @@ class Recorder:
 
 
 class Trace:
-    """The steps that were recorded, each with the spans of its workers."""
+    """The recorded steps, each with the spans of its workers."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[WorkerSpans, ...]] = []
@@ -165,7 +165,7 @@ class Trace:
         self.steps.append(tuple(workers))
 
     def splits(self) -> dict[str, Split]:
-        """By worker, the mean of all steps.
+        """The mean split of all steps, by worker.
 
         Raises:
             ValueError: no step was recorded.
@@ -181,7 +181,7 @@ class Trace:
         return {name: _mean(splits) for name, splits in found.items()}
 
     def table(self) -> str:
-        """`splits` in milliseconds, for people."""
+        """`splits` in milliseconds, as text."""
         splits = self.splits()
         width = max(len("worker"), *map(len, splits))
         lines = [f"{'worker':{width}}  {'step':>9}  {'compute':>9}  {'transfer':>9}  {'idle':>9}"]
@@ -242,7 +242,7 @@ class Trace:
         return events
 
     def write(self, path: str | Path) -> None:
-        """Writes the file that Perfetto and chrome://tracing open."""
+        """Writes a file for Perfetto and chrome://tracing."""
         text = json.dumps({"traceEvents": self.events(), "displayTimeUnit": "ms"})
         Path(path).write_text(text, encoding="utf-8")
 
@@ -262,7 +262,7 @@ def _label(span: Span) -> str:
 
 
 def _sent(workers: Sequence[WorkerSpans]) -> dict[tuple[Key, Key], float]:
-    """When the last sender of each move was there."""
+    """The time when the last sender of each move was ready."""
     begins: dict[tuple[Key, Key], float] = {}
     for worker in workers:
         for span in worker.spans:
@@ -279,7 +279,7 @@ def _split(worker: WorkerSpans, sent: Mapping[tuple[Key, Key], float], total: fl
             compute += seconds
             continue
         if span.kind == "receive" and span.move is not None:
-            # Until its sender was there it waited; clocks of several hosts may disagree.
+            # Until its sender was ready, it waited. Clocks of several hosts may disagree.
             waited = sent.get(span.move, span.begin) - span.begin
             seconds -= min(max(waited, 0.0), seconds)
         transfer += seconds

@@ -1,4 +1,4 @@
-"""Tracebacks of errors about the user's program: they end where the user calls Alpa."""
+"""Shortens tracebacks of errors about the user's program: they end at the user's call of Alpa."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ R = TypeVar("R")
 
 
 def ends_at_caller(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose PlanningErrors show no frames of Alpa: they hold the place in the program.
+    """Hides Alpa's frames in the PlanningErrors of a function: they hold the place in the program.
 
-    As with jax's own frames, `jax.config.update("jax_traceback_filtering", "off")` shows them.
+    `jax.config.update("jax_traceback_filtering", "off")` shows them, as it shows JAX's frames.
     """
 
     @wraps(function)
@@ -25,7 +25,7 @@ def ends_at_caller(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except PlanningError as error:
-            config: Any = jax.config  # its types know no options
+            config: Any = jax.config  # its type has no options
             if config.jax_traceback_filtering != "off":
                 error.__traceback__ = error.__cause__ = None
                 error.__suppress_context__ = True

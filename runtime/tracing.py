@@ -1,7 +1,7 @@
-"""A function traced by jax for one call: its jaxpr, its results by path, its module.
+"""A function traced by JAX for one call: its jaxpr, its results by path, its module.
 
-Functions among the leaves of arguments and results pass by. Typed keys are arguments as they are;
-in the module they are their words.
+Functions among the leaves of arguments and results are left out. Typed keys are arguments of the
+function; in the module they are their words.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from alpa.runtime.markers import to_custom_calls
 from alpa.runtime.planning import run_pass
 
 for _file in (__file__, calls.__file__, keys.__file__, markers.__file__):
-    source_info_util.register_exclusion(_file)  # Errors are to show the user's lines.
+    source_info_util.register_exclusion(_file)  # Errors must show the user's lines.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Returned:
-    """The result of a traced function: functions in it stay, arrays are by their paths."""
+    """The result of a traced function: its functions, and its arrays by path."""
 
     tree: Any
     paths: tuple[tuple[Any, ...], ...]
     functions: tuple[Any, ...]
-    """for each leaf the function that it is, or None for an array"""
+    """for each leaf, the function that it is, or None for an array"""
     keys: tuple[str | None, ...]
-    """for each array the kind of key that it is, as `jax.random.key_impl` says"""
+    """for each array, its kind of key, as `jax.random.key_impl` gives it"""
 
 
 class Traced:
-    """A function traced with arrays of the types in the place of a call's.
+    """A function traced with arrays of the given types in place of a call's.
 
     Raises:
-        TypeError: the result holds what is no array.
+        TypeError: a result is not an array.
     """
 
     def __init__(self, fun: Callable[..., Any], call: Call, types: Sequence[LeafType]) -> None:
@@ -69,8 +69,8 @@ class Traced:
             given = [leaf for _, leaf in found]
             if not any(not _is_function(leaf) for leaf in given):
                 raise TypeError(
-                    f"{name} returns no array, so that there is nothing to compute; return what it "
-                    "is called for"
+                    f"{name} returns no array, so that there is nothing to compute; return the "
+                    "arrays that it computes"
                 )
             functions = tuple(leaf if _is_function(leaf) else None for leaf in given)
             results = [leaf for leaf in given if not _is_function(leaf)]
@@ -86,7 +86,7 @@ class Traced:
             )
             return results
 
-        # What jax says of an error is to name the user's function and its place.
+        # JAX's errors must name the user's function and its place.
         signature = inspect.signature(flat)
         update_wrapper(flat, fun, updated=())
         flat.__name__, flat.__signature__ = name, signature
@@ -95,7 +95,7 @@ class Traced:
         self._fun = fun
         self._returned = returned[-1]
         self.key_impls = impls[-1]
-        """for each argument the kind of key that it is, as `jax.random.key_impl` says"""
+        """for each argument, its kind of key, as `jax.random.key_impl` gives it"""
 
     @property
     def jaxpr(self) -> ClosedJaxpr:
@@ -112,10 +112,10 @@ class Traced:
     def lower(
         self, platform: str, keys: tuple[int, ...] = (), other: Traced | None = None
     ) -> ir.Module:
-        """Its module, in a context that has our dialects, with our markers and its locations.
+        """Lowers it to a module with Alpa's markers and locations, in a context with our dialects.
 
-        With `other`, the function at the other size, it takes a folded version of each of `keys`,
-        too, as `keys.with_folded_keys` says.
+        With `other`, the function at the other size, it also takes a folded version of each of
+        `keys`, as `keys.with_folded_keys` describes.
         """
         stages = self.stages
         if other is not None and draws(self.jaxpr.jaxpr, other.jaxpr.jaxpr):
@@ -132,7 +132,7 @@ class Traced:
         return module
 
     def result(self, arrays: Sequence[Any]) -> Any:
-        """What the function returns, of these arrays; typed keys may be given as their words."""
+        """Builds the function's result from these arrays; typed keys may be given as words."""
         typed = iter(
             [
                 array if impl is None else _typed_key(array, impl)
@@ -145,7 +145,7 @@ class Traced:
 
 
 def _typed_key(words: Any, impl: str) -> Any:
-    """The key of its words, which may be split over a mesh; what is a typed key already stays."""
+    """The key of its words, which may be sharded over a mesh; typed keys are unchanged."""
     if jnp.issubdtype(words.dtype, jax.dtypes.prng_key):
         return words
     sharding = getattr(words, "sharding", None)  # words in other processes have none here
@@ -177,29 +177,29 @@ def _check_results(paths: Sequence[tuple[Any, ...]], results: Sequence[Any]) -> 
 
 
 class DataFlow:
-    """What a program says of its arguments, found when it is first asked for."""
+    """The evidence of a program about its arguments, computed when first needed."""
 
     def __init__(self, traced: Traced) -> None:
         self._traced = traced
 
     def nearest(self, result: int) -> Mapping[int, int]:
-        """The arguments that a result is made of element by element, with their distances."""
+        """The arguments that a result is computed from element by element, with distances."""
         return nearest_arguments(self._graph, self._graph.returned[result])
 
     def classes(self) -> Mapping[tuple[int, int], int]:
-        """For each argument and dimension the class of dimensions that have to be equal."""
+        """Maps each argument and dimension to its class of dimensions that must be equal."""
         block = body(main_function(self._module))
         return Dimensions.of(block).classes(block)
 
     def reads(self, number: int) -> bool:
-        """Whether anything is computed with an argument."""
+        """Whether any computation uses an argument."""
         return bool(self._graph.users[number])
 
     def is_exact(self, dims: Mapping[int, int]) -> bool:
-        """Whether some result is made of these arguments' samples, in these dimensions, and two
-        micro-batches give what the whole batch gives.
+        """Whether the program is exact if these arguments are split in these dimensions.
 
-        Numbers that are drawn for samples are not known to be theirs here.
+        Some result must depend on their samples, and two micro-batches must compute what the whole
+        batch computes. Random numbers are not recognised as samples' numbers here.
         """
         block = body(main_function(self._module))
         roles = [("batch", dims[n]) if n in dims else (None, None) for n in range(self._arguments)]
@@ -230,7 +230,7 @@ class DataFlow:
 
 
 def depends_on(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
-    """For each result whether it depends on an argument that is marked.
+    """For each result, whether it depends on a marked argument.
 
     A loop or a branch counts as one op.
     """

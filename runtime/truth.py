@@ -1,11 +1,12 @@
-"""What XLA makes of an exported stage: its collectives after partitioning, its bytes per device.
+"""Reads XLA's result for an exported stage: its collectives, and its bytes per device.
 
-XLA writes its programs to a folder where debug options ask for it. That is a property of one
-compilation: nothing is registered in the process, and no module has to be recognised by its name.
+XLA writes its programs to a folder if debug options ask for it. The options apply to one
+compilation: nothing is registered in the process, and no module must be recognised by name.
 
-By default XLA's CPU backend spends memory on concurrency: it runs ops breadth first, and makes one
-of all all-reduces, whose operands and results then exist together. Accelerators do neither, so
-here it saves memory unless `default_schedule` asks for what the local executor runs.
+By default, XLA's CPU backend trades memory for concurrency. It runs ops breadth first and merges
+all all-reduces, whose operands and results then exist at the same time. On accelerators it does
+neither. So this module tells it to save memory, unless `default_schedule` asks for the schedule of
+the local executor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import CompilerOptions, Device, compile_module
 
 _PARTITIONER = "spmd-partitioning"
-# What comes after buffer assignment does not matter here.
+# Later steps than buffer assignment do not matter here.
 _FAST: CompilerOptions = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -46,7 +47,7 @@ class Truth:
 
     @property
     def peak(self) -> int:
-        """All that is held at the fullest time; XLA's own `peak` leaves temporaries out on CPU."""
+        """The peak of all live buffers; XLA's own `peak` omits temporaries on CPU."""
         return self.arguments + self.results - self.aliased + self.temporaries
 
 
@@ -57,7 +58,7 @@ def truth(
     name: str = "main",
     default_schedule: bool = False,
 ) -> Truth:
-    """Compiles a module for a mesh of devices and reads what became of it.
+    """Compiles a module for a mesh of devices and reads the compiled program.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA refuses the module.

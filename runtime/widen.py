@@ -1,4 +1,4 @@
-"""Programs in 64 bits."""
+"""Widens programs to 64 bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alpa.runtime.shrink import Constant, dense, numpy_elements, rewrite_types
 
 
 def widened(module: ir.Module) -> ir.Module:
-    """A copy of a program that computes all real floats in 64 bits and rounds nowhere between."""
+    """A copy of a program that computes all real floats in 64 bits, without rounding in between."""
     module = separate(module.operation)
 
     def new_type(type_: ir.Type) -> ir.Type:

@@ -1,7 +1,7 @@
-"""`alpa-opt`: runs passes, ours and MLIR's, on a program; for people and for tests.
+"""`alpa-opt`: runs Alpa's and MLIR's passes on a program, for users and tests.
 
-Text or bytecode goes in, from a file or standard input; text comes out unless bytecode is asked
-for. The exit status is 0, or 1 where anything was wrong; what was wrong goes to standard error as
+Reads text or bytecode from a file or standard input, and writes text, or bytecode with
+`--emit-bytecode`. The exit status is 0, or 1 after an error. Errors go to standard error as
 `file:line:column: error: message`, and nothing is written then.
 """
 
@@ -36,22 +36,22 @@ examples:
 """
 _FLAGS = {
     "--emit-bytecode": "write MLIR bytecode instead of text",
-    "--split-input-file": f"take parts between lines '{_SPLIT_MARKER}' for modules of their own",
-    "--verify-diagnostics": "hold the diagnostics against comments 'expected-error {{...}}'",
+    "--split-input-file": f"split the input at lines '{_SPLIT_MARKER}' into separate modules",
+    "--verify-diagnostics": "compare the diagnostics with comments 'expected-error {{...}}'",
     "--print-ir-after-all": "print the IR to standard error after each pass",
     "--mlir-print-debuginfo": "print the locations of ops",
-    "--timing": "print to standard error how many seconds each pass took",
-    "--list-passes": "print our passes with their options and exit",
+    "--timing": "print the seconds of each pass to standard error",
+    "--list-passes": "print Alpa's passes with their options and exit",
 }
 
 
 class _CommandError(Exception):
-    """The command cannot be carried out; the message is all that there is to say."""
+    """The command cannot run. The message is complete."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Source:
-    """The source of one module, from the input `file`; `path` if that can be read once more."""
+    """The source of one module, from the input `file`; `path` if it can be read again."""
 
     file: str
     data: bytes
@@ -68,7 +68,7 @@ class _Source:
         return parse(self.data, context) if self.path is None else parse_file(self.path, context)
 
     def place(self, place: Place) -> Place:
-        """A place as MLIR names it, with this input's name where MLIR does not know it."""
+        """A place as MLIR names it, with this input's name if MLIR does not know it."""
         return dataclasses.replace(place, file=self.file) if place.file == "-" else place
 
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (_CommandError, PipelineError) as error:
         _say(str(error))
     except BrokenPipeError:
-        pass  # Who read our output has gone, and wants to hear no more of it.
+        pass  # The reader of our output has closed the pipe.
     except KeyboardInterrupt:
         _say("alpa-opt: error: interrupted")
     return 1
@@ -103,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="alpa-opt",
-        description="Runs passes on a StableHLO program and prints what becomes of it.",
+        description="Runs passes on a StableHLO program and prints the result.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -112,7 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         "file", nargs="?", default="-", metavar="FILE", help="text or bytecode; - is standard input"
     )
     parser.add_argument(
-        "--pipeline", default="", help="comma-separated passes, ours and MLIR's; see --list-passes"
+        "--pipeline",
+        default="",
+        help="comma-separated passes, also MLIR's; see --list-passes",
     )
     parser.add_argument("-o", default="-", dest="output", metavar="OUT", help="where to write")
     for flag, text in _FLAGS.items():
@@ -144,9 +146,9 @@ def _process(options: argparse.Namespace) -> int:
 def _run(
     source: _Source, options: argparse.Namespace, sink: Callable[[Diagnostic], None]
 ) -> ir.Module | None:
-    """The module that the pipeline leaves, or None after an error; diagnostics go to `sink`."""
+    """Returns the module after the pipeline, or None after an error; diagnostics go to `sink`."""
     context = make_context()
-    # Diagnostics come in order, and IR can be printed, only if functions wait for one another.
+    # Without threads, diagnostics come in order, and IR can be printed.
     context.enable_multithreading(False)
     errors = 0
     clock = Clock()
@@ -189,14 +191,14 @@ def _run(
 
 
 def _seconds(clock: Clock) -> Iterator[str]:
-    """The seconds of our passes, those that `alpa` runs included, which MLIR's report lacks."""
+    """The seconds of Alpa's passes, also inside `alpa`, which MLIR's report lacks."""
     yield "our passes, all their runs:"
     for name, seconds in clock.seconds.items():
         yield f"  {seconds:8.4f} s  {name}"
 
 
 def _printer(source: _Source) -> Callable[[Diagnostic], None]:
-    """Prints diagnostics, with the line of the source that each is about."""
+    """Returns a function that prints diagnostics with their line of the source."""
     lines = source.lines
     last: Place | None = None
 
@@ -214,7 +216,7 @@ def _printer(source: _Source) -> Callable[[Diagnostic], None]:
 
 
 def _marked(line: str, column: int) -> str:
-    """A line with a caret below the column; of a long line, what is around it."""
+    """A line with a caret below the column; a long line is cut around it."""
     line = line.rstrip().replace("\t", " ")
     begin = max(0, column - _WIDTH // 2)
     before, after = "..." * (begin > 0), "..." * (begin + _WIDTH < len(line))
@@ -223,7 +225,7 @@ def _marked(line: str, column: int) -> str:
 
 
 def _verified(source: _Source, found: Sequence[Diagnostic]) -> bool:
-    """Whether the diagnostics are those that the source expects; prints those that are not."""
+    """Whether the diagnostics are those that the source expects; prints the others."""
     try:
         expected = read_expected(source.lines)
     except ValueError as error:
@@ -235,7 +237,7 @@ def _verified(source: _Source, found: Sequence[Diagnostic]) -> bool:
 
 
 def _sources(file: str, split: bool) -> Iterator[_Source]:
-    """The modules of an input.
+    """Reads the modules of an input.
 
     Raises:
         _CommandError: the file cannot be read, or is neither text nor bytecode.
@@ -261,14 +263,14 @@ def _sources(file: str, split: bool) -> Iterator[_Source]:
         return
     begin = 0
     for marker in re.finditer(rf"^{_SPLIT_MARKER}.*$|\Z", text, re.MULTILINE):
-        # Empty lines in front keep the numbers of the lines.
+        # Empty lines in front keep the line numbers.
         before = "\n" * text.count("\n", 0, begin)
         yield _Source(file=name, data=(before + text[begin : marker.start()]).encode())
         begin = marker.end()
 
 
 def _can_be_read_again(file: str) -> bool:
-    """Whether MLIR can open the file by itself, and so put its name into the locations."""
+    """Whether MLIR can open the file itself, and so put its name into the locations."""
     return os.path.isfile(file) and file.isprintable()
 
 
@@ -282,7 +284,7 @@ def _serialised(module: ir.Module, options: argparse.Namespace) -> bytes:
 
 
 def _write(file: str, data: bytes) -> None:
-    """Writes all of the output, past Python's own buffer, which would report failures late."""
+    """Writes all output without Python's own buffer, which would report failures late."""
     try:
         with open(_STDOUT if file == "-" else file, "wb", closefd=file != "-") as stream:
             stream.write(data)
@@ -307,9 +309,9 @@ def _pass_list() -> Iterator[str]:
             default = known.default_text()
             given = f", default {default}" if default else ""
             yield f"      {option}: {known.help} ({known.values()}{given})"
-    yield "\nMLIR's and Shardy's passes can stand beside them, for example:"
+    yield "\nMLIR's and Shardy's passes can be used in the same pipeline, for example:"
     yield f"  {' '.join(pipeline.upstream_names())}"
-    yield "Those that run on functions are written func.func(pass).\n"
+    yield "Passes that run on functions are written func.func(pass).\n"
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""`alpa-plan`: finds how to run a program on a cluster, and says what comes of it.
+"""`alpa-plan`: plans a program for a cluster and prints the plan.
 
     alpa-plan step.mlir --cluster h100:1x8 -o planned.mlir
     alpa-plan zoo:gpt-2.6b --cluster v100-16gb:8x8 --json plan.json
 
-The passes of `alpa` run one after the other; on a terminal, standard error shows which, and for how
-long. Then the plan's table is printed (`alpa.tools.plan_table`). A file is taken to be at the size
-of one micro-batch. A program of the zoo is lowered at that size, for as many micro-batches as are
-asked for, or for those numbers among which the best one is looked for.
+Runs the passes of `alpa`; on a terminal, standard error shows the current pass and its seconds.
+Then prints the plan's table (`alpa.tools.plan_table`). A file must have the size of one
+micro-batch. A zoo program is lowered at that size, for the given number of micro-batches, or for
+each number that the search tries.
 
-With `--compare-with-jax` one step of the plan is run on virtual CPU devices and compared with plain
-JAX, by the rules of `alpa.runtime.comparison`.
+With `--compare-with-jax`, one step of the plan runs on virtual CPU devices and is compared with
+plain JAX by the rules of `alpa.runtime.comparison`.
 
-The exit status is 0, or 1 where anything was wrong; what was wrong goes to standard error as
-`file:line:column: error: message`, and no table is printed then. It is 1, too, where the plan
-computes something else than plain JAX.
+The exit status is 0, or 1 after an error. Errors go to standard error as
+`file:line:column: error: message`, and no table is printed then. The exit status is also 1 if the
+plan's results differ from plain JAX by more than noise.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ examples:
 
 
 class _CommandError(Exception):
-    """The command cannot be carried out; the message is all that there is to say."""
+    """The command cannot run. The message is complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
-    """A plan, and what else was tried on the way to it. `compare` runs it."""
+    """A plan, and the other attempts. `compare` runs the plan."""
 
     planned: Planned
     compare: Callable[[Clock], Comparison]
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="alpa-plan",
         description="Finds pipeline stages, meshes and shardings for a training step, and prints "
-        "the plan with what it is predicted to take.",
+        "the plan with its predictions.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -121,21 +121,21 @@ def _parser() -> argparse.ArgumentParser:
         "--num-micro-batches",
         type=count_or_auto,
         metavar="N",
-        help="forward and backward runs per update; default: 1 for a file, which is taken to be "
-        "at the size of one; for zoo programs auto, the best of those that divide the batch",
+        help="forward and backward runs per update; default: 1 for a file, which must have the "
+        "size of one micro-batch; for zoo programs auto, the best divisor of the batch",
     )
     add(
         "--micro-batches",
         choices=["exact", "independent"],
         default="auto",
-        help="exact: proven to give what the whole batch gives, or refused; independent: each is a "
-        "batch of its own; default: what the program says, or exact",
+        help="exact: proven to compute what the whole batch computes, or refused; independent: "
+        "each is a batch of its own; default: the program's setting, or exact",
     )
     add(
         "--batch-size",
         type=count,
         metavar="N",
-        help="samples per step, of zoo programs; default: that of the model's paper",
+        help="samples per step, for zoo programs; default: that of the model's paper",
     )
     add(
         "--schedule",
@@ -147,46 +147,47 @@ def _parser() -> argparse.ArgumentParser:
         "--intra",
         choices=get_args(Intra),
         default="auto",
-        help="inside a mesh: the whole space, or what a baseline does; default: auto",
+        help="inside a mesh: auto searches all shardings, the others are the paper's baselines; "
+        "default: auto",
     )
     add(
         "--inter",
         choices=get_args(Inter),
         default="auto",
-        help="between meshes: the whole space, one stage, or stages of equal layers or layers of "
-        "equal numbers of contractions; default: auto",
+        help="between meshes: auto searches all cuts; none: one stage; or stages of equally many "
+        "layers, or layers of equally many contractions; default: auto",
     )
     add(
         "--remat",
         choices=get_args(Remat),
         default="auto",
-        help="layers whose activations are computed again in the backward part instead of kept: "
-        "no layer's, every layer's, or where memory asks for it; default: auto",
+        help="layers whose activations the backward part computes again: none, every layer, or "
+        "where memory requires it (auto); default: auto",
     )
     add(
         "--mesh-shape",
         default="auto",
         metavar="AxB",
-        help="logical shape of every stage's mesh, such as 4x2; with --intra megatron a manual "
-        "plan; default: auto",
+        help="logical mesh shape of every stage, such as 4x2; with --inter equal-layers --intra "
+        "megatron it gives a manual plan; default: auto",
     )
     add(
         "--accumulate-dtype",
         choices=get_args(AccumulateDtype),
         default="f32",
-        help="narrowest type in which gradients are added up over the micro-batches; same: the "
-        "type that each gradient has; default: f32",
+        help="narrowest type that adds up gradients over the micro-batches; same: the type of each "
+        "gradient; default: f32",
     )
     add(
         "--objective",
         choices=["step", "throughput"],
         default="step",
-        help="what is to be least: the seconds of a step, or, for programs of forwards only, those "
-        "of the longest stage; default: step",
+        help="what to minimise: the seconds of a step, or, for programs without a backward part, "
+        "those of the longest stage; default: step",
     )
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
-    add("--json", type=Path, metavar="PLAN.json", help="where to write its numbers")
+    add("--json", type=Path, metavar="PLAN.json", help="where to write the plan's numbers")
     add("--export", type=Path, metavar="DIR", help="where to write each stage's module for XLA")
     add(
         "--compare-with-jax",
@@ -199,20 +200,20 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=parse_size,
         metavar="N=M",
-        help="with --compare-with-jax: make M of every size N, plan the smaller program with the "
-        "same settings, and compare that; may be repeated",
+        help="with --compare-with-jax: replace every size N by M, plan the smaller program with "
+        "the same settings, and compare that; may be repeated",
     )
     return parser
 
 
 def _process(options: argparse.Namespace) -> bool:
-    """Whether the plan computes what plain JAX does, where that is asked for.
+    """Plans and prints. Returns whether the plan matches plain JAX, True without a comparison.
 
     Raises _CommandError, ClusterError, RolesError, PlanningError.
     """
     devices = Cluster.parse(options.cluster).num_devices
     if options.shrink and not options.compare_with_jax:
-        raise _CommandError("--shrink is for --compare-with-jax; add it, or leave --shrink out")
+        raise _CommandError("--shrink is for --compare-with-jax; add it, or remove --shrink")
     if options.compare_with_jax:
         try:
             make_devices(devices)
@@ -222,7 +223,7 @@ def _process(options: argparse.Namespace) -> bool:
         if path is not None and not path.absolute().parent.is_dir():
             raise _CommandError(f"cannot write {path}: there is no folder {path.parent}")
     if options.export is not None and options.export.exists() and not options.export.is_dir():
-        raise _CommandError(f"cannot write into {options.export}: it is no folder")
+        raise _CommandError(f"cannot write into {options.export}: it is not a folder")
     roles = None if options.roles is None else RolesFile.read(options.roles)
     settings = Settings(
         cluster=options.cluster,
@@ -254,7 +255,7 @@ def _process(options: argparse.Namespace) -> bool:
 
 
 def _is_equal(result: _Result) -> bool:
-    """Runs the plan and prints how far it is from plain JAX.
+    """Runs the plan and prints the comparison with plain JAX.
 
     Raises _CommandError, PlanningError.
     """
@@ -274,13 +275,13 @@ def _plan_file(
 ) -> _Result:
     if options.num_micro_batches == "auto":
         raise _CommandError(
-            "--num-micro-batches auto lowers the program anew for each number, which a file cannot "
-            "be; say how many micro-batches of its size a step has"
+            "--num-micro-batches auto lowers the program for each number, which is impossible for "
+            "a file; pass the number of micro-batches of its size per step"
         )
     if options.batch_size is not None:
         raise _CommandError(
-            "--batch-size is for zoo programs; a file is at the size of one micro-batch, "
-            "--num-micro-batches says how many there are"
+            "--batch-size is for zoo programs; a file has the size of one micro-batch, and "
+            "--num-micro-batches sets their number"
         )
     with clock.phase("parse"):
         module = read(options.program)
@@ -335,7 +336,7 @@ def _plan_zoo(
 def _write_outputs(
     options: argparse.Namespace, planned: Planned, json_text: str, clock: Clock
 ) -> None:
-    """Writes what is asked for. The module is exported in place, last. Raises _CommandError."""
+    """Writes the requested files. Exports the module in place, last. Raises _CommandError."""
     try:
         if options.output is not None:
             options.output.write_text(f"{planned.module.operation.get_asm()}\n", encoding="utf-8")
@@ -349,7 +350,7 @@ def _write_outputs(
 
 
 def _export(module: ir.Module, folder: Path) -> None:
-    """Writes the module of each fragment to a file of its name. Raises OSError, _CommandError."""
+    """Writes each fragment's module to a file of its name. Raises OSError, _CommandError."""
     folder.mkdir(parents=True, exist_ok=True)
     said: list[Diagnostic] = []
     with listening(module.context, said.append):
@@ -365,7 +366,7 @@ def _export(module: ir.Module, folder: Path) -> None:
 
 
 def _tried(attempts: Sequence[Attempt], taken: int) -> list[str]:
-    """The numbers of micro-batches that were tried, with what became of them."""
+    """Lists the numbers of micro-batches that were tried, with the outcome of each."""
     lines = ["micro-batches tried"]
     for attempt in sorted(attempts, key=lambda attempt: attempt.num_micro_batches):
         if attempt.seconds is not None:
@@ -373,7 +374,7 @@ def _tried(attempts: Sequence[Attempt], taken: int) -> list[str]:
         elif attempt.problem is not None:
             text = f"not possible: {attempt.problem.diagnostics[0].message}"
         else:
-            text = f"skipped: takes {seconds_text(attempt.bound or 0)} at least"
+            text = f"skipped: takes at least {seconds_text(attempt.bound or 0)}"
         mark = "  (taken)" if attempt.num_micro_batches == taken else ""
         lines.append(f"  {attempt.num_micro_batches:>4}  {text}{mark}")
     return lines
@@ -385,7 +386,7 @@ def _phases(seconds: Mapping[str, float]) -> str:
 
 @contextmanager
 def _progress() -> Generator[Clock]:
-    """A clock whose phase a terminal shows in one line, written when a phase begins and while it
+    """Returns a clock that shows its phase in one line of a terminal, when it begins and while it
     runs."""
     if not sys.stderr.isatty():
         yield Clock()

@@ -24,22 +24,22 @@ def count_or_auto(text: str) -> int | str:
 
 
 def share(text: str) -> float:
-    """A part of a whole, such as 0.02, or more than it."""
+    """A fraction of at least 0, such as 0.02; may exceed 1."""
     number = float(text)
     if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{number} is no share: at least 0")
+        raise argparse.ArgumentTypeError(f"{number} is not a finite share of at least 0")
     return number
 
 
 def amount(text: str) -> float:
-    """A finite number of at least 0, such as of seconds."""
+    """A finite number of at least 0, such as seconds."""
     number = float(text)
     if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{number} is not finite, or less than 0")
+        raise argparse.ArgumentTypeError(f"{number} is not a finite number of at least 0")
     return number
 
 
-# What argparse calls the type in its messages.
+# The names of the types in argparse's messages.
 count.__name__ = "whole number"
 count_or_zero.__name__ = "whole number"
 count_or_auto.__name__ = "whole number or auto"

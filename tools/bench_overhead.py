@@ -1,16 +1,16 @@
-"""What running a plan on Ray costs beside the computation itself.
+"""Measures the overhead of running a plan on Ray.
 
     python -m alpa.tools.bench_overhead --num-micro-batches 8 --transport sockets
 
-A chain of dense layers is trained on two meshes of one CPU device, each pinned to a core of its
-own. The same micro-batches, one after another in plain jax on one core, take the time that a
-perfect pipeline of S = 2 stages would divide by S B / (B + S - 1). A second chain, too small for
-its computation to count, shows what a step costs at least: to the caller, who calls once per mesh,
-and to each worker for running, sending and receiving.
+Trains a chain of dense layers on two meshes of one CPU device, each pinned to its own core. The
+baseline runs the same micro-batches in sequence in plain JAX on one core. A perfect pipeline of
+S = 2 stages would divide this time by S B / (B + S - 1). A second chain is so small that its
+computation does not count. It measures the minimal cost of a step: for the caller, who calls once
+per mesh, and for each worker for running, sending and receiving.
 
-Of several steps the fastest counts: what else runs on the machine only makes steps longer. Where
-much does, compare processor times: those of the two meshes together exceed that of plain jax by
-what the runtime costs, and a pipeline's waits are not in them.
+The fastest of several steps counts, because other work on the machine only makes steps longer. On a
+busy machine, compare processor times. The two meshes together use more than plain JAX by the
+runtime's overhead; waiting in the pipeline is not included.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from alpa.tools.arguments import count
 from alpa.tools.output import markdown_header, markdown_row
 from alpa.tools.zoo.program import Input, TrainingProgram
 
-# One thread per mesh, so that a core is all it has.
+# One thread per mesh, which therefore uses one core.
 _ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
 _STAGES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Dense layers of equal width; samples per micro-batch."""
+    """Dense layers of equal width, and samples per micro-batch."""
 
     width: int
     num_layers: int
@@ -71,7 +71,7 @@ class _Chain(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Seconds of the fastest step, and how it was spent on each mesh."""
+    """Seconds of the fastest step, and its parts on each mesh."""
 
     step: float
     meshes: dict[str, StepTimes]
@@ -88,7 +88,7 @@ def time_pipeline(
     transport: Transport,
     steps: int,
 ) -> Measured:
-    """A step on two meshes of one device, from the call to the end of the last worker."""
+    """Times a step on two meshes of one device, from the call to the end of the last worker."""
     program = program_of(chain)
     options = (
         f"cluster=cpu:1x{_STAGES} num-layers={_STAGES} num-stages={_STAGES} "
@@ -104,7 +104,7 @@ def time_pipeline(
     assert isinstance(executable, RayExecutable)
     best: Measured | None = None
     with executable as step:
-        for _ in range(steps + 1):  # the first one fills connections
+        for _ in range(steps + 1):  # the first step fills connections
             begin = time.perf_counter()
             *state, _ = step(*state, batch)
             times = step.wait()
@@ -116,9 +116,9 @@ def time_pipeline(
 
 
 def time_plain(chain: Chain, num_micro_batches: int, steps: int) -> tuple[float, float]:
-    """Plain jax on one core: gradients of each micro-batch, added up, and the update.
+    """Times plain JAX on one core: gradients of each micro-batch, added up, and the update.
 
-    Seconds of the fastest step, and of the processor in that step.
+    Returns the seconds of the fastest step, and its processor seconds.
     """
     actor: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": _ONE_THREAD})
     return ray.get(actor(_plain_seconds).remote(chain, num_micro_batches, steps))
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--schedule", choices=["gpipe", "1f1b"], default="1f1b")
     parser.add_argument("--transport", choices=["auto", "device", "sockets"], default="auto")
     parser.add_argument("--steps", type=count, default=10)
-    parser.add_argument("--width", type=count, default=512, help="of the dense layers")
+    parser.add_argument("--width", type=count, default=512, help="width of the dense layers")
     parser.add_argument("--layers", type=count, default=16, help="dense layers per stage")
     parser.add_argument("--micro-batch", type=count, default=384, help="samples")
     given = parser.parse_args(argv)
@@ -178,9 +178,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     stage = plain / batches / _STAGES
     gain = plain / large_step.step
     print(f"stage {1e3 * stage:.1f} ms per micro-batch, {batches} micro-batches, {given.schedule}")
-    print(f"plain jax on one core {1e3 * plain:.1f} ms, two meshes {1e3 * large_step.step:.1f} ms")
+    print(f"plain JAX on one core {1e3 * plain:.1f} ms, two meshes {1e3 * large_step.step:.1f} ms")
     print(f"speed-up {gain:.3f} of the ideal {ideal:.3f}: {gain / ideal:.3f}")
-    print(f"processor time of plain jax {1e3 * plain_processor:.1f} ms")
+    print(f"processor time of plain JAX {1e3 * plain_processor:.1f} ms")
     print()
     print(markdown_header(["ms per step", "in all", "processor", "run", "send", "receive"]))
     for text, measured in (("large", large_step), ("small", small_step)):

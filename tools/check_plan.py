@@ -1,19 +1,21 @@
-"""Holds what a plan predicts against what XLA compiles: collectives and memory of each module.
+"""Compares a plan's predicted collectives and memory with XLA's, module by module.
 
     python -m alpa.tools.check_plan planned.mlir
 
 Every fragment is exported and compiled for as many virtual CPU devices as its mesh has.
 
-* Collectives are those right after XLA's SPMD partitioner, before backends merge and rewrite them.
-  Compared are payload bytes by kind and in total: of one collective, what a device holds of the
-  full array (the result of an all-gather, the operand of any other). An all-reduce of which
-  each device only keeps its own part counts as a reduce-scatter, as accelerators run it. `sent` is
-  what a device sends on a ring, where an all-reduce is a reduce-scatter and an all-gather.
+* Collectives are read directly after XLA's SPMD partitioner, before backends merge and rewrite
+them.
+  The tool compares payload bytes by kind and in total. The payload of a collective is a device's
+  part of the full array: the result of an all-gather, the operand of any other. An all-reduce whose
+  result each device only slices to its own part counts as a reduce-scatter, as accelerators run it.
+  `sent` is what a device sends on a ring, where an all-reduce is a reduce-scatter and an
+  all-gather.
 * Memory is arguments + results - aliased + temporaries per device. XLA schedules to save memory,
   and all-reduces are not merged; `--default-schedule` compiles as the local executor does.
 
-Loops count as often as they run. Totals count each module once. A difference of up to 1 KiB of
-collectives or 4 KiB of memory is none: scalars, padding and tables of pointers.
+Loops count once per trip. Totals count each module once. Differences of up to 1 KiB in collectives
+or 4 KiB in memory are ignored: scalars, padding and tables of pointers.
 
 The exit status is 0 if every module, and each kind in it, is within the tolerances.
 """
@@ -56,7 +58,7 @@ example:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """Parts of the real number by which the predicted one may differ from it."""
+    """The shares of the real number by which the predicted one may differ."""
 
     collectives: float = 0.10
     memory: float = 0.20
@@ -64,7 +66,7 @@ class Tolerances:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCheck:
-    """One exported module, predicted and compiled; `devices` of its mesh."""
+    """One exported module, predicted and compiled, with the number of its mesh's devices."""
 
     name: str
     devices: int
@@ -79,7 +81,7 @@ class ModuleCheck:
         return {kind: (predicted[kind], real[kind]) for kind in sorted({*predicted, *real})}
 
     def wrong(self, tolerances: Tolerances) -> list[str]:
-        """What is not within the tolerances; kinds are measured by the real total."""
+        """Names what exceeds the tolerances; kinds are measured by the real total."""
         total = _total(self.payloads.values())
         allowed = tolerances.collectives * total[1] + COLLECTIVES_SLACK
         pairs = {**self.payloads, "collectives": total}
@@ -93,10 +95,10 @@ class ModuleCheck:
 def check(
     module: ir.Module, devices: Sequence[Device], *, default_schedule: bool = False
 ) -> list[ModuleCheck]:
-    """Predicts and compiles every fragment of a planned module, which stays as it is.
+    """Predicts and compiles every fragment of a planned module, without changing it.
 
     Raises:
-        CheckError, PassError: the module is not a planned one, or cannot be exported.
+        CheckError, PassError: the module is not planned, or cannot be exported.
         ValueError: there are fewer devices than a mesh has.
         HloError: XLA's text cannot be read.
         jax.errors.JaxRuntimeError: XLA refuses a module.
@@ -136,7 +138,7 @@ def check(
 
 
 def table(checks: Sequence[ModuleCheck], tolerances: Tolerances) -> str:
-    """Predicted, real and their ratio, per module and in total."""
+    """Formats predicted and real numbers and their ratio, per module and in total."""
     width = max([len("module"), *(len(c.name) for c in checks)])
     lines = [f"{'module':{width}}  {'':18} {'predicted':>12} {'real':>12} {'ratio':>6}"]
     for c in checks:
@@ -159,8 +161,8 @@ def table(checks: Sequence[ModuleCheck], tolerances: Tolerances) -> str:
         name = ""
     if any(c.real.has_16_bit_floats for c in checks):
         lines.append(
-            "16-bit floats: XLA computes with many of them in 32 bits on CPU, so memory is real "
-            "for 32 bits only; collectives are read before that"
+            "16-bit floats: on CPU, XLA computes many of them in 32 bits, so memory is that of 32 "
+            "bits; collectives are read before that"
         )
     return "\n".join(lines)
 
@@ -199,7 +201,7 @@ def _sent(collectives: Sequence[Collective]) -> int:
 
 
 def as_json(checks: Sequence[ModuleCheck], tolerances: Tolerances) -> dict[str, Any]:
-    """The numbers of the table, and each single collective."""
+    """The numbers of the table, and each collective."""
     return {
         "ok": not any(c.wrong(tolerances) for c in checks),
         "tolerances": asdict(tolerances),
@@ -233,7 +235,7 @@ def _memory(memory: FragmentMemory | Truth) -> dict[str, int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m alpa.tools.check_plan",
-        description="Holds predicted collectives and memory of a plan against what XLA compiles.",
+        description="Compares a plan's predicted collectives and memory with XLA's.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -244,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
             type=share,
             metavar="PART",
             default=getattr(Tolerances(), name),
-            help="by which part predicted and real may differ; default: %(default)s",
+            help="share by which predicted and real numbers may differ; default: %(default)s",
         )
     parser.add_argument(
         "--default-schedule", action="store_true", help="compile with XLA's own CPU options"
@@ -263,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = parse_within(options.file)
         check_planned(module)
         devices = max((len(mesh.devices) for mesh in read_planned(module).meshes), default=1)
-        # Both have to be said before jax touches a device.
+        # Both must be set before JAX touches a device.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
         checks = check(module, jax.devices(), default_schedule=options.default_schedule)

@@ -1,17 +1,18 @@
-"""Holds the whole search against restricted ones and manual plans (section 8.3, figure 9).
+"""Compares the full search with restricted ones and manual plans (section 8.3, figure 9).
 
     python -m alpa.tools.compare_inter step.mlir --cluster v100-16gb:1x8 --num-micro-batches 128
 
-The rows, all costed by the same model, within the device's memory:
+The rows, with costs from the same model and within the device's memory:
 
-* auto: the whole search
+* auto: the full search
 * equal-layers, equal-ops: stages of equally many layers, layers of equally many contractions
 * intra-only, inter-only: one stage on all devices; each stage on one device
-* DxT: a manual plan: each stage's mesh is D ways of data parallelism by T ways of tensor
-  parallelism, and as many stages as such meshes make up the cluster, of equally many layers. With
-  T > 1 `intra` is megatron, else data-parallel, and zero2.
+* DxT: a manual plan. Each stage's mesh is D ways of data parallelism by T ways of tensor
+  parallelism. There are as many stages as such meshes fit into the cluster, with equally many
+  layers. With T > 1 `intra` is megatron, else data-parallel, and zero2.
 
-None of them should be better than `auto`, but for what its plans are not proven to.
+No row should be much better than `auto`: small differences come from the solver's gap and from the
+estimates of the stage search.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A way to plan, by its name in the table."""
+    """One way to plan, by its name in the table."""
 
     name: str
     settings: Settings
@@ -59,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a row comes to; without a plan, `problem` says why, and the numbers are None."""
+    """The result of a row. Without a plan, `problem` gives the reason, and the numbers are None."""
 
     name: str
     seconds: float | None = None
@@ -69,9 +70,9 @@ class Outcome:
     meshes: tuple[str, ...] = ()
     """the logical shape of each stage's mesh"""
     peak_bytes: int | None = None
-    """of the device that holds most"""
+    """the peak of the fullest device"""
     search_seconds: float
-    """of all passes"""
+    """seconds of all passes"""
     problem: str | None = None
     out_of_memory: bool = False
 
@@ -89,10 +90,10 @@ class Outcome:
 
 
 def rows(settings: Settings) -> list[Row]:
-    """All rows for a cluster, `auto` first; `settings` are those of `auto`.
+    """Returns all rows for a cluster, `auto` first; `settings` are those of `auto`.
 
     Raises:
-        ClusterError: there is no such cluster.
+        ClusterError: the cluster does not exist or is invalid.
     """
     restricted = [
         Row(name="auto", settings=settings),
@@ -115,7 +116,7 @@ def rows(settings: Settings) -> list[Row]:
 
 
 def _grid(cluster: Cluster) -> Iterator[tuple[int, int]]:
-    """Data by tensor parallelism: each factorisation of each submesh that covers the cluster."""
+    """Data by tensor parallelism: each factorisation of each submesh that tiles the cluster."""
     sizes = (n * m for n, m in submeshes(cluster.hosts, cluster.devices_per_host))
     for size in sizes:
         if cluster.num_devices % size == 0:
@@ -129,9 +130,9 @@ def _manual(data: int, tensor: int) -> tuple[Intra, ...]:
 
 
 def compare(module: ir.Module, chosen: Iterable[Row]) -> Iterator[Outcome]:
-    """The outcome of each row, one by one.
+    """Yields the outcome of each row, one by one.
 
-    The module, at the size of a micro-batch, stays as it is.
+    The module has the size of a micro-batch and is not changed.
     """
     for row in chosen:
         clock = Clock()
@@ -158,9 +159,9 @@ def compare(module: ir.Module, chosen: Iterable[Row]) -> Iterator[Outcome]:
 
 
 def complaint(outcomes: Sequence[Outcome], tolerance: float) -> str | None:
-    """By how much `auto` is worse than the best other row, where it is by more than that share.
+    """Describes by how much `auto` is worse than the best other row, if by more than that share.
 
-    None also where `auto` is not among the rows; a sentence where none has a plan.
+    Returns None if `auto` is not among the rows, and a sentence if no row has a plan.
     """
     possible = [(o.seconds, o.name) for o in outcomes if o.seconds is not None]
     if not possible:
@@ -183,9 +184,10 @@ def complaint(outcomes: Sequence[Outcome], tolerance: float) -> str | None:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m alpa.tools.compare_inter",
-        description="Compares the whole search with restricted ones and with a grid of manual "
+        description="Compares the full search with restricted ones and with a grid of manual "
         "plans: predicted seconds per step and peak bytes per device. Prints Markdown. The exit "
-        "status is 1 if anything is better than the whole search, or wrong.",
+        "status is 1 if a plan is better than the full search by more than --tolerance, or after "
+        "an error.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -198,14 +200,14 @@ def parser() -> argparse.ArgumentParser:
         type=count,
         required=True,
         metavar="N",
-        help="forward and backward runs per update; a file is at the size of one micro-batch",
+        help="forward and backward runs per update; a file has the size of one micro-batch",
     )
     add(
         "--micro-batch-size",
         type=count,
         metavar="N",
-        help="samples in a micro-batch, of zoo programs; default: the batch of the model's paper "
-        "over the number of micro-batches",
+        help="samples in a micro-batch, for zoo programs; default: the batch of the model's paper "
+        "divided by the number of micro-batches",
     )
     add(
         "--schedule",
@@ -225,8 +227,8 @@ def parser() -> argparse.ArgumentParser:
         type=share,
         default=0.02,
         metavar="SHARE",
-        help="by how much auto may be worse than the best; default: 0.02, to which plans are "
-        "proven",
+        help="share by which auto may be worse than the best; default: 0.02, the gap of the "
+        "sharding solver",
     )
     add("--json", type=Path, metavar="FILE", help="where to write the numbers")
     return result
@@ -271,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> list[Row]:
-    """The rows that are asked for. Raises ClusterError, ValueError."""
+    """The requested rows. Raises ClusterError, ValueError."""
     everything = rows(
         Settings(
             cluster=options.cluster,
@@ -290,12 +292,11 @@ def _chosen(options: argparse.Namespace) -> list[Row]:
 
 
 def _module(program: str, options: argparse.Namespace) -> ir.Module:
-    """The program at the size of a micro-batch. Raises PlanningError, ValueError."""
+    """Returns the program at the size of a micro-batch. Raises PlanningError, ValueError."""
     if not program.startswith(ZOO):
         if options.micro_batch_size is not None:
             raise ValueError(
-                f"--micro-batch-size is for zoo programs; {program} is at the size of one "
-                "micro-batch"
+                f"--micro-batch-size is for zoo programs; {program} has the size of one micro-batch"
             )
         return read(program)
     found = zoo.get(program.removeprefix(ZOO))
@@ -305,13 +306,13 @@ def _module(program: str, options: argparse.Namespace) -> ir.Module:
         if rest:
             raise ValueError(
                 f"the {found.global_batch_size} samples of {program} cannot be cut into {number} "
-                "equal micro-batches; say how large each is with --micro-batch-size"
+                "equal micro-batches; set their size with --micro-batch-size"
             )
     return lowered(found, size)
 
 
 def _table(program: str, module: ir.Module, chosen: Sequence[Row], memory: int) -> list[Outcome]:
-    """Prints the rows as they come, and below why some have no plan."""
+    """Prints the rows one by one, and below the table why some have no plan."""
     header = ["plan", "step", "T / step", "stages", "meshes", "peak memory", "search"]
     print(f"{program}\n\n{markdown_header(header)}", flush=True)
     found: list[Outcome] = []

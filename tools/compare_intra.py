@@ -1,9 +1,9 @@
-"""Holds the whole search against the paper's intra-operator baselines (section 8.2, figure 8).
+"""Compares the full search with the paper's intra-operator baselines (section 8.2, figure 8).
 
     python -m alpa.tools.compare_intra gpt-2.6b moe-2.4b --cluster v100-16gb:1x8
 
-Every model of the zoo is one stage on the whole cluster; all values of `intra` are costed by the
-same model, within the device's memory.
+Every zoo model is one stage on the whole cluster. One cost model evaluates all values of `intra`,
+within the device's memory.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _PARTITION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a value of `intra` comes to; seconds and bytes are None where memory is too small."""
+    """The result of one value of `intra`; seconds and bytes are None if memory is too small."""
 
     intra: str
     seconds: float | None
     gap: float | None
     peak_bytes: int | None
     needs: str | None
-    """what is too much, where memory is too small"""
+    """the bytes needed, if memory is too small"""
     search_seconds: float
 
     @property
@@ -54,7 +54,7 @@ class Outcome:
 def compare(
     program: str, *, micro_batch_size: int, global_batch: int, cluster: str, intra: Sequence[str]
 ) -> Iterator[Outcome]:
-    """The outcome of each value of `intra`, one by one.
+    """Yields the outcome of each value of `intra`, one by one.
 
     Raises:
         ir.MLIRError: the program cannot be planned, for another reason than memory.
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: python -m alpa.tools.compare_intra gpt-350m --cluster v100-16gb:1x8 "
         "--micro-batch-size 8",
     )
-    result.add_argument("programs", nargs="+", metavar="MODEL", help="of the zoo, e.g. gpt-2.6b")
+    result.add_argument("programs", nargs="+", metavar="MODEL", help="a zoo model, e.g. gpt-2.6b")
     result.add_argument("--cluster", default="v100-16gb:1x8", help="default: v100-16gb:1x8")
     result.add_argument(
         "--global-batch", type=int, default=1024, metavar="N", help="samples per step; default 1024"
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = options.intra or list(INTRA)
     if options.micro_batch_size < 1 or options.global_batch % options.micro_batch_size:
         print(
-            f"error: a batch of {options.global_batch} does not consist of micro-batches of "
+            f"error: a batch of {options.global_batch} cannot be cut into micro-batches of "
             f"{options.micro_batch_size}",
             file=sys.stderr,
         )

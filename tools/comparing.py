@@ -1,9 +1,9 @@
-"""`alpa-plan --compare-with-jax`: one step of the plan on virtual CPU devices against one device.
+"""Implements `alpa-plan --compare-with-jax`: compares one step of the plan on virtual CPU devices.
 
-A file is compared with itself on one device, on random arguments. A program of the zoo is compared
-with its own step in plain JAX, at the whole batch, or from micro-batch to micro-batch if it draws
-random numbers or its forward pass writes state. With `sizes`, a smaller program of the same
-structure is planned with the same settings and compared instead.
+A file is compared with itself on one device, on random arguments. A zoo program is compared with
+its own step in plain JAX: at the whole batch, or by a loop over micro-batches if it draws random
+numbers or its forward pass writes state. With `sizes`, a smaller program of the same structure is
+planned with the same settings and compared instead.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from alpa.tools.zoo import TrainingProgram
 def compare_file(
     source: ir.Module, planned: ir.Module, devices: int, name: str, clock: Clock
 ) -> Comparison:
-    """A planned file against the file.
+    """Compares a planned file with the file.
 
     Raises:
-        ValueError: it does not fit into this machine, or has constants without values.
+        ValueError: it does not fit on this machine, or has constants without values.
         LoadError: the plan cannot be run.
     """
     if number := elided_to_arguments(separate(source.operation)):
         raise ValueError(
-            f"{name} has {number} constants whose values were left out, so that it cannot be run; "
-            "python -m alpa.tools.run_file draws them"
+            f"{name} has {number} constants without values, so that it cannot be run; "
+            "python -m alpa.tools.run_file draws random values"
         )
     size = sum(_bytes(type_) for type_ in main_function(source).type.inputs)
     check_memory(size, devices, name)
@@ -50,11 +50,11 @@ def compare_file(
 def compare_shrunk(
     source: ir.Module, settings: Settings, sizes: Mapping[int, int], clock: Clock
 ) -> Comparison:
-    """A smaller program of the same structure, planned with the same settings, against itself.
+    """Plans a smaller program of the same structure with the same settings and compares it.
 
     Raises:
         ValueError: a size does not occur.
-        PassError, ir.MLIRError: the program cannot be shrunk so.
+        PassError, ir.MLIRError: the program cannot be shrunk like this.
         PlanningError: there is no plan for it.
     """
     small = separate(source.operation)
@@ -68,10 +68,10 @@ def compare_shrunk(
 def compare_zoo(
     program: TrainingProgram, batch_size: int, planned: ir.Module, devices: int, clock: Clock
 ) -> Comparison:
-    """A planned zoo program against its own step in plain JAX.
+    """Compares a planned zoo program with its own step in plain JAX.
 
     Raises:
-        ValueError: it does not fit into this machine.
+        ValueError: it does not fit on this machine.
         LoadError: the plan cannot be run.
     """
     shapes = jax.tree.leaves(program.state_shapes())

@@ -1,20 +1,20 @@
-"""Parallelises a training step, runs it on virtual CPU devices, and holds it against plain jax.
+"""Parallelises a training step, runs it on virtual CPU devices, and compares it with plain JAX.
 
     python -m alpa.tools.demo
     python -m alpa.tools.demo --executor ray --steps 24
     python -m alpa.tools.demo moe-tiny --cluster cpu:1x4 --num-stages auto --optimizer adam
 
-Both sides start from the same state and see the same batches: two random ones, which take turns, so
-that the loss falls. The rule for "equal" depends on the optimizer, because parallel sums differ in
-their last bits and Adam divides by the root of a gradient's square, which blows that up:
+Both sides start from the same state and see the same batches: two random ones in turn, so that the
+loss falls. The rule for "equal" depends on the optimizer. Parallel sums differ in their last bits,
+and Adam divides by the root of a gradient's square, which amplifies the difference:
 
 * sgd: `max|a-b| <= 1e-4 max|ref|` for each loss and each tensor of the state after the last step;
-  2e-2 where the model computes in 16 bits.
+  2e-2 if the model computes in 16 bits.
 * adam, adamw-clip: the same for the losses; each tensor of the state is at most 4 times as far from
-  a run in 64 bits as plain jax is.
+  a run in 64 bits as plain JAX is.
 
-Plain jax runs one step at the whole batch; a program whose forward pass writes state or draws
-random numbers is run by plain jax micro-batch by micro-batch, as the plan does.
+Plain JAX runs one step at the whole batch. If the forward pass writes state or draws random
+numbers, plain JAX loops over the micro-batches, as the plan does.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from functools import partial
 from typing import Any, cast
 
 if __name__ == "__main__":
-    # XLA warns of layouts that it changes in a roundabout way, which who tries the demo cannot act
-    # on. It reads this when jax is imported.
+    # XLA warns about inefficient layout changes, which a user of the demo cannot fix. It reads this
+    # variable when jax is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
@@ -56,7 +56,7 @@ from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.devices import DevicesError, make_devices
 from alpa.tools.zoo import TrainingProgram, TrainState
 
-# A GPT of 3.1 million parameters: real enough to have a plan, small enough for a laptop.
+# A GPT of 3.1 million parameters: large enough for a plan, small enough for a laptop.
 _DEFAULT = "gpt-3m"
 GPT_3M = {
     "num_layers": 6,
@@ -65,7 +65,7 @@ GPT_3M = {
     "vocab_size": 2048,
     "sequence_length": 64,
 }
-_ADAPTIVE = 4  # times the distance of plain jax to the run in 64 bits
+_ADAPTIVE = 4  # times the distance of plain JAX to the run in 64 bits
 _EPSILON = float(np.finfo(np.float32).eps)
 _EXAMPLES = f"""\
 models: {_DEFAULT}, and those of python -m alpa.tools.zoo --list
@@ -80,12 +80,12 @@ Step = Callable[[Any, Any], tuple[TrainState, Any]]
 
 
 class DemoError(ValueError):
-    """The demo cannot be run; the message says what to change."""
+    """The demo cannot run. The message says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One tensor after the last step: how far it is off, and how far it may be."""
+    """One tensor after the last step: its error, and its bound."""
 
     name: str
     error: float
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def share(self) -> float:
-        """The error in units of its bound."""
+        """The error as a share of its bound."""
         if not self.error:
             return 0.0
         return self.error / self.bound if self.bound else float("inf")
@@ -112,10 +112,10 @@ class Run:
 
 
 def model(name: str, optimizer: str) -> TrainingProgram:
-    """A program of the zoo, or the demo's own.
+    """A zoo program, or the demo's own.
 
     Raises:
-        DemoError: there is none of that name; with the nearest ones.
+        DemoError: there is none of that name; lists the nearest names.
     """
     if name == _DEFAULT:
         return zoo.get("gpt-tiny", optimizer=optimizer, **GPT_3M)
@@ -143,7 +143,7 @@ def planned_step(program: TrainingProgram, executable: runtime.Executable) -> St
 
 
 def reference_step(program: TrainingProgram, batches: int) -> Step:
-    """What the plan has to compute, in plain jax."""
+    """The reference for the plan, in plain JAX."""
     keys = random_inputs(program)
     if batches == 1 or not (keys or jax.tree.leaves(program.state_shapes().model_state)):
         return program.train_step
@@ -176,7 +176,7 @@ def reference_step(program: TrainingProgram, batches: int) -> Step:
 
 
 def widened_step(step: Step, state: TrainState, batch: Any) -> Step:
-    """A step that computes in 64 bits and rounds nowhere between."""
+    """A step that computes in 64 bits without rounding in between."""
     structure = jax.tree.structure(state)
     traced = jax.jit(step, keep_unused=True).trace(state, batch)
     module = widened(cast(ir.Module, traced.lower().compiler_ir("stablehlo")))
@@ -200,7 +200,7 @@ def widened_step(step: Step, state: TrainState, batch: Any) -> Step:
 
 
 def run(name: str, step: Step, state: TrainState, batches: Sequence[Any], steps: int) -> Run:
-    """Runs some steps; the batches take turns."""
+    """Runs some steps; the batches alternate."""
     losses: list[float] = []
     for number in range(steps):
         with _doing(f"{name}, step {number + 1} of {steps}"):
@@ -210,14 +210,14 @@ def run(name: str, step: Step, state: TrainState, batches: Sequence[Any], steps:
 
 
 def loss_rows(run: Run, reference: Run, dtype: str) -> list[Row]:
-    """The losses, by the bound of the type that the model computes in."""
+    """Compares the losses by the bound of the model's type."""
     a, b = (list(np.asarray(losses, np.float32)) for losses in (run.losses, reference.losses))
     rows = compare(a, b, dtype)
     return [Row(name=f"loss {r.index + 1}", error=r.error, bound=r.bound) for r in rows]
 
 
 def state_rows(run: Run, reference: Run, exact: Run | None, dtype: str) -> list[Row]:
-    """The tensors of the state: by their size, or by the distance to the exact run."""
+    """Compares the tensors of the state by their size, or by the distance to the exact run."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(run.state)]
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     results, plain = jax.tree.leaves(run.state), jax.tree.leaves(reference.state)
@@ -251,13 +251,13 @@ def _plan(program: TrainingProgram, options: argparse.Namespace) -> ir.Module:
 
 
 def _demo(options: argparse.Namespace) -> bool:
-    """Whether the planned program and plain jax agree."""
+    """Whether the planned program and plain JAX agree."""
     program = model(options.model, options.optimizer)
     if options.optimizer != "sgd" and random_inputs(program):
-        # They make floats of random bits, which do not widen.
+        # Random floats are made from bits, which do not widen.
         raise DemoError(
             f"{options.model} draws random numbers, so there is no run in 64 bits to judge "
-            f"{options.optimizer} by; take --optimizer sgd"
+            f"{options.optimizer} by; use --optimizer sgd"
         )
     num_devices = _num_devices(options.cluster)
     _check_memory(program, num_devices)
@@ -276,15 +276,15 @@ def _demo(options: argparse.Namespace) -> bool:
     data = [program.random_batch(seed, batches * size) for seed in (1, 2)]
     reference = reference_step(program, batches)
     looped = reference != program.train_step
-    # The plan donates its state: it gets a copy of its own.
+    # The plan donates its state, so it gets a copy.
     start = jax.tree.map(np.asarray, state)
     ours = run("the plan", planned_step(program, executable), start, data, options.steps)
-    plain = run("plain jax", jax.jit(reference), state, data, options.steps)
+    plain = run("plain JAX", jax.jit(reference), state, data, options.steps)
     exact = None
     if options.optimizer != "sgd":
         with _doing("compiling for 64 bits"):
             wide = widened_step(reference, state, data[0])
-        exact = run("plain jax in 64 bits", wide, state, data, options.steps)
+        exact = run("plain JAX in 64 bits", wide, state, data, options.steps)
 
     dtype = np.dtype(getattr(program.config, "dtype", np.float32)).name
     losses = loss_rows(ours, plain, dtype)
@@ -301,21 +301,21 @@ def _num_devices(cluster: str) -> int:
 
 
 def _check_memory(program: TrainingProgram, num_devices: int) -> None:
-    """Raises DemoError where replicas on every device would not fit into this machine."""
+    """Raises DemoError if replicas on every device would not fit on this machine."""
     leaves = jax.tree.leaves(program.state_shapes())
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needed = size * (num_devices + 3)  # and the start, the gradients and plain jax's
+    needed = size * (num_devices + 3)  # plus the start, the gradients and plain JAX's state
     if needed > memory:
         raise DemoError(
             f"{program.name} has {size / 2**30:.1f} GiB of state, up to {needed / 2**30:.0f} GiB "
-            f"on {num_devices} devices in one machine that has {memory / 2**30:.0f} GiB; take a "
+            f"on {num_devices} devices in one machine that has {memory / 2**30:.0f} GiB; use a "
             f"smaller model, such as {_DEFAULT}, or only plan it with alpa-opt"
         )
 
 
 def _print_losses(ours: Run, plain: Run, rows: Sequence[Row], *, looped: bool) -> None:
-    reference = "plain jax by micro-batches" if looped else "plain jax"
+    reference = "plain JAX by micro-batches" if looped else "plain JAX"
     print(f"{'step':>4}  {'loss of the plan':>16}  {reference:>16}  {'difference':>10}")
     for number, row in enumerate(rows):
         a, b = ours.losses[number], plain.losses[number]
@@ -334,7 +334,7 @@ def _print_verdict(
     if adaptive:
         print(
             f"\nrule for losses: {rule}\nrule for the state: at most {_ADAPTIVE} times as far "
-            "from a run in 64 bits as plain jax"
+            "from a run in 64 bits as plain JAX"
         )
     else:
         print(f"\nrule for losses and the state: {rule}")
@@ -357,7 +357,7 @@ def _print_verdict(
 
 @contextmanager
 def _doing(what: str) -> Generator[None]:
-    """Says on a terminal what is being done, then how long it took."""
+    """Prints on a terminal what is being done, then how long it took."""
     shown = sys.stderr.isatty()
     if shown:
         print(f"{what} ...", end="", file=sys.stderr, flush=True)
@@ -376,7 +376,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m alpa.tools.demo",
         description="Parallelises a training step, runs it on virtual CPU devices, in this "
-        "process or in Ray actors, and compares losses and parameters with plain jax. The exit "
+        "process or in Ray actors, and compares losses and parameters with plain JAX. The exit "
         "status is 0 if they are equal, else 1.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -406,12 +406,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line; the exit status is 0 if the plan computes what plain jax does."""
+    """Runs a command line; the exit status is 0 if the plan's results match plain JAX."""
     options = _parser().parse_args(arguments)
     try:
         return 0 if _demo(options) else 1
     except ir.MLIRError as error:
-        # The places are in a text that nobody has seen.
+        # The places refer to generated text that the user does not have.
         messages = [diagnostic.message for diagnostic in error.error_diagnostics]
         message = "\n".join(messages) or error.message
     except PassError as error:

@@ -1,4 +1,4 @@
-"""Virtual CPU devices for the tools that run plans in their own process."""
+"""Virtual CPU devices for tools that run plans in their own process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import jax
 
 
 class DevicesError(ValueError):
-    """jax has made its devices already, and they are too few."""
+    """JAX has already created its devices, and there are too few."""
 
 
 def make_devices(number: int) -> None:
-    """Asks jax for so many CPU devices, which it makes at its first use.
+    """Requests CPU devices from JAX, which creates them at its first use.
 
     Raises:
-        DevicesError: it has been used, and has fewer.
+        DevicesError: JAX has been used already and has fewer devices.
     """
     jax.config.update("jax_platforms", "cpu")
     try:
@@ -22,5 +22,5 @@ def make_devices(number: int) -> None:
         if len(jax.devices()) < number:
             raise DevicesError(
                 f"the cluster has {number} devices, jax has made {len(jax.devices())} already; "
-                "start the command in a process of its own"
+                "run the command in a process of its own"
             ) from error

@@ -1,4 +1,4 @@
-"""How the commands that read a program from a file tell what is wrong."""
+"""Prints the errors of commands that read a program from a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alpa.passes.pipelines.diagnostics import place_of
 
 
 def fail(error: Exception, file: str) -> int:
-    """Prints an error at the op that it is about, else at the file; returns the exit status."""
+    """Prints an error at its op, or else at the file; returns the exit status."""
     print(_sentence(error, file), file=sys.stderr)
     return 1
 

@@ -1,7 +1,7 @@
-"""Runs a command so that nothing that MLIR's C++ does with a program takes the answer along.
+"""Runs a command in a separate process, so that a crash in MLIR's C++ still gives an error message.
 
-MLIR's readers and passes trust what they read: there are programs, broken bytecode above all, at
-which they end the process, and some at which they never end.
+MLIR's readers and passes trust their input. Some programs, above all broken bytecode, crash the
+process, and some make it run forever.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from alpa.dialects import ir, is_bytecode, parse_file
 
 
 def guard(name: str) -> None:
-    """Goes on in a process of its own; this one waits for it, and says so where a signal ends it.
+    """Continues in a new process; this one waits for it, and reports a signal that ends it.
 
-    To be called first, while there are no threads. The exit status is that of the new process, or
-    1.
+    Call it first, while there are no threads. The exit status is that of the new process, or 1.
     """
     with warnings.catch_warnings():
-        # jax warns of threads, and has none before it is asked for a device.
+        # JAX warns about threads, but has none before it uses a device.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         child = os.fork()
     if child == 0:
@@ -41,23 +40,23 @@ def guard(name: str) -> None:
 
 def _sentence(number: signal.Signals) -> str:
     if number is signal.SIGALRM:
-        return "MLIR's bytecode reader found no end; the file is broken"
+        return "MLIR's bytecode reader did not finish; the file is broken"
     if number is signal.SIGTERM:
         return "terminated"
     if number is signal.SIGKILL:
         return "the system has ended this process (SIGKILL); it may have needed too much memory"
     return (
-        f"MLIR's C++ has ended the process ({number.name}), and nothing was written. Where the "
-        "program is bytecode, or was changed by hand, it is broken in a way that MLIR does not "
-        "notice; else a pass fails on it, and --print-ir-after-all shows which"
+        f"MLIR's C++ has crashed ({number.name}), and nothing was written. If the program is "
+        "bytecode or was changed by hand, it is broken in a way that MLIR does not detect; "
+        "otherwise a pass fails on it, and --print-ir-after-all shows which"
     )
 
 
 def parse_within(file: str, context: ir.Context | None = None) -> ir.Module:
-    """A verified module from a file, text or bytecode.
+    """Parses and verifies a module from a file, text or bytecode.
 
     Raises:
-        OSError: it cannot be read; MLIR's own message for that names no reason.
+        OSError: it cannot be read; MLIR's own message gives no reason.
         ir.MLIRError: it does not parse or verify.
     """
     with open(file, "rb") as stream:

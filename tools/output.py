@@ -1,4 +1,4 @@
-"""What the command line tools share about what they write, and where."""
+"""Output that the command line tools share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def markdown_header(columns: Sequence[str]) -> str:
 
 @contextmanager
 def until_the_reader_goes() -> Generator[None]:
-    """Ends the block quietly when who reads standard output has gone, as `head` does."""
+    """Ends the block quietly when the reader of standard output has gone, as `head` does."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left in the buffer would raise once more when Python ends.
+        # Otherwise Python would raise again for the rest of the buffer when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Prints a planned program for people: `python -m alpa.tools.plan_table PLANNED.mlir`."""
+"""Prints a planned program as a table: `python -m alpa.tools.plan_table PLANNED.mlir`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m alpa.tools.plan_table",
-        description="Prints what a planned program does where, and what limits it.",
+        description="Prints the stages, shardings and transfers of a plan, and what limits it.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,6 +1,6 @@
 """Programs as command lines name them: the path of a file, or `zoo:NAME`.
 
-A program that cannot be had is a PlanningError, as if a pass had refused it.
+A program that cannot be read or lowered raises a PlanningError, as if a pass had refused it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def read(file: str) -> ir.Module:
 
 
 def lowered(program: TrainingProgram, micro_batch_size: int) -> ir.Module:
-    """A zoo program at the size of a micro-batch. Raises PlanningError."""
+    """Lowers a zoo program at the size of a micro-batch. Raises PlanningError."""
     try:
         return parse(program.lower(micro_batch_size))
     except ValueError as error:
-        # Some models want their batch to divide evenly inside.
+        # Some models require that their batch divides evenly.
         raise PlanningError((Diagnostic("error", Place("-"), str(error)),)) from error
 
 
 def placed(diagnostic: Diagnostic, program: str) -> Diagnostic:
-    """In the text of a zoo program, which nobody has seen, no place says anything."""
+    """Replaces places in the text of a zoo program, which the user does not have, by its name."""
     if diagnostic.place.file not in ("-", "unknown"):
         return diagnostic
     return replace(diagnostic, place=Place(program))

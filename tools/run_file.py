@@ -3,14 +3,13 @@
     python -m alpa.tools.run_file step.mlir --cluster cpu:2x4 --num-layers 4 --num-stages 2
 
 Arguments are random, from a seed, and keep the program finite: variances are positive, indices and
-labels in range. Arrays that only the update reads start at zero, as moments do, and whole numbers
-at one, where a learning rate that is warmed up is not zero. Constants whose values were left out of
-the file become arguments; `--dim N=M` shrinks the program first, as `alpa.tools.shrink` does.
-`--roles` says what arguments and results are, as for `alpa-plan`. With several micro-batches every
-micro-batch is the same one.
+labels in range. Arrays that only the update reads start at zero, as moments do. Integers that only
+the update reads start at one, where a learning rate with warm-up is not zero. Constants without
+values become arguments. `--dim N=M` shrinks the program first, as `alpa.tools.shrink` does.
+`--roles` gives the roles of arguments and results, as for `alpa-plan`. All micro-batches are equal.
 
-`alpa.runtime.comparison` says what is equal, and how a fault is told from noise. The exit status is
-0 if every result is equal or differs by noise, of which a warning is printed, and 1 otherwise.
+`alpa.runtime.comparison` defines equality and separates faults from noise. The exit status is 0 if
+every result is equal or differs only by noise, for which a warning is printed, and 1 otherwise.
 `--widen` computes everything in 64 bits, where the noise is smaller.
 """
 
@@ -48,7 +47,8 @@ examples:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m alpa.tools.run_file",
-        description="Plans a program, runs it on virtual CPU devices, compares with one device.",
+        description="Plans a program, runs it on virtual CPU devices, and compares the results "
+        "with one device.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("num-layers", "num-stages", "num-micro-batches"):
         parser.add_argument(f"--{name}", metavar="N", help=f"the option {name} of the passes")
     parser.add_argument("--roles", metavar="ROLES.toml", help="roles of arguments and results")
-    parser.add_argument("--seed", type=int, default=0, help="of the arguments; default: 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the arguments; default: 0")
     parser.add_argument(
         "--dim",
         dest="dims",
@@ -65,13 +65,13 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=parse_size,
         metavar="N=M",
-        help="make M of every size N before planning; may be repeated",
+        help="replace every size N by M before planning; may be repeated",
     )
     parser.add_argument("--widen", action="store_true", help="make all real floats 64 bits wide")
     parser.add_argument(
         "--show", type=count, default=SHOWN, metavar="N", help="results to list; default: 10"
     )
-    parser.add_argument("-o", dest="output", type=Path, metavar="OUT", help="write the plan, too")
+    parser.add_argument("-o", dest="output", type=Path, metavar="OUT", help="also write the plan")
     return parser
 
 

@@ -1,13 +1,13 @@
-"""How long the search takes, and in what memory, for the models of the paper and a Llama.
+"""Measures the time and memory of the search for the models of the paper and a Llama.
 
     python -m alpa.tools.search_times gpt-2.6b moe-2.4b --runs 3
 
-The models of the paper's tables 6 to 8 are planned for the GPUs that it gives them: hosts of eight
-V100s with 16 GiB. llama-8b is not of those tables: 8192 tokens and a vocabulary of 128256, for
-eight hosts of eight H100s.
+The models of the paper's tables 6 to 8 are planned for the paper's GPUs: hosts of eight V100s with
+16 GiB. llama-8b is not in these tables: 8192 tokens and a vocabulary of 128256, for eight hosts of
+eight H100s.
 
 A model is lowered once, to a file, and each run of `alpa-plan` on that file is a process of its
-own: no run finds what another one left in memory or in caches, and none of it is spent on lowering.
+own. No run uses results of another one in memory or caches, and lowering is not measured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A zoo program, what it is planned for, and how its batch is cut."""
+    """A zoo program, its cluster, and the sizes of its batch."""
 
     program: str
     cluster: str
@@ -53,20 +53,20 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """What a search took; of several, the median of each number."""
+    """The time and memory of a search, or the median of each number over several."""
 
     phases: dict[str, float]
     """seconds by name, in the order of the search"""
     total: float
     """seconds of all phases"""
     peak_bytes: int
-    """resident, of the largest of the search's processes"""
+    """resident, in the largest of the search's processes"""
     step_seconds: float
     """of the plan, predicted"""
 
     @classmethod
     def median(cls, runs: Sequence[Times]) -> Times:
-        """Number by number, so that the phases need not add up to the total."""
+        """Takes medians number by number, so the phases need not add up to the total."""
         return cls(
             phases={name: median(run.phases[name] for run in runs) for name in runs[0].phases},
             total=median(run.total for run in runs),
@@ -76,11 +76,11 @@ class Times:
 
 
 class SearchError(Exception):
-    """A program cannot be lowered or planned; `str` is what was said about it."""
+    """A program cannot be lowered or planned; `str` is the command's error."""
 
 
 def _cases() -> dict[str, Case]:
-    """The batches are those of the models' papers; docs/figures.md cuts them in the same way."""
+    """The cases, with the batches of the models' papers, as in docs/figures.md."""
     sizes = {
         "gpt": ("350m", "1.3b", "2.6b", "6.7b", "15b", "39b"),
         "moe": ("380m", "1.3b", "2.4b", "10b", "27b", "70b"),
@@ -93,7 +93,7 @@ def _cases() -> dict[str, Case]:
             cluster=cluster,
             micro_batch_size=32 if family == "wresnet" else 8,
             num_micro_batches=48 if family == "wresnet" else 128,
-            # Its state with sums in f32 is 1.02 TiB, and 64 V100s have 1 TiB.
+            # Its state with sums in f32 needs 1.02 TiB, and 64 V100s have 1 TiB.
             accumulate_dtype="same" if f"{family}-{size}" == "moe-70b" else "f32",
         )
         for family, names in sizes.items()
@@ -141,9 +141,10 @@ def measure_file(file: Path, case: Case, *, schedule: str) -> Times:
 
 
 def _peak_bytes(module: Sequence[str]) -> int:
-    """Runs a Python module with arguments; the most that it, or a process it made, held at a time.
+    """Runs a Python module with arguments; returns the peak memory of it or of a child process.
 
-    A new process starts from what its parent holds, so this one is to hold less: it imports no jax.
+    A new process starts with its parent's memory, so this process must stay small: it imports no
+    JAX.
 
     Raises:
         SearchError: its exit status is not 0.
@@ -173,24 +174,24 @@ def parser() -> argparse.ArgumentParser:
     )
     add = result.add_argument
     add("programs", nargs="*", metavar="MODEL", help=f"default: all: {', '.join(CASES)}")
-    add("--runs", type=count, default=1, metavar="N", help="take medians of so many; default: 1")
+    add("--runs", type=count, default=1, metavar="N", help="runs to take medians of; default: 1")
     add(
         "--micro-batch-size",
         type=count,
         metavar="N",
-        help="samples at a time; default: 8, of Wide-ResNet 32",
+        help="samples at a time; default: 8, for Wide-ResNet 32",
     )
     add(
         "--num-micro-batches",
         type=count,
         metavar="N",
-        help="forward and backward runs per update; default: 128, of Wide-ResNet 48, of Llama 64",
+        help="forward and backward runs per update; default: 128, for Wide-ResNet 48, for Llama 64",
     )
     add(
         "--accumulate-dtype",
         choices=get_args(AccumulateDtype),
-        help="narrowest type of gradients' sums; default: f32, and same of moe-70b, which does not "
-        "fit in f32",
+        help="narrowest type of gradients' sums; default: f32, and same for moe-70b, which does "
+        "not fit with f32",
     )
     add(
         "--schedule",
@@ -203,7 +204,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit status: 1 where a program could not be planned."""
+    """Runs a command line and returns its exit status: 1 if a program could not be planned."""
     options = parser().parse_args(arguments)
     if unknown := [name for name in options.programs if name not in CASES]:
         print(f"error: no model {unknown[0]}; there are {', '.join(CASES)}", file=sys.stderr)

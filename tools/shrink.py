@@ -3,19 +3,17 @@
 Before: `stablehlo.slice %x [0:16, 64:128] : (tensor<16x128xf32>) -> tensor<16x64xf32>`
 After `--dim 128=16 --dim 64=8`: `stablehlo.slice %x [0:16, 8:16] : (tensor<16x16xf32>) -> ...`
 
-`--dim N=M` makes M of N wherever N is a size: in tensor types, in the attributes that count
+`--dim N=M` replaces N by M wherever N is a size: in tensor types, in the attributes that count
 elements (limits of slices, windows, groups of a convolution), and in constants whose elements all
 equal N, such as the divisor of a mean or the size that is added to a negative index. Other
 constants are cropped. Sizes that depend on one another (128 heads of 64, a reshape to 8192) each
-take a `--dim`. The result is a valid program, not the same function: it is meant for a run in
-seconds.
+need a `--dim`. The result is a valid program, but not the same function. It runs in seconds.
 
-Limits: a size is known by its number alone, so two dimensions of one size shrink together, and a
-constant that happens to equal N changes. Bounds of loops keep their value without `--trip-counts`.
+Limits: a size is identified by its number, so two dimensions of one size shrink together, and a
+constant that happens to equal N changes. Loop bounds keep their value without `--trip-counts`.
 
-`--elided-as-arguments` turns constants whose values were left out of the file
-(`dense_resource<__elided__>`) into arguments of @main with `alpa.role = "constant"`, behind the
-others, in the order of the constants.
+`--elided-as-arguments` turns constants without values (`dense_resource<__elided__>`) into arguments
+of @main with `alpa.role = "constant"`, after the others, in the order of the constants.
 
 Fails when: a size does not occur, or the smaller program does not verify; the error names the op.
 """
@@ -63,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=[],
         type=parse_size,
         metavar="N=M",
-        help="make M of every size N; may be repeated",
+        help="replace every size N by M; may be repeated",
     )
     parser.add_argument(
-        "--trip-counts", action="store_true", help="change the bounds of loops that equal an N, too"
+        "--trip-counts", action="store_true", help="also change loop bounds that equal an N"
     )
     parser.add_argument(
         "--elided-as-arguments",

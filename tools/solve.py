@@ -25,14 +25,14 @@ from alpa.tools.arguments import amount, share
 
 
 class CaseError(ValueError):
-    """The file is no instance; the message says where and why."""
+    """The file is not an instance; the message says where and why."""
 
 
 def read_case(document: Any) -> Problem:
-    """The problem of a parsed contest file.
+    """Builds the problem of a parsed contest file.
 
     Raises:
-        CaseError: something is missing or does not fit together.
+        CaseError: something is missing or inconsistent.
     """
     problem = _get(document, "problem", "the file")
     nodes, edges = _get(problem, "nodes", "problem"), _get(problem, "edges", "problem")
@@ -74,9 +74,9 @@ def _vector(numbers: Any, what: str) -> np.ndarray:
     try:
         vector = np.array(numbers, dtype=float)
     except (TypeError, ValueError) as error:
-        raise CaseError(f"{what} are no list of numbers: {error}") from error
+        raise CaseError(f"{what} are not a list of numbers: {error}") from error
     if vector.ndim != 1:
-        raise CaseError(f"{what} are no list of numbers")
+        raise CaseError(f"{what} are not a list of numbers")
     return vector
 
 
@@ -114,14 +114,14 @@ def load_case(path: Path) -> Problem:
     except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise CaseError(f"cannot be read: {error}") from error
     except json.JSONDecodeError as error:
-        raise CaseError(f"is no JSON: {error}") from error
+        raise CaseError(f"is not JSON: {error}") from error
     except ValueError as error:
         raise CaseError(str(error)) from error
     return problem
 
 
 def number(value: float) -> str:
-    """A number as the contest writes it: integers without a point."""
+    """Formats a number as the contest does: integers without a point."""
     return f"{value:.0f}" if value == round(value) else f"{value:.10g}"
 
 
@@ -138,13 +138,13 @@ def parser() -> argparse.ArgumentParser:
         type=amount,
         default=300.0,
         metavar="SECONDS",
-        help="then the best found is printed, with its bound (default: 300)",
+        help="seconds, after which the best assignment is printed with its bound (default: 300)",
     )
     result.add_argument(
         "--gap",
         type=share,
         default=1e-9,
-        help="stop where the objective is proven to be this close to the optimum, as a part of it",
+        help="stop at this relative gap between objective and bound",
     )
     result.add_argument(
         "-o", type=Path, metavar="CHOICE.json", help="where to write the strategy of each node"

@@ -1,7 +1,7 @@
 """Alpa: automatic inter- and intra-operator parallelism for StableHLO programs.
 
-`parallelize` is `jax.jit` for a cluster. `alpa.passes` is the compiler for embedders,
-`alpa.runtime` runs what it planned, and `alpa.dialects` is the vocabulary of the IR.
+`parallelize` is `jax.jit` for a cluster. `alpa.passes` is the compiler as a library,
+`alpa.runtime` runs plans, and `alpa.dialects` is the vocabulary of the IR.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MODULES = {
 }
 
 
-# The compiler does not import jax, so the package does not before it is asked for what does.
+# The compiler does not import jax. The package imports it only when a name that needs it is used.
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """Training states on disk.
 
-`checkpoint` is what users call, `writing` how orbax is used, `stored_array` one array that many
-processes write and read, and `manifest` what is believed of a folder.
+`checkpoint` has the public functions. `writing` uses Orbax, `stored_array` writes and reads one
+array from many processes, and `manifest` describes and checks a folder.
 """

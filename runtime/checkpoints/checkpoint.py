@@ -7,10 +7,10 @@
         if step % 100 == 0:
             alpa.save("checkpoints", step, state, keep=3)
 
-A checkpoint is a folder by the number of its step. Each array is one, whatever meshes it was cut
-between, so that any plan can take it: of the same cluster or another, of either executor. The
-devices that have a part of the state write it, and those that want a part read it; it is nowhere
-gathered. The folder is one that all hosts reach by its name.
+A checkpoint is a folder named by the number of its step. Each array is stored as one array, even if
+it was split between meshes, so that any plan can read it, for the same or another cluster and for
+either executor. The devices that hold a part of the state write it, and the devices that need a
+part read it; nothing is gathered. All hosts must reach the folder under the same name.
 
 Only one process at a time may save to a folder.
 """
@@ -40,24 +40,25 @@ _NAMES = steps.standard_name_format()
 
 
 def save(directory: str | Path, step: int, state: Any, *, keep: int | None = None) -> Path:
-    """Writes a state, which any tree of arrays is, as the checkpoint of a step; waits until it is.
+    """Writes a state as the checkpoint of a step, and waits until it is written.
 
-    Until all is written the folder has another name. So whatever happens meanwhile, the
-    checkpoints before are as they were, and this one is whole or not there.
+    A state is any tree of arrays. Until everything is written, the folder has a temporary name. An
+    interrupted save therefore leaves earlier checkpoints unchanged, and the new one either complete
+    or absent.
 
     Args:
-        directory: of the checkpoints; made where it is not there.
+        directory: the folder of the checkpoints; created if it does not exist.
         step: the number of steps that the state has seen.
         state: as a parallelised function returns it, or plain arrays; functions in it are not
             saved.
-        keep: how many checkpoints stay, the latest ones; by default all.
+        keep: how many of the latest checkpoints to keep; by default all.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
         CheckpointError: there is a checkpoint of this step already, or it cannot be written; the
-            state is as it was.
+            state is unchanged.
         WorkerError: a worker has failed.
     """
     root = _root(directory)
@@ -87,7 +88,7 @@ def save(directory: str | Path, step: int, state: Any, *, keep: int | None = Non
 
 
 def latest_step(directory: str | Path) -> int | None:
-    """The step of the latest checkpoint; None where there is none."""
+    """Returns the step of the latest checkpoint, or None if there is none."""
     return next(reversed(_all_steps(_root(directory))), None)
 
 
@@ -100,23 +101,23 @@ def restore(
     step: int | None = None,
     argnums: int | Sequence[int] = 0,
 ) -> Any:
-    """The state of a checkpoint, each array where the plan of a step wants it.
+    """Restores the state of a checkpoint in the shardings of a step's plan.
 
         state = alpa.restore("checkpoints", init, train_step, batch)
 
-    Each device reads its share. The checksum of all that is read is checked.
+    Each device reads its share. The checksum of each chunk that is read is checked.
 
     Args:
-        directory: of the checkpoints.
-        init_fn: a function without arguments that makes such a state; it is traced, not run. What
-            is no array in the state comes from it.
-        train_step, others, argnums: as with `create_state`; without `train_step` the arrays are
-            numpy's, in this process.
-        step: by default the latest.
+        directory: the folder of the checkpoints.
+        init_fn: a function without arguments that makes such a state. It is traced, not run, and
+            provides the parts of the state that are not arrays.
+        train_step, others, argnums: as in `create_state`; without `train_step` the arrays are
+            NumPy arrays.
+        step: the step to restore; by default the latest.
 
     Raises:
         CheckpointError: there is no such checkpoint, it is another program's, or damaged.
-        ValueError: as with `create_state`.
+        ValueError: as in `create_state`.
     """
     root = _root(directory)
     if step is not None:
@@ -150,12 +151,12 @@ def resume(
     *others: Any,
     argnums: int | Sequence[int] = 0,
 ) -> tuple[int, Any]:
-    """The step and the state of the latest checkpoint; step 0 and a new state where there is none.
+    """Restores the latest checkpoint with its step, or returns step 0 and a new state.
 
-    For the beginning of a program that may be started again, and for going on after a worker was
-    lost: new workers are started where the old ones have failed.
+    Call it at the start of a program that may be restarted, and after a worker was lost: failed
+    workers are replaced by new ones.
 
-    Args, Raises: as with `restore`.
+    Args, Raises: as in `restore`.
     """
     step = latest_step(directory)
     if step is None:
@@ -164,16 +165,16 @@ def resume(
 
 
 def _root(directory: str | Path) -> Path:
-    # Without `..`, which tensorstore does not take; links stay, other hosts may have others.
+    # Without `..`, which tensorstore refuses. Links stay, because other hosts may have others.
     return Path(os.path.abspath(Path(directory).expanduser()))
 
 
 def _all_steps(root: Path) -> list[int]:
-    """The steps of the checkpoints that were written to their end, in order."""
+    """The steps of the complete checkpoints, in order."""
     return sorted(found.step for found in _NAMES.find_all(root)) if root.is_dir() else []
 
 
 def _delete(folder: Path) -> None:
-    """Deletes a checkpoint; where that is interrupted, nothing that looks like one is left."""
+    """Deletes a checkpoint. If interrupted, it leaves nothing that looks like one."""
     doomed = folder.with_name(folder.name + atomicity_types.TMP_DIR_SUFFIX)
     shutil.rmtree(folder.rename(doomed))

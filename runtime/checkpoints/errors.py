@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint; known without orbax and tensorstore."""
+"""Errors of checkpoints, without importing Orbax and tensorstore."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from __future__ import annotations
 class CheckpointError(ValueError):
     """A checkpoint is missing, damaged or another program's, or cannot be written.
 
-    Nothing has been changed: neither the state on the meshes nor the checkpoints on disk.
+    The state on the meshes and the checkpoints on disk are unchanged.
     """

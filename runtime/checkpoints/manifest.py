@@ -1,9 +1,9 @@
-"""What a checkpoint says of itself: its format, its step, whose state it holds, and which arrays.
+"""The manifest of a checkpoint: its format, step, program, and arrays.
 
-`alpa.json` lies beside the arrays, with a checksum of its own. Nothing else in the folder is
-believed: where the arrays are follows from the state that is wanted, and so does what shape they
-have; how they are cut into chunks, and which those are, from here. The checksums tell what was
-damaged or mixed up; they keep out nobody who may write to the folder and can work them out.
+`alpa.json` lies beside the arrays, with a checksum of its own, and is the only file that describes
+them. The paths and shapes of arrays follow from the requested state; the chunks and their checksums
+come from the manifest. The checksums detect damage and mix-ups, but do not stop someone who can
+write to the folder and compute them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from alpa.runtime.checkpoints.stored_array import Shape, StoredArray, open_regul
 FORMAT = 2
 _FILE = "alpa.json"
 _SHOWN = 200
-"""letters of a name and a type that an error repeats"""
+"""letters of a name and a type that an error quotes"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An array of a state: its type, as the program has it, and how it is stored.
+    """An array of a state: its type in the program, and how it is stored.
 
     `checksums` are those of its chunks in row-major order.
     """
@@ -46,7 +46,7 @@ class Entry:
 
     @classmethod
     def read(cls, content: Any) -> Entry:
-        """Raises ValueError where it is no description of an array."""
+        """Reads a description of an array. Raises ValueError if it is invalid."""
         match content:
             case {
                 "type": str(type_),
@@ -63,10 +63,10 @@ class Entry:
                     checksums=tuple(checksums),
                 )
             case _:
-                raise ValueError("it describes an array that cannot be")
+                raise ValueError("it describes an impossible array")
 
     def at(self, folder: Path, name: str) -> StoredArray:
-        """Where it is stored."""
+        """The stored array in a folder."""
         return StoredArray(
             path=str(folder / name),
             shape=self.shape,
@@ -78,7 +78,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """`arrays` are by their names, in the order of the names."""
+    """The manifest of a checkpoint; `arrays` are sorted by name."""
 
     step: int
     arrays: Mapping[str, Entry]
@@ -97,7 +97,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Raises CheckpointError where there is none, or none that can be believed."""
+        """Reads and checks a manifest. Raises CheckpointError if it is missing or invalid."""
         path = folder / _FILE
         try:
             with open_regular(path) as file, open(file, "rb", closefd=False) as stream:
@@ -115,7 +115,7 @@ class Manifest:
 
     @classmethod
     def _of(cls, content: dict[str, Any]) -> Manifest:
-        """Raises ValueError where it is no manifest: the checksum keeps out what was not meant."""
+        """Parses a manifest. Raises ValueError if it is invalid despite a correct checksum."""
         match content:
             case {"step": int(step), "arrays": dict(arrays)}:
                 entries = {name: Entry.read(it) for name, it in arrays.items()}
@@ -124,7 +124,7 @@ class Manifest:
                 raise ValueError("it has no step and arrays")
 
     def check(self, types: Mapping[str, LeafType], folder: Path) -> None:
-        """Raises CheckpointError unless it holds a state of these types by these names."""
+        """Raises CheckpointError unless it holds arrays of these names and types."""
         there = {name: entry.type for name, entry in self.arrays.items()}
         wanted = {name: type_text(type_) for name, type_ in types.items()}
         if there == wanted:
@@ -172,13 +172,13 @@ def fingerprint(types: Mapping[str, str]) -> str:
 
 
 def names_of(paths: Iterable[Any]) -> list[str]:
-    """A name for each path in a tree of jax's, by which a file system can call a folder.
+    """Returns a name for each path in a tree of JAX, usable as the name of a folder.
 
     Raises:
-        CheckpointError: two of them would have the same.
+        CheckpointError: two of them would have the same name.
     """
     keys = (jax.tree_util.keystr(path, simple=True, separator=".") for path in paths)
-    # The word at the beginning keeps them apart from what else is in the folder.
+    # The first word separates them from other files in the folder.
     names = [quote(f"state.{key}" if key else "state", safe="") for key in keys]
     twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
     if twice is not None:
@@ -190,7 +190,7 @@ def names_of(paths: Iterable[Any]) -> list[str]:
 
 
 def stored_type(type_: LeafType) -> tuple[Shape, str]:
-    """Shape and dtype of what is stored of an array: of random keys, their words."""
+    """The stored shape and dtype of an array; for random keys, of their words."""
     struct = type_.struct()
     if type_.is_typed_key:
         struct = jax.eval_shape(jax.random.key_data, struct)
@@ -198,14 +198,14 @@ def stored_type(type_: LeafType) -> tuple[Shape, str]:
 
 
 def type_text(type_: LeafType) -> str:
-    """A type as a state's arrays are compared by: a number that Python made is an array, too."""
+    """A type as text for comparisons; a Python number counts as an array."""
     return str(type_.strong)
 
 
 def _checked(content: Any) -> dict[str, Any]:
-    """Without the checksum, which is right; else raises ValueError."""
+    """Removes a correct checksum. Raises ValueError if it is wrong or missing."""
     if not isinstance(content, dict):
-        raise ValueError("no object of JSON")
+        raise ValueError("it is not a JSON object")
     content = cast(dict[str, Any], content)
     if content.pop("checksum", None) != _checksum(content):
         raise ValueError("its checksum is wrong")
@@ -213,7 +213,7 @@ def _checked(content: Any) -> dict[str, Any]:
 
 
 def _are_cut(shape: list[Any], chunk: list[Any], checksums: list[Any]) -> bool:
-    """Whether an array of a shape is made of as many chunks as there are checksums."""
+    """Whether an array of a shape has as many chunks as there are checksums."""
     numbers = [*shape, *chunk, *checksums]
     if len(shape) != len(chunk) or not all(type(it) is int and it >= 0 for it in numbers):
         return False
@@ -228,7 +228,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def _shown(item: tuple[str, str] | None) -> str:
-    """Of a manifest that was forged, too: in letters that can be printed, and not too many."""
+    """Describes an array for an error, printable and short even if the manifest is forged."""
     if item is None:
         return "nothing more"
     text = ": ".join(item).encode("ascii", "backslashreplace").decode()

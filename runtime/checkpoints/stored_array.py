@@ -1,13 +1,13 @@
-"""One array on disk, which many processes write and read, each its own part.
+"""One array on disk; many processes write and read it, each its own part.
 
-The format is zarr 3 as tensorstore and orbax read it, without compression. Each chunk carries a
-CRC-32C, which is checked when it is read; a chunk that is missing is an error and never zeros. What
-shape and chunks are is told by the checkpoint's manifest: where the file of the array says
-something else, it is refused. The manifest also knows the CRC-32C of each chunk, so that a whole
-chunk in the place of another one, or one of another checkpoint, is not taken for it.
+The format is zarr 3 as tensorstore and Orbax read it, without compression. Each chunk carries a
+CRC-32C, which is checked when it is read. A missing chunk is an error and is not read as zeros. The
+checkpoint's manifest gives the shape and the chunks; if the array's own file differs, it is
+refused. The manifest also has the CRC-32C of each chunk, which detects a whole chunk from another
+place or checkpoint.
 
-Processes that write the same array write whole chunks only, so that no one reads what another is
-about to write: `chunk_shape` chooses chunks of which each shard is made.
+Processes that write the same array write whole chunks only, so that no process reads what another
+is about to write: `chunk_shape` chooses chunks that divide each shard.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from alpa.dialects.attributes import Slice
 from alpa.runtime.checkpoints.errors import CheckpointError
 
 _CHUNK_BYTES = 64 << 20
-"""at most, so that a device whose shard is smaller reads little that is not its own"""
+"""the largest chunk, so that a device with a smaller shard reads little beyond it"""
 _IN_FLIGHT_BYTES = 1 << 30
-"""of host memory for what is being written"""
+"""of host memory for pending writes"""
 _CRC = struct.Struct("<I")
 """CRC-32C, behind the bytes of each chunk"""
 _OPENERS = 16
-"""threads; a file of a network's file system takes about a millisecond to open"""
+"""threads; opening a file on a network file system takes about a millisecond"""
 
 Shape = tuple[int, ...]
 
 
 def chunk_shape(shape: Shape, itemsize: int, shards: Iterable[tuple[Shape, Shape]]) -> Shape:
-    """The largest chunks of at most 64 MiB that pieces of an array are made of.
+    """The largest chunks of at most 64 MiB that divide the pieces of an array.
 
-    `shards` are, for each piece, where it begins and the shape of its shards, which lie side by
-    side from there.
+    `shards` are, for each piece, its start and the shape of its shards, which lie side by side from
+    there.
     """
     sizes = list(shape)
     for start, shard in shards:
@@ -64,7 +64,7 @@ def chunk_shape(shape: Shape, itemsize: int, shards: Iterable[tuple[Shape, Shape
 
 @dataclass(frozen=True, kw_only=True)
 class StoredArray:
-    """Where an array is stored, and how: `dtype` by numpy's name, chunks of one shape.
+    """The place and layout of a stored array: `dtype` by numpy's name, chunks of one shape.
 
     `checksums` are those of the chunks in row-major order, once they are written.
     """
@@ -76,19 +76,19 @@ class StoredArray:
     checksums: tuple[int, ...] = ()
 
     def create(self) -> None:
-        """Makes the array, without elements.
+        """Creates the array, without elements.
 
         Raises:
-            CheckpointError: it cannot be written, or there is one already.
+            CheckpointError: it cannot be written, or exists already.
         """
         with _errors("cannot write", self.path):
             ts.open(self._spec(create=True)).result()
 
     def read(self, sharding: NamedSharding, part: Slice | None) -> jax.Array:
-        """A part of the array, or the whole, in a sharding; reads this process's shards alone.
+        """Reads a part of the array, or the whole, in a sharding; only this process's shards.
 
         Raises:
-            CheckpointError: it is not there, or damaged.
+            CheckpointError: it is missing or damaged.
         """
         with _errors("cannot read", self.path):
             whole = self._open()
@@ -96,7 +96,7 @@ class StoredArray:
                 rows = slice(part.start, part.stop)
                 whole = whole[(*[slice(None)] * part.dim, rows)].translate_to[0]
             shape: Shape = tuple(whole.shape)
-            # Replicas are read once, and all shards at the same time.
+            # Replicas are read once, and all shards in parallel.
             places = sharding.addressable_devices_indices_map(shape).values()
             shards = {str(at): whole[at] for at in places}
             for shard in shards.values():
@@ -108,10 +108,10 @@ class StoredArray:
                 )
 
     def read_whole(self) -> np.ndarray:
-        """The array in this process's memory.
+        """Reads the array into this process's memory.
 
         Raises:
-            CheckpointError: it is not there, or damaged.
+            CheckpointError: it is missing or damaged.
         """
         with _errors("cannot read", self.path):
             whole = self._open()
@@ -119,10 +119,10 @@ class StoredArray:
             return whole.read().result()
 
     def written_checksums(self) -> tuple[int, ...]:
-        """The checksums of all chunks, as their files have them.
+        """The checksums of all chunks, read from their files.
 
         Raises:
-            CheckpointError: a chunk is not there, or not whole.
+            CheckpointError: a chunk is missing or incomplete.
         """
         with _errors("cannot read", self.path), ThreadPoolExecutor(_OPENERS) as pool:
             return tuple(pool.map(self._checksum, product(*map(range, self._grid))))
@@ -139,7 +139,7 @@ class StoredArray:
     def _check_chunks(self, region: Any, part: Slice | None) -> None:
         """Raises ValueError unless the chunks of a region are those that were written.
 
-        `region` is of tensorstore, in the coordinates of the part that is read.
+        `region` is tensorstore's, in the coordinates of the part that is read.
         """
         begin, end = list(region.domain.inclusive_min), list(region.domain.exclusive_max)
         if part is not None:
@@ -159,33 +159,34 @@ class StoredArray:
                 )
 
     def _checksum(self, at: Shape) -> int:
-        """The checksum at the end of a chunk's file. Raises ValueError, OSError."""
+        """Reads the checksum at the end of a chunk's file. Raises ValueError, OSError."""
         path = Path(self.path, "c", *map(str, at))
         wanted = prod(self.chunk) * jnp.dtype(self.dtype).itemsize + _CRC.size
         try:
             with open_regular(path) as file:
                 size = os.fstat(file).st_size
                 if size != wanted:
-                    raise ValueError(f"chunk {at} has {size} bytes and not {wanted}")
+                    raise ValueError(f"chunk {at} has {size} bytes instead of {wanted}")
                 (checksum,) = _CRC.unpack(os.pread(file, _CRC.size, size - _CRC.size))
         except FileNotFoundError:
             raise ValueError(f"chunk {at} is missing") from None
         return checksum
 
     def begin_write(self, at: Sequence[int], shard: np.ndarray) -> Any:
-        """Begins to write a part of the array; a future of tensorstore's."""
+        """Starts to write a part of the array; returns a future of tensorstore."""
         region = tuple(
             slice(start, start + size) for start, size in zip(at, shard.shape, strict=True)
         )
-        # The driver has written the array's description, which need not be read again.
+        # The driver has written the array's description, so it is not read again.
         target = ts.open(self._spec(open=True, assume_metadata=True)).result()
         return target[region].write(shard)
 
     def _spec(self, **mode: bool) -> dict[str, Any]:
-        """For tensorstore; `mode` says how to open it, and not keyword arguments of `ts.open`.
+        """The specification for tensorstore. `mode` replaces keyword arguments of `ts.open`.
 
-        Each call with these leaves up to three dead entries in Python's table of interned strings,
-        which after a hundred checkpoints is made anew, twice as large, in the middle of a training.
+        Each call with keyword arguments leaves up to three dead entries in Python's table of
+        interned strings. After a hundred checkpoints, Python would rebuild the table at twice its
+        size.
         """
         zero: Any = False if self.dtype == "bool" else 0
         chunks = {"chunk_shape": list(self.chunk)}
@@ -203,7 +204,7 @@ class StoredArray:
                 ],
                 "fill_value": [zero, zero] if self.dtype.startswith("complex") else zero,
             },
-            # Else chunks of zeros are left out, and cannot be told from those that were lost.
+            # Otherwise chunks of zeros are omitted, and look like lost chunks.
             "store_data_equal_to_fill_value": True,
             "fill_missing_data_reads": False,
             **mode,
@@ -212,17 +213,17 @@ class StoredArray:
 
 @contextmanager
 def open_regular(path: Path) -> Generator[int]:
-    """A file to read, as a descriptor.
+    """Opens a regular file for reading, as a descriptor.
 
     Raises:
-        ValueError: it is none, but something that may never end or begin, such as a pipe.
+        ValueError: it is something else, such as a pipe, which may block or never end.
         OSError: it cannot be opened.
     """
-    # To open a pipe that nobody writes to would wait for ever.
+    # Opening a pipe without a writer would block.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError(f"{path.name} is no regular file")
+            raise ValueError(f"{path.name} is not a regular file")
         yield file
     finally:
         os.close(file)
@@ -230,14 +231,14 @@ def open_regular(path: Path) -> Generator[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """An array, or a piece of one, to be written from `start` on."""
+    """An array, or a piece of one, to be written at `start`."""
 
     stored: StoredArray
     start: Shape
 
 
 def write_shards(writes: Iterable[tuple[Any, Write]]) -> None:
-    """Writes the shards of arrays that this process has, each by one of those that have it.
+    """Writes this process's shards of arrays; one process writes each shard.
 
     Raises:
         CheckpointError: they cannot be written.
@@ -257,7 +258,7 @@ def write_shards(writes: Iterable[tuple[Any, Write]]) -> None:
 
 
 def shard_shape(array: Any) -> Shape:
-    """The shape of an array's shards; that of the whole where it has none."""
+    """The shape of an array's shards, or of the array if it is not sharded."""
     return (
         tuple(array.sharding.shard_shape(array.shape))
         if isinstance(array, jax.Array)
@@ -283,10 +284,10 @@ def _finish(futures: list[tuple[str, Any]]) -> None:
 
 @contextmanager
 def _errors(what: str, path: str) -> Any:
-    """What tensorstore says, as a CheckpointError."""
+    """Turns tensorstore's errors into a CheckpointError."""
     try:
         yield
     except (ValueError, IndexError, OSError) as error:
-        # After the reason follow what it was asked, and where in its sources that failed.
+        # After the reason, tensorstore repeats the request and names its source line.
         reason, *_ = re.split(r" \[(?:tensorstore_spec|source locations)=", str(error))
         raise CheckpointError(f"{what} {path}: {reason}") from error

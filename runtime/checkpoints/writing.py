@@ -1,13 +1,13 @@
-"""Writes a state as an orbax checkpoint of which each process writes its own shards.
+"""Writes a state as an Orbax checkpoint; each process writes its own shards.
 
-orbax keeps what belongs to one process here: the folder of a step, which it writes under another
-name and renames when all is there, and the description of the tree. Its own way of saving
-`jax.Array`s from several processes wants one world of `jax.distributed` that all of them have
-joined, with barriers between them. The workers of a plan have none: each mesh is a world of its
-own, so that others live on when one is lost. So the arrays are written below orbax, by tensorstore:
-this process writes each array's description, and whoever has shards of it writes their chunks
-(`stored_array`). To orbax that is a `TypeHandler`. What comes out is a checkpoint of orbax', zarr 3
-without OCDBT, which `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` reads anywhere.
+Orbax does the work of one process here. It writes the folder of a step under another name and
+renames it when it is complete, and it writes the description of the tree. To save `jax.Array`s from
+several processes, Orbax needs one world of `jax.distributed` that all of them have joined, with
+barriers between them. The workers of a plan have no such world: each mesh is a world of its own, so
+that other meshes survive when one is lost. Therefore the arrays are written below Orbax by
+tensorstore. This process writes each array's description, and the processes with shards write their
+chunks (`stored_array`). For Orbax this is a `TypeHandler`. The result is an Orbax checkpoint, zarr
+3 without OCDBT, which `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` reads without Alpa.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from alpa.runtime.mesh_array import MeshArray
 
 @dataclass(frozen=True, kw_only=True)
 class StateLeaf:
-    """An array of a state, as it is stored: of a random key, its words."""
+    """An array of a state as it is stored; for a random key, its words."""
 
     type: str
     array: Any
 
     @classmethod
     def of(cls, type_: Any, array: Any) -> StateLeaf:
-        """An array of a type: typed keys as their words, numpy's arrays in JAX's type."""
+        """The array as it is stored: typed keys as words, numpy arrays in JAX's type."""
         if type_.is_typed_key:
             array = jax.random.key_data(array)
         elif not isinstance(array, jax.Array | MeshArray):
-            array = np.asarray(array, type_.dtype)  # as jax takes it
+            array = np.asarray(array, type_.dtype)  # as JAX converts it
         return cls(type=type_text(type_), array=array)
 
 
 def write(folder: Path, step: int, leaves: Mapping[str, StateLeaf]) -> None:
-    """Writes a checkpoint: all of it, or nothing that `latest_step` would take for one.
+    """Writes a checkpoint: completely, or without anything that `latest_step` would find.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -61,7 +61,7 @@ def write(folder: Path, step: int, leaves: Mapping[str, StateLeaf]) -> None:
         use_zarr3=True,
         type_handler_registry=type_handlers.create_type_handler_registry(
             (StateLeaf, arrays),
-            # Never used: orbax asks it where the descriptions of jax.Arrays are kept.
+            # Not used: Orbax asks it where the descriptions of jax.Arrays are kept.
             (jax.Array, type_handlers.ArrayHandler(array_metadata_store=None)),
         ),
     )
@@ -75,11 +75,11 @@ class _StateHandler(ocp.PyTreeCheckpointHandler):
         self._manifest = manifest
 
     def finalize(self, directory: Any) -> None:
-        """Writes the manifest, when all arrays are there; there is no OCDBT to be merged."""
+        """Writes the manifest after all arrays; there is no OCDBT to merge."""
         self._manifest().write(Path(directory))
 
 
-# orbax finds the handler by the class of its arguments.
+# Orbax finds the handler by the class of its arguments.
 @ocp.args.register_with_handler(_StateHandler, for_save=True)
 @dataclass
 class _StateSave(ocp.args.PyTreeSave):
@@ -93,13 +93,13 @@ class _StateRestore(ocp.args.PyTreeRestore):
 
 
 class _ArrayHandler(type_handlers.TypeHandler):
-    """Has each leaf written where it lies."""
+    """Writes each leaf where it lies."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
 
     def typestr(self) -> str:
-        return "np.ndarray"  # what whoever reads it without us gets
+        return "np.ndarray"  # the type that readers without Alpa get
 
     async def serialize(
         self, values: Sequence[StateLeaf], infos: Sequence[Any], args: Any = None
@@ -113,10 +113,10 @@ class _ArrayHandler(type_handlers.TypeHandler):
         return []
 
     async def deserialize(self, infos: Any, args: Any = None) -> Any:
-        raise NotImplementedError("a state is read by its executable")
+        raise NotImplementedError("the executable reads a state")
 
     async def metadata(self, infos: Any) -> Any:
-        raise NotImplementedError("a state's arrays are described by the manifest")
+        raise NotImplementedError("the manifest describes a state's arrays")
 
 
 def _write(folder: Path, leaves: Mapping[str, StateLeaf]) -> dict[str, Entry]:

@@ -2,7 +2,7 @@
 
 Each host of the plan is one bundle of a placement group, and each worker on it takes its share: the
 meshes of one host are on one node. Hosts with accelerators are on nodes of their own. CPU devices
-are virtual, so there several hosts may share a node.
+are virtual, so several hosts may share a node there.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from alpa.runtime.workers.options import Platform, WorkerOptions
 
 _log = logging.getLogger(__name__)
 
-_PROGRAMS = 4  # on meshes of their own, that a Ray cluster which is started here has room for
+_PROGRAMS = 4  # programs on separate meshes that fit on a Ray cluster started here
 
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
-    """What one worker is responsible for: one host's part of a mesh.
+    """The part of one worker: one host's part of a mesh.
 
-    Its `devices` are cluster numbers. `process` is its number among the `processes` of the mesh,
-    `rank` that among all workers; `core` counts the devices of those before it.
+    `devices` are numbers in the cluster. `process` is its number among the `processes` of the mesh,
+    `rank` its number among all workers; `core` counts the devices of the workers before it.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class Post:
 
 
 def posts_of(program: Program) -> tuple[Post, ...]:
-    """One for each host of each mesh; a mesh over several hosts is made of whole ones in order."""
+    """Returns a post for each host of each mesh; a mesh over several hosts has them in order."""
     posts: list[Post] = []
     for mesh in program.meshes:
         each = len(mesh.devices) // len(mesh.hosts)
@@ -69,14 +69,14 @@ def posts_of(program: Program) -> tuple[Post, ...]:
 
 
 def join(posts: Sequence[Post], options: WorkerOptions) -> Platform:
-    """Connects to Ray, or starts it, and says which platform the workers run on."""
+    """Connects to Ray, or starts it, and returns the platform of the workers."""
     return _joined(sum(len(post.devices) for post in posts), options)
 
 
 def lowering_platform(needed: int, options: WorkerOptions) -> str:
-    """What the workers of a plan of so many devices will be to jax's lowering.
+    """The platform in JAX's lowering of the workers for a plan of so many devices.
 
-    To jax `gpu` is `cuda` or `rocm`; Ray names the kind of its accelerators among its resources.
+    For JAX `gpu` is `cuda` or `rocm`; Ray names the kind of its accelerators among its resources.
     """
     platform = _joined(needed, options)
     if platform != "gpu":
@@ -88,7 +88,7 @@ def lowering_platform(needed: int, options: WorkerOptions) -> str:
 def _joined(needed: int, options: WorkerOptions) -> Platform:
     if not ray.is_initialized():
         with warnings.catch_warnings():
-            # Ray forks to start a program of its own, where no thread of jax's is missed.
+            # Ray forks to start its own program, which needs no thread of JAX.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             _connect(needed, options.address)
     if options.platform is not None:
@@ -106,9 +106,9 @@ def _connect(needed: int, address: str | None) -> None:
     try:
         ray.init(address="auto", logging_level=logging.WARNING)
     except ConnectionError:
-        # CPU devices are virtual: one host may have more of them than cores, and room for
-        # programs on other meshes beside this one.
-        _log.info("no Ray cluster runs here: starting one in this process")
+        # CPU devices are virtual: one host may have more of them than cores, and needs room for
+        # programs on other meshes.
+        _log.info("no Ray cluster is running here: starting one in this process")
         ray.init(
             address="local",
             num_cpus=max(_PROGRAMS * needed, os.cpu_count() or 1),
@@ -118,23 +118,23 @@ def _connect(needed: int, address: str | None) -> None:
 
 
 def check_processes(posts: Sequence[Post], platform: Platform) -> None:
-    """Raises ValueError where jax cannot run a mesh over several processes."""
+    """Raises ValueError if JAX cannot run a mesh over several processes."""
     several = next((post for post in posts if post.processes > 1), None)
-    # In jax 0.10.2 collectives between CPU processes wait for ever inside Ray.
+    # In jax 0.10.2, collectives between CPU processes deadlock inside Ray.
     if several is not None and platform == "cpu" and jax.__version_info__ < (0, 12):
         raise ValueError(
-            f"{several.mesh} spans {several.processes} hosts, which CPU devices can from jax 0.12 "
-            f"on; this is {jax.__version__}; update jax, or plan for hosts with more devices"
+            f"{several.mesh} spans {several.processes} hosts; CPU devices need jax 0.12 for that, "
+            f"this is {jax.__version__}; update jax, or plan for hosts with more devices"
         )
 
 
 def reserve(
     posts: Sequence[Post], platform: Platform, seconds: float
 ) -> tuple[PlacementGroup, dict[int, int]]:
-    """A placement group with a bundle for each host, and the bundles' numbers by host.
+    """Returns a placement group with a bundle for each host, and the bundles' numbers by host.
 
     Raises:
-        ClusterSizeError: Ray has fewer nodes or devices, or others hold them for `seconds`.
+        ClusterSizeError: Ray has too few nodes or devices, or they are in use for `seconds`.
     """
     hosts = sorted({post.host for post in posts})
     devices = [sum(len(post.devices) for post in posts if post.host == host) for host in hosts]
@@ -151,15 +151,15 @@ def reserve(
         free = ray.available_resources().get(kind, 0)
         raise ClusterSizeError(
             f"the plan needs {_hosts_text(kind, devices)}; Ray has them, and {free:g} {kind} of "
-            f"{ray.cluster_resources().get(kind, 0):g} are free after {seconds:g} s; end what else "
-            "runs there, or plan for fewer devices (functions that share a state share their "
-            "workers, too, where their plans have the same meshes)"
+            f"{ray.cluster_resources().get(kind, 0):g} are free after {seconds:g} s; stop other "
+            "programs on the cluster, or plan for fewer devices (functions that share a state "
+            "share workers if their plans have the same meshes)"
         )
     return group, {host: number for number, host in enumerate(hosts)}
 
 
 def actor_resources(post: Post, platform: Platform) -> dict[str, Any]:
-    """What an actor asks Ray for."""
+    """The resources that an actor requests from Ray."""
     count = len(post.devices)
     if platform == "cpu":
         return {"num_cpus": count}
@@ -169,10 +169,10 @@ def actor_resources(post: Post, platform: Platform) -> dict[str, Any]:
 
 
 def _check_size(kind: str, devices: Sequence[int]) -> None:
-    """Raises unless the nodes have room for the plan's hosts."""
+    """Raises ClusterSizeError unless the nodes have room for the plan's hosts."""
     nodes = [node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"]]
     room = sorted(nodes, reverse=True)
-    if kind == "CPU":  # several hosts on a node; the largest first, each where most is left
+    if kind == "CPU":  # several hosts per node: the largest first, each where most is free
         left = list(room)
         for count in sorted(devices, reverse=True):
             left.sort(reverse=True)

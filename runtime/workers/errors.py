@@ -1,10 +1,10 @@
-"""What can be wrong with the workers of a plan; known without importing Ray."""
+"""Errors of the workers of a plan, without importing Ray."""
 
 from __future__ import annotations
 
 
 class ClusterSizeError(ValueError):
-    """Ray has not what the plan needs."""
+    """Ray has fewer nodes or devices than the plan needs."""
 
 
 class WorkerError(RuntimeError):

@@ -34,10 +34,10 @@ from alpa.runtime.workers.worker import ArrayId, StepCall, StepTimes
 class RayExecutable(Executable):
     """Runs each mesh's own list in actors. Results are `RemoteArray`s.
 
-    A call returns as soon as the workers have their orders; a failure shows where its results are
-    looked at, or at a later call. The workers live until `close`, or until nobody holds the
-    executable or an array of it. An executable that is made `beside` another one runs in its
-    workers where both have the same meshes, and takes its arrays where they lie.
+    A call returns as soon as the workers have their orders. A failure is raised when its results
+    are read, or by a later call. The workers live until `close`, or until nothing refers to the
+    executable or an array of it. An executable made `beside` another one runs in its workers if
+    both have the same meshes, and reads its arrays there.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class RayExecutable(Executable):
         return self._signature.checks
 
     def place(self, number: int, array: Any) -> PlacedArgument:
-        """As of every executable; returns at once, and the next steps wait for it.
+        """Places an argument, as for every executable, and returns at once.
 
-        The workers put it on their devices while a step is running.
+        The workers put it on their devices while a step is running; the next steps wait for it.
         """
         positions = self._signature.positions(number)
         array = self._checks.check_one(number, array)
@@ -177,7 +177,7 @@ class RayExecutable(Executable):
         return self._results(step)
 
     def wait(self) -> dict[str, list[StepTimes]]:
-        """Waits for all steps; of the last one, the seconds of each mesh's workers.
+        """Waits for all steps; returns the seconds of each mesh's workers in the last one.
 
         Raises:
             WorkerError: one of them has failed.
@@ -188,7 +188,7 @@ class RayExecutable(Executable):
         return times
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes that the devices of each mesh hold between steps; waits for all of these."""
+        """Bytes that the devices of each mesh hold between steps; waits for all steps."""
         self.wait()
         return {
             mesh.name: sum(
@@ -201,7 +201,7 @@ class RayExecutable(Executable):
         return super().usage() | self._group.usage()
 
     def close(self) -> None:
-        """Stops the workers and gives their places back; the arrays are lost.
+        """Stops the workers and releases their resources; the arrays are lost.
 
         Executables that share the workers are closed, too.
         """
@@ -214,7 +214,7 @@ class RayExecutable(Executable):
         self.close()
 
     def _lowered(self, function: Callable[[], Any], mesh: str, positions: Sequence[int]) -> bytes:
-        """A function without arguments as a module for a mesh, whose results are as arguments."""
+        """Lowers a function without arguments for a mesh, with results placed like arguments."""
         (axes,) = (abstract_mesh(it) for it in self._program.meshes if it.name == mesh)
         values = [self._program.values[self._program.arguments[p].value] for p in positions]
         traced = jax.jit(function, out_shardings=[sharding_of(it, axes) for it in values]).trace()
@@ -236,7 +236,7 @@ class RayExecutable(Executable):
     def _array(
         self, calls: Mapping[str, Call], shape: Callable[[Copy], Sequence[int]], copies: list[Copy]
     ) -> RemoteArray:
-        """The array that calls on meshes make, of its copies there."""
+        """The array from calls on meshes, with its copies there."""
         first = copies[0]
         dtype = numpy_dtype(self._program.values[first.value].dtype)
         return RemoteArray(self._group, calls[first.mesh], tuple(shape(first)), dtype, copies)

@@ -1,4 +1,4 @@
-"""The workers of one plan: started together, and stopped together when one of them fails."""
+"""The workers of one plan: started together, and stopped together if one of them fails."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from alpa.runtime.workers.worker import ArrayId, Started, Worker
 
 _log = logging.getLogger(__name__)
 
-# What a worker says of tiles that do not come: perhaps because another one has died.
+# The error of a worker whose tiles do not arrive, perhaps because another worker has died.
 _PERHAPS_A_PEER = (TransportError, jax.errors.JaxRuntimeError)
 _LOOPBACK = "127.0.0.1"
-_GRACE_SECONDS = 5.0  # that Ray may take to notice that a process has ended
+_GRACE_SECONDS = 5.0  # in which Ray notices that a process has ended
 _DOING = {
     "endpoint": "while it started",
     "start": "while it started",
@@ -51,16 +51,16 @@ _DOING = {
     "shard_shapes": "while it wrote a checkpoint",
     "write": "while it wrote a checkpoint",
     "restore": "while it read a checkpoint",
-    "are_finite": "while it looked for NaN",
+    "are_finite": "while it checked for NaN",
 }
 
 
 Timeout = Literal["timeout_seconds", "checkpoint_timeout_seconds"]
-"""The option of `WorkerOptions` that says how long a call may take."""
+"""The option of `WorkerOptions` that limits the seconds of a call."""
 
 
 class Call:
-    """A call to several workers, which may still be under way."""
+    """A call to several workers, which may still be running."""
 
     def __init__(
         self, group: WorkerGroup, method: str, posts: Sequence[Post], refs: Sequence[Any]
@@ -75,19 +75,19 @@ class Call:
         return len(ready) == len(self._waiting)
 
     def wait(self, timeout: Timeout = "timeout_seconds") -> list[Any]:
-        """What each worker answers, within the seconds of an option.
+        """Returns the answer of each worker, within the seconds of an option.
 
         Raises:
-            WorkerError: a worker of the plan has died or failed, or they take longer. All workers
-                are stopped then.
-            CheckpointError: a checkpoint cannot be written or read. The workers live on.
+            WorkerError: a worker of the plan has died or failed, or takes longer. All workers are
+                then stopped.
+            CheckpointError: a checkpoint cannot be written or read. The workers survive.
         """
         group = self._group
         group.check_alive()
         seconds: float = getattr(group.options, timeout)
         deadline = time.monotonic() + seconds
         while self._waiting:
-            # These may wait in vain for tiles of a worker of which nothing is awaited here.
+            # These may wait for tiles of a dead worker that this call does not include.
             some = [*self._waiting, *group.watches]
             left = max(0.0, deadline - time.monotonic())
             done, _ = ray.wait(some, num_returns=1, timeout=left)
@@ -117,7 +117,7 @@ class Call:
 
 
 def wait_for(calls: Iterable[Call], timeout: Timeout) -> None:
-    """Waits until all calls have ended, then raises what the first that failed raises."""
+    """Waits until all calls have ended, then raises the error of the first that failed."""
     failure: CheckpointError | None = None
     for call in calls:
         try:
@@ -132,7 +132,7 @@ class WorkerGroup:
     """Connected actors on the posts of a program, which run it and others on the same meshes.
 
     Raises:
-        ClusterSizeError: Ray has not what the plan needs.
+        ClusterSizeError: Ray has fewer nodes or devices than the plan needs.
         WorkerError: a worker could not start.
     """
 
@@ -140,7 +140,7 @@ class WorkerGroup:
         self.options = options
         self._failure: str | None = None
         self.garbage: dict[str, deque[ArrayId]] = {post.mesh: deque() for post in posts}
-        """what nobody can ask for any more, for the next call to tell"""
+        """unreachable arrays, reported to the workers with the next call"""
         self._posts = tuple(posts)
         self._programs = 0
         self._numbers = count(1)
@@ -149,14 +149,14 @@ class WorkerGroup:
         placement, bundles = reserve(self._posts, platform, options.timeout_seconds)
         self._actors: list[Any] = []
         self.watches: dict[Any, Post] = {}
-        """calls that do not return while the worker of a post lives"""
+        """calls that return only when the worker of a post has died"""
         self._stop = weakref.finalize(self, _stop, self._actors, placement)
         self._start(platform, placement, bundles)
         self.lowering_platform = self._connect()
-        """what the workers' devices are to jax's lowering"""
+        """the workers' platform in JAX's lowering"""
 
     def can_run(self, posts: Sequence[Post]) -> bool:
-        """Whether the workers live and are those that a program needs."""
+        """Whether the workers live and match the posts of a program."""
         return not self.is_stopped and self._posts == tuple(posts)
 
     def load(
@@ -165,7 +165,7 @@ class WorkerGroup:
         modules: Mapping[str, bytes],
         compiler_options: CompilerOptions | None,
     ) -> int:
-        """Compiles a program; its number among those that the workers have.
+        """Compiles a program; returns its number among the workers' programs.
 
         Raises:
             WorkerError: a worker could not compile it.
@@ -191,12 +191,12 @@ class WorkerGroup:
         return Call(self, method, posts, refs)
 
     def usage(self) -> dict[str, ProcessUsage]:
-        """What each worker's process holds of its host; waits for no step."""
+        """The resources of each worker's process; does not wait for steps."""
         usages = self._each("usage", [() for _ in self._posts])
         return {post.name: it for post, it in zip(self._posts, usages, strict=True)}
 
     def collect(self, mesh: str) -> list[ArrayId]:
-        """The mesh's garbage, which the caller passes on."""
+        """Takes the mesh's unreachable arrays, which the caller passes on."""
         garbage = self.garbage[mesh]
         return [garbage.popleft() for _ in range(len(garbage))]
 
@@ -215,34 +215,34 @@ class WorkerGroup:
         return next(ref for ref, it in self.watches.items() if it == post)
 
     def died(self, watch: Any, method: str) -> WorkerError:
-        """A worker has died while a method was awaited of it or of another one."""
+        """The error for a worker that died during a call to it or to another worker."""
         post = self.watches[watch]
         try:
             ray.get(watch, timeout=_GRACE_SECONDS)
         except RayError as error:
             *_, why = str(error).strip().splitlines()
         else:
-            why = "Ray says nothing of the reason"
+            why = "Ray gives no reason"
         return self.fail(
             f"{post.name} has died {_doing(method)}. The arrays of all workers of the plan are "
-            "lost with it; take the state from a checkpoint (alpa.resume) or make it anew "
+            "lost with it; restore the state from a checkpoint (alpa.resume) or create it again "
             f"(alpa.create_state), which starts new workers. Ray says: {why}"
         )
 
     def fail(self, reason: str) -> WorkerError:
-        """Stops all workers: a mesh fails as a whole, and the others wait for it in vain."""
+        """Stops all workers: a mesh fails as a whole, and the others would wait for it."""
         self.close(f"the workers of this plan were stopped, load it again: {reason}")
         return WorkerError(reason)
 
     def close(self, reason: str = "the executable is closed; load the plan again") -> None:
-        """Stops all workers and gives their places back."""
+        """Stops all workers and releases their resources."""
         self._failure = self._failure or reason
         self._stop()
 
     def _start(
         self, platform: Platform, placement: PlacementGroup, bundles: Mapping[int, int]
     ) -> None:
-        remote: Any = ray.remote  # its types know no options of actors
+        remote: Any = ray.remote  # its type has no options of actors
         level = logging.getLogger("alpa").getEffectiveLevel()
         actor = remote(concurrency_groups={"io": 1, "watch": 1})(Worker)
         for post in self._posts:
@@ -254,7 +254,7 @@ class WorkerGroup:
                 actor.options(
                     scheduling_strategy=strategy,
                     runtime_env={"env_vars": _environment(post, platform, self.options)},
-                    # Ray's head would keep a record of every call, up to a hundred thousand.
+                    # Otherwise Ray's head keeps a record of every call, up to a hundred thousand.
                     enable_task_events=False,
                     **actor_resources(post, platform),
                 ).remote(post, platform, self.options, level)
@@ -262,15 +262,15 @@ class WorkerGroup:
             self.watches[self._actors[-1].watch.remote()] = post
 
     def _connect(self) -> str:
-        """Lets the workers meet; the name of their platform."""
+        """Connects the workers with one another; returns the name of their platform."""
         endpoints = self._each("endpoint", [() for _ in self._posts])
         for post, (_, _, found) in zip(self._posts, endpoints, strict=True):
             if found != version.__version__:
                 raise self.fail(
-                    f"{post.name} has jaxlib {found}, and this process {version.__version__}; "
-                    "install the same everywhere"
+                    f"{post.name} has jaxlib {found}, but this process has {version.__version__}; "
+                    "install the same version everywhere"
                 )
-        # Nobody from outside the node has to reach workers that are all on one.
+        # If all workers are on one node, none must be reachable from outside it.
         together = len({ip for ip, _, _ in endpoints}) == 1
         ips = [_LOOPBACK if together else ip for ip, _, _ in endpoints]
         names = [post.name for post in self._posts]
@@ -305,31 +305,31 @@ class WorkerGroup:
 
 
 def _doing(method: str) -> str:
-    return _DOING.get(method, f"while {method} was awaited")
+    return _DOING.get(method, f"during a call of {method}")
 
 
 def _environment(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, str]:
-    """A worker's variables; XLA's flags are this process's, but for its number of devices."""
+    """A worker's variables; XLA's flags are this process's, except for the number of devices."""
     flags = re.sub(
         r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
     )
     environment = {"XLA_FLAGS": flags.strip()}
     if platform == "cpu":
-        # XLA's CPU buffers come from malloc, which gives large ones back to the system at each
-        # free: their pages are then cleared anew in each run of a fragment, up to a tenth of its
-        # time. 32 MiB is the most that glibc takes.
+        # XLA's CPU buffers come from malloc, which returns large ones to the system at each free.
+        # Each run of a fragment would then clear their pages again, up to a tenth of its time.
+        # 32 MiB is the most that glibc accepts.
         environment |= {
             "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
             "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-            # One heap for all threads, of which each checkpoint makes new ones: glibc would give
-            # them one heap after the other, up to eight for each core, and each keeps what it held
-            # at most, so that memory would go up for hours without a leak.
+            # One heap for all threads. Each checkpoint makes new threads, and glibc would give them
+            # more and more heaps, up to eight per core. Each heap keeps its peak size, so memory
+            # would grow for hours without a leak.
             "MALLOC_ARENA_MAX": "1",
         }
     if options.pin_cores and len(post.devices) > 1:
-        # XLA makes as many threads as there are cores to run on, and with fewer threads than
-        # devices their collectives wait for ever (jaxlib 0.10.2). One device needs no more: more
-        # threads than cores double the time of its matrix products.
+        # XLA makes as many threads as there are cores, and with fewer threads than devices their
+        # collectives deadlock (jaxlib 0.10.2). One device needs no more: more threads than cores
+        # double the time of its matrix products.
         environment["NPROC"] = str(max(16, 2 * len(post.devices)))
     return environment | dict(options.environment)
 

@@ -1,4 +1,4 @@
-"""How the workers of a plan are started."""
+"""Options of the workers of a plan."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ Transport = Literal["auto", "device", "sockets"]
 class WorkerOptions:
     """Options of `load` for `executor="ray"`.
 
-    All that is waited for in or for the workers has one of the two timeouts. What this process
-    reads and writes by itself takes as long as its file system does.
+    All waiting in the workers and for them has one of the two timeouts. Reading and writing in this
+    process takes as long as its file system.
 
     Attributes:
-        address: the Ray cluster, as `ray.init` takes it; by default the one that is connected, else
+        address: the Ray cluster, as `ray.init` takes it; by default the connected one, else
             one that runs on this host, else a new one in this process.
-        platform: by default `gpu` or `tpu` where Ray has such resources, else `cpu`.
+        platform: by default `gpu` or `tpu` if Ray has such resources, else `cpu`.
         transport: how tiles travel between meshes; `auto` is `device`
-            (`jax.experimental.transfer`) where the platform has it, else `sockets`.
-        cache_directory: of compiled executables, on each host; None keeps none.
-        timeout_seconds: how long a worker waits for another, to connect and for tiles, and the
-            caller for any of them: for a place on the cluster, their start, for compiling, for a
-            step.
+            (`jax.experimental.transfer`) if the platform has it, else `sockets`.
+        cache_directory: the folder of compiled executables on each host; None disables the cache.
+        timeout_seconds: how long a worker waits for another, to connect and for tiles, and how long
+            the caller waits for workers: for resources, their start, compilation, and a step.
         checkpoint_timeout_seconds: how long the caller waits for the workers to write or read a
-            checkpoint, or to look at all of a state.
-        steps_ahead: steps that may be under way before a call waits for the oldest.
+            checkpoint, or to check all of a state.
+        steps_ahead: steps that may be running before a call waits for the oldest.
         environment: variables of the workers' environment.
-        pin_cores: each worker keeps to CPU cores of its own, as many as it has devices.
+        pin_cores: whether each worker keeps to its own CPU cores, as many as it has devices.
     """
 
     address: str | None = None
@@ -48,7 +47,7 @@ class WorkerOptions:
     pin_cores: bool = False
 
     def __post_init__(self) -> None:
-        """Raises TypeError, ValueError where an option cannot be."""
+        """Raises TypeError or ValueError if an option is invalid."""
         check_kind("address", self.address, str, type(None))
         if self.platform is not None:
             check_literal("platform", self.platform, Platform)
@@ -65,5 +64,5 @@ class WorkerOptions:
 
     @property
     def cache_path(self) -> Path | None:
-        """The folder of compiled stages; None if they are not kept."""
+        """The folder of compiled stages; None if they are not cached."""
         return None if self.cache_directory is None else Path(self.cache_directory).expanduser()

@@ -1,4 +1,4 @@
-"""What a step returns: arrays that stay on their meshes until they are looked at."""
+"""The results of a step on Ray: arrays that stay on their meshes until they are read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Copy:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers(Keeper):
-    """The workers of a group, each of which has its shards of an array."""
+    """The workers of a group as a keeper; each has its shards of an array."""
 
     group: WorkerGroup
 
@@ -42,7 +42,7 @@ class Workers(Keeper):
         return self._ask(arrays, "are_finite")
 
     def _ask(self, arrays: Sequence[RemoteArray], method: str, *others: Sequence[Any]) -> list[Any]:
-        """Asks one mesh of each array, all meshes at once; the answers of the first worker there.
+        """Asks one mesh of each array, all meshes in parallel; returns the first worker's answers.
 
         `others` are further arguments, an item for each array.
         """
@@ -67,9 +67,9 @@ class Workers(Keeper):
 
 
 class RemoteArray(KeptArray):
-    """An array in the workers of a plan, of which several meshes may hold a copy.
+    """An array in the workers of a plan; several meshes may hold a copy.
 
-    A step in the same workers takes it where it lies. It is freed when it is collected, deleted or
+    A step in the same workers reads it where it lies. It is freed when it is collected, deleted or
     donated.
     """
 
@@ -87,7 +87,7 @@ class RemoteArray(KeptArray):
         self._free.atexit = False
 
     def copy_on(self, group: WorkerGroup, mesh: str, value: int) -> Copy | None:
-        """The copy that a mesh of the group can read as a value: the same one where there is."""
+        """The copy that a mesh of the group can read as a value; the same value if possible."""
         copies = [it for it in self._copies if it.mesh == mesh and group is self._group]
         return next((it for it in copies if it.value == value), copies[0] if copies else None)
 
@@ -96,7 +96,7 @@ class RemoteArray(KeptArray):
         return Workers(group=self._group)
 
     def first_copy(self) -> Copy:
-        """The copy that is looked at.
+        """The copy that is fetched.
 
         Raises:
             RuntimeError: the array was deleted or donated.
@@ -148,7 +148,7 @@ class RemoteArray(KeptArray):
 
 
 class PlacedArgument(Placed):
-    """An argument that is on the meshes ahead of its step; freed when it is collected."""
+    """An argument placed on the meshes before its step; freed when it is collected."""
 
     def __init__(
         self, owner: ArgumentChecks, number: int, group: WorkerGroup, copies: Sequence[Copy]
@@ -158,12 +158,12 @@ class PlacedArgument(Placed):
         weakref.finalize(self, _release, group, self._copies).atexit = False
 
     def copy_for(self, argument: ProgramArgument) -> Copy:
-        """The one that an argument of the planned @main takes."""
+        """The copy for an argument of the planned @main."""
         return next(copy for copy in self._copies if copy.value == argument.value)
 
 
 def _release(group: WorkerGroup, copies: Sequence[Copy]) -> None:
-    """Marks copies as free. The next call tells the workers: this may run at any point of any code,
+    """Marks copies as free; the next call tells the workers. This can run at any point of any code,
     where it must not call Ray."""
     for copy in copies:
         group.garbage[copy.mesh].append(copy.key)

@@ -1,10 +1,10 @@
-"""How tiles go from one worker to another: device to device, or through host memory.
+"""Sends tiles from one worker to another: from device to device, or through host memory.
 
-Each ordered pair of workers is a queue of messages. A sender never waits for its receiver; a
-receiver waits until its deadline and then says for whom.
+Each ordered pair of workers is a queue of messages. A sender does not wait for its receiver. A
+receiver waits until its deadline, and its error names the sender.
 
-A worker listens at one address, that of its node or, where all workers are on one node, of the
-loopback. Whoever connects needs its secret, which the others are told through Ray.
+A worker listens at one address: that of its node, or of the loopback if all workers are on one
+node. A connection needs the worker's secret, which Ray passes to the other workers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _POLL_SECONDS = 1e-4
 
 
 class TransportError(RuntimeError):
-    """What another worker should have sent has not come."""
+    """A message from another worker has not arrived."""
 
 
 class Transport(ABC):
     """A worker's links to the others (`tiles.Links`).
 
-    `names` and `owners` are the workers' names and the workers of the cluster's devices; `seconds`
-    is the longest wait for a message.
+    `names` are the workers' names, and `owners` the workers of the cluster's devices; `seconds` is
+    the longest wait for a message.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Transport(ABC):
 
     @abstractmethod
     def connect(self, addresses: Sequence[str]) -> None:
-        """Tells where the workers are, all of which are known to live."""
+        """Sets the addresses of the workers, all of which are known to live."""
 
     @abstractmethod
     def send(self, peer: int, arrays: Sequence[jax.Array]) -> None: ...
@@ -74,9 +74,9 @@ class Transport(ABC):
 class DeviceTransport(Transport):
     """From device memory to device memory by `jax.experimental.transfer`.
 
-    The receiver pulls what the sender offers under a number, which follows from the sender's
-    secret, the receiver's own number and that of the message: all receivers pull from the same
-    server, and others who reach it know no number that it would answer to.
+    The receiver pulls an array that the sender offers under a number. The number follows from the
+    sender's secret, the receiver's own number and the message's number. All receivers pull from the
+    same server; other clients do not know a number that it answers.
     """
 
     def __init__(self, ip: str, *args: Any) -> None:
@@ -91,7 +91,7 @@ class DeviceTransport(Transport):
 
     @property
     def address(self) -> str:
-        """Host and port, and a secret, from which the numbers of messages follow."""
+        """Host and port, and a secret that determines the numbers of messages."""
         return f"{self._server.address()} {self._secret}"
 
     def connect(self, addresses: Sequence[str]) -> None:
@@ -119,15 +119,15 @@ class DeviceTransport(Transport):
 
 
 def _number(secret: str, receiver: int, message: int) -> int:
-    """Of 63 bits, as the server takes them."""
+    """A number of 63 bits, as the server requires."""
     digest = hashlib.sha256(f"{secret} {receiver} {message}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
 
 
 class SocketTransport(Transport):
-    """Through host memory and TCP, for platforms that have no transfers of their own.
+    """Through host memory and TCP, for platforms without transfers between devices.
 
-    A thread per sender takes in what it sends, so that no one waits for a busy receiver.
+    One thread per sender receives its messages, so that no sender waits for a busy receiver.
     """
 
     def __init__(self, ip: str, *args: Any) -> None:
@@ -143,7 +143,7 @@ class SocketTransport(Transport):
 
     @property
     def address(self) -> str:
-        """Host, port, and a secret: without it nobody is listened to."""
+        """Host, port, and a secret that each connection must present."""
         ip, port = self._listener.getsockname()[:2]
         return f"{ip} {port} {self._secret}"
 
@@ -161,7 +161,7 @@ class SocketTransport(Transport):
             for part in parts:
                 connection.sendall(part)
         except OSError as error:
-            raise TransportError(f"{self._names[peer]} takes no tiles any more: {error}") from error
+            raise TransportError(f"{self._names[peer]} accepts no more tiles: {error}") from error
 
     def receive(self, peer: int, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
         try:
@@ -176,7 +176,7 @@ class SocketTransport(Transport):
         ]
 
     def _connected(self, peer: int) -> socket.socket:
-        """A connection to a worker, which has been told who comes."""
+        """A connection to a worker that knows the sender."""
         ip, port, secret = self._addresses[peer].split()
         connection = socket.create_connection((ip, int(port)), timeout=self._seconds)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -190,7 +190,7 @@ class SocketTransport(Transport):
 
     def _take_in(self, connection: socket.socket) -> None:
         with connection:
-            # Who says nothing would keep the thread and the connection.
+            # A silent client would keep the thread and the connection.
             connection.settimeout(self._seconds)
             try:
                 secret, peer = struct.unpack("!32sI", _read(connection, struct.calcsize("!32sI")))
@@ -198,7 +198,7 @@ class SocketTransport(Transport):
                 return
             if not secrets.compare_digest(secret, self._secret.encode()):
                 return
-            # Now the receiver waits, with its own deadline: the next tiles may be long in coming.
+            # From here the receiver waits, with its own deadline: the next tiles may take long.
             connection.settimeout(None)
             inbox = self._inboxes[peer]
             try:
@@ -216,7 +216,7 @@ def _bytes(array: jax.Array) -> memoryview:
 
 
 def _read(connection: socket.socket, size: int) -> bytearray:
-    """Exactly so many bytes; ConnectionError (an OSError) at the end of the stream."""
+    """Reads exactly so many bytes; ConnectionError (an OSError) at the end of the stream."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -235,11 +235,11 @@ def open_transport(
     owners: Mapping[int, int],
     seconds: float,
 ) -> Transport:
-    """The transport of a worker; `auto` is `device` where the platform has it.
+    """Opens the transport of a worker; `auto` is `device` if the platform has it.
 
     Raises:
         ValueError: there is no such transport.
-        jax.errors.JaxRuntimeError: the platform has no `device` transport, and it was asked for.
+        jax.errors.JaxRuntimeError: `device` was requested, but the platform does not have it.
     """
     if name not in get_args(options.Transport):
         raise ValueError(

@@ -38,17 +38,17 @@ from alpa.runtime.workers.transport import Transport, open_transport
 _log = logging.getLogger(__name__)
 
 ArrayId = tuple[int, int]
-"""of an array that a worker holds: the number of the call that made it, and a position"""
+"""The identity of a worker's array: the number of the call that made it, and a position."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCall:
-    """What a worker needs for one step.
+    """The inputs of a worker for one step.
 
-    `program` is the program's number, `number` that of the call. `feeds` has for each argument of
-    the worker's mesh, by its position in the planned @main, the array that the worker holds, or the
-    number of one that comes with the call. `free` are arrays that nobody can ask for any more; what
-    is fed of them is the step's own. `traced` asks for the spans of all instructions.
+    `program` is the program's number, `number` that of the call. `feeds` maps each argument of the
+    worker's mesh, by its position in the planned @main, to the array that the worker holds, or to
+    the number of an array that comes with the call. `free` are unreachable arrays; if the step
+    reads one, it owns it. `traced` requests the spans of all instructions.
     """
 
     program: int
@@ -62,7 +62,7 @@ class StepCall:
 class StepTimes:
     """Seconds that a worker spent in a step; on accelerators `run` is the time to dispatch.
 
-    `processor` is what its process used of the host's cores, `total` what went by.
+    `processor` is the time that its process used on the host's cores, `total` the elapsed time.
     """
 
     total: float
@@ -75,7 +75,7 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A worker that has its devices: `platform` is what they are to jax's lowering, `address` where
+    """A worker with its devices. `platform` is their platform in JAX's lowering; `address` is where
     others reach its transport, which is of the kind `transport`."""
 
     transport: str
@@ -85,7 +85,7 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class _Loaded:
-    """A program of which this worker runs its mesh's part."""
+    """A program whose mesh this worker runs a part of."""
 
     script: Script
     placement: Placement
@@ -95,8 +95,8 @@ class _Loaded:
 
 
 class Worker:
-    """One process of a mesh. Its methods are called in this order: start, connect, then the others,
-    and `load` before what names a program."""
+    """One process of a mesh. Call `start`, then `connect`, then the other methods. Call `load`
+    before methods that name a program."""
 
     def __init__(
         self, post: Post, platform: Platform, options: WorkerOptions, log_level: int
@@ -115,21 +115,21 @@ class Worker:
             jax.config.update("jax_num_cpu_devices", len(post.devices))
 
     def __repr__(self) -> str:
-        """What Ray puts before the lines of this process's log."""
+        """The prefix that Ray puts before the lines of this process's log."""
         return self._post.name
 
     def endpoint(self) -> tuple[str, int, str]:
         """The address of this node, a free port for the mesh's processes to meet at, and the
         version of jaxlib here."""
         with socket.socket() as probe:
-            probe.bind(("", 0))  # on all addresses, and nobody is listened to
+            probe.bind(("", 0))  # on all addresses, but it accepts no connection
             port = probe.getsockname()[1]
         return ray.util.get_node_ip_address(), port, version.__version__
 
     def start(
         self, ip: str, coordinator: str, names: Sequence[str], owners: Mapping[int, int]
     ) -> Started:
-        """Takes hold of the devices, and listens at an address of this node, and at no other."""
+        """Takes the devices, and listens at one address of this node only."""
         post, seconds = self._post, self._options.timeout_seconds
         if post.processes > 1:
             if self._platform == "cpu":
@@ -139,12 +139,12 @@ class Worker:
                 post.processes,
                 post.process,
                 initialization_timeout=int(seconds),
-                coordinator_bind_address=coordinator,  # else all addresses
+                coordinator_bind_address=coordinator,  # otherwise all addresses
             )
         found, wanted = jax.local_devices(), len(post.devices)
         if len(found) != wanted or found[0].platform != self._platform:
             raise RuntimeError(
-                f"{post.name} needs {wanted} {self._platform} devices, and jax finds {len(found)} "
+                f"{post.name} needs {wanted} {self._platform} devices, but jax finds {len(found)} "
                 f"of {found[0].platform} there"
             )
         self._transport = open_transport(
@@ -157,7 +157,7 @@ class Worker:
         )
 
     def connect(self, addresses: Sequence[str]) -> None:
-        """Says where the workers' transports are, by rank."""
+        """Sets the addresses of the workers' transports, by rank."""
         self._transport.connect(addresses)
 
     def load(
@@ -167,7 +167,7 @@ class Worker:
         modules: Mapping[str, bytes],
         compiler_options: CompilerOptions | None,
     ) -> float:
-        """Compiles the mesh's fragments of a program; the seconds that it took."""
+        """Compiles the mesh's fragments of a program; returns the seconds that it took."""
         begin = time.perf_counter()
         devices = tuple(sorted(jax.devices(), key=lambda it: (it.process_index, it.id)))
         placement = Placement(program=script.program, devices=devices, mesh=self._post.mesh)
@@ -192,7 +192,7 @@ class Worker:
         return seconds
 
     def step(self, call: StepCall, *arrays: np.ndarray) -> StepTimes:
-        """Runs the mesh's list once, and holds its results under (call.number, position)."""
+        """Runs the mesh's list once, and keeps its results under (call.number, position)."""
         begin, processor = time.perf_counter(), time.process_time()
         loaded = self._programs[call.program]
         interpreter, program = loaded.interpreter, loaded.script.program
@@ -220,9 +220,9 @@ class Worker:
         )
 
     def create(self, number: int, call: int, positions: Sequence[int], module: bytes) -> None:
-        """Makes arguments of a program, and holds them as a step's results are held.
+        """Makes arguments of a program, and keeps them like a step's results.
 
-        The module has no arguments, and for each position in the planned @main a result.
+        The module has no arguments, and one result for each position in the planned @main.
         """
         loaded = self._programs[number]
         program, placement = loaded.script.program, loaded.placement
@@ -241,7 +241,7 @@ class Worker:
         self, number: int, call: int, parts: Mapping[int, tuple[StoredArray, Slice | None]]
     ) -> None:
         """Reads arguments of a program from a checkpoint, by their positions in the planned @main,
-        and holds them as a step's results are held."""
+        and keeps them like a step's results."""
         loaded = self._programs[number]
         shardings, arguments = loaded.placement.shardings, loaded.script.program.arguments
         read = {
@@ -251,26 +251,26 @@ class Worker:
         self._held.update(read)
 
     def shard_shapes(self, keys: Sequence[ArrayId]) -> list[Shape]:
-        """As of every keeper."""
+        """The shapes of shards, as for every keeper."""
         return HERE.shard_shapes([self._array(key) for key in keys])
 
     def write(self, keys: Sequence[ArrayId], writes: Sequence[Write]) -> None:
-        """As of every keeper, this process's shards."""
+        """Writes this process's shards, as for every keeper."""
         HERE.write([self._array(key) for key in keys], writes)
         _give_back_memory()
 
     def are_finite(self, keys: Sequence[ArrayId]) -> list[bool]:
-        """As of every keeper."""
+        """Checks arrays for NaN and infinity, as for every keeper."""
         return HERE.are_finite([self._array(key) for key in keys])
 
     @ray.method(concurrency_group="watch")
     def watch(self) -> None:
-        """Never returns: whoever waits for it learns at once that this process has ended."""
+        """Never returns, so that its caller learns at once when this process ends."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="io")
     def place(self, number: int, key: ArrayId, array: np.ndarray) -> None:
-        """Puts an argument of a program on the devices ahead of the step that takes it."""
+        """Puts an argument of a program on the devices before the step that takes it."""
         loaded = self._programs[number]
         store: Store = {}
         _, position = key
@@ -280,7 +280,7 @@ class Worker:
 
     @ray.method(concurrency_group="io")
     def fetch(self, key: ArrayId) -> list[tuple[tuple[slice, ...], np.ndarray]]:
-        """This process's shards of a result, each once, and where they are in it."""
+        """This process's shards of a result, each once, with their place in it."""
         array = self._array(key)
         shards = (shard for shard in array.addressable_shards if shard.replica_id == 0)
         return [(shard.index, np.asarray(shard.data)) for shard in shards]
@@ -298,7 +298,7 @@ class Worker:
 
     @ray.method(concurrency_group="io")
     def usage(self) -> ProcessUsage:
-        """What this process holds of its host."""
+        """The resources of this process."""
         return ProcessUsage.of()
 
     def hlo_text(self, number: int, stage: str) -> str:
@@ -306,24 +306,24 @@ class Worker:
         return self._programs[number].stages[stage].hlo_text()
 
     def memory(self, number: int, stage: str) -> dict[str, int]:
-        """XLA's account of a fragment's bytes per device."""
+        """XLA's memory statistics of a fragment, in bytes per device."""
         stats = self._programs[number].stages[stage].memory()
         names = (name for name in dir(stats) if name.endswith("_in_bytes"))
         return {name: getattr(stats, name) for name in names}
 
     def _array(self, key: ArrayId) -> jax.Array:
         array = self._held[key]
-        assert isinstance(array, jax.Array)  # what is placed is not looked at
+        assert isinstance(array, jax.Array)  # placed arguments are not read here
         return array
 
     def _free(self, keys: Sequence[ArrayId]) -> None:
         for key in keys:
-            # What a checkpoint that was refused would have held has never been here.
+            # The arrays of a refused checkpoint have never been here.
             self._held.pop(key, None)
 
 
 def _log_to_stderr(level: int) -> None:
-    """Alpa's log of this process goes where Ray takes it from, to the caller's terminal."""
+    """Sends Alpa's log of this process to stderr; Ray forwards it to the caller's terminal."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("alpa")
@@ -332,9 +332,9 @@ def _log_to_stderr(level: int) -> None:
 
 
 def _give_back_memory() -> None:
-    """Gives the system what the heaps of C hold free, where the library can, as glibc.
+    """Returns free memory of the C heaps to the system, if the library can (glibc).
 
-    The threads that write a checkpoint leave much there: of gpt-tiny's 12 MiB in each worker.
+    The threads that write a checkpoint leave much there: 12 MiB per worker for gpt-tiny.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -342,7 +342,7 @@ def _give_back_memory() -> None:
 
 
 def _pin(post: Post) -> None:
-    """Keeps all threads of this process to the post's cores, around the end where there are few."""
+    """Keeps all threads of this process on the post's cores, wrapping around if there are few."""
     cores = os.cpu_count() or 1
     mine = {(post.core + i) % cores for i in range(len(post.devices))}
     for thread in Path("/proc/self/task").iterdir():

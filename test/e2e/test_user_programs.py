@@ -413,7 +413,7 @@ def test_roles_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     planned = parallelize(class_weights, 2, explain_roles=True)
     table = str(planned.prepare(*EXACT["class weights"][1]).plan)
     printed = capsys.readouterr().out
-    assert "  state: w: what comes back is made of it element by element\n" in printed
+    assert "  state: w: a result is computed from it element by element\n" in printed
     assert "  batch, cut in dimension 0: x" in printed
-    assert "  constant: weights: no dimension of it is the samples'\n" in printed
+    assert "  constant: weights: no dimension of it holds samples\n" in printed
     assert printed in f"{table}\n"

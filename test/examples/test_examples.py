@@ -41,4 +41,4 @@ def test_an_example_learns(path: Path) -> None:
         )
     losses = [float(text) for text in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
     assert losses[-1] < 0.7 * losses[0]
-    assert "is planned anew" not in done.stderr
+    assert "is planned again" not in done.stderr

@@ -88,4 +88,4 @@ def test_custom_partitioning_runs_the_program_of_a_shard():
     unknown = re.sub('backend_config = "[0-9]+"', 'backend_config = "0"', str(planned))
     with pytest.raises(jax.errors.JaxRuntimeError) as raised:
         alpa.runtime.load(unknown, executor="local")
-    assert "runs in the process that lowered it only" in raised.value.__notes__[-1]
+    assert "runs only in the process that lowered it" in raised.value.__notes__[-1]

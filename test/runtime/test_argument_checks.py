@@ -208,7 +208,7 @@ def test_all_mismatches_are_told() -> None:
 @pytest.mark.parametrize("number", [None, "1.0", [1.0], {"rate": 1.0}, (1.0,), object()])
 def test_trees_of_other_structure(number: Any) -> None:
     kind = type(number).__name__
-    match = rf"argument 1 is a {kind}, which is no array; expected float32\[\]\. Give the leaves"
+    match = rf"argument 1 is a {kind}, which is no array; expected float32\[\]\. Pass each leaf"
     with pytest.raises(TypeError, match=match):
         loaded()(W, number, 1)
     with pytest.raises(TypeError, match=match):
@@ -232,7 +232,7 @@ def test_arguments_that_were_placed_elsewhere() -> None:
     step, other = loaded(), loaded()
     rate = step.place(1, 3.0)
     np.testing.assert_array_equal(step(W, rate, 1)[0], 3 * W)
-    with pytest.raises(ValueError, match=r"argument 0 was placed as argument 1; place it by"):
+    with pytest.raises(ValueError, match=r"argument 0 was placed as argument 1; place it with"):
         step(rate, 1.0, 1)
     with pytest.raises(ValueError, match=r"argument 1 was placed as argument 1 of another execut"):
         other(W, rate, 1)

@@ -24,7 +24,7 @@ def check_it_says_what_is_wrong(executor: Any) -> None:
     )
     state = {"w": np.ones(3, np.float32), "n": np.int32(0)}
     state, _ = step(state, np.ones(3, np.float32))
-    wrong = r"call 2 of descend: 1 of its 3 results hold NaN or infinity: result\[1\]; go on from"
+    wrong = r"call 2 of descend: 1 of its 3 results hold NaN or infinity: result\[1\]; restore an"
     with pytest.raises(FloatingPointError, match=wrong):
         step(state, np.array([1, -1, 2], np.float32))
     both = r"call 3 of descend: 2 of its 3 .*: result\[0\]\['w'\], result\[1\];"

@@ -158,7 +158,7 @@ def test_sums_are_not_shrunk() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"takes what alpa\.parallelize returned"):
+    with pytest.raises(TypeError, match=r"takes a function that alpa\.parallelize returned"):
         compare_with_jax(step, *state_and_batch())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected whole-batch"):
         compare_with_jax(parallelize(step), *state_and_batch(), reference="jax")  # type: ignore[arg-type]

@@ -104,11 +104,11 @@ def damaged(path: Path, how: str, foreign: bytes) -> None:
         ("a flipped bit of the hash", "it is damaged, or another program's"),
         ("truncated", "it is damaged, or another program's"),
         ("longer", "it is damaged, or another program's"),
-        ("empty", "it is no executable"),
+        ("empty", "it is not an executable"),
         ("another program's", "it is damaged, or another program's"),
-        ("a bare executable", "it is no executable"),
-        ("a pickle", "it is no executable"),
-        ("a pipe", "it is no regular file"),
+        ("a bare executable", "it is not an executable"),
+        ("a pickle", "it is not an executable"),
+        ("a pipe", "it is not a regular file"),
         ("a link to itself", "it cannot be read"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     for harmless, mode in ((path, 0o606), (cache.directory, 0o770), (cache.directory, 0o707)):
         before = harmless.stat().st_mode
         harmless.chmod(mode)
-        with pytest.raises(UnsafeCacheError, match=r"can be written by others .*chmod go-w"):
+        with pytest.raises(UnsafeCacheError, match=r"other users can write to it.*chmod go-w"):
             compiled(cache)
         harmless.chmod(stat.S_IMODE(before))
     compiled(cache)
@@ -160,4 +160,4 @@ def test_a_cache_that_takes_no_more_is_told_of(
         x = argument()
         np.testing.assert_array_equal(compiled(cache)([x])[0], x + x)
     (record,) = caplog.records
-    assert record.getMessage().endswith("cannot be kept in the cache: Not a directory")
+    assert record.getMessage().endswith("cannot be written to the cache: Not a directory")

@@ -378,7 +378,7 @@ def test_a_plan_that_is_damaged_or_none_is_refused(tmp_path: Any) -> None:
 
     refused(text[: len(text) // 2].encode(), ir.MLIRError, "Unable to parse")
     refused(pickle.dumps(text), ir.MLIRError, "Unable to parse")
-    refused(bytecode.getvalue(), PlanMismatchError, "is bytecode, and a saved plan is text")
+    refused(bytecode.getvalue(), PlanMismatchError, "is bytecode, but a saved plan must be text")
     refused(b"module {}", LoadError, "no public function")
     refused(changed("alpa.program = ", "alpa.other = "), PlanMismatchError, r"program \(unknown\)")
     refused(
@@ -430,10 +430,10 @@ def test_wrong_uses_are_told() -> None:
         parallelize(train_step, num_micro_batches=4)(state, batch)
     with failing(r"there is no batch to cut into micro-batches"):
         parallelize(lambda w: w * 2.0, num_micro_batches=2)(1.0)
-    with failing(r"different numbers of samples: .*x'\] has 10.*; name in batch_argnums"):
+    with failing(r"different numbers of samples: .*x'\] has 10.*; name only the arguments"):
         both = {"x": np.ones(10), "y": np.ones(4)}
         parallelize(lambda both: both["x"].sum(), num_micro_batches=2, batch_argnums=0)(both)
-    with failing(r"both\['y'\] holds the samples in dimension 1, and it is float32\[4\]"):
+    with failing(r"both\['y'\] holds the samples in dimension 1, but it is float32\[4\]"):
         parallelize(lambda both: both["y"].sum(), num_micro_batches=2, batch_argnums={0: 1})(
             {"y": np.ones(4, np.float32)}
         )
@@ -449,20 +449,20 @@ def test_wrong_uses_are_told() -> None:
         alpa.parallelize(train_step, cluster="cpu:4x4")(state, batch)
     with failing(r"parallelize needs the cluster to plan for"):
         alpa.parallelize(train_step)
-    with failing(r"batch_argnums holds 2, and the function has 2 positional parameters"):
+    with failing(r"batch_argnums holds 2, but the function has 2 positional parameters"):
         parallelize(train_step, batch_argnums=2)
-    with failing(r"batch_argnums holds 'data', and the function has no .*; it has state, batch"):
+    with failing(r"batch_argnums holds 'data', but the function has no .*; it has state, batch"):
         parallelize(train_step, batch_argnums="data")
-    with failing(r"static_argnums holds 'rate', and the function has no parameter of that name"):
+    with failing(r"static_argnums holds 'rate', but the function has no parameter of that name"):
         parallelize(train_step, static_argnames="rate")
     for name in ("executor", "schedule", "intra", "inter", "remat", "loss_reduction"):
         with failing(rf"{name} is 'other'; expected one of .*"):
             parallelize(train_step, **{name: "other"})
     with failing(r"num_micro_batches is 'many'; expected a number of at least 1, or auto"):
         parallelize(train_step, num_micro_batches="many")
-    with failing(r"like= takes what alpa.parallelize returned, and this is a function", TypeError):
+    with failing(r"like= must be a function that alpa.parallelize returned", TypeError):
         alpa.parallelize(train_step, like=train_step)
-    with failing(r"like= takes the cluster, settings and workers of train_step; leave intra= out"):
+    with failing(r"like= takes the cluster, settings and workers of train_step; remove intra="):
         alpa.parallelize(train_step, like=parallelize(train_step), intra="megatron")
     with failing(r"there is no plan nowhere.mlir; save one by train_step.plan", FileNotFoundError):
         parallelize(train_step, plan="nowhere.mlir")(state, batch)

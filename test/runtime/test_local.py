@@ -434,7 +434,7 @@ def test_too_few_devices() -> None:
 def test_devices_of_two_kinds() -> None:
     kinds = ["H100"] * 4 + ["A100"] * 4
     devices: list[Any] = [SimpleNamespace(id=i, device_kind=kind) for i, kind in enumerate(kinds)]
-    with pytest.raises(ValueError, match="for equal devices, these are A100 and H100; give"):
+    with pytest.raises(ValueError, match="for equal devices, these are A100 and H100; pass"):
         alpa.runtime.load(tied(1), devices=devices)
 
 

@@ -114,7 +114,7 @@ def test_where_all_fail_the_smallest_micro_batches_say_why() -> None:
         best_number([1, 2, 4], none, Settings(cluster="cpu:1x1"), Clock())
     assert str(error.value) == (
         "-: error: no number of micro-batches can be planned (tried 1, 2, 4); with 4, the smallest "
-        "ones: needs 2 GiB"
+        "micro-batches: needs 2 GiB"
     )
 
 

@@ -47,8 +47,8 @@ def test_options_of_workers(option: dict[str, Any], words: str) -> None:
 
 ON_BOTH = [
     ({"executor": "thread"}, "executor is 'thread'; expected one of local, ray"),
-    ({"devices": []}, "devices is empty; name at least one device, or leave devices= out"),
-    ({"devices": [0, 1]}, r"devices\[0\] is 0, of type int; expected devices of jax"),
+    ({"devices": []}, "devices is empty; name at least one device, or omit devices="),
+    ({"devices": [0, 1]}, r"devices\[0\] is 0, of type int; expected JAX devices"),
     ({"devices": jax.devices()[:1] * 2}, r"devices\[0\] and devices\[1\] are both"),
     ({"workers": 2}, "workers is 2, of type int; expected WorkerOptions or None"),
     ({"compiler_options": 1}, "compiler_options is 1, of type int; expected Mapping or None"),

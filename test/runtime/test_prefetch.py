@@ -59,7 +59,7 @@ def test_what_a_step_overwrites_is_not_placed(moves: str) -> None:
         "alpa.input = 1 : i64,", "alpa.input = 1 : i64, jax.buffer_donor = true,"
     )
     step = alpa.runtime.load(donating)
-    with pytest.raises(ValueError, match="argument 1 is donated to each step, and not placed"):
+    with pytest.raises(ValueError, match="argument 1 is donated to each step and cannot be placed"):
         step.place(1, np.zeros(4, np.float32))
 
 

@@ -138,8 +138,8 @@ def test_what_is_a_finding(line: str, problem: str | None, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "status", "words"),
     [
-        ("os.abort()", 1, "x: error: MLIR's C++ has ended the process (SIGABRT)"),
-        ("signal.alarm(1); time.sleep(60)", 1, "x: error: MLIR's bytecode reader found no end"),
+        ("os.abort()", 1, "x: error: MLIR's C++ has crashed (SIGABRT)"),
+        ("signal.alarm(1); time.sleep(60)", 1, "x: error: MLIR's bytecode reader did not finish"),
         ("sys.exit(3)", 3, ""),
         ("print('done')", 0, "done"),
     ],

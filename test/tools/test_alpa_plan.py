@@ -184,7 +184,7 @@ def test_memory_that_cannot_be_enough(
     err = capsys.readouterr().err
     assert err.startswith(
         "zoo:gpt-mini: error: no number of micro-batches can be planned (tried 1, 2, 4); with 4, "
-        "the smallest ones: "
+        "the smallest micro-batches: "
     )
     assert "fits into memory" in err
 
@@ -237,7 +237,7 @@ def test_clusters_that_cannot_be_planned_for(
         ),
         (
             "{file} --cluster cpu:1x1 --num-micro-batches auto",
-            "alpa-plan: error: --num-micro-batches auto lowers the program anew",
+            "alpa-plan: error: --num-micro-batches auto lowers the program for each number",
         ),
         ("{file} --cluster cpu:1x1 --batch-size 4", "alpa-plan: error: --batch-size is for zoo"),
         ("{file} --cluster cpu:1x1 --roles none.toml", "none.toml: error: No such file"),
@@ -248,12 +248,12 @@ def test_clusters_that_cannot_be_planned_for(
         (
             "zoo:gpt-mini --cluster cpu:1x1 --num-micro-batches 1 --objective throughput",
             "zoo:gpt-mini: error: no number of micro-batches can be planned (tried 1); with 1, the "
-            "smallest ones: objective=throughput is for programs of forwards only",
+            "smallest micro-batches: objective=throughput is for programs of forwards only",
         ),
         ("{file} --cluster cpu:1x1 -o /none/p.mlir", "alpa-plan: error: cannot write /none/p.mlir"),
         (
             "{file} --cluster cpu:1x1 --export {file}",
-            "alpa-plan: error: cannot write into {file}: it is no folder",
+            "alpa-plan: error: cannot write into {file}: it is not a folder",
         ),
     ],
 )

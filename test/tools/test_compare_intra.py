@@ -33,7 +33,7 @@ def test_what_does_not_fit_says_what_it_needs(small_cluster):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["gpt-tiny", "--global-batch", "10", "--micro-batch-size", "4"], "does not consist of"),
+        (["gpt-tiny", "--global-batch", "10", "--micro-batch-size", "4"], "cannot be cut into"),
         (["gpt-tiny", "--cluster", "no-such:1x2"], "no-such"),
         (["no-model"], "no-model"),
     ],

@@ -41,7 +41,7 @@ def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ("optimizer", "rule"),
     [
         ("sgd", "rule for losses and the state: max|a-b| <= 1e-4 max|ref|"),
-        ("adam", "rule for the state: at most 4 times as far from a run in 64 bits as plain jax"),
+        ("adam", "rule for the state: at most 4 times as far from a run in 64 bits as plain JAX"),
     ],
 )
 def test_a_plan_equals_plain_jax(

@@ -136,7 +136,7 @@ def test_costs_are_summed_over_meshes_and_bounds_are_those_of_the_whole() -> Non
     assert lines[1].split() == ["mesh_0", "1.02", "s", "1", "s", "2.00%", "2.00%", "50"]
     assert lines[2].split() == ["mesh_1", "3", "s", "3", "s", "0.00%", "3.45%", "50"]
     assert lines[4] == "folding costs 0.50% of the objective, at most 3.08%"
-    assert lines[5] == "the whole search ran out of time, raise --time-limit to know more"
+    assert lines[5] == "the whole search ran out of time; raise --time-limit for a tighter bound"
     assert len(cost_table([first]).splitlines()) == 4
 
 

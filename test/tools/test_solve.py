@@ -78,7 +78,7 @@ def test_prints_the_optimum_within_the_limit(tmp_path, capsys, limit, suffix):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", 'the file has no "problem"'),
         (changed("problem", "nodes", "usages", to=[[1, 2]]), "3 costs, 1 usages and 3 intervals"),
         (
@@ -87,7 +87,7 @@ def test_prints_the_optimum_within_the_limit(tmp_path, capsys, limit, suffix):
         ),
         (
             changed("problem", "nodes", "costs", 0, to=["a"]),
-            "costs of node 0 are no list of numbers",
+            "costs of node 0 are not a list of numbers",
         ),
         (changed("problem", "edges", "nodes", 0, to=[0, 7]), "edge 0 joins 0 and 7"),
         (changed("problem", "edges", "costs", 1, to=[1, 2]), "edge 1 has 2 costs"),

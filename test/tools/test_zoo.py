@@ -262,7 +262,7 @@ def test_integers_lie_within_range():
             lambda: zoo.get("gpt-tiny", optimizer="adamw"),
             "no optimizer is called 'adamw'; try adam",
         ),
-        (lambda: zoo.get("llama-tiny", num_kv_heads=3), "num_kv_heads has to divide num_heads"),
+        (lambda: zoo.get("llama-tiny", num_kv_heads=3), "num_kv_heads must divide num_heads"),
         (lambda: zoo.get("gpt-tiny", num_layer=2), "no field of gpt-tiny .* try num_layers"),
         (lambda: zoo.get("gpt-tiny").lower(0), "gpt-tiny: a batch holds at least 1 sample, got 0"),
     ],
@@ -284,7 +284,7 @@ def test_command_line_writes_the_module(tmp_path):
     [
         (["gpt-tine"], "try gpt-tiny"),
         (["gpt-tiny", "--micro-batch-size", "0"], "at least 1 sample, got 0"),
-        ([], "--list names them"),
+        ([], "--list lists them"),
     ],
 )
 def test_command_line_errors(arguments, message, capsys):

@@ -22,7 +22,7 @@ from alpa.tools.solve import CaseError
 
 
 def pose_all(folder: Path, only: Sequence[str]) -> None:
-    """Writes the problems whose name contains one of ``only`` (all if there is none)."""
+    """Writes the problems whose name contains one of ``only`` (all if it is empty)."""
     folder.mkdir(parents=True, exist_ok=True)
     for posed in POSED:
         if only and not any(part in posed.name for part in only):
@@ -44,7 +44,7 @@ def pose_all(folder: Path, only: Sequence[str]) -> None:
 
 
 def step_group(text: str) -> tuple[str, ...]:
-    """Steps that are switched off together, such as ``fusion+level``."""
+    """Parses steps that are switched off together, such as ``fusion+level``."""
     names = tuple(text.split("+"))
     for name in names:
         if name not in STEPS:
@@ -57,7 +57,7 @@ def step_group(text: str) -> tuple[str, ...]:
 def ablate_all(
     paths: Sequence[Path], groups: Sequence[tuple[str, ...]], time_limit: float, runs: int
 ) -> None:
-    """Prints the table of all cases, each as soon as it is known."""
+    """Prints the table of all cases, one case at a time."""
     print(header(), flush=True)
     for path in paths:
         case = load(path)
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: python -m alpa.tools.bench pose cases/ --only gpt-tiny",
     )
     posing.add_argument("folder", type=Path, metavar="FOLDER", help="where to write .npz files")
-    posing.add_argument("--only", nargs="+", default=[], metavar="PART", help="of a case's name")
+    posing.add_argument("--only", nargs="+", default=[], metavar="PART", help="of cases' names")
     solver = commands.add_parser(
         "solver",
         description="Solves sharding problems with all steps of the solver, then with each step "
@@ -95,17 +95,17 @@ def parser() -> argparse.ArgumentParser:
         type=step_group,
         default=[(name,) for name in STEPS],
         metavar="STEP",
-        help=f"to switch off; A+B switches off both (default: each of {', '.join(STEPS)})",
+        help=f"steps to switch off; A+B switches off both (default: each of {', '.join(STEPS)})",
     )
     solver.add_argument(
-        "--runs", type=count, default=1, help="of each, of whose seconds the median is printed"
+        "--runs", type=count, default=1, help="runs of each; the median of seconds is printed"
     )
     solver.add_argument(
         "--time-limit",
         type=amount,
         default=20.0,
         metavar="SECONDS",
-        help="processor time of each run (default: 20)",
+        help="processor seconds of each run (default: 20)",
     )
     return result
 

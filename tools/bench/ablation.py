@@ -1,7 +1,7 @@
-"""What each step of the sharding solver saves: every case is solved with each step switched off.
+"""Measures each step of the sharding solver: solves every case with each step switched off.
 
 Seconds, and the time limit, are processor time of this process, which other work on the machine
-changes little. Runs with all steps are made between the others, so that both see the same machine.
+affects little. Runs with all steps alternate with the others, so that both see the same machine.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from alpa.tools.output import markdown_header, markdown_row
 
 STEPS = tuple(field.name for field in fields(Steps))
 _EVERY = 4
-"""Runs without some step between two with all steps."""
+"""Runs without some step between two runs with all steps."""
 COLUMNS = ("case", "class", "without", "objective", "bound", "gap", "seconds", "time", "objective")
 
 
 def _watched() -> tuple[Steps, set[str]]:
-    """All steps, and the names of those that the search asks for, which are added as it does."""
+    """All steps, and a set to which the search's reads add the names of steps."""
     asked: set[str] = set()
 
     class Watched(Steps):
@@ -43,7 +43,7 @@ def _watched() -> tuple[Steps, set[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One solution of a case; the objective is inf where none was found in time."""
+    """One solution of a case; the objective is inf if none was found in time."""
 
     objective: float
     bound: float
@@ -52,18 +52,18 @@ class Run:
 
     @property
     def gap(self) -> float:
-        """Between objective and bound, as a part of the objective."""
+        """The gap between objective and bound, relative to the objective."""
         if self.objective == self.bound:
             return 0.0
         return (self.objective - self.bound) / self.objective if self.objective < math.inf else 1.0
 
 
 def run(case: Case, steps: Steps, time_limit: float) -> Run:
-    """Solves a case once. With prices the objective is the sum over all of them, at their prices;
-    their bounds are not told."""
+    """Solves a case once. With dual prices, the objective is the sum over all prices, without a
+    bound."""
     begun = time.process_time()
     try:
-        # The solver's deadlines are told by this clock.
+        # The solver reads its deadlines from this clock.
         with patch.object(time, "monotonic", time.process_time):
             if case.prices:
                 objective, bound = _priced(case, steps, time_limit)
@@ -98,7 +98,7 @@ def ablate(
 ) -> dict[tuple[str, ...], Run]:
     """The median run with all steps, ``()``, and without each group of steps.
 
-    Groups of which the search comes to no step are left out.
+    Leaves out groups whose steps the search does not reach.
     """
     watched, asked = _watched()
     run(case, watched, time_limit)  # Its seconds include imports.
@@ -114,17 +114,17 @@ def ablate(
 
 
 def _median(runs: Sequence[Run]) -> Run:
-    """The first run, with the median of all seconds: the others find the same."""
+    """The first run with the median of all seconds; the others find the same."""
     return replace(runs[0], seconds=median(one.seconds for one in runs))
 
 
 def rows(case: Case, runs: Mapping[tuple[str, ...], Run]) -> list[str]:
-    """A line of Markdown for all steps, and one per group that was switched off."""
+    """One line of Markdown for all steps, and one per group that was switched off."""
     return [_row(case, "+".join(group), one, runs[()]) for group, one in runs.items()]
 
 
 def header() -> str:
-    """The first lines of the table."""
+    """The head of the table."""
     return markdown_header(COLUMNS)
 
 

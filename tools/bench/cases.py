@@ -1,4 +1,4 @@
-"""Sharding problems in files, as the passes pose them: what `alpa.tools.bench` measures.
+"""Sharding problems in files, as the passes pose them, for `alpa.tools.bench`.
 
 A ``.npz`` file holds every array of a ``Problem`` once. The contest's JSON format cannot express
 several usages of a node, usages of pairs of nodes, and forbidden strategies.
@@ -26,17 +26,17 @@ the stage search, at several dual prices of a byte. ``contest``: an instance of 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """A problem and how it is solved."""
+    """A problem, and how to solve it."""
 
     name: str
     kind: Class
     problem: Problem
     gap: float
-    """at which branch and bound ends, as a part of the objective; that of all of it with prices"""
+    """the relative gap at which branch and bound stops; with prices, that of the whole search"""
     prices: tuple[float, ...] = ()
-    """of ``shard_pareto.solve``, for the class ``prices``"""
+    """dual prices for ``pareto.solve``, for the class ``prices``"""
     enough: float = inf
-    """the bound at which ``shard_pareto.solve`` ends"""
+    """the bound at which ``pareto.solve`` stops"""
 
 
 def save(case: Case, folder: Path) -> Path:
@@ -61,7 +61,7 @@ def save(case: Case, folder: Path) -> Path:
             -1, 2
         ),
         edge_costs=_flat(edge.costs for edge in problem.edges),
-        # Of a usage: first and last node, number of nodes, array, from, until.
+        # For each usage: first and last node, number of nodes, array, from, until.
         usages=np.array(
             [
                 (u.nodes[0], u.nodes[-1], len(u.nodes), number[id(u.bytes)], u.start, u.stop)
@@ -76,7 +76,7 @@ def save(case: Case, folder: Path) -> Path:
 
 
 def load(path: Path) -> Case:
-    """Reads a case of ours, or an instance of the contest (``.json``, ``.json.gz``).
+    """Reads a saved case, or an instance of the contest (``.json``, ``.json.gz``).
 
     Raises:
         CaseError: the file is neither.

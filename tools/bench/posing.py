@@ -1,7 +1,7 @@
-"""The sharding problems that the passes pose for zoo programs.
+"""Captures the sharding problems that the passes pose for zoo programs.
 
-While a pipeline runs here, in this process alone, ``ilp.solve`` and ``pareto.solve``
-are replaced by functions that keep the problem.
+While a pipeline runs here, in this process alone, ``ilp.solve`` and ``pareto.solve`` are replaced
+by functions that keep the problem.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Posed:
     micro_batch_size: int
     num_micro_batches: int
     searches: bool = False
-    """whether to take what the stage search poses, instead of one mesh"""
+    """whether to capture the stage search's problems instead of one mesh's"""
     keep: int = 1
-    """the largest problems of a stage search that are kept"""
+    """the number of the stage search's largest problems to keep"""
 
     @property
     def name(self) -> str:
-        """Of its cases' files."""
+        """The name of its cases' files."""
         kind = "prices" if self.searches else "mesh"
         return f"{self.program}-{self.cluster.replace(':', '-')}-{kind}"
 
@@ -83,12 +83,12 @@ POSED = (
 )
 
 
-class _Taken(Exception):  # noqa: N818 - ends a pipeline whose problem is known, nothing is wrong
+class _Taken(Exception):  # noqa: N818 - ends a pipeline once its problem is known; not an error
     pass
 
 
 def pose(posed: Posed) -> Iterator[Case]:
-    """The cases of a program on a cluster, the largest first."""
+    """Yields the cases of a program on a cluster, the largest first."""
     program = zoo.get(posed.program)
     text = program.lower(posed.micro_batch_size)
     if posed.searches:
@@ -98,7 +98,7 @@ def pose(posed: Posed) -> Iterator[Case]:
 
 
 def _one_mesh(posed: Posed, text: str) -> Case:
-    """What `ilp-shard-annotate` poses for the whole program on one mesh, equal layers folded."""
+    """Captures the problem of `ilp-shard-annotate` for the whole program on one mesh, folded."""
     taken: list[Problem] = []
 
     def take(problem: Problem, **_: object) -> Solution:
@@ -131,7 +131,7 @@ def _one_mesh(posed: Posed, text: str) -> Case:
 
 
 def _prices(posed: Posed, text: str) -> list[Case]:
-    """The largest problems that the stage search poses with prices."""
+    """Captures the largest problems with dual prices of the stage search."""
     taken: list[Case] = []
     solve = pareto.solve
 

@@ -5,7 +5,7 @@
     program = zoo.get("gpt-2.6b")
     text = program.lower(micro_batch_size=8)
 
-The sizes are those of the models' sources, see each family's file. The tiny programs run on a CPU.
+The sizes are those of the models' papers; see each family's file. The tiny programs run on a CPU.
 """
 
 from __future__ import annotations
@@ -187,10 +187,10 @@ def names() -> list[str]:
 
 
 def get(name: str, *, optimizer: str = "adam", **overrides: Any) -> TrainingProgram:
-    """The program of that name; `overrides` replace fields of its configuration.
+    """Returns the program of that name; `overrides` replace fields of its configuration.
 
-    `zoo.get("gpt-2.6b", num_layers=4, tied=False)` is a GPT-2.6B with four layers and an output
-    projection of its own.
+    `zoo.get("gpt-2.6b", num_layers=4, tied=False)` is a GPT-2.6B with four layers and a separate
+    output projection.
     """
     _check("program", name, CONFIGS)
     _check("optimizer", optimizer, OPTIMIZERS)

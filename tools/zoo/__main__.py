@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
             _list()
         return 0
     if options.name is None:
-        parser.error("which program? --list names them")
+        parser.error("name a program; --list lists them")
     try:
         program = zoo.get(options.name, optimizer=options.optimizer)
         text = program.lower(options.micro_batch_size)
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _list() -> None:
-    """Prints a line for each program, as soon as it is known."""
+    """Prints a line for each program, one at a time."""
     print(f"{'name':<18}{'parameters':>16}{'global batch':>14}")
     for name in zoo.names():
         program = zoo.get(name)

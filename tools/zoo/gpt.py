@@ -54,7 +54,7 @@ class Attention(nn.Module):
         qkv = nn.DenseGeneral((c.num_heads, 3 * head_size), dtype=c.dtype, name="qkv")(x)
         query, key, value = jnp.split(qkv, 3, axis=-1)
         scores = jnp.einsum("bqhd,bkhd->bhqk", query * head_size**-0.5, key)
-        # Built in every layer: a mask of its own costs less than one sent from stage to stage.
+        # Built in every layer: a layer's own mask costs less than one sent between stages.
         causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
         scores = jnp.where(causal, scores, jnp.finfo(c.dtype).min)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", nn.softmax(scores), value)

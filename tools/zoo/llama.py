@@ -42,7 +42,7 @@ class LlamaConfig:
         if self.hidden_size % (2 * self.num_heads) or self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} heads with {self.num_kv_heads} key-value heads do not divide a "
-                f"hidden size of {self.hidden_size}; num_kv_heads has to divide num_heads, and "
+                f"hidden size of {self.hidden_size}; num_kv_heads must divide num_heads, and "
                 "2 * num_heads the hidden size"
             )
 
@@ -64,7 +64,7 @@ def rotate(x: jax.Array, theta: float) -> jax.Array:
     frequency = theta ** (-jnp.arange(half) / half)
     angle = jnp.arange(x.shape[1])[:, None] * frequency
     angle = angle.reshape(x.shape[1], *(1,) * (x.ndim - 3), half)
-    # The angles need f32; their sines fit into the type of the rest.
+    # The angles need f32; the type of the rest is enough for their sines.
     cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         value = project((c.num_kv_heads, head_size), name="value")(x)
         query, key = rotate(query, c.rope_theta), rotate(key, c.rope_theta)
         scores = jnp.einsum("bqhgd,bkhd->bhgqk", query * head_size**-0.5, key)
-        # Built in every layer, as are the angles: cheaper than one sent from stage to stage.
+        # Built in every layer, as are the angles: this costs less than sending them between stages.
         causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
         scores = jnp.where(causal, scores, jnp.finfo(c.dtype).min)
         mixed = jnp.einsum("bhgqk,bkhd->bqhgd", nn.softmax(scores), value)

@@ -43,9 +43,9 @@ class MoEConfig(GPTConfig):
 def top2_gating(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
     """The weight of each token at each slot, and the auxiliary loss: [g, s, e] -> [g, s, e, c], [].
 
-    The first choices of a group fill an expert's slots in the order of the tokens, the second
-    choices come after them, and what finds no slot is dropped. The loss is the mean over the groups
-    of sum_e(share of first choices * mean gate) * experts: 1 where the experts are in balance.
+    The first choices of a group fill an expert's slots in the order of the tokens; the second
+    choices come after them, and tokens without a slot are dropped. The loss is the mean over the
+    groups of sum_e(share of first choices * mean gate) * experts: 1 if the experts are in balance.
     """
     num_tokens, num_experts = gates.shape[1:]
     # earlier[s, t]: token s comes before t. A product with it is a running count, without a scan.

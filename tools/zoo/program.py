@@ -1,8 +1,7 @@
-"""A training program: a model, an optimizer and what one batch holds, lowered by shapes alone.
+"""A training program: a model, an optimizer and a description of a batch, lowered by shapes alone.
 
-The lowered module follows the contract for inputs of the compiler: every argument of `@main` has an
-`alpa.role`, every result an `alpa.result`, and each state argument is donated to the result that is
-its new value.
+The lowered module is valid compiler input: every argument of `@main` has an `alpa.role`, every
+result an `alpa.result`, and each state argument is donated to its new value.
 
     func.func public @main(%arg0: tensor<f32> {alpa.role = "state", tf.aliasing_output = 0 : i32},
                            %arg1: tensor<8x4xi32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})
@@ -68,7 +67,7 @@ KEY = Input(shape=(2,), dtype=np.uint32, role="key")
 
 
 class ModelConfig(Protocol):
-    """What a family's configuration provides; the numbers that define a model are its fields."""
+    """The interface of a family's configuration; its fields define the model."""
 
     @property
     def global_batch_size(self) -> int:
@@ -85,7 +84,7 @@ class ModelConfig(Protocol):
 
 
 class TrainState(NamedTuple):
-    """What a step reads and replaces. `model_state` is what the forward pass writes."""
+    """The state that a step reads and replaces. The forward pass writes `model_state`."""
 
     params: Any
     opt_state: Any
@@ -105,7 +104,7 @@ class TrainingProgram:
         return self.config.global_batch_size
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
-        """One step: the new state and the mean loss over the batch."""
+        """Runs one step; returns the new state and the mean loss over the batch."""
         value_and_grad = jax.value_and_grad(self.loss, has_aux=True)
         (loss, model_state), grads = value_and_grad(state.params, state.model_state, batch)
         updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
@@ -139,7 +138,7 @@ class TrainingProgram:
         return sum(prod(leaf.shape) for leaf in jax.tree.leaves(self._variable_shapes()["params"]))
 
     def init_state(self, seed: int = 0) -> TrainState:
-        """A state to run from, drawn by numpy: XLA is slow to compile many random tensors."""
+        """A random state to start from, drawn by numpy: XLA compiles many random tensors slowly."""
         rng = np.random.default_rng(seed)
         shapes = self.state_shapes()
         draw = partial(_initial, rng)
@@ -154,11 +153,11 @@ class TrainingProgram:
         return {name: i.sample(rng, batch_size) for name, i in self.config.inputs().items()}
 
     def lower(self, micro_batch_size: int) -> str:
-        """The step at this micro-batch size as the text of a StableHLO module, without locations.
+        """Returns the step at this micro-batch size as StableHLO text, without locations.
 
-        The lowering is the one for CPU, whatever this machine has: it is free of the custom calls
-        that other platforms get (random bits on GPUs). The step for one sample is read off those
-        for two and for four, since jax hides a dimension of size 1.
+        It is lowered for CPU on every machine, without the custom calls of other platforms (random
+        bits on GPUs). The step for one sample is derived from those for two and four, because JAX
+        hides a dimension of size 1.
         """
         module = self._lowered(micro_batch_size if micro_batch_size != 1 else 2)
         if micro_batch_size == 1:
@@ -172,7 +171,7 @@ class TrainingProgram:
         lowered = step.trace(state, batch).lower(lowering_platforms=("cpu",))
         module = cast(ir.Module, lowered.compiler_ir("stablehlo"))
         with module.context:
-            # The names that tell gradients go with the locations.
+            # The names that identify gradients are in the locations.
             inline_calls(module, main_function(module))
             mark_gradients(body(main_function(module)))
         self._write_roles(module, num_state=len(jax.tree.leaves(state)))
@@ -189,13 +188,13 @@ class TrainingProgram:
         with module.context:
             write_interface(main_function(module), arguments, results)
             if self.state_shapes().model_state or self._names("key"):
-                # Batch norms: each micro-batch has statistics of its own, as in their papers. A
-                # key is an argument like any other here: each draws the same numbers from it.
+                # Batch norms: each micro-batch has its own statistics, as in their papers. A key is
+                # an ordinary argument here: each micro-batch draws the same numbers from it.
                 mode = ir.StringAttr.get(INDEPENDENT)
                 module.operation.attributes[MICRO_BATCHES] = mode
 
     def _variable_shapes(self) -> dict[str, Any]:
-        """What flax calls variables: the parameters, and each collection of the model state."""
+        """Flax's variables: the parameters, and each collection of the model state."""
         batch = self.batch_shapes(1)
         key = jax.eval_shape(jax.random.key, 0)
         rngs = dict.fromkeys(["params", *self._names("key")], key)

@@ -57,8 +57,8 @@ def relative_bucket(
 ) -> jax.Array:
     """The bucket of each distance (key position - query position).
 
-    Half of a direction's buckets hold one distance each, the others grow logarithmically up to
-    `max_distance`; the decoder has no buckets for what lies ahead.
+    Half of a direction's buckets hold one distance each; the others grow logarithmically up to
+    `max_distance`. The decoder has no buckets for later positions.
     """
     offset = jnp.zeros_like(distance)
     if bidirectional:
@@ -69,14 +69,14 @@ def relative_bucket(
         distance = jnp.maximum(-distance, 0)
     exact = num_buckets // 2
     scale = (num_buckets - exact) / np.log(max_distance / exact)
-    # The maximum keeps the logarithm finite where the distance is exact anyway.
+    # The maximum keeps the logarithm finite for distances that have their own bucket.
     far = jnp.log(jnp.maximum(distance, exact).astype(jnp.float32) / exact) * scale
     far = jnp.minimum(exact + far.astype(jnp.int32), num_buckets - 1)
     return offset + jnp.where(distance < exact, distance, far)
 
 
 class PositionBias(nn.Module):
-    """What the attention of one stack adds to its scores: [heads, tokens, tokens]."""
+    """The bias of one stack's attention scores: [heads, tokens, tokens]."""
 
     config: T5Config
     causal: bool
@@ -177,7 +177,7 @@ class T5(nn.Module):
         for layer in range(c.num_layers):
             x = Layer(c, name=f"decoder_{layer:02}")(x, bias, memory)
         x = nn.RMSNorm(dtype=c.dtype, name="decoder_norm")(x)
-        # T5 scales what the tied embedding reads.
+        # T5 scales the input of the tied embedding.
         return embed.attend(x * c.hidden_size**-0.5)
 
     def loss(self, source: jax.Array, decoder_input: jax.Array, targets: jax.Array) -> jax.Array:

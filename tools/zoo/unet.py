@@ -46,7 +46,7 @@ class UNetConfig:
 
 
 def signal_level(times: jax.Array) -> jax.Array:
-    """How much variance of the image is left after each time, between 1 and 0 (cosine schedule)."""
+    """The variance of the image that is left after each time, between 1 and 0 (cosine schedule)."""
     return jnp.cos((times / NUM_TIMES + 0.008) / 1.008 * jnp.pi / 2) ** 2
 
 
@@ -85,7 +85,7 @@ class SpatialAttention(nn.Module):
         batch, height, width, channels = x.shape
         y = nn.GroupNorm(self.num_groups)(x).reshape(batch, height * width, channels)
         query, value = (nn.Dense(channels, name=n)(y) for n in ("query", "value"))
-        # Softmax does not see a bias of the keys: its gradient would be rounding noise.
+        # Softmax ignores a bias of the keys, whose gradient would be rounding noise.
         key = nn.Dense(channels, name="key", use_bias=False)(y)
         scores = jnp.einsum("bqc,bkc->bqk", query * channels**-0.5, key)
         mixed = jnp.einsum("bqk,bkc->bqc", nn.softmax(scores), value)

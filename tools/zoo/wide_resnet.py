@@ -1,7 +1,7 @@
 """Wide-ResNet: a bottleneck ResNet whose 3x3 convolutions are wider by a factor.
 
-Sizes: Alpa (OSDI'22), table 8: images of 224x224x3, 1024 classes, f32. The factor widens what the
-3x3 convolution puts out, as in Alpa's benchmark. Batch norm uses the statistics of the micro-batch
+Sizes: Alpa (OSDI'22), table 8: images of 224x224x3, 1024 classes, f32. The factor widens the output
+of the 3x3 convolutions, as in Alpa's benchmark. Batch norm uses the statistics of the micro-batch
 and keeps running averages, which the forward pass writes.
 """
 

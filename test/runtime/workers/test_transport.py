@@ -94,7 +94,7 @@ def test_a_worker_that_has_gone_takes_no_tiles() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     first.connect([first.address, f"127.0.0.1 {port} {second.address.split()[2]}"])
-    with pytest.raises(TransportError, match="mesh_1 on host 0 takes no tiles any more"):
+    with pytest.raises(TransportError, match="mesh_1 on host 0 accepts no more tiles"):
         first.send(1, [jnp.ones(3)])
 
 
