@@ -1,6 +1,6 @@
-"""The IR vocabulary: upstream dialects, typed `alpa.*` attributes, shardings, meshes, checks.
+"""The IR's vocabulary: upstream dialects, typed `alpa.*` attributes, shardings, meshes, checks.
 
-Private jaxlib IR modules are imported here only.
+Only this package imports jaxlib's private IR modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Typed access to the `alpa.*` attributes: what the upstream dialects have no word for."""
+"""Typed access to the `alpa.*` attributes, which hold what upstream dialects cannot express."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RANDOM = "alpa.random"
 
 
 def marker_of(op: ir.OpView) -> str | None:
-    """Which of the front end's markers an op is: LAYER_BOUNDARY, GRADIENT, or none."""
+    """Returns which front-end marker an op is: LAYER_BOUNDARY, GRADIENT, or None."""
     if not isinstance(op, stablehlo.CustomCallOp):
         return None
     target = ir.StringAttr(op.attributes["call_target_name"]).value
@@ -63,20 +63,20 @@ INDEPENDENT = "independent"
 
 
 def micro_batches_of(module: ir.Module) -> str | None:
-    """What is known of a module's micro-batches: `EXACT`, `WITH_NOISE`, `INDEPENDENT`, or
-    nothing, where `combine-micro-batches` has not run."""
+    """The state of a module's micro-batches: `EXACT`, `WITH_NOISE`, `INDEPENDENT`, or None before
+    `combine-micro-batches`."""
     said = module.operation.attributes.get(MICRO_BATCHES)
     return said.value if isinstance(said, ir.StringAttr) else None
 
 
 def is_exact(said: str | None) -> bool:
-    """Whether micro-batches are proven to give what the whole batch gives."""
+    """Whether micro-batches are proven to compute what the whole batch computes."""
     return said in (EXACT, WITH_NOISE)
 
 
 @dataclass(frozen=True)
 class ResultRole:
-    """`alpa.result`: how a result of a step is made from those of the micro-batches.
+    """`alpa.result`: how the results of the micro-batches are combined.
 
     `index` is the dimension of "concat" and the argument number of "state".
     """
@@ -86,7 +86,7 @@ class ResultRole:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError for anything but concat:<dim>, mean, sum, last and state:<arg>."""
+        """Parses concat:<dim>, mean, sum, last or state:<arg>. Raises ValueError for other text."""
         kind, colon, index = text.partition(":")
         if kind in ("mean", "sum", "last") and not colon:
             return cls(kind)
@@ -110,7 +110,7 @@ class ResultRole:
 
 @dataclass(frozen=True)
 class Slice:
-    """`alpa.slice`: rows `start` to `stop` of dimension `dim` of what the given program has."""
+    """`alpa.slice`: rows `start` to `stop` of dimension `dim` of a value of the input program."""
 
     dim: int
     start: int
@@ -121,7 +121,7 @@ class Slice:
 
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> Self:
-        """Raises ValueError for anything but `array<i64: dim, start, stop>`."""
+        """Raises ValueError unless it is `array<i64: dim, start, stop>`."""
         if not isinstance(attr, ir.DenseI64ArrayAttr) or len(attr) != 3:
             raise ValueError(f"{SLICE} is {attr}; expected array<i64: dimension, start, stop>")
         return cls(*attr)
@@ -129,8 +129,8 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Argument(Record):
-    """One argument of @main. `input` is its number in the program that was given, `slice` the rows
-    of that argument that it holds, where it is not all of it."""
+    """One argument of @main. `input` is its number in the input program. If it holds only a part of
+    that argument, `slice` gives the rows."""
 
     role: Role | None = entry(None, name=ROLE)
     batch_dim: int | None = entry(None, name=BATCH_DIM)
@@ -142,11 +142,11 @@ class Argument(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Record):
-    """One result of @main. `output` is its number in the program that was given, `slice` the rows
-    of that result that it holds, where it is not all of it.
+    """One result of @main. `output` is its number in the input program. If it holds only a part of
+    that result, `slice` gives the rows.
 
-    A role `state:<n>` counts arguments as `alpa.input` does; among the parts of a state the one
-    with this slice is meant.
+    A role `state:<n>` counts arguments as `alpa.input` does. For a state in parts, it means the
+    part with this slice.
     """
 
     role: ResultRole | None = entry(None, name=RESULT)
@@ -155,23 +155,23 @@ class Result(Record):
 
     @property
     def state(self) -> State | None:
-        """The state that this is the new value of."""
+        """The state whose new value this is."""
         if self.role is None or self.role.kind != "state" or self.role.index is None:
             return None
         return (self.role.index, self.slice)
 
 
 State = tuple[int, Slice | None]
-"""A state, or the part of one that a slice takes: its number in the given program, and that."""
+"""A state, or a part of one: its number in the input program, and the slice."""
 
 
 def input_number(position: int, argument: Argument) -> int:
-    """An argument's number in the program that was given."""
+    """An argument's number in the input program."""
     return position if argument.input is None else argument.input
 
 
 def output_number(position: int, result: Result) -> int:
-    """A result's number in the program that was given."""
+    """A result's number in the input program."""
     return position if result.output is None else result.output
 
 
@@ -181,8 +181,8 @@ def argument_state(position: int, argument: Argument) -> State:
 
 
 def state_pairs(arguments: Sequence[Argument], results: Sequence[Result]) -> dict[int, int]:
-    """Position of each new state -> position of the argument that holds the old one, its first
-    copy."""
+    """Maps the position of each new state to the position of the argument with the old one (its
+    first copy)."""
     positions: dict[State, int] = {}
     for position, argument in enumerate(arguments):
         positions.setdefault(argument_state(position, argument), position)
@@ -276,11 +276,11 @@ class Plan(Record):
     """`alpa.plan`: micro-batches per step, the schedule, predicted seconds and bytes per mesh.
 
     `estimated_step_seconds` is T of the stages by the costs that they were cut by (`stage_dp.py`).
-    No cut that the options admit has a smaller T than `estimated_step_bound`, for which each stage
-    takes its compute alone, split as far as each op can be; transfers between stages are estimates
-    in both. Where there was nothing to choose, the two are equal; the bound is 0 where the cut was
-    not to have the least T. `accumulate_dtype` is the narrowest type of a
-    sum over the micro-batches (`accumulator`).
+    No cut that the options allow has a smaller T than `estimated_step_bound`, where each stage
+    takes only its compute, split as far as each op can be. Transfers between stages are estimates
+    in both. If there was only one cut, the two are equal. The bound is 0 if the cut does not
+    minimise T. `accumulate_dtype` is the narrowest type of a sum over the micro-batches
+    (`accumulator`).
     """
 
     NAME: ClassVar[str] = PLAN
@@ -296,10 +296,10 @@ class Plan(Record):
     dropped: tuple[Dropped, ...] = entry(())
 
     def accumulator(self, dtype: str) -> str:
-        """The element type in which values of an element type are added up over the micro-batches.
+        """The element type that adds up values of an element type over the micro-batches.
 
-        Floating-point types narrower than `accumulate_dtype` become that type, complex ones by
-        their parts; all others stay. With `same` every type stays.
+        Floating-point types narrower than `accumulate_dtype` become that type, complex types by
+        their parts. Other types stay; with `same` every type stays.
         """
         if self.accumulate_dtype == "same":
             return dtype
@@ -321,9 +321,9 @@ class SolverReport(Record):
     """One entry of `alpa.solver`: what is proven about the shardings of a mesh.
 
     Seconds and bytes are per step and device. `status` is `optimal` (the objective equals the bound
-    to 1e-6 of it), `within_gap` or `time_limit`. It, `bound` and `gap` are about the problem that
-    was solved. If that is the `folded` one, in which equal layers have the same shardings, then a
-    choice in which they differ may cost less than `bound`.
+    to 1e-6 of it), `within_gap` or `time_limit`. `status`, `bound` and `gap` refer to the problem
+    that was solved. If that is `folded`, equal layers have the same shardings, and an assignment in
+    which they differ may cost less than `bound`.
     """
 
     NAME: ClassVar[str] = SOLVER
@@ -348,10 +348,10 @@ class SolverReport(Record):
 
 
 def read_solver_reports(function: func.FuncOp) -> list[SolverReport]:
-    """`alpa.solver` of @main, a report per mesh; none before shardings are found.
+    """Reads `alpa.solver` of @main, a report per mesh; empty before shardings are found.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the attribute is invalid.
     """
     return SolverReport.read_list(function)
 
@@ -385,19 +385,19 @@ def read_remat(op: ir.OpView) -> tuple[int, ...]:
 
 
 def read_int(op: ir.OpView | ir.Operation, name: str) -> int | None:
-    """An integer attribute of an op, or None; raises ValueError where it is none."""
+    """An integer attribute of an op, or None. Raises ValueError if it has another type."""
     attr = op.attributes.get(name)
     return None if attr is None else typed(name, attr, ir.IntegerAttr).value
 
 
 def read_ints(op: ir.OpView | ir.Operation, name: str) -> tuple[int, ...]:
-    """An `array<i64>` of an op, empty where it has none; raises ValueError for something else."""
+    """An `array<i64>` of an op, empty if it has none. Raises ValueError if it has another type."""
     attr = op.attributes.get(name)
     return () if attr is None else tuple(typed(name, attr, ir.DenseI64ArrayAttr))
 
 
 def read_float(op: ir.OpView | ir.Operation, name: str) -> float | None:
-    """A float attribute of an op, or None; raises ValueError where it is none."""
+    """A float attribute of an op, or None. Raises ValueError if it has another type."""
     attr = op.attributes.get(name)
     return None if attr is None else typed(name, attr, ir.FloatAttr).value
 
@@ -405,7 +405,7 @@ def read_float(op: ir.OpView | ir.Operation, name: str) -> float | None:
 def take_from_signature(
     function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"], key: str
 ) -> dict[int, ir.Attribute]:
-    """Removes an attribute of arguments or results; gives what it was, by number."""
+    """Removes an attribute of arguments or results; returns the old values, by number."""
     signature = function.attributes.get(name)
     if signature is None:
         return {}

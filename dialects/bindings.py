@@ -1,6 +1,6 @@
-"""The MLIR bindings that jaxlib ships: the one place where they are imported.
+"""The MLIR bindings that jaxlib ships. Only this module imports them.
 
-`jax.extend.mlir` is their public name, but importing jax costs 0.5 s against 0.18 s here, and
+`jax.extend.mlir` is their public name, but importing jax takes 0.5 s instead of 0.18 s here, and
 `alpa-opt` starts often.
 """
 
@@ -54,11 +54,11 @@ def make_context() -> ir.Context:
 
 
 class UnreadableError(ir.MLIRError):
-    """MLIR's reader asked for what cannot be, such as too much memory: the bytecode is broken."""
+    """MLIR's reader failed with an impossible request, such as too much memory: broken bytecode."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, [])
-        self._message = f"this is no MLIR module: {reason}"
+        self._message = f"this is not an MLIR module: {reason}"
         self._error_diagnostics: list[ir.DiagnosticInfo] = []
 
     def __str__(self) -> str:
@@ -66,8 +66,8 @@ class UnreadableError(ir.MLIRError):
 
 
 _DEEPEST = 1000
-"""Brackets in brackets. MLIR's reader calls itself for each, and where that is too deep, which is
-from some 3000 modules in modules on, it takes the process along."""
+"""The largest depth of nested brackets. MLIR's reader recurses for each. From about 3000 nested
+modules on, it overflows the stack and crashes the process."""
 _BRACKETS = b"([{)]}"
 _OTHERS = bytes(set(range(256)) - {*_BRACKETS})
 _TRANSFORM = re.compile(r"(?:^|/)(jvp|transpose|vmap(?=\([^/]*transpose\())\(")
@@ -76,13 +76,13 @@ _NO_CODE = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*')
 
 
 def _check_depth(text: bytes) -> None:
-    """Raises UnreadableError for a text, or something else than text, that is nested too deep."""
+    """Raises UnreadableError if the input, text or not, is nested too deep."""
     if is_bytecode(text) or _depth(text) <= _DEEPEST:
         return
-    # Brackets in strings and comments may have no partners, and are left out where it matters.
+    # Brackets in strings and comments may be unbalanced, so they are removed when it matters.
     depth = _depth(_NO_CODE.sub(b"", text))
     if depth > _DEEPEST:
-        raise UnreadableError(f"it has {depth:,} brackets in one another, and {_DEEPEST:,} at most")
+        raise UnreadableError(f"it has {depth:,} nested brackets; at most {_DEEPEST:,} are allowed")
 
 
 def _depth(text: bytes) -> int:
@@ -92,10 +92,10 @@ def _depth(text: bytes) -> int:
 
 
 def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
-    """A verified module from MLIR text or bytecode.
+    """Parses and verifies a module from MLIR text or bytecode.
 
     Raises:
-        ir.MLIRError: the source does not parse or verify; the diagnostics are located.
+        ir.MLIRError: the source does not parse or verify; the diagnostics have places.
     """
     _check_depth(source.encode(errors="replace") if isinstance(source, str) else source)
     try:
@@ -105,7 +105,7 @@ def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
 
 
 def parse_file(path: str | Path, context: ir.Context | None = None) -> ir.Module:
-    """As `parse`, for a file; locations carry its path."""
+    """Parses a file like `parse`; locations carry its path."""
     if Path(path).is_file():
         _check_depth(Path(path).read_bytes())
     try:
@@ -120,10 +120,10 @@ def is_bytecode(data: bytes) -> bool:
 
 
 def attributes_of(op: ir.OpView) -> list[tuple[str, ir.Attribute | str]]:
-    """The names and values of an op's attributes, which can be compared.
+    """The names and values of an op's attributes, for comparisons.
 
-    Of an op with a value that jaxlib has no Python class for (complex constants, in 0.10.2) all
-    that there is is its text.
+    If jaxlib has no Python class for a value (complex constants, in 0.10.2), only the op's text is
+    available.
     """
     try:
         return list(op.attributes.items())
@@ -132,7 +132,7 @@ def attributes_of(op: ir.OpView) -> list[tuple[str, ir.Attribute | str]]:
 
 
 def format_error(error: ir.MLIRError) -> str:
-    """The diagnostics of an error as a compiler prints them: `file:line:col: error: message`."""
+    """Formats an error's diagnostics like a compiler: `file:line:col: error: message`."""
     lines: list[str] = []
     for diagnostic in error.error_diagnostics:
         lines.append(f"{_place(diagnostic.location)}: error: {diagnostic.message}")
@@ -149,8 +149,8 @@ def _place(location: ir.Location) -> str:
 
 
 def file_position(location: ir.Location) -> ir.FileLineColLoc | None:
-    """The first file position inside a location: named, call-site and fused ones are opened."""
-    # A raised error's location has lost its kind; the attribute still knows it.
+    """The first file position inside a location, also a named, call-site or fused one."""
+    # The location of a raised error has lost its kind; the attribute still has it.
     return _position(ir.Location.from_attr(location.attr, location.context))
 
 
@@ -168,10 +168,10 @@ def _position(location: ir.Location) -> ir.FileLineColLoc | None:
 
 
 def transform(location: ir.Location) -> str | None:
-    """The outermost of jax's transformations that made an op: jvp, transpose, vmap of a transpose.
+    """The outermost JAX transformation that made an op: jvp, transpose, vmap of a transpose.
 
-    jax names its ops by the transformations that they went through, `transpose(jvp())/mul`, and
-    inlining keeps the name of the call. None where no name says so, as in text without locations.
+    JAX names its ops by their transformations, such as `transpose(jvp())/mul`, and inlining keeps
+    the name of the call. Returns None if no name says so, as in text without locations.
     """
     if isinstance(location, ir.NameLoc):
         match = _TRANSFORM.search(location.name_str)
@@ -218,7 +218,7 @@ def walk(block: ir.Block) -> Iterator[ir.OpView]:
 
 
 def walk_outside_manual(block: ir.Block) -> list[ir.OpView]:
-    """All ops of a block and of its regions but those that run on shards, which are written for
+    """All ops of a block and of its regions, except those that run on shards and are written for
     devices (`sdy.manual_computation`)."""
     found: list[ir.OpView] = []
     for op in block.operations:
@@ -231,10 +231,10 @@ def walk_outside_manual(block: ir.Block) -> list[ir.OpView]:
 
 
 def filled(type_: ir.RankedTensorType, number: float) -> ir.Value:
-    """A tensor that holds one number everywhere."""
+    """A tensor whose elements are all one number."""
     element = type_.element_type
     if isinstance(element, ir.ComplexType):
-        # The bindings raise TypeError where they are asked for a complex constant.
+        # The bindings raise TypeError for a complex constant.
         part = ir.RankedTensorType.get(type_.shape, element.element_type)
         return stablehlo.complex(filled(part, number), filled(part, 0.0))
     if isinstance(element, ir.FloatType):

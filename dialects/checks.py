@@ -1,8 +1,8 @@
 """Checks of planned modules that the upstream verifiers do not make.
 
-The mpmd verifier looks at the values that its own ops touch: their meshes are in the topology,
-their shardings fit, transfers keep the global type. It knows nothing of `alpa.*`, of arguments that
-no op reads, of meshes without values, nor of the shardings inside a fragment.
+The mpmd verifier checks the values of its own ops: their meshes are in the topology, their
+shardings fit, and transfers keep the global type. It does not check `alpa.*` attributes, arguments
+that no op reads, meshes without values, or the shardings inside a fragment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 
 
 class CheckError(Exception):
-    """A module is not what a planned module has to be."""
+    """A module is not a valid planned module."""
 
     def __init__(self, location: ir.Location, message: str) -> None:
         super().__init__(message)
@@ -52,10 +52,10 @@ def check_planned(module: ir.Module) -> None:
 
 
 def check_meshes(main: func.FuncOp) -> dict[str, Mesh]:
-    """The meshes of the topology, which `alpa.meshes` gives devices.
+    """Returns the meshes of the topology, after checking that `alpa.meshes` gives them devices.
 
     Raises:
-        CheckError: they do not agree.
+        CheckError: topology and `alpa.meshes` disagree.
     """
     try:
         topology, assigned = read_topology(main), read_meshes(main)
@@ -88,13 +88,13 @@ def _mesh_problems(topology: dict[str, Mesh], assigned: list[MeshAssignment]) ->
             )
         if not hosts or len(devices) % len(hosts) or len({*hosts}) != len(hosts):
             yield (
-                f"{mesh.name} has {len(devices)} devices on hosts {list(hosts)}, and each of its "
-                "hosts has as many of them"
+                f"{mesh.name} has {len(devices)} devices on hosts {list(hosts)}, but each of "
+                "its hosts must have equally many"
             )
         if min(*hosts, *devices) < 0:
             yield (
-                f"{mesh.name} has hosts {list(hosts)} and devices {list(devices)}; they are "
-                "numbers from 0 on"
+                f"{mesh.name} has hosts {list(hosts)} and devices {list(devices)}; they must "
+                "be numbers of at least 0"
             )
         for device in devices:
             if device in owners:
@@ -140,7 +140,7 @@ def _check_fragment(op: mpmd.FragmentOp, meshes: dict[str, Mesh]) -> None:
         raise CheckError(op.location, str(error)) from error
     if part is None:
         raise CheckError(op.location, "the fragment has no alpa.part: forward, backward or update")
-    fitting: set[tuple[Sharding, ir.Type]] = set()  # of thousands of values, most are alike
+    fitting: set[tuple[Sharding, ir.Type]] = set()  # most of thousands of values are alike
     for inner in walk(body(op)):
         shardings = op_shardings(inner)
         if shardings is None:
@@ -159,7 +159,7 @@ def _check_fragment(op: mpmd.FragmentOp, meshes: dict[str, Mesh]) -> None:
 def sharding_problem(
     sharding: Sharding, name: str, mesh: Mesh, type_: ir.RankedTensorType, *, uneven: bool = False
 ) -> str | None:
-    """What is wrong with a sharding of a tensor on a mesh, in words; None if nothing is."""
+    """Describes what is wrong with a sharding of a tensor on a mesh, or returns None."""
     if sharding.mesh != name:
         return f"is sharded over @{sharding.mesh} but lives on {name}"
     if len(sharding.dims) != type_.rank:

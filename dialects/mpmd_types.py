@@ -1,6 +1,6 @@
 """Shardy MPMD's topology and mesh_tensor types, and builders for its ops.
 
-jaxlib has no Python classes for these types: they are built and read as text, here only.
+jaxlib has no Python classes for these types. Only this module builds and reads them, as text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MESH_NAME = re.compile(r'!mpmd\.mesh_tensor<"([^"]*)", ')
 
 @dataclass(frozen=True)
 class MeshTensor:
-    """`!mpmd.mesh_tensor`: a global tensor that lives on a mesh, with its sharding if known."""
+    """`!mpmd.mesh_tensor`: a global tensor on a mesh, with its sharding if known."""
 
     mesh: str
     type: ir.RankedTensorType
@@ -34,8 +34,8 @@ class MeshTensor:
         return _write(self)
 
 
-# A large program has thousands of values of few types. The keys hold the context, so that no type
-# outlives it.
+# A large program has thousands of values of few types. The keys of the caches hold the context, so
+# that no type outlives it.
 @lru_cache(maxsize=4096)
 def _read(type_: ir.Type) -> MeshTensor:
     text = str(type_)
@@ -94,7 +94,7 @@ def topology_attr(meshes: dict[str, Mesh]) -> ir.Attribute:
 
 
 def read_topology(function: ir.OpView) -> dict[str, Mesh]:
-    """The meshes of a function's `topology` attribute; empty where it has none."""
+    """The meshes of a function's `topology` attribute; empty if it has none."""
     attr = function.attributes.get("topology")
     if attr is None:
         return {}

@@ -1,4 +1,4 @@
-"""Shardy's shardings, meshes and op sharding rules as frozen dataclasses, both ways."""
+"""Shardy's shardings, meshes and op sharding rules as frozen dataclasses, with conversions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AxisRef:
 
 @dataclass(frozen=True)
 class Mesh:
-    """`sdy.mesh`: axis names with their sizes, and device ids where they are not an iota."""
+    """`sdy.mesh`: axis names with their sizes, and device ids if they are not an iota."""
 
     axes: tuple[tuple[str, int], ...]
     device_ids: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Mesh:
         return total
 
     def axis_size(self, axis: AxisRef) -> int:
-        """Devices along an axis or sub-axis; KeyError where the mesh has no such axis."""
+        """Devices along an axis or sub-axis; KeyError if the mesh has no such axis."""
         return axis.sub[1] if axis.sub else dict(self.axes)[axis.name]
 
 
@@ -82,7 +82,7 @@ class Sharding:
     unreduced: tuple[AxisRef, ...] = ()
 
     def __hash__(self) -> int:
-        """Shardings are keys of caches: the hash is taken once."""
+        """Shardings are keys of caches, so the hash is computed once."""
         return self._hash
 
     @cached_property
@@ -106,7 +106,7 @@ class Sharding:
 
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> Sharding:
-        """Reads `#sdy.sharding`; an inlined mesh is not supported and raises ValueError."""
+        """Reads `#sdy.sharding`. Raises ValueError for an inlined mesh, which is not supported."""
         return _read_sharding(attr)
 
     def to_attr(self) -> ir.Attribute:
@@ -125,7 +125,7 @@ class Sharding:
         )
 
     def on(self, mesh: Mesh) -> Sharding:
-        """Itself without the axes along which a mesh has one device: they cut nothing."""
+        """The sharding without axes of one device in a mesh, which split nothing."""
 
         def cutting(axes: tuple[AxisRef, ...]) -> tuple[AxisRef, ...]:
             return tuple(axis for axis in axes if mesh.axis_size(axis) > 1)
@@ -134,7 +134,7 @@ class Sharding:
         return replace(self, dims=dims, replicated=cutting(self.replicated))
 
     def admits(self, other: Sharding) -> bool:
-        """Whether its open dimensions leave room for the closed sharding that another one is."""
+        """Whether its open dimensions allow another, closed sharding."""
         pairs = zip(self.dims, other.dims, strict=True)
         return not {axis for dim in other.dims for axis in dim} & {*self.replicated} and all(
             axes == given or (d in self.open_dims and axes[: len(given)] == given)
@@ -147,7 +147,7 @@ class Sharding:
         return tuple(tuple(axis.name for axis in dim) for dim in self.dims)
 
 
-# As for rules, see `_read_rule`.
+# Cached like rules, see `_read_rule`.
 @lru_cache(maxsize=4096)
 def _read_sharding(attr: ir.Attribute) -> Sharding:
     sharding = sdy.TensorShardingAttr(attr)
@@ -166,7 +166,7 @@ def _read_sharding(attr: ir.Attribute) -> Sharding:
 
 
 def narrower(one: Sharding, other: Sharding, mesh: Mesh) -> Sharding | None:
-    """Of two shardings over a mesh the one that the other one admits; None where neither is."""
+    """Of two shardings over a mesh, the one that the other admits; None if neither admits."""
     a, b = one.on(mesh), replace(other.on(mesh), mesh=one.mesh)
     if a == b or (not a.open_dims and b.admits(a)):
         return one
@@ -197,7 +197,7 @@ def op_shardings(op: ir.OpView | ir.Operation) -> tuple[Sharding, ...] | None:
     return None if attr is None else _read_per_value(attr)
 
 
-# As for rules, see `_read_rule`.
+# Cached like rules, see `_read_rule`.
 @lru_cache(maxsize=4096)
 def _read_per_value(attr: ir.Attribute) -> tuple[Sharding, ...]:
     per_value = sdy.TensorShardingPerValueAttr(attr)
@@ -209,8 +209,8 @@ def set_op_shardings(op: ir.OpView | ir.Operation, shardings: tuple[Sharding, ..
     op.attributes["sdy.sharding"] = _per_value(shardings, op.context)
 
 
-# Building an attribute takes some 40 us, and a large model has ten thousands of few different ones.
-# The context is part of the key so that no attribute outlives it.
+# Building an attribute takes about 40 us, and a large model has ten thousand of a few different
+# ones. The context is part of the key, so that no attribute outlives it.
 @lru_cache(maxsize=4096)
 def _per_value(shardings: tuple[Sharding, ...], context: ir.Context) -> ir.Attribute:
     with context:
@@ -219,7 +219,7 @@ def _per_value(shardings: tuple[Sharding, ...], context: ir.Context) -> ir.Attri
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """`#sdy.op_sharding_rule`: which factor each dimension of each operand and result is made of.
+    """`#sdy.op_sharding_rule`: the factors of each dimension of each operand and result.
 
     `operands[o][d]` and `results[r][d]` hold factor indices, major first.
     """
@@ -233,7 +233,7 @@ class ShardingRule:
     blocked: frozenset[int] = frozenset()
 
     def __hash__(self) -> int:
-        """Rules are keys of caches: the hash is taken once."""
+        """Rules are keys of caches, so the hash is computed once."""
         return self._hash
 
     @cached_property
@@ -266,8 +266,8 @@ class ShardingRule:
         )
 
 
-# Reading a rule through the bindings takes some 30 us; large models repeat few of them. The key
-# holds the context, so that no attribute outlives it.
+# Reading a rule through the bindings takes about 30 us, and large models repeat a few of them. The
+# key holds the context, so that no attribute outlives it.
 @lru_cache(maxsize=4096)
 def _read_rule(attr: ir.Attribute) -> ShardingRule:
     rule = sdy.OpShardingRuleAttr(attr)

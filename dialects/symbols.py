@@ -1,4 +1,4 @@
-"""Who refers to which symbol: functions by custom calls, meshes by shardings."""
+"""Finds references to symbols: custom calls to functions, shardings to meshes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def referenced_symbols(function: func.FuncOp) -> list[str]:
             read(function.attributes[name])
     for block in function.regions[0].blocks:
         for op in walk(block):
-            # By their printed form, since any attribute may hold a reference; the StableHLO ops
-            # that do not refer to anything, which are many, are left out.
+            # Any attribute may hold a reference, so the printed form is searched. StableHLO ops
+            # without references, which are many, are skipped.
             name = op.operation.name
             if name.startswith(("stablehlo.", "chlo.")) and name != "stablehlo.custom_call":
                 for key in ("sdy.sharding", "replica_groups"):
                     if key in op.attributes:
                         read(op.attributes[key])
             elif not name.startswith("func.return"):
-                for key in op.attributes.keys():  # noqa: SIM118 - the bindings' map is no dict
+                for key in op.attributes.keys():  # noqa: SIM118 - the bindings' map is not a dict
                     read(op.attributes[key])
     return list(found)
 
 
 def lift_inlined_meshes(module: ir.Module) -> None:
-    """Gives each mesh that is written into a sharding a name."""
+    """Gives a name to each mesh that is inlined in a sharding."""
     with module.context:
         manager = passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)")
         manager.run(module.operation)
@@ -49,7 +49,7 @@ def named_meshes(module: ir.Module) -> dict[str, sdy.MeshOp]:
 
 
 def meshes_by_name(module: ir.Module) -> dict[str, Mesh]:
-    """What the meshes of a module are, by their names."""
+    """The meshes of a module as dataclasses, by their names."""
     return {name: Mesh.from_attr(op.mesh) for name, op in named_meshes(module).items()}
 
 

@@ -18,7 +18,7 @@ DEEP = {
 
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
 def test_what_is_nested_too_deep_is_refused(text: str, tmp_path: Path) -> None:
-    message = r"this is no MLIR module: it has \d+,\d+ brackets in one another, and 1,000 at most"
+    message = r"this is not an MLIR module: it has \d+,\d+ nested brackets; at most 1,000"
     path = tmp_path / "deep.mlir"
     path.write_text(text)
     for read, source in ((parse, text), (parse, text.encode()), (parse_file, path)):

@@ -65,13 +65,13 @@ CASES = {
         '{name = "mesh_1", hosts = array<i64: 0>',
         '{name = "mesh_1", hosts = array<i64: 0, 1, 2>',
         "func.func",
-        "mesh_1 has 4 devices on hosts [0, 1, 2], and each of its hosts has as many of them",
+        "mesh_1 has 4 devices on hosts [0, 1, 2], but each of its hosts must have equally many",
     ),
     "a_device_below_0": (
         "array<i64: 4, 5, 6, 7>",
         "array<i64: 4, 5, 6, -1>",
         "func.func",
-        "mesh_1 has hosts [0] and devices [4, 5, 6, -1]; they are numbers from 0 on",
+        "mesh_1 has hosts [0] and devices [4, 5, 6, -1]; they must be numbers of at least 0",
     ),
     "a_name_that_is_none": (
         '{name = "mesh_1", hosts',
