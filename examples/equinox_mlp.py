@@ -1,4 +1,4 @@
-"""A model of equinox, as it is: its activation function is a leaf of the model.
+"""An Equinox model without changes: its activation function is a leaf of the model.
 
 pip install equinox
 python examples/equinox_mlp.py
@@ -16,7 +16,7 @@ import optax
 
 import alpa
 
-jax.config.update("jax_num_cpu_devices", 4)  # Before jax makes its devices.
+jax.config.update("jax_num_cpu_devices", 4)  # Before JAX creates its devices.
 
 optimizer = optax.adam(1e-2)
 

@@ -16,7 +16,7 @@ from flax.training import train_state
 
 import alpa
 
-jax.config.update("jax_num_cpu_devices", 4)  # Before jax makes its devices.
+jax.config.update("jax_num_cpu_devices", 4)  # Before JAX creates its devices.
 
 
 class Classifier(nn.Module):
@@ -33,12 +33,12 @@ class TrainState(train_state.TrainState):
     key: Any
 
 
-# Batch norm mixes the samples of a batch: each micro-batch is to be one of its own.
+# Batch norm mixes the samples of a batch, so each micro-batch must be a batch of its own.
 @alpa.parallelize(
     cluster="cpu:2x2", num_micro_batches=2, micro_batches="independent", donate_argnums=0
 )
 def train_step(state: TrainState, batch: Any) -> Any:
-    # Each micro-batch draws from a key of its own; the key that is returned advances once.
+    # Each micro-batch draws from its own key; the key that is returned advances once.
     key, dropout = jax.random.split(state.key)
 
     def loss_fn(params: Any) -> Any:

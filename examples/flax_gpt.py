@@ -1,8 +1,8 @@
-"""A small GPT in flax, trained with AdamW on two meshes of virtual CPU devices.
+"""A small GPT in Flax, trained with AdamW on two meshes of virtual CPU devices.
 
     python examples/flax_gpt.py
 
-The step is the one that `jax.jit` would take; `alpa.parallelize` is all that is Alpa's.
+The step also works with `jax.jit`; only the decorator `alpa.parallelize` is specific to Alpa.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flax.training.train_state import TrainState
 
 import alpa
 
-jax.config.update("jax_num_cpu_devices", 4)  # Before jax makes its devices.
+jax.config.update("jax_num_cpu_devices", 4)  # Before JAX creates its devices.
 
 VOCABULARY, LENGTH, WIDTH = 256, 32, 64
 
@@ -63,7 +63,7 @@ def main() -> None:
     # Sequences that count upwards from a random number.
     starts = np.random.default_rng(0).integers(VOCABULARY, size=(8, 1))
     tokens = ((starts + np.arange(LENGTH + 1)) % VOCABULARY).astype(np.int32)
-    # Every array of the state is made on the mesh where the plan wants it.
+    # Every array of the state is created on the mesh that the plan assigns.
     state = alpa.create_state(new_state, train_step, tokens)
     train_step.plan(state, tokens)
     for number in range(10):

@@ -1,9 +1,9 @@
-"""Training on a Ray cluster that runs already: the process joins it, and takes its place there.
+"""Training on an existing Ray cluster: the process joins it and runs its workers there.
 
     ray start --head --num-cpus=8   # once; `ray start --address=HOST:PORT` on each further host
     python examples/joined_cluster.py
 
-Without such a cluster `ray.init(address="auto")` says so; without that line Alpa starts one itself.
+Without a cluster, `ray.init(address="auto")` fails; without that line, Alpa starts its own cluster.
 """
 
 from __future__ import annotations

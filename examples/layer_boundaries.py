@@ -1,8 +1,8 @@
-"""A user's own layers: `alpa.mark_layer_boundary` says where a pipeline may be cut.
+"""A user's own layers: `alpa.mark_layer_boundary` marks where a pipeline may be cut.
 
     python examples/layer_boundaries.py
 
-Without marks Alpa clusters the ops of the model by itself. With them, stages begin at marks only.
+Without markers, Alpa clusters the ops of the model. With them, stages begin only at markers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 import alpa
 
-jax.config.update("jax_num_cpu_devices", 4)  # Before jax makes its devices.
+jax.config.update("jax_num_cpu_devices", 4)  # Before JAX creates its devices.
 
 WIDTH, LAYERS = 64, 4
 
@@ -43,17 +43,17 @@ def main() -> None:
     layers = range(LAYERS)
     params = [{"in": normal(WIDTH, 4 * WIDTH), "out": normal(4 * WIDTH, WIDTH)} for _ in layers]
     batch = {"x": normal(32, WIDTH), "y": normal(32, WIDTH)}
-    # Stages of equally many layers on meshes of two devices: a plan by hand.
+    # Stages of equally many layers on meshes of two devices: a manual plan.
     step = alpa.parallelize(
         train_step, cluster="cpu:2x2", num_micro_batches=4, inter="equal-layers", mesh_shape="2x1"
     )
-    plain = jax.jit(train_step)  # The marks mean nothing to jax.
+    plain = jax.jit(train_step)  # JAX ignores the markers.
     step.plan(params, batch)
     ours, theirs = params, params
     for number in range(5):
         ours, loss = step(ours, batch)
         theirs, expected = plain(theirs, batch)
-        print(f"step {number}: loss {float(loss):.6f}, of plain jax {float(expected):.6f}")
+        print(f"step {number}: loss {float(loss):.6f}, of plain JAX {float(expected):.6f}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """A training that can be stopped at any time, and started again with the same command.
 
     python examples/resume.py checkpoints        # stop it with Ctrl-C, or kill it
-    python examples/resume.py checkpoints        # goes on from the last checkpoint
+    python examples/resume.py checkpoints        # continues from the last checkpoint
 
-With `executor="ray"` a worker may die, too: the loop then goes on in the same process.
+With `executor="ray"` a worker may die, too: the loop then continues in the same process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import alpa
 from alpa.runtime import WorkerError
 
-jax.config.update("jax_num_cpu_devices", 4)  # Before jax makes its devices.
+jax.config.update("jax_num_cpu_devices", 4)  # Before JAX creates its devices.
 
 STEPS, SAVE_EVERY, WIDTH = 30, 10, 32
 
@@ -44,7 +44,7 @@ def train_step(state: Any, batch: Any) -> Any:
 
 
 def batch_of(step: int) -> dict[str, np.ndarray]:
-    """The same batch for the same step, whenever it is run."""
+    """Returns the same batch for the same step in each run."""
     x = np.random.default_rng(step).normal(size=(16, WIDTH)).astype(np.float32)
     return {"x": x, "y": np.roll(x, 1, axis=1)}
 
@@ -65,8 +65,8 @@ def main() -> None:
         try:
             return train(directory)
         except WorkerError as error:
-            print(f"going on from step {alpa.latest_step(directory) or 0}: {error}")
-    raise SystemExit("workers have failed three times; look at what they say")
+            print(f"continuing from step {alpa.latest_step(directory) or 0}: {error}")
+    raise SystemExit("workers have failed three times; read their errors above")
 
 
 if __name__ == "__main__":
