@@ -1,5 +1,5 @@
-"""Broken input for commands, the runtime and checkpoints: what is answered must be an answer.
+"""Feeds broken input to commands, the runtime and checkpoints, and checks their answers.
 
-`corpus` is what there is to break and `mutations` how texts are broken; `commands`, `plans` and
+`corpus` has the inputs to break, and `mutations` breaks texts. `commands`, `plans` and
 `checkpoints` are the cases, and `process` runs them.
 """

@@ -1,14 +1,13 @@
-"""Broken input: what it is answered with must be an answer.
+"""Feeds broken input to its readers and checks their answers.
 
     python -m stress.fuzz test/passes --count 10000 --seed 0 --save found
 
-Each case breaks something in a few places and gives it to what reads it: a program as text or
-bytecode to `alpa-opt` or `alpa-plan`, a cluster or roles to `alpa-plan`, a plan to `plan_table`,
+Each case breaks an input in a few places and passes it to its reader: a program as text or bytecode
+to `alpa-opt` or `alpa-plan`, a cluster or roles to `alpa-plan`, a plan to `plan_table`,
 `alpa.runtime.load` or `alpa.parallelize(plan=...)`, the folder of a checkpoint to `alpa.restore`.
-The answer is a result or an error that says why. A Python traceback, a signal, a hang, files that
-are written in spite of an error, anything changed in a checkpoint's folder, and a state that is
-restored and is not the one that was saved are findings. What a case does follows from the seed and
-its number alone.
+The answer must be a result, or an error that gives the reason. Findings are Python tracebacks,
+signals, hangs, files written in spite of an error, changes in a checkpoint's folder, and restored
+states that differ from the saved one. The seed and the number of a case determine it completely.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ WEIGHTS = {
     "parallelize": 5,
     "checkpoint": 25,
 }
-"""How many of a hundred cases are of each kind."""
+"""The number of cases of each kind in a hundred."""
 _EXAMPLES = """\
 examples:
   python -m stress.fuzz test/passes --count 200
@@ -56,12 +55,12 @@ examples:
 
 
 class Fuzz:
-    """Cases of some kinds, by their numbers; `folder` is for what they need and leave."""
+    """Cases of some kinds, by number; `folder` holds their inputs and outputs."""
 
     def __init__(
         self, seed: int, kinds: Sequence[str], paths: Sequence[Path], folder: Path
     ) -> None:
-        # For the processes of the cases; in this one jax never makes devices.
+        # For the processes of the cases; JAX makes no devices in this one.
         jax.config.update("jax_num_cpu_devices", DEVICES)
         self._seed, self._kinds = seed, kinds
         self._folder = folder
@@ -70,7 +69,7 @@ class Fuzz:
         material.mkdir()
         seeds = read_seeds(paths)
         if {"table", "load", "parallelize", "checkpoint"} & set(kinds):
-            # Here it would start threads, which the processes of the cases would miss.
+            # In this process it would start threads, which forked cases would lack.
             status, said = alone(lambda: make(material) or 0, self._said, 600)
             if status != 0:
                 raise ValueError(f"the training step cannot be planned and saved: {said}")
@@ -80,12 +79,12 @@ class Fuzz:
         self._bytecode = cache(commands.to_bytecode)
 
     def kind(self, number: int) -> str:
-        """What a case is of."""
+        """The kind of a case."""
         generator = random.Random(f"{self._seed}:{number} kind")
         return generator.choices(self._kinds, [WEIGHTS[kind] for kind in self._kinds])[0]
 
     def case(self, number: int, *, with_data: bool = True) -> Any:
-        """A case; one that is only to be named needs no bytecode, for which MLIR starts threads."""
+        """Returns a case. Its label alone needs no bytecode, and MLIR then starts no threads."""
         kind, name = self.kind(number), f"{self._seed}:{number}"
         if kind == "checkpoint":
             return checkpoints.draw(name, self.corpus)
@@ -95,13 +94,13 @@ class Fuzz:
         return commands.draw(name, kind, self.corpus, bytecode)
 
     def run(self, number: int) -> int:
-        """Runs a case in a folder of its own, which stays until the next one."""
+        """Runs a case in its own folder, which stays until the next case."""
         self._empty()
         return self.case(number).run(self.at)
 
     def answers(self, numbers: Sequence[int], seconds: float) -> Any:
-        """The answers to cases; a command that a signal has ended is run as its users run it."""
-        # Broken bytecode may leave a broken heap behind, for which other cases would be blamed.
+        """The answers to cases; a command that a signal ended runs again as users run it."""
+        # Broken bytecode may corrupt the heap, and other cases would be blamed.
         bytecode = [number for number in numbers if self.kind(number) == "bytecode"]
         others = [number for number in numbers if self.kind(number) != "bytecode"]
         for number, answer in chain(*(self._answers(them, seconds) for them in (others, bytecode))):
@@ -114,7 +113,7 @@ class Fuzz:
         return answers(numbers, self.run, self._said, seconds)
 
     def _guarded(self, case: CommandCase, seconds: float) -> Answer:
-        """What the command says with the input that lies there."""
+        """Runs the command on the input in the folder, as users run it."""
 
         def command() -> int:
             os.chdir(self.at)
@@ -136,15 +135,15 @@ class Fuzz:
 
 
 def _not_files(folder: str, names: list[str]) -> list[str]:
-    """Pipes, which cannot be copied."""
+    """Lists pipes, which cannot be copied."""
     return [name for name in names if Path(folder, name).is_fifo()]
 
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m stress.fuzz",
-        description="Gives broken programs, bytecode, clusters, roles, plans and checkpoints to "
-        "what reads them, and reports what is not answered by a result or an error. The exit "
+        description="Feeds broken programs, bytecode, clusters, roles, plans and checkpoints to "
+        "their readers, and reports what is not answered by a result or an error. The exit "
         "status is 1 if anything was found.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -157,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="default: 0")
     add("--kinds", nargs="+", choices=WEIGHTS, default=list(WEIGHTS), help="default: all")
     add("--timeout", type=amount, default=90, help="seconds for each case; default: 90")
-    add("--save", type=Path, metavar="DIR", help="where to keep what was found")
+    add("--save", type=Path, metavar="DIR", help="where to keep findings")
     return result
 
 

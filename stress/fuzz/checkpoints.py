@@ -1,7 +1,6 @@
-"""Cases of checkpoints: a folder that was damaged, or made to do harm, given to `alpa.restore`.
+"""Cases of checkpoints: damaged or malicious folders, given to `alpa.restore`.
 
-What comes back has to be the state that was saved, if anything does, and nothing on disk may have
-changed.
+A restored state must be the saved one, and nothing on disk may change.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from stress.fuzz.mutations import mutate
 from stress.fuzz.process import Harm
 
 Damage = Callable[[Path, random.Random], None]
-"""Harms the checkpoints in a folder."""
+"""Damages the checkpoints in a folder."""
 
 _STEP = 2
 _MARK = "harmed"
-"""a file that what was smuggled in would write"""
+"""a file that smuggled code would write"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointCase:
-    """One to three damages of a checkpoint, then read by a plan's meshes or in this process."""
+    """One to three damages of a checkpoint, which a plan's meshes or this process then read."""
 
     number: str
     whole: Path
@@ -48,7 +47,7 @@ class CheckpointCase:
     by_plan: bool
     seed: str = "checkpoints"
     damages: Sequence[Damage] | None = None
-    """to draw from; all by default"""
+    """the damages to draw from; all by default"""
 
     @property
     def label(self) -> str:
@@ -56,7 +55,7 @@ class CheckpointCase:
         return f'restore("checkpoints", init{step}, step={_STEP})'
 
     def run(self, folder: Path) -> int:
-        """In the folder, which is empty and the current one."""
+        """Runs in the folder, which is empty and the current one."""
         for name in ("checkpoints", "another"):
             shutil.copytree(self.whole / name, folder / name)
         (folder / "outside").write_text("not part of any checkpoint")
@@ -87,7 +86,7 @@ class CheckpointCase:
 
 @cache
 def _planned_step() -> Any:
-    """Planned and compiled once in a process."""
+    """The step, planned and compiled once per process."""
     return training_step()
 
 
@@ -97,7 +96,7 @@ def _numbers(state: Any) -> list[np.ndarray]:
 
 
 def _snapshot(folder: Path) -> dict[str, Any]:
-    """All there is under a folder: names, kinds, sizes, times and contents."""
+    """Everything under a folder: names, kinds, sizes, times and contents."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
@@ -116,14 +115,14 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _any_file(folder: Path, generator: random.Random) -> Path:
-    """A file of the checkpoint; rather one that is looked at."""
+    """A file of the checkpoint; more often one that is read."""
     files = _files(folder / "checkpoints" / str(_STEP)) or [folder / "outside"]
     read = [path for path in files if path.name == "alpa.json" or path.parent.name.isdigit()]
     return generator.choice(read if read and generator.random() < 0.4 else files)
 
 
 def _other_file(folder: Path, generator: random.Random) -> Path:
-    """A file of any of the checkpoints; rather one of the same kind."""
+    """A file of any of the checkpoints; more often one of the same kind."""
     return generator.choice(_files(folder))
 
 
@@ -158,7 +157,7 @@ def _remove_folder(folder: Path, generator: random.Random) -> None:
 
 
 def _swap(folder: Path, generator: random.Random) -> None:
-    """Two chunks of one size, or any two files, of which one may be of another checkpoint."""
+    """Swaps two chunks of one size, or any two files, also with another checkpoint."""
     one = _any_file(folder, generator)
     size = len(_content(one))
     alike = [path for path in _files(folder) if len(_content(path)) == size and path != one]
@@ -170,7 +169,7 @@ def _swap(folder: Path, generator: random.Random) -> None:
 
 
 def _swap_folders(folder: Path, generator: random.Random) -> None:
-    """An array's folder, or a checkpoint's, for another one's."""
+    """Swaps the folder of an array, or of a checkpoint, with another one."""
     top = generator.choice(("checkpoints/1", "checkpoints/2", "another/2", "checkpoints"))
     inside = sorted(path for path in (folder / top).glob("*") if path.is_dir())
     mine = sorted(path for path in (folder / "checkpoints/2").glob("*") if path.is_dir())
@@ -193,7 +192,7 @@ class _Smuggled:
 
 
 def _description(folder: Path, generator: random.Random) -> None:
-    """A file of JSON, broken as any text is."""
+    """Breaks a JSON file like any text."""
     path = generator.choice(_descriptions(folder) or [_any_file(folder, generator)])
     text = _content(path).decode(errors="replace")
     _put(path, mutate(text, [text], generator).encode(errors="replace"))
@@ -205,7 +204,7 @@ def _descriptions(folder: Path) -> list[Path]:
 
 
 def _signed(folder: Path, generator: random.Random) -> None:
-    """The manifest says something else, and its checksum is right."""
+    """Changes the manifest and corrects its checksum."""
     path = folder / "checkpoints" / str(_STEP) / "alpa.json"
     try:
         content = json.loads(_content(path))
@@ -244,7 +243,7 @@ def _harm_name(content: dict[str, Any], generator: random.Random) -> None:
 
 
 def _harm_key(content: dict[str, Any], generator: random.Random) -> None:
-    """A key is gone, here or in an array's entry."""
+    """Removes a key, of the manifest or of an array's entry."""
     arrays = content.get("arrays")
     inside = (
         [it for it in arrays.values() if isinstance(it, dict)] if isinstance(arrays, dict) else []
@@ -265,7 +264,7 @@ _HARMS = (_harm_number, _harm_number, _harm_name, _harm_key, _harm_depth)
 
 
 def _huge(folder: Path, generator: random.Random) -> None:
-    """Sizes in the manifest and in an array's description agree, and are those of no memory."""
+    """Makes sizes in the manifest and in an array's description equal, and too large for memory."""
     size = generator.choice((1 << 20, 1 << 40, 1 << 62))
     root = folder / "checkpoints" / str(_STEP)
     for path in (root / "alpa.json", root / "state.count" / "zarr.json", *root.glob("*/zarr.json")):
@@ -276,7 +275,7 @@ def _huge(folder: Path, generator: random.Random) -> None:
 
 
 def _link(folder: Path, generator: random.Random) -> None:
-    """A link out of the folder, to itself, to another file, to what never ends; or a pipe."""
+    """Makes a link out of the folder, to itself, to another file, to an endless file; or a pipe."""
     path = _any_file(folder, generator)
     if generator.random() < 0.2 and path.parent != folder / "checkpoints":
         path = path.parent
@@ -304,7 +303,7 @@ def _nest(folder: Path, generator: random.Random) -> None:
 
 
 def _strange_name(folder: Path, generator: random.Random) -> None:
-    """Something that is no checkpoint, beside the checkpoints."""
+    """Puts something else than a checkpoint beside the checkpoints."""
     name = generator.choice(
         ("7", "007", "-1", "9" * 200, "2.5", "2.orbax-checkpoint-tmp-1", "\udc80")
     )
@@ -325,7 +324,7 @@ def _rename(folder: Path, generator: random.Random) -> None:
 
 
 def _content(path: Path) -> bytes:
-    """Of a regular file; nothing else can be read to its end."""
+    """The content of a regular file; other files may not end."""
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -337,7 +336,7 @@ def _gone(path: Path) -> None:
 
 
 def _put(path: Path, data: bytes) -> None:
-    """In the place of a file; not through a link."""
+    """Replaces a file, without following a link."""
     if path.is_symlink() or path.exists():
         _gone(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,9 +33,10 @@ Command = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True, kw_only=True)
 class CommandCase:
-    """A command with a broken file. It may not write what it was asked for and fail.
+    """A command with a broken file. If it fails, it must not write its output.
 
-    `guarded` runs the same in a process of its own, as users do: it answers for a signal, too.
+    `guarded` runs the command in a process of its own, as users do, so that it also reports
+    signals.
     """
 
     seed: str
@@ -50,7 +51,7 @@ class CommandCase:
         return " ".join((self.main.__module__, *self.arguments))
 
     def run(self, folder: Path) -> int:
-        """In the folder, which is empty and the current one."""
+        """Runs in the folder, which is empty and the current one."""
         (folder / self.file).write_bytes(self.data)
         if self.file == "in.toml":
             (folder / "module.mlir").write_text(PROGRAM, encoding="utf-8")
@@ -59,7 +60,7 @@ class CommandCase:
         return status
 
     def check(self, folder: Path, status: int) -> None:
-        """Raises Harm where a command that has failed has written something."""
+        """Raises Harm if a failed command has written something."""
         if status != 0 and (folder / "out").exists():
             raise Harm("wrote")
 
@@ -67,7 +68,7 @@ class CommandCase:
 def draw(
     number: str, kind: str, corpus: Corpus, bytecode: Callable[[str], bytes | None]
 ) -> CommandCase:
-    """The case of a number and a kind: program, bytecode, table, cluster or roles."""
+    """Draws the case of a number and a kind: program, bytecode, table, cluster or roles."""
     generator = random.Random(number)
     if kind in ("cluster", "roles"):
         return _toml_case(kind, corpus, generator)
@@ -75,7 +76,7 @@ def draw(
         return _table_case(corpus, generator)
     seeds = corpus.of("program")
     chosen = generator.choice(seeds)
-    # Before the data, so that they do not depend on what there is of it.
+    # Drawn before the data, so that they do not depend on it.
     if generator.random() < 0.15:
         arguments, tool = ("in.mlir", "--cluster", "cpu:1x2", "-o", "out"), alpa_plan
     else:
@@ -128,7 +129,7 @@ def _toml_case(kind: str, corpus: Corpus, generator: random.Random) -> CommandCa
 
 
 def to_bytecode(text: str) -> bytes | None:
-    """A program as bytecode; None where it is none."""
+    """A program as bytecode; None if it does not parse."""
     buffer = io.BytesIO()
     try:
         parse(text).operation.write_bytecode(buffer)

@@ -1,7 +1,7 @@
-"""What is there to break: programs, plans, clusters, roles, and a training step with checkpoints.
+"""The inputs to break: programs, plans, clusters, roles, and a training step with checkpoints.
 
-The training step has two layers on two meshes of two devices, and a state of several arrays of one
-shape, which could be taken for one another.
+The training step has two layers on two meshes of two devices, and a state with several arrays of
+one shape, which could be confused with one another.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ROLES = """\
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """A text to break, and what it is."""
+    """A text to break, and its kind."""
 
     name: str
     text: str
@@ -67,7 +67,7 @@ class Seed:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Texts, and a folder with the checkpoints of the training step: its own and another one's."""
+    """Texts, and a folder with checkpoints of the training step and of another one."""
 
     seeds: tuple[Seed, ...]
     checkpoints: Path
@@ -77,7 +77,7 @@ class Corpus:
 
 
 def read_seeds(paths: Sequence[Path]) -> list[Seed]:
-    """The texts of files, and of the `.mlir` and `.toml` files under folders, and one of each kind.
+    """Reads the texts of files, and of `.mlir` and `.toml` files under folders; adds one per kind.
 
     Raises:
         OSError, UnicodeDecodeError: one cannot be read.
@@ -105,9 +105,9 @@ def read_seeds(paths: Sequence[Path]) -> list[Seed]:
 
 
 def make(folder: Path) -> None:
-    """Writes into a folder the training step's plan and checkpoints.
+    """Writes the training step's plan and checkpoints into a folder.
 
-    To be called in a process of its own: jax and tensorstore start threads.
+    Call it in a process of its own: JAX and tensorstore start threads.
     """
     step = training_step()
     step.prepare(init(1), batch()).plan.save(folder / "plan.mlir")
@@ -117,7 +117,7 @@ def make(folder: Path) -> None:
 
 
 def training_step(plan: Path | None = None) -> Any:
-    """The parallelised training step, of a saved plan if there is one."""
+    """The parallelised training step, from a saved plan if there is one."""
     return alpa.parallelize(
         _train_step,
         cluster="cpu:2x2",
@@ -137,7 +137,7 @@ def init(seed: int) -> dict[str, Any]:
 
 
 def batch() -> dict[str, np.ndarray]:
-    """What the step takes beside its state."""
+    """The arguments of the step besides its state."""
     return {"x": np.ones((8, 4), np.float32), "y": np.ones((8, 4), np.float32)}
 
 

@@ -1,4 +1,4 @@
-"""Breaks texts and bytes: a word dropped, a number made huge, a piece of another text put in."""
+"""Breaks texts and bytes: drops a word, makes a number huge, inserts a piece of another text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEEP = 20_000
 
 
 def mutate(text: str, others: Sequence[str], generator: random.Random, *, most: int = 4) -> str:
-    """A text that is broken in one to `most` places; `others` are texts to take pieces from."""
+    """Breaks a text in one to `most` places; `others` are texts to take pieces from."""
     for _ in range(generator.randint(1, most)):
         text = generator.choice(_MUTATIONS)(text, others, generator)
     return text
@@ -66,7 +66,7 @@ def _replace(text: str, others: Sequence[str], generator: random.Random) -> str:
 
 
 def _rename(text: str, others: Sequence[str], generator: random.Random) -> str:
-    """All occurrences of a word: an op, a value, an attribute, a type."""
+    """Renames all occurrences of a word: an op, a value, an attribute, a type."""
     words = sorted(set(re.findall(r"[%@]?[A-Za-z_][\w.]*", text)))
     if len(words) < 2:
         return text
@@ -91,7 +91,7 @@ def _splice(text: str, others: Sequence[str], generator: random.Random) -> str:
 
 
 def _nest(text: str, others: Sequence[str], generator: random.Random) -> str:
-    """Brackets in brackets, which readers that call themselves do not survive."""
+    """Nests brackets, which overflow the stack of recursive readers."""
     where = [match.start() for match in re.finditer(r"[\[({<]", text)]
     if generator.random() < 0.9 or not where:
         return _swap(text, others, generator)
@@ -116,7 +116,7 @@ _MUTATIONS: tuple[_Mutation, ...] = (
 
 
 def mutate_bytes(data: bytes, generator: random.Random) -> bytes:
-    """Bytes of which one to six are others, and of which an end may be missing."""
+    """Changes one to six bytes, and may cut off the end."""
     broken = bytearray(data)
     for _ in range(generator.randint(1, 6)):
         broken[generator.randrange(4, len(data))] = generator.randrange(256)
@@ -126,7 +126,7 @@ def mutate_bytes(data: bytes, generator: random.Random) -> bytes:
 
 
 def mutate_attribute(text: str, generator: random.Random) -> str:
-    """A text of MLIR in which a number or a string of an `alpa.` attribute is another one."""
+    """Changes a number or a string of an `alpa.` attribute in MLIR text."""
     inside = [
         match
         for attribute in re.finditer(

@@ -18,7 +18,7 @@ from stress.fuzz.mutations import mutate, mutate_attribute
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCase:
-    """A plan to be loaded; the error has to be one that `load` or `parallelize` documents."""
+    """A plan to load; an error must be one that `load` or `parallelize` documents."""
 
     seed: str
     data: bytes
@@ -29,7 +29,7 @@ class PlanCase:
         return f'{self.by}("plan.mlir")'
 
     def run(self, folder: Path) -> int:
-        """In the folder, which is empty and the current one."""
+        """Runs in the folder, which is empty and the current one."""
         path = folder / "plan.mlir"
         path.write_bytes(self.data)
         try:
@@ -43,7 +43,7 @@ class PlanCase:
         except (LoadError, PlanMismatchError) as error:
             print(error, file=sys.stderr)
         except ValueError as error:
-            # Fewer devices than the plan wants has no class of its own.
+            # The error for too few devices has no class of its own.
             if not str(error).startswith("the plan needs "):
                 raise
             print(error, file=sys.stderr)
@@ -55,7 +55,7 @@ class PlanCase:
 
 
 def draw(number: str, by: str, corpus: Corpus) -> PlanCase:
-    """The case of a number; `by` is load or parallelize."""
+    """Draws the case of a number; `by` is load or parallelize."""
     generator = random.Random(number)
     seeds = corpus.of("plan")
     own = [seed for seed in seeds if seed.name == "plan.mlir"]

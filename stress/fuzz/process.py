@@ -1,8 +1,7 @@
-"""Runs cases in a process that may be taken along, and tells what became of each.
+"""Runs cases in a process that they may crash, and reports the outcome of each.
 
-One process runs many cases, one after the other, since to begin one costs ten times what a case
-does. Where it ends or hangs, the case that it was at is to blame, and a new one goes on with the
-next.
+One process runs many cases in sequence, since starting one takes ten times as long as a case. If it
+ends or hangs, the current case is to blame, and a new process continues with the next case.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from pathlib import Path
 from typing import NoReturn
 
 MEMORY = 16 << 30
-"""of addresses; XLA and tensorstore take some GiB without using them"""
+"""of addresses; XLA and tensorstore reserve some GiB without using them"""
 CASES_PER_PROCESS = 500
-"""Then a fresh one, so that what one leaves behind is found where it was left."""
+"""Then a fresh process starts, so that leftovers are found near their cause."""
 _SAID = 4000
-"""bytes of what a case said, from its end, that are kept"""
+"""bytes from the end of a case's output that are kept"""
 
 
 class Harm(Exception):  # noqa: N818 - not an error of the program that raises it
-    """A case was answered, and still something is wrong; in a word or two."""
+    """A case was answered, but something else is wrong; describes it in a word or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """`problem` is None, or traceback, silent, hang, signal NAME, or another harm.
+    """The outcome of a case.
 
-    `said` is the end of what was written to standard error, `refused` whether the case ended with
-    an error.
+    `problem` is None, or traceback, silent, hang, signal NAME, or another harm. `said` is the end
+    of standard error, `refused` whether the case ended with an error.
     """
 
     problem: str | None
@@ -50,9 +49,9 @@ class Answer:
 def answers(
     numbers: Sequence[int], run: Callable[[int], int], said: Path, seconds: float
 ) -> Iterator[tuple[int, Answer]]:
-    """What becomes of each case, in order; `run` gives its exit status or raises Harm.
+    """Yields the outcome of each case, in order; `run` returns its exit status or raises Harm.
 
-    `said` is a file for what cases write to standard error, `seconds` what each may take.
+    `said` is a file for the cases' standard error, `seconds` the limit for each.
     """
     left = list(numbers)
     while left:
@@ -62,7 +61,7 @@ def answers(
         theirs.close()
         with ours, ours.makefile("r", encoding="utf-8") as lines:
             for at, number in enumerate(some):
-                # What a case leaves behind can be looked at until the next one is asked for.
+                # The leftovers of a case can be inspected until the next one is requested.
                 ours.sendall(b".")
                 line = lines.readline() if select.select([ours], [], [], seconds)[0] else None
                 if line:
@@ -77,9 +76,9 @@ def answers(
 
 
 def alone(run: Callable[[], int], said: Path, seconds: float) -> tuple[int | None, str]:
-    """Runs a command in a process of its own: its status, or None after a hang, and what it said.
+    """Runs a command in a process of its own; returns its status and its output.
 
-    A negative status is the number of a signal.
+    The status is None after a hang. A negative status is the number of a signal.
     """
     pid = _fork(run, said)
     deadline = time.monotonic() + seconds
@@ -92,7 +91,7 @@ def alone(run: Callable[[], int], said: Path, seconds: float) -> tuple[int | Non
 
 
 def problem(status: int | None, said: str) -> str | None:
-    """What is wrong with how a case ended, if anything."""
+    """Describes what is wrong with the end of a case, if anything."""
     if status is None:
         return "hang"
     if status < 0:
@@ -103,7 +102,7 @@ def problem(status: int | None, said: str) -> str | None:
 
 
 def text(said: Path) -> str:
-    """The end of what was written to a file."""
+    """The end of a file."""
     if not said.exists():
         return ""
     return said.read_bytes()[-_SAID:].decode(errors="replace")
@@ -116,8 +115,8 @@ def _serve(
     run: Callable[[int], int],
     said: Path,
 ) -> int:
-    """Runs cases, each when it is asked for, and writes a line for each."""
-    caller.close()  # so that this process hears when the caller has ended
+    """Runs cases on request, and writes a line for each."""
+    caller.close()  # so that this process notices when the caller has ended
     with to.makefile("w", encoding="utf-8") as lines:
         for number in numbers:
             if not to.recv(1):
@@ -130,7 +129,7 @@ def _serve(
                 status = end.code if isinstance(end.code, int) else 2
             except Harm as found:
                 status, harm = 0, str(found)
-            except BaseException as error:  # noqa: BLE001 - which is what is looked for
+            except BaseException as error:  # noqa: BLE001 - any exception is a finding
                 status = 2
                 traceback.print_exception(error)
             sys.stderr.flush()
@@ -141,7 +140,7 @@ def _serve(
 
 
 def _fork(run: Callable[[], int], said: Path) -> int:
-    """Begins a process with what this one has loaded, in a session of its own."""
+    """Starts a process that shares this one's imports, in a session of its own."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -159,10 +158,10 @@ def _child(run: Callable[[], int], said: Path) -> NoReturn:
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        # What this process writes through may lead elsewhere, as in tests.
+        # This process may write through other streams, as in tests.
         sys.stdout = open(1, "w")  # noqa: SIM115 - until the end
         sys.stderr = open(2, "w", errors="backslashreplace")  # noqa: SIM115 - as Python's own
-        faulthandler.enable()  # to the file as well: where Python was when a signal came
+        faulthandler.enable()  # writes Python's stack at a signal to the file as well
         status = run()
         sys.stdout.flush()
     except SystemExit as error:

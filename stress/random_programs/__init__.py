@@ -1,1 +1,1 @@
-"""Random programs on random clusters, planned, run and compared with plain jax."""
+"""Random programs on random clusters, planned, run and compared with plain JAX."""

@@ -1,13 +1,13 @@
-"""Plans and runs random programs and compares them with plain jax.
+"""Plans and runs random programs and compares them with plain JAX.
 
     python -m stress.random_programs --seed 0 --count 100 --minutes 20
     python -m stress.random_programs --seed 10000 --passed 2000 --jobs 2
 
-A seed says all: the program, its numbers, the cluster and the options of the passes, and whether it
-mixes samples, and so has to be refused with several micro-batches. A failure prints its seed, what
-the program is, and the command that repeats it; `--widen` computes it in 64 bits, where what
-differs is no rounding. The exit status is 1 if a program comes out wrong or ends in an exception,
-or more than 2 % are refused without need.
+A seed determines the program, its numbers, the cluster and the options of the passes. It also
+determines whether the program mixes samples and must therefore be refused with several
+micro-batches. A failure prints its seed, the program, and the command that repeats it. `--widen`
+computes it in 64 bits, where a difference is not rounding. The exit status is 1 if a program gives
+a wrong result or an exception, or if more than 2 % are refused without need.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _ALLOWED = 0.02
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line; the exit status is 1 where programs fail."""
+    """Runs a command line; the exit status is 1 if programs fail."""
     parser = argparse.ArgumentParser(
         prog="python -m stress.random_programs",
-        description="Plans and runs random programs and compares them with plain jax.",
+        description="Plans and runs random programs and compares them with plain JAX.",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="first seed; default: %(default)s")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--count", type=count, default=1, help="of seeds; default: %(default)s")
-    length.add_argument("--passed", type=count, help="go on until so many programs have passed")
-    parser.add_argument("--minutes", type=amount, help="begin no program after these")
+    length.add_argument("--count", type=count, default=1, help="seeds; default: %(default)s")
+    length.add_argument("--passed", type=count, help="continue until so many programs have passed")
+    parser.add_argument("--minutes", type=amount, help="start no program after so many minutes")
     parser.add_argument("--jobs", type=count, default=1, help="processes; default: %(default)s")
     parser.add_argument("--timeout", type=amount, default=300, help="seconds for each program")
     parser.add_argument("--widen", action="store_true", help="compute in 64 bits")
@@ -108,7 +108,7 @@ def _tell(outcome: Outcome, *, widen: bool) -> None:
 
 
 def table(found: Sequence[Outcome], seconds: float) -> Iterator[str]:
-    """What a run has found, as Markdown: all programs, then what is in those that passed."""
+    """Summarises a run as Markdown: all programs, then the contents of those that passed."""
     kinds = Counter(one.kind for one in found)
     seeds = [one.seed for one in found]
     versions = f"jax {jax.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}"

@@ -1,19 +1,19 @@
-"""One random program: planned by the pipeline, run in this process, and compared with plain jax.
+"""Plans one random program, runs it in this process, and compares it with plain JAX.
 
-Two steps are run, the second one on what the first left on the meshes; each step of plain jax
-starts from the state that the planned one started from.
+Two steps run; the second uses the state that the first left on the meshes. Each step of plain JAX
+starts from the state of the planned step.
 
-A result is equal if `max|a-b| <= 1e-4 max|ref|`, or 2e-2 where 16-bit floats are computed with; a
-new state is asked that of its change, its own rounding apart. In 64 bits the bound is 1e-9, unless
-random numbers are drawn that 32 bits round. What does not hold it is held against a run in 64
-bits: the distance of all values of its kind (results, parameters, moments) to that run may be 4
-times that of plain jax. Sums in another order differ in their last bits, and adaptive optimizers
-and 16-bit floats make much of that.
+A result is equal if `max|a-b| <= 1e-4 max|ref|`, or 2e-2 if the program computes in 16 bits. For a
+new state, the bound applies to its change, without its own rounding. In 64 bits the bound is 1e-9,
+unless the program draws random numbers, which 32 bits round. Results beyond the bound are compared
+with a run in 64 bits: the distance of all values of their kind (results, parameters, moments) to
+that run may be 4 times that of plain JAX. Sums in another order differ in their last bits, and
+adaptive optimizers and 16-bit floats amplify this.
 
-What is refused has to be refused: the program says whether its micro-batches mix samples
-(`truth.py`). A refusal names a place and what to do, and for a share of the refused programs that
-is done: with one micro-batch they equal plain jax, and where each micro-batch may be a batch of its
-own, they equal plain jax that goes from one to the next.
+Refusals must be justified: the program says whether its micro-batches mix samples (`truth.py`). A
+refusal must name a place and a remedy, and for a share of the refused programs the remedy is tried.
+With one micro-batch they must equal plain JAX. Where each micro-batch may be a batch of its own,
+they must equal a loop of plain JAX over the micro-batches.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from stress.random_programs.program import RandomProgram, draw
 from stress.random_programs.truth import Truth
 
 STEPS = 2
-_TIMES = 4  # the distance of plain jax to the run in 64 bits
-_EXACT = 1e-9  # of what is computed in 64 bits
-# Programs run twice: fewer LLVM passes compile several times as fast.
+_TIMES = 4  # the distance of plain JAX to the run in 64 bits
+_EXACT = 1e-9  # the bound in 64 bits
+# Programs run only twice, and with fewer LLVM passes they compile several times as fast.
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 Load = Callable[[ir.Module], Executable]
@@ -69,11 +69,11 @@ _REMEDIES = (
     "write it without Python loops or branches over the size of the batch",
 )
 _TRIED = 3
-"""One of so many refused programs is run with one micro-batch, another with independent ones."""
+"""One in so many refused programs runs with one micro-batch, another with independent ones."""
 
 
 class RefusedError(Exception):
-    """A program is refused; `message` is the sentence, with its place in front."""
+    """A program is refused; `message` is the error with its place."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -81,25 +81,25 @@ class RefusedError(Exception):
 
     @property
     def is_of_size(self) -> bool:
-        """Whether the program has too few ops, or layers, for the options that were drawn."""
+        """Whether the program has too few ops, or layers, for the drawn options."""
         return _TOO_SMALL.search(self.message) is not None
 
     @property
     def is_documented(self) -> bool:
-        """Whether the sentence names a place, or an option, and says what to do."""
+        """Whether the message names a place, or an option, and a remedy."""
         remedy = any(text in self.message for text in _REMEDIES)
         return remedy and (_PLACE.search(self.message) is not None or "batch_arg" in self.message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a seed: its kind, and the sentence that says why."""
+    """The outcome of a seed: its kind, and a sentence with the reason."""
 
     seed: int
     kind: Kind
     reason: str = ""
     remedy: str = ""
-    """what a refused program was run with"""
+    """the remedy that a refused program ran with"""
     truth: str = ""
     mode: str = ""
     features: tuple[str, ...] = ()
@@ -118,18 +118,18 @@ class Outcome:
 
 
 def load_fast(planned: ir.Module) -> Executable:
-    """The executable of a planned module, soon compiled."""
+    """The executable of a planned module, compiled quickly."""
     return runtime.load(planned, compiler_options=FAST_COMPILE)
 
 
 def check(seed: int, *, widen: bool = False, load: Load | None = None) -> Outcome:
     """Plans and runs the program of a seed; `widen` computes it in 64 bits.
 
-    Without `load`, XLA compiles fast, and where a result is wrong once more as it does for users:
-    at level 0 it has miscompiled a fragment (seed 1752, on CPUs).
+    Without `load`, XLA compiles at level 0. After a wrong result, it compiles again as for users,
+    because level 0 has miscompiled a fragment (seed 1752, on CPUs).
 
-    Needs as many devices in this process as the cluster has, 8 at most. Exceptions other than a
-    refusal are not caught: they are failures.
+    Needs as many devices in this process as the cluster has, at most 8. Exceptions other than a
+    refusal are failures and are not caught.
     """
     found = _check(seed, widen, load or load_fast)
     if found.kind != "wrong" or load is not None:
@@ -179,7 +179,7 @@ Run = Callable[[tuple[Any, ...]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """A planned program, a function that runs a step of it, and what is claimed of its
+    """A planned program, a function that runs a step of it, and the claim about its
     micro-batches."""
 
     program: Program
@@ -188,21 +188,21 @@ class PlannedStep:
 
 
 def wrong_in(program: RandomProgram, step: PlannedStep) -> list[str]:
-    """What is claimed of a planned program and not true, or differs from plain jax."""
+    """Lists false claims of a planned program, and differences from plain JAX."""
     claims = {
         Truth.EXACT: ["exact"],
         Truth.NOISE: ["exact, random numbers per micro-batch"],
-        # What mixes and is equal all the same has a claim of some kind.
+        # A program that mixes samples but is equal can have any of these claims.
         Truth.EITHER: ["exact", "exact, random numbers per micro-batch"],
         Truth.MIXED: ["exact", "exact, random numbers per micro-batch"],
     }[program.truth]
     if program.features.mode == "independent":
         claims = ["independent"]
     if program.micro_batches > 1 and step.claim not in claims:
-        return [f"the plan says {step.claim!r}, and it is {' or '.join(claims)}"]
+        return [f"the plan says {step.claim!r}, but it is {' or '.join(claims)}"]
     whole = program
     if step.claim == "exact":
-        # Where other arrays were taken for the samples, nothing is drawn for each micro-batch.
+        # If other arrays were taken for the samples, nothing is drawn per micro-batch.
         whole = program.like(micro_batches=1, mode="exact")
     return differences(program, step.run, Reference.of(whole))
 
@@ -210,7 +210,7 @@ def wrong_in(program: RandomProgram, step: PlannedStep) -> list[str]:
 def _judged(
     program: RandomProgram, chosen: Mapping[str, str], load: Load, error: RefusedError
 ) -> dict[str, str]:
-    """What a refusal is, and whether its remedy works, as fields of an outcome."""
+    """Classifies a refusal and tries its remedy; returns fields of an outcome."""
     if error.is_of_size:
         return {"kind": "too small to cut", "reason": error.message}
     if not error.is_documented:
@@ -240,7 +240,7 @@ def _judged(
 
 
 def _state_argnums(program: RandomProgram) -> Any:
-    """What is said of the state: of a forward pass that there is none, where anything is said."""
+    """The declared state; for a forward pass with declarations, that there is none."""
     if not program.features.layout.said:
         return None
     return 0 if program.training else ()
@@ -249,7 +249,7 @@ def _state_argnums(program: RandomProgram) -> Any:
 def planned_step(
     program: RandomProgram, chosen: Mapping[str, str], load: Load = load_fast
 ) -> PlannedStep:
-    """The planned program, and a function that runs a step of it.
+    """Plans the program; returns it with a function that runs a step of it.
 
     Raises:
         RefusedError: the program is refused.
@@ -289,7 +289,7 @@ def planned_step(
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Steps of plain jax, in the types of the program and in 64 bits."""
+    """Steps of plain JAX, in the types of the program and in 64 bits."""
 
     plain: Callable[..., Any]
     exact: Callable[..., Any]
@@ -303,7 +303,7 @@ class Reference:
 
 
 def differences(program: RandomProgram, run: Run, reference: Reference) -> list[str]:
-    """What is wrong with the results of `run`, step by step; nothing where all is equal."""
+    """Lists what is wrong with the results of `run`, step by step; empty if all are equal."""
     plain, exact = reference.plain, reference.exact
     state = program.arguments(0)[0]
     for step in range(STEPS):
@@ -342,11 +342,11 @@ def _compared(
         if a.shape != b.shape or a.dtype != b.dtype:
             return [f"{name} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"]
         if b.dtype.kind != "b" and not np.all(np.isfinite(b.astype(np.float64))):
-            return [f"{name} of plain jax is not finite: the program is none to compare"]
+            return [f"{name} of plain JAX is not finite: the program cannot be compared"]
         error, bound = _error(program, a, b, before.get(name))
         if not error <= bound:
             wrong[name] = f"{name} differs by {error:.3g}, allowed is {bound:.3g}"
-    # Integers, and what is computed in 64 bits, have no excuse.
+    # Integers and 64-bit results must be within the bound.
     if not wrong or program.dtype == "f64":
         return list(wrong.values())
     if any(expected[name].dtype.kind in "biu" for name in wrong):
@@ -358,15 +358,15 @@ def _compared(
         ours, theirs = (_distance(side, true, names) for side in (found, expected))
         if not ours <= _TIMES * theirs:
             still += [text for name, text in wrong.items() if _kind(name) == kind]
-            still.append(f"distance to 64 bits {ours:.3g}, of plain jax {theirs:.3g}")
+            still.append(f"distance to 64 bits {ours:.3g}, of plain JAX {theirs:.3g}")
     return still
 
 
 def _error(
     program: RandomProgram, a: np.ndarray, b: np.ndarray, old: np.ndarray | None
 ) -> tuple[float, float]:
-    """max|a-b| and what it may be; of a new state that of its change."""
-    # Random numbers are drawn in 32 bits, and rounded: only bits are the same in all programs.
+    """max|a-b| and its bound; for a new state, those of its change."""
+    # Random numbers are drawn in 32 bits, and rounded: only the bits are the same in all programs.
     exact = program.dtype == "f64" and program.features.keys.kind == "bits"
     if exact and b.dtype.kind not in "biu":
         row = difference(a, b, old=old, relative=_EXACT)
@@ -378,7 +378,7 @@ def _error(
 def _distance(
     side: Mapping[str, np.ndarray], true: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> float:
-    """Of several arrays together to the true ones, each counted relative to its size."""
+    """The distance of several arrays together to the true ones, each relative to its size."""
     parts: list[float] = []
     for name in names:
         scale = float(np.max(np.abs(true[name]), initial=0)) or 1.0
@@ -388,7 +388,7 @@ def _distance(
 
 
 def _kind(name: str) -> str:
-    """Parameters, moments, and each other result, as they are judged together."""
+    """The group of a result that is judged together: parameters, moments, or the result itself."""
     return "".join(name.split("]")[:2])
 
 
@@ -407,7 +407,7 @@ def _words(leaf: Any) -> np.ndarray:
 
 
 def _host(leaf: Any) -> Any:
-    """An array on the host; a typed key as a new one of its words."""
+    """An array on the host; a typed key is made again from its words."""
     return jax.random.wrap_key_data(jnp.asarray(_words(leaf))) if _is_key(leaf) else _words(leaf)
 
 

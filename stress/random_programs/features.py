@@ -1,8 +1,8 @@
-"""What a random program has beside blocks, optimizer and options, and what is true of it.
+"""The features of a random program besides blocks, optimizer and options, with their labels.
 
-Features are drawn from a stream of their own: the blocks of a seed stay what they are. Most
-programs have features that are exact; some have one that mixes samples. Those are to be refused
-with several micro-batches, or are run with each micro-batch as a batch of its own.
+Features are drawn from their own random stream, so the blocks of a seed do not change. Most
+programs have features that are exact; some have one that mixes samples. With several micro-batches,
+these must be refused, or run with each micro-batch as a batch of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOPED_WAYS = frozenset({"once", "sharpness-aware"})
 
 
 class Labelled(Protocol):
-    """A feature with its truth."""
+    """A feature with its label."""
 
     @property
     def truth(self) -> Truth: ...
@@ -37,7 +37,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """How random numbers are drawn: their kind, the way from the key, and what the key is."""
+    """How random numbers are drawn: their kind, the derivation of the key, and the key's place."""
 
     kind: str = "bits"
     way: str = "given"
@@ -50,7 +50,7 @@ class Keys:
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """Names out of the tables of each kind; `insertions` come with the block they stand behind."""
+    """Names from the tables of each kind; `insertions` have the number of the preceding block."""
 
     insertions: tuple[tuple[int, str], ...] = ()
     loss: str = "mean"
@@ -74,13 +74,14 @@ class Features:
         return "; ".join([*notes, self.mode])
 
     def behind(self, block: int) -> list[tuple[int, Insertion]]:
-        """The insertions behind a block, each with its number in the program."""
+        """The insertions after a block, each with its number in the program."""
         pairs = enumerate(self.insertions)
         return [(n, _BY_NAME[name]) for n, (at, name) in pairs if at == block]
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of ops that insertions bring along."""
+        """The kinds of ops in the insertions."""
+        """All features by name, with their kind if the name alone is unclear."""
         return frozenset[str]().union(*(_BY_NAME[name].kinds for _, name in self.insertions))
 
     @property
@@ -110,7 +111,7 @@ class Features:
 
     @property
     def draws(self) -> bool:
-        """Whether random numbers are drawn by a feature."""
+        """Whether a feature draws random numbers."""
         return any(_BY_NAME[name].draws for _, name in self.insertions)
 
     @property
@@ -124,12 +125,12 @@ class Features:
 
     @property
     def looped(self) -> bool:
-        """Whether a loop of plain jax over micro-batches says what independent ones give."""
+        """Whether a loop of plain JAX over micro-batches is the reference for independent ones."""
         alone = not self.states and not self.metrics and self.way in _LOOPED_WAYS
         return alone and self.layout.said
 
     def independent(self) -> Features:
-        """The same, as far as it can be run with each micro-batch as a batch of its own."""
+        """The features that allow each micro-batch to be a batch of its own."""
         way = self.way if self.way in _LOOPED_WAYS else "once"
         layout = replace(self.layout, said=True) if self.layout.is_sayable else Layout()
         return replace(self, states=(), metrics=(), way=way, mode="independent", layout=layout)
@@ -137,7 +138,7 @@ class Features:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """What is known of a program before its features are drawn."""
+    """The properties of a program before its features are drawn."""
 
     seed: int
     training: bool
@@ -148,7 +149,7 @@ class Base:
     micro_batch: int
     inputs: frozenset[str]
     running: bool
-    """whether it has running means, which mix"""
+    """whether it has running means, which mix samples"""
     dropout: bool
 
     @property
@@ -159,7 +160,7 @@ class Base:
 
 
 def draw(base: Base) -> Features:
-    """The features of a seed."""
+    """Draws the features of a seed."""
     generator = np.random.default_rng([_STREAM, base.seed])
     features = _exact(generator, base)
     if generator.random() < (0.42 if base.truth < Truth.MIXED else 0.1):
@@ -174,7 +175,7 @@ def draw(base: Base) -> Features:
 
 
 def _others(features: Features) -> Truth:
-    """The truth without that of the way."""
+    """The largest label without that of the way."""
     return replace(features, way="once").truth
 
 
@@ -189,7 +190,7 @@ def _chosen(
 
 
 def _exact(generator: np.random.Generator, base: Base) -> Features:
-    """Features that mix no samples, few of which may be refused."""
+    """Draws features that mix no samples; few of them may be refused."""
 
     def allowed(feature: Any) -> bool:
         return not (base.narrow and getattr(feature, "jumps", False))
@@ -235,7 +236,7 @@ def _exact(generator: np.random.Generator, base: Base) -> Features:
 
 
 def _mixed(generator: np.random.Generator, base: Base, features: Features) -> Features:
-    """The same with one feature that mixes samples."""
+    """Adds one feature that mixes samples."""
 
     def allowed(feature: Any) -> bool:
         return not (base.narrow and getattr(feature, "jumps", False))

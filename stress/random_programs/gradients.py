@@ -1,4 +1,4 @@
-"""How a random step takes its gradients: once, in loops and branches, several times.
+"""Ways in which a random step takes its gradients: once, in loops and branches, several times.
 
 A way maps a loss with auxiliary results, `loss(params, batch) -> loss, aux`, to
 `(loss, aux), gradients`.
@@ -22,7 +22,7 @@ Both = Callable[..., Callable[..., Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A loss, where it is to be differentiated, and the number that branches go by."""
+    """A loss, the place to differentiate it, and the number that selects branches."""
 
     loss: Loss
     params: Any
@@ -31,11 +31,11 @@ class Problem:
     value_and_grad: Both
 
     def at(self, params: Any) -> Any:
-        """Loss, auxiliary results and gradients at parameters."""
+        """Loss, auxiliary results and gradients at some parameters."""
         return self.value_and_grad(self.loss, has_aux=True)(params, self.batch)
 
     def scaled(self, factor: Any) -> Any:
-        """The same of the loss times a factor."""
+        """The same for the loss times a factor."""
 
         def loss(params: Any, batch: Any) -> Any:
             value, aux = self.loss(params, batch)
@@ -46,17 +46,17 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """`parts` is what the micro-batch has to be divisible by; `alone` says that the way is only for
-    programs whose samples are computed apart, without noise."""
+    """A way to take gradients. The micro-batch must be divisible by `parts`; `alone` limits the way
+    to programs that compute samples separately, without noise."""
 
     truth: Truth
     apply: Callable[[Problem], Any]
     parts: int = 1
     alone: bool = False
     loops: bool = False
-    """whether the loss is computed inside of a loop or a branch"""
+    """whether the loss is computed inside a loop or a branch"""
     jumps: bool = False
-    """whether much may come of a difference in the last bits"""
+    """whether a difference in the last bits can become large"""
 
 
 def _moved(params: Any, step: Any, factor: float) -> Any:
@@ -106,7 +106,7 @@ def _cond(problem: Problem) -> Any:
 
 
 def _two(problem: Problem) -> Any:
-    """Two losses, each with gradients of its own, before either is applied."""
+    """Two losses with separate gradients, before either is applied."""
     both, grads = problem.at(problem.params)
 
     def second(params: Any, batch: Any) -> Any:
@@ -118,7 +118,7 @@ def _two(problem: Problem) -> Any:
 
 
 def _by_sample(problem: Problem) -> Any:
-    """Each sample's gradients, made shorter by their norm, then averaged (DP-SGD)."""
+    """Each sample's gradients, clipped by their norm, then averaged (DP-SGD)."""
 
     def each(sample: Any) -> Any:
         return problem.value_and_grad(problem.loss, has_aux=True)(
@@ -189,7 +189,7 @@ def _sharpness(problem: Problem) -> Any:
 
 
 def _inner_loop(problem: Problem) -> Any:
-    """Two steps on the same batch, as PPO takes them; the gradients are what moved."""
+    """Two steps on the same batch, as in PPO; the gradients are the change of the parameters."""
 
     def one(_: Any, params: Any) -> Any:
         return _moved(params, problem.at(params)[1], -0.05)
@@ -200,7 +200,7 @@ def _inner_loop(problem: Problem) -> Any:
 
 
 def _line_search(problem: Problem) -> Any:
-    """Halves the gradients as long as a step by them does not make the loss smaller."""
+    """Halves the gradients until a step with them makes the loss smaller."""
     both, grads = problem.at(problem.params)
 
     def worse(factor: Any) -> Any:
@@ -212,7 +212,7 @@ def _line_search(problem: Problem) -> Any:
 
 
 def _in_turn(problem: Problem) -> Any:
-    """One part's gradients at what the other part has become, as GANs are trained in turn."""
+    """Gradients of one part after the other part was updated, as in GANs."""
     both, grads = problem.at(problem.params)
     first = sorted(problem.params)[0]
     part = {first: _moved(problem.params[first], grads[first], -0.1)}

@@ -1,7 +1,7 @@
-"""What stands between the blocks of a random program, and whether it mixes samples.
+"""Ops between the blocks of a random program, and whether they mix samples.
 
-An insertion maps [batch, length, width] to the same. Those that sort or choose by size have
-`jumps`: numbers that differ in their last bits may come out in another order, which is seldom in 32
+An insertion maps [batch, length, width] to the same shape. Those that sort or select by size have
+`jumps`: numbers that differ in their last bits may come out in another order, which is rare in 32
 bits and common in 16.
 """
 
@@ -24,7 +24,7 @@ Apply = Callable[[Params, Any, Inputs, Noise], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Insertion:
-    """`apply(params, x, inputs, noise)`; `shapes` are those of its parameters for an input's."""
+    """`apply(params, x, inputs, noise)`; `shapes` are its parameters' shapes for an input size."""
 
     name: str
     truth: Truth
@@ -35,11 +35,11 @@ class Insertion:
     draws: bool = False
     """whether it draws random numbers"""
     reads: frozenset[str] = frozenset()
-    """the inputs that it reads beside indices and flag"""
+    """the inputs that it reads besides indices and flag"""
 
 
 def wide(x: Any) -> Any:
-    """Values in 32 bits at least."""
+    """Values in at least 32 bits."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -116,7 +116,7 @@ def _nested_scan(p: Params, x: Any, _: Inputs, __: Noise) -> Any:
 
 
 def _while(_: Params, x: Any, inputs: Inputs, __: Noise) -> Any:
-    """As often as the flag says; reverse mode cannot pass it."""
+    """Loops as often as the flag says; reverse mode cannot differentiate it."""
 
     def one(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         i, y = carry
@@ -127,7 +127,7 @@ def _while(_: Params, x: Any, inputs: Inputs, __: Noise) -> Any:
 
 
 def _while_of_samples(_: Params, x: Any, inputs: Inputs, __: Noise) -> Any:
-    """As often as each sample says."""
+    """Loops as often as each sample says."""
 
     def one(carry: tuple[Any, Any]) -> tuple[Any, Any]:
         i, y = carry
@@ -161,7 +161,7 @@ def _noise_of_samples(_: Params, x: Any, __: Inputs, noise: Noise) -> Any:
 
 
 def _shared_noise(_: Params, x: Any, __: Inputs, noise: Noise) -> Any:
-    # Its shape is none that a batch could have.
+    # No batch can have its shape.
     drawn = noise.shared_by_samples(1, (1, x.shape[2]))
     return x + (0.3 * drawn).astype(x.dtype)
 
@@ -289,4 +289,4 @@ INSERTIONS: tuple[Insertion, ...] = (
     Insertion(name="numbered samples", truth=Truth.EITHER, apply=_numbered),
     Insertion(name="scaled by the batch's size", truth=Truth.EITHER, apply=_by_size),
 )  # fmt: skip
-"""All of them; nothing is more frequent than the others with its label."""
+"""All insertions; those with the same label are equally frequent."""

@@ -1,9 +1,9 @@
-"""Layers that random programs are made of: each maps [batch, length, width] to the same or others.
+"""Layers of random programs: each maps [batch, length, width] to the same or another shape.
 
-A layer is drawn for the size of its input and names the kinds of ops that it brings along. Values
-stay near 1, so that nothing overflows in 16 bits. What is computed has no jumps, and no gradient
-that is zero but for noise: no `relu`, no `argmax` of floats, no bias in front of a norm or under a
-softmax. So equal programs give equal numbers whatever the order of their sums.
+A layer is drawn for the size of its input and names the kinds of its ops. Values stay near 1, so
+that nothing overflows in 16 bits. The functions have no jumps, and no gradient is zero except for
+noise: no `relu`, no `argmax` of floats, no bias before a norm or a softmax. So equal programs give
+equal numbers in any order of their sums, up to rounding.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Size = tuple[int, int]
 Params = Mapping[str, Any]
 
 FLAGS = 6
-"""What the number that branches go by is smaller than."""
+"""The upper end of the number that selects branches."""
 INDICES = 16
-"""What the integers of a sample are smaller than."""
+"""The upper end of the integers of a sample."""
 
 _SMOOTH: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,
@@ -37,7 +37,7 @@ _SMOOTH: dict[str, Callable[[Any], Any]] = {
 
 
 class Inputs(NamedTuple):
-    """What layers read beside the values: integers [batch, length'] below INDICES, and a number.
+    """The inputs of layers besides the values: integers [batch, length'] below INDICES, a number.
 
     `length'` is the length of the program's input, `flag` an int32 below FLAGS.
     """
@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
     indices: Any
     flag: Any
     bytes: Any = None
-    """uint8 [batch, length'], where something reads it"""
+    """uint8 [batch, length'], if something reads it"""
     mask: Any = None
     """bool [batch, length'], likewise"""
 
@@ -54,8 +54,8 @@ class Inputs(NamedTuple):
 class Layer:
     """`apply(params, x, inputs)` gives [batch, *size]; `shapes` are those of its parameters.
 
-    Parameters are normal with a deviation of one over the root of their last but one dimension;
-    those of one dimension lie around 1.
+    Parameters are normally distributed with a deviation of one over the root of their last but one
+    dimension. Those of one dimension have a mean of 1.
     """
 
     name: str
@@ -73,7 +73,7 @@ def _one_of(generator: np.random.Generator, values: Any) -> Any:
 
 
 def _width(generator: np.random.Generator, width: int) -> int:
-    """Mostly what it was, as skips want it."""
+    """Mostly the input's width, as skip connections need."""
     return width if generator.random() < 0.6 else int(_one_of(generator, (3, 4, 6, 8, 12, 16)))
 
 
@@ -447,11 +447,11 @@ LAYERS: tuple[tuple[float, Draw], ...] = (
     (1, dynamic_slice),
     (1, bilinear),
 )
-"""How often each is drawn, against the others."""
+"""How often each layer is drawn, relative to the others."""
 
 
 def draw(generator: np.random.Generator, size: Size) -> Layer:
-    """A layer for values of this size."""
+    """Draws a layer for values of this size."""
     weights = np.array([weight for weight, _ in LAYERS])
     number = generator.choice(len(LAYERS), p=weights / weights.sum())
     return LAYERS[int(number)][1](generator, size)

@@ -1,7 +1,7 @@
 """How a random program takes its samples: as one tree or two, in which dimensions.
 
-The program itself knows its batch as a dictionary of arrays that begin with the samples. Its
-arguments are `state, batch, second, weights, flag, key`; what is not there is None.
+Inside the program, the batch is a dictionary of arrays whose first dimension holds the samples. Its
+arguments are `state, batch, second, weights, flag, key`; absent ones are None.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The dimension of the samples in arrays by name, 0 where it says nothing.
+    """The dimension of the samples by array name, 0 by default.
 
-    `apart` are the arrays of the second argument. `said` says that the user names the arguments
-    that hold samples; `weights` that there is a table as long as the batch, which holds none.
+    `apart` are the arrays of the second argument. `said` means that the user names the arguments
+    that hold samples. `weights` adds a table as long as the batch that holds no samples.
     """
 
     dims: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def batch_argnums(self) -> dict[int, int] | None:
-        """What `alpa.parallelize` is told, if it is."""
+        """The `batch_argnums` of `alpa.parallelize`, if they are given."""
         if not self.said:
             return None
         dims = {1: {d for name, d in self.dims.items() if name not in self.apart} or {0}}
@@ -64,7 +64,7 @@ class Layout:
         return first, second or None
 
     def function(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """The program that takes its samples so; `inner` takes state, batch, weights, flag, key."""
+        """The program with this layout; `inner` takes state, batch, weights, flag, key."""
 
         def step(state: Any, batch: Any, second: Any, weights: Any, flag: Any, key: Any) -> Any:
             joined = {**batch, **(second or {})}
@@ -75,7 +75,8 @@ class Layout:
 
 
 def draw(generator: np.random.Generator, names: frozenset[str]) -> Layout:
-    """A layout for arrays of these names; the first argument always holds the indices."""
+    """Draws a layout for arrays of these names; the first argument always holds the indices."""
+    # Masks and bytes have the length after the samples, like all other arrays.
     if generator.random() < 0.55:
         return Layout()
     others = sorted(names - {"indices"})

@@ -1,4 +1,4 @@
-"""Losses of a batch, made of those of its samples.
+"""Losses of a batch, computed from those of its samples.
 
 `values` are f32 or wider, [batch, length], not negative; `z` is [batch, width], `indices` the
 integers of the samples.
@@ -19,10 +19,10 @@ from stress.random_programs.truth import Truth
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """`apply(values, z, indices)` is one number; what `jumps` sorts or chooses by size.
+    """`apply(values, z, indices)` is a scalar; losses with `jumps` sort or select by size.
 
-    One that is not `linear` divides by numbers of all samples, or is another function of their sum:
-    its gradients have a factor that those of a further loss do not have.
+    A loss that is not `linear` divides by values of all samples, or is another function of their
+    sum. Its gradients have a factor that those of a further loss do not have.
     """
 
     truth: Truth

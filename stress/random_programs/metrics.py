@@ -1,4 +1,4 @@
-"""What a random program may return of its outputs and its loss."""
+"""What a random program may return besides its outputs and its loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from stress.random_programs.truth import Truth
 class Metric:
     """`apply(outputs, loss, params)`: outputs are [batch, length, width], f32 or wider.
 
-    Inference has no loss (`of_training`). What `jumps` depends on the order of close numbers.
+    Inference has no loss (`of_training`). Metrics with `jumps` depend on the order of close
+    numbers.
     """
 
     truth: Truth

@@ -1,8 +1,8 @@
-"""Random numbers of a random program, as it draws them and as plain jax does.
+"""Random numbers of a random program, as the plan draws them and as plain JAX does.
 
-Numbers that belong to samples are drawn in each micro-batch from the key folded with its number.
-Plain jax draws the same ones at the whole batch if it joins what is drawn from the folded keys.
-All numbers are drawn in types of 32 bits at most, so that a run in 64 bits draws the same.
+Numbers for samples are drawn in each micro-batch from the key folded with its number. At the whole
+batch, plain JAX draws the same numbers if it joins those of the folded keys. All numbers are drawn
+in types of at most 32 bits, so that a run in 64 bits draws the same.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 KINDS = ("bits", "normal", "uniform", "gumbel")
 WAYS = ("given", "split", "folded")
-"""How a program comes from the key that it is given to the one that it draws from."""
+"""How a program derives the key that it draws from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """`keys` are those of the parts of the batch, `shared` is the one of all samples."""
+    """`keys` are those of the parts of the batch, `shared` is the key of all samples."""
 
     keys: Sequence[Any]
     shared: Any
@@ -29,24 +29,24 @@ class Noise:
     way: str = "given"
 
     def of_samples(self, number: int, shape: Sequence[int]) -> Any:
-        """f32 of about 1 in size; `shape` begins with the number of samples."""
+        """f32 numbers of size about 1; `shape` begins with the number of samples."""
         rows = shape[0] // len(self.keys)
         parts = [self._draw(self._derived(key, number), (rows, *shape[1:])) for key in self.keys]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
     def shared_by_samples(self, number: int, shape: Sequence[int]) -> Any:
-        """f32 of about 1 in size; `shape` has no dimension of samples."""
+        """f32 numbers of size about 1; `shape` has no dimension of samples."""
         return self._draw(self._derived(self.shared, number), tuple(shape))
 
     def keep(self, shape: Sequence[int]) -> Any:
-        """Which elements dropout keeps, drawn from the keys as they are given."""
+        """The elements that dropout keeps, drawn from the given keys."""
         rows = shape[0] // len(self.keys)
-        # Bits, not `bernoulli`: that draws others in 64 bits.
+        # Bits, not `bernoulli`, which draws other numbers in 64 bits.
         parts = [jax.random.bits(key, (rows, *shape[1:]), jnp.uint8) < 192 for key in self.keys]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
     def permutation(self, samples: int) -> Any:
-        """An order of the samples, which mixes them: there is one part, or nothing to equal."""
+        """A permutation of the samples, which mixes them; needs a single part as its reference."""
         return jax.random.permutation(self.keys[0], samples)
 
     def next(self) -> Any:

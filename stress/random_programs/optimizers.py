@@ -1,4 +1,4 @@
-"""Optimizers of random programs, and what optax wraps around them."""
+"""Optimizers of random programs, and Optax wrappers around them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _schedule() -> Any:
     return optax.cosine_decay_schedule(0.1, 50)
 
 
-# 16 bits cannot hold the 1e-8 that adaptive optimizers add to roots by default.
+# 16 bits cannot represent the 1e-8 that adaptive optimizers add to roots by default.
 OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
     "sgd": lambda: optax.sgd(0.1),
     "momentum": lambda: optax.sgd(0.1, momentum=0.9),
@@ -32,7 +32,7 @@ OPTIMIZERS: Mapping[str, Callable[[], Any]] = {
 
 
 def _masked(inner: Any) -> Any:
-    """Parameters with one dimension are left alone."""
+    """Leaves parameters with one dimension unchanged."""
     return optax.masked(inner, lambda params: jax.tree.map(lambda w: w.ndim > 1, params))
 
 
@@ -46,7 +46,7 @@ def _by_rank(inner: Any) -> Any:
 WRAPPERS: Mapping[str, Callable[[Any], Any]] = {
     "none": lambda inner: inner,
     "apply if finite": lambda inner: optax.apply_if_finite(inner, 2),
-    # In the widest type that there is: 32 bits, unless 64 are allowed.
+    # In the widest available type: 32 bits, unless 64 are enabled.
     "every second step": lambda inner: optax.MultiSteps(
         inner, 2, accumulator_dtype=float
     ).gradient_transformation(),
@@ -60,4 +60,4 @@ WRAPPERS: Mapping[str, Callable[[Any], Any]] = {
     "centralised": lambda inner: optax.chain(optax.centralize(), inner),
     "zeroed nans": lambda inner: optax.chain(optax.zero_nans(), inner),
 }
-"""What stands around an optimizer."""
+"""Wrappers around an optimizer."""

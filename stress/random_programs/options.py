@@ -11,12 +11,12 @@ _STREAM = 0xC105
 _CLUSTERS = ("cpu:1x1", "cpu:1x2", "cpu:1x4", "cpu:1x8", "cpu:2x1", "cpu:2x2", "cpu:2x4")
 _CLUSTER_SHARES = (0.02, 0.12, 0.16, 0.06, 0.14, 0.26, 0.24)
 _HEAVY = frozenset({"convolution", "dot", "scan"})
-"""Kinds of ops by whose number `clustering=equal-ops` cuts."""
+"""Kinds of ops that `clustering=equal-ops` counts."""
 _INTRAS = ("data-parallel", "zero2", "zero3", "heuristic", "megatron", "none")
 
 
 def draw(program: RandomProgram) -> dict[str, str]:
-    """The options of `alpa{...}` by name, those that are left to their defaults left out."""
+    """The options of `alpa{...}` by name, without those at their defaults."""
     generator = np.random.default_rng([_STREAM, program.seed])
 
     def chosen(share: float) -> bool:
@@ -26,7 +26,7 @@ def draw(program: RandomProgram) -> dict[str, str]:
     devices = Cluster.parse(cluster).num_devices
     options = {"cluster": cluster, "num-micro-batches": str(program.micro_batches)}
     schedule = generator.random()
-    if schedule < 0.9:  # else the better one of both
+    if schedule < 0.9:  # else the better of both
         options["schedule"] = "1f1b" if schedule < 0.5 else "gpipe"
     if chosen(0.4):
         options["remat"] = str(generator.choice(["none", "layer"]))

@@ -1,16 +1,16 @@
-"""A random program: a training step or a forward pass of jax, drawn from a seed.
+"""A random program: a training step or a forward pass in JAX, drawn from a seed.
 
     program = draw(7)
     jax.jit(program.reference())(*program.arguments(0))
 
-Its arguments are `state, batch, second, weights, flag, key` (`layouts.py`); a step returns `state,
-loss, others`, a forward pass `outputs, others`. Blocks, optimizer and what else is in `EXTRAS` are
-drawn here, what may mix samples, and more that must not, in `features.py`.
+Its arguments are `state, batch, second, weights, flag, key` (`layouts.py`). A step returns `state,
+loss, others`, a forward pass `outputs, others`. Blocks, optimizer and `EXTRAS` are drawn here;
+features that may mix samples, and more that must not, in `features.py`.
 
-**What is true of it** is known by construction (`truth`): several micro-batches give what the whole
-batch gives, also but for numbers that are drawn for samples, or they do not. `reference` is plain
-jax at the whole batch, with the random numbers that micro-batches draw. Where each micro-batch is a
-batch of its own, plain jax goes from one to the next.
+**Its label** is known by construction (`truth`): several micro-batches compute what the whole batch
+computes, or the same except for random numbers of samples, or something else. `reference` is plain
+JAX at the whole batch, with the random numbers of the micro-batches. If each micro-batch is a batch
+of its own, plain JAX loops over them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from stress.random_programs.truth import Truth
 
 CLASSES = 7
 _STREAM = 0x5EED
-"""Apart from other uses of small seeds."""
+"""Separates these random streams from other uses of small seeds."""
 
 DTYPES = {"f32": 0.5, "f64": 0.2, "bf16": 0.1, "f16": 0.08, "mixed": 0.12}
 """How often each is drawn; `mixed` computes in bf16 and keeps parameters in f32."""
@@ -52,9 +52,9 @@ NARROW = ("bf16", "f16")
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A layer in a program, with the number of the block whose parameters it has.
+    """A layer in a program, with the number of the block that owns its parameters.
 
-    `skip` is the number of a block whose output is added to its own, -1 that of the input.
+    `skip` is the number of a block whose output is added to its own, -1 for the input.
     """
 
     layer: Layer
@@ -77,7 +77,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """The arguments of one step beside the state, as the program computes with them."""
+    """The arguments of one step besides the state, as the program computes with them."""
 
     batch: Mapping[str, Any]
     weights: Any
@@ -87,7 +87,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomProgram:
-    """What a seed says of a program; `size` is that of its input, per sample."""
+    """The description of a program by its seed; `size` is that of its input, per sample."""
 
     seed: int
     training: bool
@@ -133,7 +133,7 @@ class RandomProgram:
 
     @property
     def narrow(self) -> bool:
-        """Whether 16-bit floats are computed with."""
+        """Whether it computes with 16-bit floats."""
         return self.dtype in (*NARROW, "mixed")
 
     @property
@@ -143,22 +143,22 @@ class RandomProgram:
 
     @property
     def truth(self) -> Truth:
-        """What is true of its micro-batches, one of which is exact."""
+        """The label of its micro-batches; one micro-batch is exact."""
         if self.micro_batches == 1:
             return Truth.EXACT
         if self.features.mode == "independent":
             if self.micro_batch == 1 and self.features.truth >= Truth.EITHER:
-                return Truth.EITHER  # a number made of the size of one sample may not be known
+                return Truth.EITHER  # a number computed from one sample's size may be unknown
             return Truth.NOISE if self.draws else Truth.EXACT
         found = max(self._base_truth, self.features.truth)
         doubtful = (
-            # In a loop nothing is known of what a loss is divided by, or of the loop's own draws.
+            # Inside a loop, the divisor of a loss and the loop's own draws are unknown.
             WAYS[self.features.way].loops and (self.draws or not LOSSES[self.features.loss].linear),
             # A second derivative of such a loss has another factor than the first.
             self.features.way == "with curvature" and not LOSSES[self.features.loss].linear,
-            # The gradients of two losses with different factors cannot be told apart afterwards.
+            # The gradients of two losses with different factors cannot be separated afterwards.
             "early loss" in self.extras and not LOSSES[self.features.loss].linear,
-            # Where the samples cannot be told, an error asks for them.
+            # If the samples are ambiguous, an error asks for them.
             not self.features.layout.said and (self.draws or self.features.layout.is_ambiguous),
         )
         return max(found, Truth.EITHER) if any(doubtful) else found
@@ -170,7 +170,7 @@ class RandomProgram:
         return Truth.NOISE if "dropout" in self.extras else Truth.EXACT
 
     def like(self, *, micro_batches: int, mode: Literal["exact", "independent"]) -> RandomProgram:
-        """The same with its batch cut into so many micro-batches."""
+        """The same program with its batch split into so many micro-batches."""
         samples = self.micro_batch * self.micro_batches
         return replace(
             self,
@@ -180,12 +180,12 @@ class RandomProgram:
         )
 
     def widened(self) -> RandomProgram:
-        """The same in 64 bits."""
+        """The same program in 64 bits."""
         return replace(self, dtype="f64")
 
     @property
     def out(self) -> Size:
-        """The size of what the last block gives."""
+        """The size of the last block's output."""
         return self.blocks[-1].layer.size if self.blocks else self.size
 
     @property
@@ -198,7 +198,7 @@ class RandomProgram:
         return jnp.dtype(jnp.bfloat16) if self.dtype == "mixed" else self._state_dtype
 
     def params(self) -> dict[str, dict[str, np.ndarray]]:
-        """The parameters at the start."""
+        """The initial parameters."""
         generator = np.random.default_rng([_STREAM, self.seed, 1])
         shapes: dict[str, Mapping[str, tuple[int, ...]]] = {
             f"block_{number:02}": block.layer.shapes
@@ -247,7 +247,7 @@ class RandomProgram:
         return batch
 
     def arguments(self, seed: int) -> tuple[Any, ...]:
-        """Those of the first step; all but the state are those of the step with this number."""
+        """The arguments of the first step; all but the state are those of step `seed`."""
         flag = np.int32(np.random.default_rng([_STREAM, self.seed, 3, seed]).integers(FLAGS))
         key = None
         if self.training or self.draws:
@@ -288,9 +288,9 @@ class RandomProgram:
         return WRAPPERS[self.features.wrapper](OPTIMIZERS[self.optimizer]())
 
     def outputs(self, state: Any, given: Given) -> tuple[Any, Any, Any]:
-        """What the last block, and the head behind it, makes of a batch.
+        """The outputs of the last block and the head for a batch.
 
-        With it comes a loss of what is in the middle, and the running means that are state.
+        Also returns a loss of a middle block, and the running means that are state.
         """
         batch = given.batch
         dtype = self._compute_dtype
@@ -311,7 +311,7 @@ class RandomProgram:
             y = apply(params.get(f"block_{block.owner:02}", {}), x, inputs)
             if block.skip is not None:
                 y = y + before[block.skip] * jnp.asarray(0.5, y.dtype)
-            # Long programs neither fade nor grow.
+            # Values of long programs neither vanish nor grow.
             y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 0.3)
             if number == 0 and "dropout" in self.extras:
                 y = jnp.where(given.noise.keep(y.shape), y / 0.75, 0).astype(y.dtype)
@@ -356,7 +356,7 @@ class RandomProgram:
         return loss if early is None else loss + early, (outputs, running)
 
     def function(self) -> Callable[..., Any]:
-        """The program itself, for plain jax at any batch and for `alpa.parallelize`."""
+        """The program itself, for plain JAX at any batch and for `alpa.parallelize`."""
 
         def run(state: Any, given: Given, key: Any) -> Any:
             return self._run(state, replace(given, noise=self._noise(key, [key])))
@@ -364,8 +364,8 @@ class RandomProgram:
         return self._with_arguments(run)
 
     def reference(self) -> Callable[..., Any]:
-        """Plain jax at the whole batch, with the random numbers that its micro-batches draw; or
-        from micro-batch to micro-batch, where each is a batch of its own."""
+        """Plain JAX at the whole batch, with the random numbers of its micro-batches; or a loop
+        over the micro-batches if each is a batch of its own."""
         count = self.micro_batches
         if count == 1 or not (self.features.mode == "independent" or self.draws):
             return self.function()
@@ -461,7 +461,7 @@ class RandomProgram:
         return new, loss, self._others(state["params"], outputs, given, loss, grads)
 
     def _looped(self, state: Any, given: Given, parts: Sequence[Given]) -> Any:
-        """One step by plain jax in which running means go from micro-batch to micro-batch."""
+        """One step in plain JAX that carries running means from micro-batch to micro-batch."""
         if not self.training:
             outputs = jnp.concatenate([self._run(state, part)[0] for part in parts])
             return outputs, self._others(state, outputs, given, None, None)
@@ -527,15 +527,15 @@ EXTRAS = {
     "early loss": 0.15,
     "guarded": 0.12,
 }
-"""What a program may have besides its blocks, and how often it is drawn."""
+"""Parts of a program besides its blocks, and how often each is drawn."""
 NUMBERS = {"none": 0.8, "factor": 0.07, "uncertainty": 0.07, "rate": 0.06}
-"""What a number is: a parameter that the loss has as a factor, or as its uncertainty, or a rate of
-the update that depends on the loss; and how often each is drawn."""
+"""The role of a scalar, and how often each is drawn: a parameter that is a factor of the loss or
+its uncertainty, or a rate of the update that depends on the loss."""
 _INFERENCE = frozenset({"outputs", "mean", "count", "largest", "inputs"})
 
 
 def draw(seed: int) -> RandomProgram:
-    """The program of a seed."""
+    """Draws the program of a seed."""
     program = draw_base(seed)
     base = Base(
         seed=seed,
@@ -552,9 +552,9 @@ def draw(seed: int) -> RandomProgram:
 
 
 def draw_base(seed: int) -> RandomProgram:
-    """The program of a seed without the features of `features.py`.
+    """Draws the program of a seed without the features of `features.py`.
 
-    Where it has running means each of its micro-batches is a batch of its own.
+    If it has running means, each of its micro-batches is a batch of its own.
     """
     generator = np.random.default_rng([_STREAM, seed, 0])
     training = bool(generator.random() < 0.75)

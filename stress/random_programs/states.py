@@ -1,4 +1,4 @@
-"""What a training step may keep beside parameters and optimizer state: metrics, averages, olds."""
+"""State of a step besides parameters and optimizer state: metrics, averages, old values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Params = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """What new states are made of; `outputs` are [batch, length, width], f32 or wider."""
+    """The inputs of new states; `outputs` are [batch, length, width], f32 or wider."""
 
     loss: Any
     grads: Any
@@ -32,7 +32,7 @@ class Values:
 class State:
     """`initial(params, width, is_wide)` makes numpy arrays, `update(state, values)` the new ones.
 
-    What `jumps` depends on the order of numbers that may differ in their last bits.
+    States with `jumps` depend on the order of numbers that may differ in their last bits.
     """
 
     truth: Truth
@@ -58,7 +58,7 @@ def _averaged(s: Any, x: Any) -> Any:
 
 
 def _mean(s: Any, v: Values) -> Any:
-    """A total and a count, as metrics of a training loop hold them."""
+    """A total and a count, as in the metrics of a training loop."""
     return {"total": s["total"] + v.loss.astype(s["total"].dtype), "count": s["count"] + 1}
 
 
@@ -69,7 +69,7 @@ def _history(s: Any, v: Values) -> Any:
 
 
 def _words(s: Any, v: Values) -> Any:
-    """A number of 64 bits in two words, which a random key looks like."""
+    """A 64-bit number in two words, which looks like a random key."""
     low = s[0] + np.uint32(v.indices.shape[1])
     return jnp.stack([low, s[1] + (low < s[0]).astype(jnp.uint32)])
 
@@ -194,4 +194,4 @@ STATES: Mapping[str, State] = {
         jumps=True,
     ),
 }
-"""By name; what is `EXACT` advances once per step, however many micro-batches there are."""
+"""By name. `EXACT` states advance once per step, for any number of micro-batches."""

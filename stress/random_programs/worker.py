@@ -1,8 +1,8 @@
-"""The process that programs run in: reads seeds, a line each, writes an outcome as JSON for each.
+"""The process that runs programs: reads a seed per line, and writes an outcome as JSON for each.
 
     echo 7 | python -m stress.random_programs.worker
 
-What goes wrong in it, an exception or an abort, ends it: `workers.py` notices.
+An exception or an abort ends the process; `workers.py` notices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m stress.random_programs.worker")
     parser.add_argument("--widen", action="store_true")
     options = parser.parse_args()
-    # Both have to be said before jax touches a device.
+    # Both must be set before JAX touches a device.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Runs seeds in processes of their own, so that an abort or a hang costs one seed only."""
+"""Runs seeds in separate processes, so that an abort or a hang costs one seed only."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import IO
 from stress.random_programs.check import Outcome
 
 SEEDS_PER_PROCESS = 40
-"""Then a fresh one: what jax and XLA keep of compiled programs adds up."""
+"""Then a fresh process starts, because the compiled programs in JAX and XLA add up."""
 SHOWN = 3
-"""Lines of what a process that ended said last."""
+"""The last lines of an ended process that are shown."""
 
 
 def outcomes(
     seeds: Sequence[int], *, jobs: int, timeout: float, minutes: float | None, widen: bool
 ) -> Iterator[Outcome]:
-    """What becomes of each seed, as it is known; seeds after `minutes` are left out.
+    """Yields the outcome of each seed as it is known; omits seeds after `minutes`.
 
-    `timeout` are the seconds that one program may take.
+    `timeout` is the limit of one program in seconds.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     with ThreadPoolExecutor(jobs) as pool:
@@ -104,7 +104,7 @@ class Worker:
         return self._process
 
     def _last_words(self) -> str:
-        """How the process ended, and what it said last."""
+        """How the process ended, and its last lines."""
         assert self._process is not None
         assert self._said is not None
         status = self._process.wait()

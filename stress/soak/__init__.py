@@ -1,5 +1,5 @@
-"""A training that goes on and on, and whether what it holds of its hosts stays the same.
+"""Trains for a long time and checks that the resources in use do not grow.
 
-`training` is what runs, `samples` what is recorded of it, `turns` how its steps compare with those
-of a fresh run, `verdict` what is made of that.
+`training` is the run, `samples` records it, `turns` compares its steps with those of a fresh run,
+and `verdict` judges the result.
 """

@@ -1,15 +1,15 @@
-"""Trains for a bounded time, and says whether memory, files and step times stay the same.
+"""Trains for a bounded time, and checks that memory, files and step times do not grow.
 
     python -m stress.soak --minutes 30 --json soak.json
 
-A model of the zoo is trained on two meshes under 1F1B, with batches that are placed ahead, a
-checkpoint now and then and an evaluation on the same meshes. Every few seconds the memory, open
-files, sockets and threads of this process, of each worker and of Ray's own processes are recorded,
-and what Ray's object store holds, the files of checkpoints, and the times of the steps. At the end
-a fresh run in another process takes turns with this one, and `verdict` says what grows, and whether
-steps are slower than the fresh run's. The exit status is 0 if neither is so.
+A zoo model is trained on two meshes under 1F1B, with batches placed ahead, checkpoints, and an
+evaluation on the same meshes. Every few seconds a sample records memory, open files, sockets and
+threads of this process, of each worker and of Ray's own processes. It also records the contents of
+Ray's object store, the files of checkpoints, and the times of the steps. At the end, a fresh run in
+another process alternates with this one. `verdict` says what grows, and whether steps are slower
+than the fresh run's. The exit status is 0 if neither is the case.
 
-With Ray it starts a cluster of its own in this process, unless the process has joined one.
+With Ray, it starts its own cluster in this process, unless the process has joined one.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def watch(
     seconds: float,
     every: float,
 ) -> Iterator[Sample]:
-    """Trains until so many steps or seconds are over, and yields a sample every so many seconds.
+    """Trains until so many steps or seconds are over, and yields a sample every few seconds.
 
-    The first of the `running` steps, which waits for the workers to compile, counts as none.
+    The first of the `running` steps waits for the workers to compile and does not count.
     """
     first, _ = next(running)
     begin = last = time.monotonic()
@@ -76,7 +76,7 @@ def watch(
 
 
 def table(found: Sequence[Verdict]) -> Iterator[str]:
-    """The verdicts as Markdown."""
+    """Formats the verdicts as Markdown."""
     yield markdown_header(["", "begins with", "ends with", "per hour", "per 1000 steps", ""])
     words = {None: "too short to say", True: "GROWS", False: "flat"}
     for it in found:
@@ -101,17 +101,17 @@ def _signed(text: Any, number: float) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m stress.soak",
-        description="Trains a model of the zoo for a bounded number of steps and minutes, and "
-        "records memory, open files and threads of all processes, and the times of the steps. The "
-        "exit status is 0 if nothing grows, else 1.",
+        description="Trains a zoo model for a bounded number of steps and minutes, and records "
+        "memory, open files and threads of all processes, and the times of the steps. The exit "
+        "status is 0 if nothing grows, else 1.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("model", nargs="?", default="gpt-tiny", metavar="MODEL", help="default: %(default)s")
-    add("--steps", type=count, metavar="N", help="end after so many; default: as time allows")
-    add("--minutes", type=amount, default=30.0, metavar="M", help="or these; default: %(default)g")
+    add("--steps", type=count, metavar="N", help="end after so many steps; default: no limit")
+    add("--minutes", type=amount, default=30.0, metavar="M", help="limit; default: %(default)g")
     add("--executor", choices=("local", "ray"), default="ray", help="default: %(default)s")
     add("--cluster", default="cpu:2x2", metavar="C", help="hosts x devices; default: %(default)s")
     add("--mesh-shape", default="1x2", help="of each mesh; default: %(default)s")
@@ -126,17 +126,17 @@ def _parser() -> argparse.ArgumentParser:
         type=share,
         default=0.1,
         metavar="S",
-        help="by how much steps may take longer than a fresh run's; default: %(default)g",
+        help="share by which steps may take longer than a fresh run's; default: %(default)g",
     )
     add(
         "--rounds",
         type=count_or_zero,
         default=10,
         metavar="N",
-        help="turns of this run and of a fresh one at the end, from one checkpoint to the next; "
-        "0: none; default: %(default)s",
+        help="rounds at the end, in which this run and a fresh one alternate, from one checkpoint "
+        "to the next; 0: none; default: %(default)s",
     )
-    add("--checkpoints", type=Path, metavar="DIR", help="where they are; default: a new folder")
+    add("--checkpoints", type=Path, metavar="DIR", help="their folder; default: a new folder")
     add("--json", type=Path, metavar="FILE", help="where to write all samples and the verdict")
     return parser
 
@@ -154,12 +154,12 @@ def _soak(options: argparse.Namespace) -> bool:
                 samples.append(sample)
                 _tell(sample)
             if options.rounds:
-                _say("a fresh run starts, and takes turns with this one")
+                _say("a fresh run starts, and alternates with this one")
                 for turn in rounds(Runner(training, running), options, options.rounds):
                     turns.append(turn)
                     _tell_turn(turn)
         except KeyboardInterrupt:
-            _say("interrupted: the verdict is of what there is")
+            _say("interrupted: the verdict uses the samples so far")
     found = [*verdicts(samples), *judge_rounds(turns, options.slower)]
     if options.json is not None:
         options.json.write_text(f"{json.dumps(_record(options, samples, turns, found))}\n")
@@ -216,7 +216,7 @@ def _tell_turn(turn: Round) -> None:
 
 
 def _say(text: str) -> None:
-    """On a terminal only."""
+    """Prints on a terminal only."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)
 

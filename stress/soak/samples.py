@@ -1,4 +1,4 @@
-"""What is recorded of a run every few seconds."""
+"""Samples of a run's resources, taken every few seconds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from alpa.runtime.process_usage import ProcessUsage
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The state of a run, and the steps since the sample before.
+    """The state of a run, and the steps since the previous sample.
 
     Attributes:
         seconds: since the first step.
-        steps: that have been called.
+        steps: the number of steps called.
         processes: of the run, by name.
         object_store_bytes: of all of Ray's nodes; None without Ray.
-        checkpoint_files: in the folder of the checkpoints, and below.
-        step_seconds: the median of the steps since the sample before.
-        slow_step_seconds: that of which 99 in 100 of them take less.
+        checkpoint_files: in and below the folder of the checkpoints.
+        step_seconds: the median of the steps since the previous sample.
+        slow_step_seconds: the 99th percentile of these steps.
     """
 
     seconds: float
@@ -44,7 +44,7 @@ class Sample:
         steps: int,
         window: list[float],
     ) -> Sample:
-        """Of a run at this moment; `window` are the seconds of the steps since the last sample."""
+        """Samples a run now; `window` are the seconds of the steps since the last sample."""
         return cls(
             seconds=seconds,
             steps=steps,
@@ -57,7 +57,7 @@ class Sample:
 
 
 def usage(executable: Executable) -> dict[str, ProcessUsage]:
-    """Of the caller, each worker, and the processes that the caller has started, by name."""
+    """The resources of the caller, each worker, and the caller's child processes, by name."""
     return executable.usage() | _children()
 
 
@@ -67,7 +67,7 @@ def _object_store_bytes() -> float:
 
 
 def _children() -> dict[str, ProcessUsage]:
-    """The processes that this one has started, such as Ray's; those of one name are numbered."""
+    """The child processes of this one, such as Ray's; equal names are numbered."""
     found: dict[str, ProcessUsage] = {}
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda it: int(it.name)):
         try:
@@ -83,7 +83,7 @@ def _children() -> dict[str, ProcessUsage]:
 
 
 def _name(folder: Path) -> str:
-    """The program of a process, of Python's the script."""
+    """The program of a process; for Python, the script."""
     words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
     scripts = [Path(word).stem for word in words if word.endswith(".py")]
     return scripts[0] if scripts else Path(words[0]).name

@@ -1,8 +1,7 @@
-"""The training that is watched: a model of the zoo on meshes, with all that a long run does.
+"""The training under observation: a zoo model on meshes, with everything that a long run does.
 
-Batches are placed ahead of their steps, the loss of each step is looked at when the next one is
-under way, a checkpoint is saved now and then and old ones are deleted, and the same meshes evaluate
-the state.
+Batches are placed ahead of their steps, and the loss of each step is read while the next one runs.
+Checkpoints are saved regularly and old ones deleted, and the same meshes evaluate the state.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from alpa.tools.zoo import TrainingProgram, TrainState
 
 
 class SoakError(Exception):
-    """The run cannot go on; the message says why."""
+    """The run cannot continue; the message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A program with the plan that it is run by, and how often it saves and evaluates.
+    """A program with its plan, and how often it saves and evaluates.
 
-    `keep` checkpoints stay. `batch_size` are samples of a step.
+    `keep` checkpoints are kept. `batch_size` is the number of samples per step.
     """
 
     program: TrainingProgram
@@ -79,7 +78,7 @@ class Training:
 
     @cached_property
     def executable(self) -> Executable:
-        """The compiled step; the first time, it is planned and its workers are started.
+        """The compiled step. The first access plans it and starts its workers.
 
         Raises:
             PlanningError: there is no plan for it.
@@ -88,8 +87,9 @@ class Training:
         return self._step.executable(self.program.state_shapes(), self._shapes)
 
     def steps(self) -> Iterator[tuple[int, float]]:
-        """Trains for ever, from the last checkpoint on; yields the number of each step and its
-        seconds, those of saving and evaluation left out.
+        """Trains without end from the last checkpoint; yields each step's number and seconds.
+
+        The seconds exclude saving and evaluation.
 
         Raises:
             SoakError: a loss is not finite.
@@ -116,7 +116,7 @@ class Training:
                 )
 
     def close(self) -> None:
-        """Stops what runs it, with Ray the workers."""
+        """Stops its executor, and with Ray the workers."""
         close = getattr(self.executable, "close", None)
         if close is not None:
             close()
@@ -129,12 +129,12 @@ class Training:
         return self.program.batch_shapes(self.batch_size)
 
     def _batch(self, step: int) -> dict[str, np.ndarray]:
-        """The same one for the same step, whenever it is run."""
+        """The same batch for the same step in each run."""
         drawn = self.program.random_batch(self.seed + step, self.batch_size)
         return {name: np.asarray(array) for name, array in drawn.items()}
 
     def _batches(self, first: int, number_of_state: int) -> Iterator[dict[int, np.ndarray]]:
-        """By the numbers of the step's arguments: the batch follows the state."""
+        """Batches by the numbers of the step's arguments, which follow the state."""
         for step in count(first):
             arrays = jax.tree.leaves(self._batch(step))
             yield {number_of_state + n: array for n, array in enumerate(arrays)}
@@ -142,13 +142,13 @@ class Training:
 
 @contextmanager
 def started(options: argparse.Namespace) -> Generator[Training]:
-    """The training that a command line asks for, with its workers, which are stopped at the end.
+    """The training for a command line, with its workers, which are stopped at the end.
 
-    With Ray it is on the cluster that this process has joined, or on one of its own.
+    With Ray it uses the cluster that this process has joined, or its own.
 
     Raises:
         SoakError: the model draws random numbers.
-        ValueError, ClusterError: the model or the cluster is not known, or jax has too few devices.
+        ValueError, ClusterError: the model or the cluster is unknown, or JAX has too few devices.
         PlanningError: there is no plan for it.
         ClusterSizeError, WorkerError: the workers cannot be started.
     """
@@ -156,7 +156,7 @@ def started(options: argparse.Namespace) -> Generator[Training]:
     program = zoo.get(options.model)
     if any(entry.role == "key" for entry in program.config.inputs().values()):
         raise SoakError(
-            f"{options.model} draws random numbers, which this run has not; try another"
+            f"{options.model} draws random numbers, which this run does not provide; try another"
         )
     make_devices(devices if options.executor == "local" else 1)
     with tempfile.TemporaryDirectory() as folder, _cluster(options.executor, devices):
@@ -180,7 +180,7 @@ def started(options: argparse.Namespace) -> Generator[Training]:
 
 @contextmanager
 def _cluster(executor: str, devices: int) -> Generator[None]:
-    """A Ray cluster with so many CPU devices, in this process, where it has joined none."""
+    """A Ray cluster with so many CPU devices in this process, unless it has joined one."""
     if executor != "ray" or ray.is_initialized():
         yield
         return

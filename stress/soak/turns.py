@@ -1,8 +1,8 @@
-"""Whether steps have become slower: an old run and a fresh one take turns on the same machine.
+"""Checks whether steps have become slower: an old run and a fresh one alternate on one machine.
 
-Times at the beginning of a run and at its end say little of the run, since machines change their
-pace, by a third within minutes where others share them. A fresh run that stands still while the old
-one takes its turn, and the other way round, meets the same.
+Times at the beginning and at the end of a run do not compare well, because shared machines change
+their speed by a third within minutes. A fresh run that pauses while the old one runs, and the other
+way round, sees the same machine.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from stress.soak.samples import usage
 from stress.soak.training import SoakError, Training, started
 
 _END_SECONDS = 60
-"""for a fresh run to stop its workers"""
+"""the time for a fresh run to stop its workers"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """`step_seconds` is the median of its steps, `processor_seconds` what all processes of the run
-    took for each step, saving and evaluation included."""
+    """The times of a run in one turn. `step_seconds` is the median of its steps.
+    `processor_seconds` is the processor time of all its processes per step, with saving and
+    evaluation."""
 
     step_seconds: float
     processor_seconds: float
@@ -44,16 +45,16 @@ class Round:
 
 
 class Runner:
-    """A run that goes on by turns. Processes that this one starts later are not the run's."""
+    """A run that advances in turns, without processes that this one starts later."""
 
     def __init__(self, training: Training, running: Iterator[tuple[int, float]]) -> None:
-        """`running` are the training's steps, of which some may be over."""
+        """`running` are the training's steps, some of which may be over."""
         self._training = training
         self._running = running
         self._processes = usage(training.executable).keys()
 
     def turn(self) -> Turn:
-        """As many steps as there are from one checkpoint to the next."""
+        """Runs as many steps as there are between two checkpoints."""
         steps = self._training.save_every
         before = usage(self._training.executable)
         seconds = [next(self._running)[1] for _ in range(steps)]
@@ -66,13 +67,13 @@ class Runner:
 
 
 def rounds(old: Runner, options: argparse.Namespace, number: int) -> Iterator[Round]:
-    """Starts a fresh run with the options of the old one, and has both take so many turns.
+    """Starts a fresh run with the options of the old one, and alternates both for so many rounds.
 
-    Each has one before, which does not count. Who is first changes from round to round, so that
-    what becomes slower or faster in the course of it favours neither.
+    Each run has one turn before, which does not count. The order alternates, so that a trend within
+    a round favours neither.
 
     Raises:
-        SoakError: one of the two cannot go on.
+        SoakError: one of the two cannot continue.
         WorkerError: a worker of the old one has failed.
     """
     with _fresh(options) as fresh:
@@ -89,7 +90,7 @@ def rounds(old: Runner, options: argparse.Namespace, number: int) -> Iterator[Ro
 
 @contextmanager
 def _fresh(options: argparse.Namespace) -> Generator[Connection]:
-    """A process that takes a turn of a fresh run when it is asked to."""
+    """A process that runs a turn of a fresh run on request."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, options), daemon=True)
@@ -108,15 +109,15 @@ def _answer(fresh: Connection) -> Turn:
         fresh.send(None)
         answer: Turn | str = fresh.recv()
     except (BrokenPipeError, EOFError) as gone:
-        raise SoakError("the fresh run has ended, perhaps for want of memory") from gone
+        raise SoakError("the fresh run has ended, perhaps for lack of memory") from gone
     if isinstance(answer, str):
         raise SoakError(f"the fresh run: {answer}")
     return answer
 
 
 def _serve(asked: Connection, options: argparse.Namespace) -> None:
-    """The process of the fresh run, with checkpoints in a folder of their own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # An interrupt is for the process that waits.
+    """The process of the fresh run, with its own folder of checkpoints."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Interrupts go to the waiting process.
     options.checkpoints = None
     try:
         with started(options) as training:
@@ -129,4 +130,4 @@ def _serve(asked: Connection, options: argparse.Namespace) -> None:
     except (PlanningError, SoakError, WorkerError) as error:
         asked.send(str(error))
     except (BrokenPipeError, EOFError):
-        return  # nobody asks any more
+        return  # the caller has ended

@@ -1,23 +1,23 @@
-"""Whether a run that was watched is flat, or what of it grows.
+"""Decides whether the resources of a run grow.
 
-**Before the verdict** the first half of the samples is left out: compiling, caches and allocators
-that fill are no leaks. What is kept is a series of values by time, for each thing that was
-measured.
+**Before the verdict**, the first half of the samples is left out: compilation, caches and
+allocators that fill up are not leaks. The rest is one series of values over time for each measured
+quantity.
 
-**A series grows** where the line of Theil and Sen through the second half, whose slope is the
-median of the slopes between all pairs of samples, rises
+**A series grows** if two conditions hold. First, the Theil-Sen line through the second half, whose
+slope is the median of the slopes between all pairs of samples, rises
 
-* in bytes: by at least 1 MiB in that time, and by more than 2 % of its median in an hour;
-* in numbers of files, sockets, threads: by at least one in that time;
+* in bytes: by at least 1 MiB in that time, and by more than 2 % of its median per hour;
+* in numbers of files, sockets, threads: by at least one in that time.
 
-and where it does so all the time: the median of each third of the second half lies above that of
-the third before by at least a third of that. Single outliers move neither slope nor medians, and
-one jump, as of a table that is made anew, twice as large, or of a pool that takes one thread more,
-leaves two of the three thirds alike. Of a leak that is a staircase the steps are counted.
+Second, it rises all the time: the median of each third of the second half is above that of the
+previous third by at least a third of that rise. Single outliers change neither slope nor medians.
+One jump, such as a table that doubles or a pool with one more thread, leaves two of the three
+thirds equal. A leak in many steps is detected.
 
-**Steps** become slower where those of the old run take longer than those of a fresh one beside it,
-in the median of all rounds by more than a limit, 10 % unless told otherwise. The same is asked of
-the processor time of all processes for each step, saving and evaluation included.
+**Steps** become slower if those of the old run take longer than those of a fresh one beside it, in
+the median of all rounds, by more than a limit (10 % by default). The same applies to the processor
+time of all processes per step, with saving and evaluation.
 
 With fewer than ten samples in a half, or five rounds, there is no verdict.
 """
@@ -39,17 +39,18 @@ Unit = Literal["bytes", "count", "seconds"]
 
 FEWEST = 10  # samples in a half, for a verdict
 FEWEST_ROUNDS = 5
-RISE = {"bytes": 1 << 20, "count": 1.0}  # at least, in the second half
+RISE = {"bytes": 1 << 20, "count": 1.0}  # the least in the second half
 SHARE_PER_HOUR = 0.02  # of the median, for bytes
 _HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of one series; `grows` is None where it is too short to say.
+    """The verdict on one series; `grows` is None if it is too short.
 
-    `begin` and `end` are medians of the first and the last third of its second half, for seconds
-    those of the fresh run and of the old one. `per_hour` and `per_step` are the slope, in units.
+    `begin` and `end` are the medians of the first and the last third of its second half; for
+    seconds, those of the fresh run and of the old one. `per_hour` and `per_step` are the slope, in
+    units.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Verdict:
 
 
 def verdicts(samples: Sequence[Sample]) -> list[Verdict]:
-    """Of all that was measured while the run went on by itself."""
+    """Judges all quantities that were measured before the fresh run started."""
     half = samples[len(samples) // 2 :]
     if len(half) < 2:
         return []
@@ -75,7 +76,7 @@ def verdicts(samples: Sequence[Sample]) -> list[Verdict]:
 
 
 def series(samples: Sequence[Sample]) -> Mapping[tuple[str, Unit], list[float]]:
-    """The values of all that may grow, by name and unit; of processes that live to the end."""
+    """The values that may grow, by name and unit, of processes that live to the end."""
     found: dict[tuple[str, Unit], list[float]] = {}
     for process in samples[-1].processes:
         usages = [sample.processes[process] for sample in samples if process in sample.processes]
@@ -120,7 +121,7 @@ def judge(
 
 
 def judge_rounds(rounds: Sequence[Round], slower: float) -> list[Verdict]:
-    """The steps of an old run beside those of a fresh one; none without rounds.
+    """Compares the steps of an old run with those of a fresh one; empty without rounds.
 
     `slower` is the share by which they may take longer.
     """
@@ -150,7 +151,7 @@ def _slower(name: str, fresh: Sequence[float], old: Sequence[float], limit: floa
 
 
 def theil_sen(x: np.ndarray, y: np.ndarray) -> float:
-    """The median of the slopes between all pairs of points of different x; 0 where there is none.
+    """The median of the slopes between all pairs of points of different x; 0 if there is none.
 
     [n] each, x in ascending order.
     """

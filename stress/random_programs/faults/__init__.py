@@ -1,4 +1,4 @@
-"""Mistakes of a compiler, planted on purpose: the random programs have to find each of them.
+"""Plants mistakes of a compiler on purpose: the random programs must find each of them.
 
 python -m stress.random_programs.faults --seed 0 --count 40
 """

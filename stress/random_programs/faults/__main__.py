@@ -1,4 +1,4 @@
-"""Looks for planted faults by random programs, and prints after how many each was found.
+"""Looks for planted faults with random programs, and prints how many it takes to find each.
 
     python -m stress.random_programs.faults --seed 0 --count 40
 
@@ -25,17 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; the exit status is 0 if all faults were found."""
     parser = argparse.ArgumentParser(
         prog="python -m stress.random_programs.faults",
-        description="Looks for planted faults by random programs.",
+        description="Looks for planted faults with random programs.",
     )
-    parser.add_argument("--seed", type=int, default=0, help="the first; default: %(default)s")
-    parser.add_argument("--count", type=count, default=40, help="of seeds; default: %(default)s")
-    parser.add_argument("--only", help="faults with these words in their names; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="first seed; default: %(default)s")
+    parser.add_argument("--count", type=count, default=40, help="seeds; default: %(default)s")
+    parser.add_argument("--only", help="only faults with these words in their names; default: all")
     options = parser.parse_args(arguments)
     chosen = [fault for fault in FAULTS if options.only is None or options.only in fault.name]
     if not chosen:
         names = ", ".join(fault.name for fault in FAULTS)
         parser.error(f"no fault has {options.only!r} in its name; there are: {names}")
-    # Both have to be said before jax touches a device.
+    # Both must be set before JAX touches a device.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
     start, missed = time.monotonic(), 0

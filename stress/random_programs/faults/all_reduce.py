@@ -1,4 +1,4 @@
-"""An all-reduce that is left out: each device goes on with its own part of a sum."""
+"""Omits an all-reduce: each device continues with its own partial sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _has_all_reduce(place: Place) -> bool:
 
 
 def _drop(place: Place) -> None:
-    """Runs the op on shards of what it sums over, and says that all devices have the same."""
+    """Runs the op on shards of its summed dimensions, and claims that all devices have the same."""
     op, mesh = place.op, place.fragment.mesh
     (result,) = op.results
     summed = _summed_axes(place)
@@ -48,7 +48,7 @@ def _drop(place: Place) -> None:
 
 
 def _summed_axes(place: Place) -> dict[tuple[int, int], Axes]:
-    """The axes that share an op's sum, by each operand and dimension that it goes over."""
+    """The axes that share an op's sum, by each summed operand and dimension."""
     found: dict[tuple[int, int], Axes] = {}
     for ends in _summed_dims(place.op):
         cut = [
@@ -63,7 +63,7 @@ def _summed_axes(place: Place) -> dict[tuple[int, int], Axes]:
 
 
 def _summed_dims(op: ir.OpView) -> list[list[tuple[int, int]]]:
-    """What an op sums over, as operands and their dimensions."""
+    """The dimensions that an op sums over, by operand."""
     if isinstance(op, stablehlo.DotGeneralOp):
         numbers = stablehlo.DotDimensionNumbers(op.dot_dimension_numbers)
         left, right = numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions
@@ -76,7 +76,7 @@ def _summed_dims(op: ir.OpView) -> list[list[tuple[int, int]]]:
 
 
 def _sharding(place: Place, value: ir.Value) -> Sharding | None:
-    """That of a value at which one is written."""
+    """The sharding written at a value, if any."""
     if isinstance(value, ir.BlockArgument):
         function = main_function(place.module)
         if value.owner != function.entry_block:

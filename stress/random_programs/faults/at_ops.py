@@ -1,7 +1,7 @@
-"""Plants a fault at one op of a program, in the module of the stage that the op is in.
+"""Plants a fault at one op of a program, in the module of the op's stage.
 
-The place is drawn by the program's seed: a mistake that is made at one op only is harder to find
-than one that is made at all of a kind.
+The program's seed draws the place: a mistake at a single op is harder to find than one at all ops
+of a kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stress.random_programs.faults.planting import Fault, Sound
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """An op of an exported module, and which fragment's it is."""
+    """An op of an exported module, and its fragment."""
 
     op: ir.OpView
     module: ir.Module
@@ -29,7 +29,7 @@ class Place:
 
     @property
     def mesh(self) -> Mesh:
-        """The only one that an exported module has."""
+        """The only mesh of an exported module."""
         (op,) = (op for op in self.module.body.operations if isinstance(op, sdy.MeshOp))
         return Mesh.from_attr(op.mesh)
 
@@ -37,7 +37,7 @@ class Place:
 def at_one_op(
     name: str, *, where: Callable[[Place], bool], change: Callable[[Place], None]
 ) -> Fault:
-    """A fault at one of the ops that it can be at; `change` writes before that op."""
+    """A fault at one of the suitable ops; `change` writes before that op."""
 
     def plant(sound: Sound) -> Executable | None:
         places = [place for place in _places(sound) if where(place)]

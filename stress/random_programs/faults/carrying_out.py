@@ -1,4 +1,4 @@
-"""Faults of the runtime: instructions are carried out on other data than they should be."""
+"""Faults of the runtime: instructions run on wrong data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stress.random_programs.faults.planting import Fault, Sound
 
 
 class _ReversedTiles(Tiles):
-    """What crosses meshes arrives in the wrong order."""
+    """Tiles that cross meshes arrive in the wrong order."""
 
     def carry(
         self, array: jax.Array | None, transfer: Transfer, *, copy: bool = False
@@ -32,7 +32,7 @@ class _ReversedTiles(Tiles):
 
 
 class _SwappedTiles(Tiles):
-    """The first two devices that get different tiles of one shape get each other's."""
+    """The first two devices with different tiles of one shape get each other's."""
 
     def carry(
         self, array: jax.Array | None, transfer: Transfer, *, copy: bool = False
@@ -66,7 +66,7 @@ def _swapped(sound: Sound) -> Executable | None:
 
 
 class _KeptSums(Interpreter):
-    """A step goes on with the sums that the one before has left."""
+    """A step continues with the sums of the previous one."""
 
     _left: Store | None = None
 
@@ -98,7 +98,7 @@ Feed = Callable[[Any], Any]
 
 
 class _Feeding(Interpreter):
-    """Feeds something else in the place of an argument."""
+    """Feeds another array in place of an argument."""
 
     def __init__(self, *parts: Any, chosen: ProgramArgument, other: Feed) -> None:
         super().__init__(*parts)
@@ -136,7 +136,7 @@ def _has_folded_keys(sound: Sound, argument: ProgramArgument) -> bool:
 
 
 def _holds_keys(sound: Sound, argument: ProgramArgument) -> bool:
-    """Whether it is the words of keys: the programs have no other unsigned integers."""
+    """Whether it holds the words of keys: the programs have no other unsigned integers."""
     return sound.program.values[argument.value].dtype == "ui32"
 
 
@@ -162,7 +162,7 @@ def _of_the_last_step() -> Feed:
     kept: list[np.ndarray] = []
 
     def feed(array: Any) -> Any:
-        kept.append(np.array(array))  # before its buffers are given away
+        kept.append(np.array(array))  # before its buffers are donated
         return kept[-2] if kept[1:] else array
 
     return feed

@@ -1,7 +1,7 @@
-"""A mistake that a compiler or a runtime could make, and the sound program that it is planted in.
+"""Plants a mistake that a compiler or a runtime could make in a sound program.
 
-Nothing of the product is patched. A stage's module is written anew and compiled, the list of
-instructions is another one, or a subclass stands in the place of what carries them out.
+Nothing of the product is patched. A stage's module is rewritten and compiled, the list of
+instructions is replaced, or a subclass replaces the class that runs them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _STREAM = 0xFA17
 
 @dataclass(frozen=True, kw_only=True)
 class Sound:
-    """A planned program without faults; `seed` is that of the random program that it is.
+    """A planned program without faults; `seed` is that of the random program.
 
-    Its stages are compiled when they are first needed.
+    Its stages are compiled when first needed.
     """
 
     seed: int
     planned: bytes
     """the module in bytecode, not exported"""
     modules: Mapping[str, bytes]
-    """the stages', exported, by their names"""
+    """the stages' modules, exported, by name"""
     placement: Placement
 
     @classmethod
     def of(cls, seed: int, planned: ir.Module) -> Sound:
-        """Of a planned module, which is exported in place; on the devices of this process."""
+        """Made from a planned module, which is exported in place, on this process's devices."""
         text = bytecode(planned.operation)
         modules = export(planned)
         placement = Placement(program=read_planned(planned), devices=tuple(jax.devices()))
@@ -62,13 +62,13 @@ class Sound:
 
     @cached_property
     def script(self) -> Script:
-        """What a step does, with nothing freed: a fault may read what should be gone."""
+        """The step's instructions without frees, because a fault may read freed values."""
         script = write_script(self.program)
         kept = tuple(replace(i, free=()) for i in script.instructions)
         return replace(script, instructions=kept)
 
     def without_fault(self) -> Executable:
-        """The program as it would be run."""
+        """The program as it normally runs."""
         return LocalExecutable(self.placement, self.stages)
 
     def draw(self, count: int) -> int:
@@ -76,7 +76,7 @@ class Sound:
         return int(np.random.default_rng([_STREAM, self.seed]).integers(count))
 
     def with_modules(self, changed: Mapping[str, bytes]) -> Executable:
-        """Other modules, in bytecode, in the place of some stages'."""
+        """Replaces the modules of some stages, in bytecode."""
         return self.executable(stages={**self.stages, **_compiled(self.placement, changed)})
 
     def executable(
@@ -96,7 +96,7 @@ class Sound:
 
 
 def export(planned: ir.Module, options: str = "") -> dict[str, bytes]:
-    """The modules that `export-stages` writes into a planned module, by their names."""
+    """The modules that `export-stages` writes into a planned module, by name."""
     passes.run(planned, f"export-stages{{{options}}}")
     return {
         ir.StringAttr(op.attributes["sym_name"]).value: bytecode(op)
@@ -112,7 +112,7 @@ def _compiled(placement: Placement, modules: Mapping[str, bytes]) -> dict[str, C
 
 
 class _Assembled(LocalExecutable):
-    """A local executable that is made of given parts."""
+    """A local executable made of given parts."""
 
     def __init__(
         self,
@@ -127,9 +127,9 @@ class _Assembled(LocalExecutable):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A mistake: a short sentence of what is wrong, and in which part.
+    """A mistake: a short description, and the part that it is in.
 
-    `plant` makes an executable with it; None where the program has nothing that it could be in.
+    `plant` makes an executable with it, or returns None if the program has no place for it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Faults of the schedule: a step reads, adds or returns other versions than `write_script` says."""
+"""Faults of the schedule: a step reads, adds or returns other versions than its script lists."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from alpa.runtime.executable import Executable
 from alpa.runtime.instructions import Add, Instruction, Key, Move, Output, Run, Script
 from stress.random_programs.faults.planting import Fault, Sound
 
-_NOWHERE = -1  # no micro-batch's number
+_NOWHERE = -1  # not the number of a micro-batch
 
 
 def _in_script(name: str, where: str, change: Callable[[Script], Script]) -> Fault:
-    """A fault by another script; the same one where the program has no place for it."""
+    """A fault by another script; the same script if the program has no place for it."""
 
     def plant(sound: Sound) -> Executable | None:
         script = change(sound.script)
@@ -39,7 +39,7 @@ def _first_batch_again(script: Script) -> Script:
 
 
 def _not_carried(script: Script) -> Script:
-    """Each micro-batch starts from the state of the step, not from that of the one before."""
+    """Each micro-batch starts from the state of the step, not from that of the previous one."""
     carries = script.program.carries
 
     def change(i: Instruction) -> Instruction:
@@ -52,7 +52,7 @@ def _not_carried(script: Script) -> Script:
 
 
 def _fresh_accumulators(script: Script) -> Script:
-    """Each micro-batch begins its gradients anew: only the last one's are left."""
+    """Each micro-batch restarts its gradients: only the last one's are left."""
 
     def change(i: Instruction) -> Instruction:
         if not isinstance(i, Run):
@@ -63,7 +63,7 @@ def _fresh_accumulators(script: Script) -> Script:
 
 
 def _reused_buffers(script: Script) -> Script:
-    """A backward part finds what the latest forward part has left, of whatever micro-batch."""
+    """A backward part reads the values of the latest forward part, of any micro-batch."""
     latest: dict[int, Key] = {}
 
     def change(i: Instruction) -> Instruction:
@@ -79,7 +79,7 @@ def _reused_buffers(script: Script) -> Script:
 
 
 def _stale_moves(script: Script) -> Script:
-    """What crosses meshes is that of the micro-batch before."""
+    """Transfers carry the values of the previous micro-batch."""
 
     def change(i: Instruction) -> Instruction:
         if isinstance(i, Move) and i.source[1]:
@@ -104,14 +104,14 @@ def _not_averaged(script: Script) -> Script:
 
 
 def _reversed_parts(script: Script) -> Script:
-    """What is concatenated begins with the last micro-batch."""
+    """Concatenations begin with the last micro-batch."""
     return _returned(
         script, lambda o: o if o.concat is None else replace(o, keys=tuple(reversed(o.keys)))
     )
 
 
 def _one_mesh_updated(script: Script) -> Script:
-    """Of a state that several meshes have, only the first one returns the new one."""
+    """If several meshes have a state, only the first one returns the new value."""
     program = script.program
     donated = {f.inputs[number] for f in program.fragments for number in f.donated}
     old = {

@@ -1,4 +1,4 @@
-"""Draws program after program until each fault that is planted in them has been noticed."""
+"""Draws programs until each fault that is planted in them is found."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from stress.random_programs.program import RandomProgram, draw_base
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """After how many programs a fault was found, `planted` of them with it.
+    """The number of programs until a fault was found, of which `planted` had it.
 
-    `seed` is that of the last one, None if all went by unnoticed; `difference` is the first of
-    those to plain jax.
+    `seed` is that of the last one, None if the fault was not found. `difference` is the first
+    difference from plain JAX.
     """
 
     fault: Fault
@@ -40,11 +40,11 @@ class Finding:
 
 
 class SoundProgramError(AssertionError):
-    """A program in which no fault was planted differs from plain jax."""
+    """A program without a planted fault differs from plain JAX."""
 
 
 def search(faults: Iterable[Fault], seeds: Iterable[int]) -> Iterator[Finding]:
-    """The faults as they are found, and at the end those that were not.
+    """Yields the faults as they are found, and at the end those that were not.
 
     Needs 8 devices in this process.
 
@@ -80,7 +80,7 @@ def search(faults: Iterable[Fault], seeds: Iterable[int]) -> Iterator[Finding]:
 
 
 class _Switch(LocalExecutable):
-    """A program that is run by one executable after the other."""
+    """A program whose executable can be replaced."""
 
     now: Executable
 
@@ -117,7 +117,7 @@ class _Trial:
         return cls(program, made[0], step.run)
 
     def differences(self, faulty: Executable) -> list[str]:
-        """Those of a faulty executable to plain jax; the sound one has to have none."""
+        """The differences of a faulty executable from plain JAX; the sound one must have none."""
         if not self._is_checked:
             wrong = self._differences(self.sound.without_fault())
             if wrong:

@@ -1,4 +1,4 @@
-"""Faults of the passes: an op of a stage is another one than the program's."""
+"""Faults of the passes: an op of a stage differs from the program's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _has_branches(place: Place) -> bool:
 
 
 def _swap_branches(place: Place) -> None:
-    """The first branch is taken in the place of the last one, and so on."""
+    """Takes the first branch instead of the last one, and so on."""
     index = place.op.operands[0]
     last = filled(ir.RankedTensorType(index.type), len(place.op.regions) - 1)
     place.op.operands[0] = stablehlo.subtract(last, index)
@@ -51,7 +51,7 @@ def _leave_out_last_trip(place: Place) -> None:
 
 
 def _bound(place: Place) -> stablehlo.CompareOp | None:
-    """The comparison that says whether a loop goes on."""
+    """The comparison that decides whether a loop continues."""
     if not isinstance(place.op, stablehlo.WhileOp):
         return None
     owner = terminator(body(place.op)).operands[0].owner
