@@ -113,12 +113,12 @@ class Alpa(Driver):
     name: ClassVar[str] = "alpa"
     schedule: Literal["auto"] | Schedule = option(
         "auto",
-        "`gpipe` or `1f1b`; `auto` takes the better one",
+        "`gpipe` or `1f1b`; `auto` takes the one with the shorter predicted step",
     )
     faster_than: float | None = option(
         None,
         "seconds of a step. If the compute of all layers, split evenly over all devices, "
-        "takes at least that long, no plan is faster: the pass fails at once",
+        "takes at least that long, the pass fails at once: no plan is predicted to be faster",
     )
     to_layers: tuple[Pass, ...] = field(default_factory=lambda: tuple(it() for it in _TO_LAYERS))
     cut: StageMeshPartition = field(default_factory=StageMeshPartition)

@@ -111,12 +111,12 @@ class CombineMicroBatches(Pass):
     )
     micro_batches: Literal["auto", "exact", "independent"] = option(
         "auto",
-        "`exact` proves; `independent` makes each micro-batch a batch of its own and proves "
-        "nothing; `auto` is what the module's `alpa.micro_batches` says, or exact",
+        "`exact` proves that micro-batches compute what the whole batch computes; `independent` "
+        "makes each a batch of its own; `auto` follows the module's `alpa.micro_batches`, or exact",
     )
     loss_reduction: Literal["mean", "sum"] = option(
         "mean",
-        "what sums over samples are taken for where the whole batch is not known",
+        "how sums over samples are treated if the whole batch is not known",
     )
 
     def run(self, module: ir.Module, remark: Remark) -> None:

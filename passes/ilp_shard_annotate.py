@@ -110,27 +110,27 @@ class IlpShardAnnotate(Pass):
     name: ClassVar[str] = "ilp-shard-annotate"
     intra: Intra = option(
         "auto",
-        "the whole space, or only what a baseline of the paper does: `data-parallel`, "
-        "`zero2`, `zero3`, `heuristic`, `megatron`, `none`",
+        "`auto` searches all strategies; `data-parallel`, `zero2`, `zero3`, `heuristic`, "
+        "`megatron` and `none` are the paper's baselines",
     )
     fold: bool = option(
         True,
-        "ties the variables of equal layers, so that depth costs nothing; `false` searches "
-        "the whole, and a remark says what tying would cost",
+        "gives equal layers equal shardings, so that the problem does not grow with depth; "
+        "`false` solves the whole problem, and a remark gives the cost of folding",
     )
     time_limit: float = option(
         20.0,
-        "seconds for each mesh; then the best plan so far, with its gap in a remark",
+        "seconds for each mesh, after which the best assignment is taken, with its gap in a remark",
     )
     gap: float = option(
         2e-2,
-        "where the optimum is hard to prove, a plan that costs at most this part more is good "
-        "enough",
+        "if the optimum is hard to prove, an assignment that is proven to cost at most this share "
+        "more is accepted",
     )
     processes: int | Literal["auto"] = option(
         "auto",
-        "how many solve large problems of several meshes side by side; `auto`: one for each "
-        "core, and `0` none",
+        "processes that solve large problems of several meshes in parallel; `auto`: one per core, "
+        "`0`: none",
     )
 
     def run(self, module: ir.Module, remark: Remark) -> None:

@@ -98,7 +98,7 @@ class LayerCluster(Pass):
     name: ClassVar[str] = "layer-cluster"
     num_layers: int | Literal["auto"] = option(
         "auto",
-        "how many layers; `auto` takes the markers, else goes by the number of contractions",
+        "number of layers; `auto` uses the markers, or the number of contractions without them",
     )
     delta: float = option(
         0.5,
@@ -106,8 +106,8 @@ class LayerCluster(Pass):
     )
     clustering: Literal["auto", "equal-ops", "manual"] = option(
         "auto",
-        "`equal-ops`: as many contractions in each layer (the paper's ablation); `manual`: at "
-        "`alpa.layer_boundary` markers only, an error where there are none",
+        "`equal-ops`: equally many contractions in each layer (the paper's ablation); `manual`: "
+        "only at `alpa.layer_boundary` markers, an error without them",
     )
 
     def run(self, module: ir.Module, remark: Remark) -> None:

@@ -99,7 +99,7 @@ class SplitLoops(Pass):
     name: ClassVar[str] = "split-loops"
     num_layers: int | Literal["auto"] = option(
         "auto",
-        "how many parts the trips of all loops are dealt out to; `auto` makes at most 16",
+        "number of parts into which the trips of all loops are split; `auto` makes at most 16",
     )
 
     def run(self, module: ir.Module, remark: Remark) -> None:

@@ -102,16 +102,16 @@ class StageMeshPartition(Pass):
     )
     num_stages: int | Literal["auto"] = option(
         "auto",
-        "how many stages; `auto` takes the fastest",
+        "number of stages; `auto` takes the one with the smallest estimated step",
     )
     num_micro_batches: int = option(
         1,
-        "how often forward and backward run before the update does",
+        "runs of forward and backward per update",
     )
     schedule: Schedule = option(
         "gpipe",
-        "`gpipe` (all forwards, then all backwards) or `1f1b` (in turn): the order in which a "
-        "step runs, and how many micro-batches are in memory at once",
+        "`gpipe` (all forwards, then all backwards) or `1f1b` (alternating): the order of a step, "
+        "which decides how many micro-batches are in memory at once",
     )
     mesh_rank: Literal["1", "2"] = option(
         "2",
@@ -119,49 +119,48 @@ class StageMeshPartition(Pass):
     )
     remat: Remat = option(
         "auto",
-        "whose backward parts compute their layer's activations again: `none`, every "
-        "`layer`'s, or those of stages that are possible or faster so (`auto`)",
+        "layers whose backward parts compute the activations again: `none`, every `layer`, or "
+        "those of stages that fit or are faster with it (`auto`)",
     )
     mesh_shape: str = option(
         "auto",
-        "the logical shape of every stage's mesh, such as `4x2`; there are as many stages as "
-        "such meshes make up the cluster",
+        "the logical mesh shape of every stage, such as `4x2`; there are as many stages as such "
+        "meshes fit into the cluster",
     )
     equal_layers: bool = option(
         False,
         "the paper's baseline: stages of equally many layers, as near as possible, on "
-        "submeshes of equal size; how many, and how each mesh is seen, is still searched",
+        "submeshes of equal size; their number and logical mesh shapes are searched",
     )
     meshes: str = option(
         "auto",
         "the devices and the logical shape of every mesh, in the order of the stages, such as "
-        "`0-3:2x2,4-7:4`, instead of a search; a mesh may stay without layers",
+        "`0-3:2x2,4-7:4`, instead of a search; a mesh may get no layers",
     )
     objective: Objective = option(
         "step",
-        "what is to be least: the seconds of a step, or, for programs of forwards only, "
-        "`throughput`: the seconds of the longest stage",
+        "what to minimise: `step`, the seconds of a step, or `throughput`, for programs without a "
+        "backward part, the seconds of the longest stage",
     )
     intra: Intra = option(
         "auto",
-        "what is done inside a mesh, as in `ilp-shard-annotate`: stages are cut by the costs "
-        "of that",
+        "the shardings inside a mesh, as in `ilp-shard-annotate`; stages are cut by their costs",
     )
     accumulate_dtype: AccumulateDtype = option(
         "f32",
-        "the narrowest type in which gradients, and other sums over the micro-batches, are "
-        "added up: `f32`, `f64`, or `same`, the type that each has",
+        "the narrowest type that adds up gradients and other sums over the micro-batches: `f32`, "
+        "`f64`, or `same`, the type of each value",
     )
     reserve: float = option(
         0.0,
-        "the share of each device's memory, from 0 up to 1, that stages are cut to leave "
-        "free. Their memory is estimated: where `ilp-shard-annotate` has no room for one, "
-        "another cut may have it. `alpa` tries larger ones by itself, with a remark",
+        "the share of each device's memory, from 0 up to 1, that the cut leaves free. The memory "
+        "of stages is estimated: if a stage does not fit in `ilp-shard-annotate`, another cut may. "
+        "`alpa` tries larger values, with a remark",
     )
     processes: int | Literal["auto"] = option(
         "auto",
-        "how many solve large problems beside this one; `auto`: one for each core, and `0` "
-        "none. The plan is the same, unless a solver reaches its time limit",
+        "further processes that solve large problems; `auto`: one per core, `0`: none. The plan "
+        "does not depend on their number, unless a solver reaches its time limit",
     )
 
     costs: LayerCosts | None = None
