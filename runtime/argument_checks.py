@@ -121,7 +121,7 @@ class ArgumentChecks:
         wanted = "an array" if expected is None else str(expected)
         if not isinstance(given, bool | int | float | complex):
             raise TypeError(
-                f"{numbered(number)} is a {type(given).__name__}, which is no array; expected "
+                f"{numbered(number)} is a {type(given).__name__}, not an array; expected "
                 f"{wanted}. Pass each leaf of a tree separately (jax.tree.leaves), and lists as "
                 "arrays (numpy.asarray)"
             )

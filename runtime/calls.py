@@ -88,7 +88,7 @@ class Leaf:
             if callable(value):
                 return None
             raise TypeError(
-                f"{self.label} is {_shown(value)}, a {type(value).__name__}, which is no array; "
+                f"{self.label} is {_shown(value)}, a {type(value).__name__}, not an array; "
                 "pass it as a static argument (static_argnums), or keep it out of the tree"
             ) from error
         return LeafType(shape=aval.shape, dtype=aval.dtype, weak=aval.weak_type)

@@ -95,7 +95,7 @@ def one_device(source: ir.Module, program: Program) -> Reference:
 
 def narrow_results(source: ir.Module) -> Iterator[bool]:
     """For each result, whether 16-bit floats contribute to it."""
-    flat = passes.run(separate(source.operation), "simplify-trivial-ops", on_remark=_unheard)
+    flat = passes.run(separate(source.operation), "simplify-trivial-ops", on_remark=_ignore_remark)
     block = main_function(flat).entry_block
     for result in terminator(block).operands:
         waiting, seen = [result], set[ir.Value]()
@@ -110,7 +110,7 @@ def narrow_results(source: ir.Module) -> Iterator[bool]:
         yield any(str(ir.RankedTensorType(v.type).element_type) in ("bf16", "f16") for v in seen)
 
 
-def _unheard(location: ir.Location, message: str) -> None:
+def _ignore_remark(location: ir.Location, message: str) -> None:
     """Ignores remarks, because the plan has made them already."""
 
 

@@ -361,7 +361,7 @@ def parallelize(
     return Parallelized(fun, parameters, declared, target)
 
 
-_OF_LIKE: dict[str, Any] = {
+_LIKE_OPTIONS: dict[str, Any] = {
     "cluster": None,
     "schedule": "auto",
     "intra": "auto",
@@ -382,7 +382,7 @@ def _check_like(like: Any, options: dict[str, Any]) -> None:
             f"like= must be a function that alpa.parallelize returned, not "
             f"{type(like).__name__}; pass the parallelised training step"
         )
-    for name, default in _OF_LIKE.items():
+    for name, default in _LIKE_OPTIONS.items():
         if options[name] != default:
             raise ValueError(
                 f"like= takes the cluster, settings and workers of {like.__name__}; remove {name}="

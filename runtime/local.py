@@ -85,7 +85,7 @@ class LocalExecutable(Executable):
                 recorder.start()
                 self._interpreter.run(store, self._script.instructions, after=recorder)
             results = self._collect(store)
-        _give_away(donated, store)
+        _delete_donated(donated, store)
         if recorder is not None and self._trace is not None:
             jax.block_until_ready(results)
             names = [mesh.name for mesh in self.program.meshes]
@@ -148,7 +148,7 @@ class LocalExecutable(Executable):
         return first
 
 
-def _give_away(donated: Iterable[jax.Array], left: Store) -> None:
+def _delete_donated(donated: Iterable[jax.Array], left: Store) -> None:
     """Deletes donated arrays as JAX does, even if no fragment overwrote them.
 
     An array that remains after the step is returned unchanged, as its own new value.

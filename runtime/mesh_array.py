@@ -27,7 +27,7 @@ _OF_DEVICES = (
 )
 
 
-def _of_the_fetched(name: str, declared: Any) -> Any:
+def _fetching(name: str, declared: Any) -> Any:
     """Delegates a method or property of `jax.Array` to the fetched array."""
     if isinstance(declared, property):
         return property(lambda self: getattr(self.__jax_array__(), name), doc=declared.__doc__)
@@ -39,7 +39,7 @@ def _of_the_fetched(name: str, declared: Any) -> Any:
     return method
 
 
-def _of_devices(name: str) -> property:
+def _needs_devices(name: str) -> property:
     """An attribute that only arrays on devices of this process have."""
 
     def attribute(self: MeshArray) -> Any:
@@ -57,10 +57,10 @@ def _of_devices(name: str) -> property:
 def _completed(cls: type[MeshArray]) -> type[MeshArray]:
     """Adds the rest of `jax.Array` to a class and registers it with JAX as an argument type."""
     for name in _OF_DEVICES:
-        setattr(cls, name, _of_devices(name))
+        setattr(cls, name, _needs_devices(name))
     for name, declared in vars(jax.Array).items():
         if name not in vars(cls) and (callable(declared) or isinstance(declared, property)):
-            setattr(cls, name, _of_the_fetched(name, declared))
+            setattr(cls, name, _fetching(name, declared))
     # Jitted functions do not call `__jax_array__`. They look up argument types in the first table,
     # and the array to compute with in the second.
     register_hitype(cls, lambda array: array.aval)

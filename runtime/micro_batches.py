@@ -96,7 +96,7 @@ class _Search:
             self.attempts[number] = self._try(number)
             self.on_attempt(self.attempts[number])
         if self.best is None:
-            raise self._nothing()
+            raise self._no_plan()
         return Found(planned=self.best, attempts=tuple(self.attempts.values()))
 
     def _try(self, number: int) -> Attempt:
@@ -115,7 +115,7 @@ class _Search:
             self.best = planned
         return Attempt(num_micro_batches=number, seconds=seconds)
 
-    def _nothing(self) -> PlanningError:
+    def _no_plan(self) -> PlanningError:
         """The error if there is no plan at all."""
         smallest = self.attempts[self.numbers[-1]]
         assert smallest.problem is not None

@@ -119,7 +119,7 @@ class Prepared:
         self._calls = 0
 
     @cached_property
-    def _found(self) -> tuple[Lowered, StepPlan]:
+    def _lowered_and_plan(self) -> tuple[Lowered, StepPlan]:
         if self._target.explain_roles:
             sys.stdout.write(f"{self.step.explanation()}\n")
         found = self._read(target.saved) if (target := self._target).saved else self._search()
@@ -132,7 +132,7 @@ class Prepared:
     def _search(self) -> tuple[Lowered, StepPlan]:
         """Searches a plan, for the meshes of the state that the step takes, if there are any."""
         target, clock = self._target, Clock()
-        given = self._given()
+        given = self._settings_on_meshes()
         if target.num_micro_batches == "auto":
             numbers = divisors(self.step.batch_size or 1)
         else:
@@ -155,7 +155,7 @@ class Prepared:
         found = StepPlan(module=planned.module, roles=self.step.explanation(), **vars(report))
         return lowered[planned.plan.num_micro_batches], found
 
-    def _given(self) -> Settings:
+    def _settings_on_meshes(self) -> Settings:
         """The settings, with the meshes of the plan whose state the step takes, and its shardings.
 
         A function that is like another one always gets the other's meshes.
@@ -222,12 +222,12 @@ class Prepared:
     @property
     def lowered(self) -> Lowered:
         """The step as StableHLO, lowered for the plan's micro-batches."""
-        return self._found[0]
+        return self._lowered_and_plan[0]
 
     @property
     def plan(self) -> StepPlan:
         """The plan of the step, searched or read."""
-        return self._found[1]
+        return self._lowered_and_plan[1]
 
     @property
     def executable(self) -> Executable:
@@ -257,7 +257,7 @@ class Prepared:
         return executable
 
     @cached_property
-    def _cut(self) -> frozenset[int]:
+    def _sliced(self) -> frozenset[int]:
         """The arguments that the program takes in slices."""
         arguments = self.executable.program.arguments
         return frozenset(a.number for a in arguments if a.attributes.slice is not None)
@@ -273,7 +273,7 @@ class Prepared:
         self._check(call)  # before planning, and before new workers, which would lack the arrays
         given = self.lowered.arguments(call)
         arguments = [
-            np.asarray(array) if isinstance(array, CutArray) and n not in self._cut else array
+            np.asarray(array) if isinstance(array, CutArray) and n not in self._sliced else array
             for n, array in enumerate(given)
         ]
         results = self.executable.run(arguments)  # the call's key fixes the types

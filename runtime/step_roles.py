@@ -233,8 +233,8 @@ def find_batch(
         others = open_to
     if not others:
         raise ValueError(
-            "there is no batch to cut into micro-batches: no array with a dimension is left that "
-            "is neither state nor donated; name the arguments that hold samples in batch_argnums"
+            "there is no batch to cut into micro-batches: every array with a dimension is state or "
+            "donated; name the arguments that hold samples in batch_argnums"
         )
     classes = evidence.classes()
     found = _candidates(leaves, open_to, others, classes)
@@ -302,8 +302,8 @@ def _said_batch(
     sizes = {n: _shape(leaves[n])[d] for n, d in dims.items()}
     if not sizes:
         raise ValueError(
-            f"there is no batch to cut into micro-batches: no array with a dimension in "
-            f"{', '.join(sorted(said))}; name the arguments that hold samples in batch_argnums"
+            f"there is no batch to cut into micro-batches: {', '.join(sorted(said))} hold no array "
+            "with a dimension; name the arguments that hold samples in batch_argnums"
         )
     if len({*sizes.values()}) > 1:
         examples = {size: n for n, size in reversed(sizes.items())}

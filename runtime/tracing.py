@@ -171,7 +171,7 @@ def _check_results(paths: Sequence[tuple[Any, ...]], results: Sequence[Any]) -> 
             value, jax.Array | np.ndarray | np.generic | bool | int | float | complex
         ):
             raise TypeError(
-                f"{label(path)} is a {type(value).__name__}, which is no array; return arrays and "
+                f"{label(path)} is a {type(value).__name__}, not an array; return arrays and "
                 "trees of them"
             )
 

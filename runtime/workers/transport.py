@@ -186,9 +186,9 @@ class SocketTransport(Transport):
     def _accept(self) -> None:
         while True:
             connection, _ = self._listener.accept()
-            threading.Thread(target=self._take_in, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._receive_from, args=(connection,), daemon=True).start()
 
-    def _take_in(self, connection: socket.socket) -> None:
+    def _receive_from(self, connection: socket.socket) -> None:
         with connection:
             # A silent client would keep the thread and the connection.
             connection.settimeout(self._seconds)

@@ -208,7 +208,7 @@ def test_all_mismatches_are_told() -> None:
 @pytest.mark.parametrize("number", [None, "1.0", [1.0], {"rate": 1.0}, (1.0,), object()])
 def test_trees_of_other_structure(number: Any) -> None:
     kind = type(number).__name__
-    match = rf"argument 1 is a {kind}, which is no array; expected float32\[\]\. Pass each leaf"
+    match = rf"argument 1 is a {kind}, not an array; expected float32\[\]\. Pass each leaf"
     with pytest.raises(TypeError, match=match):
         loaded()(W, number, 1)
     with pytest.raises(TypeError, match=match):

@@ -86,7 +86,7 @@ def test_what_a_loaded_program_refuses() -> None:
     w, ema = weights()
     with pytest.raises(ArgumentTypeError, match=r"argument 2 is float32\[4, 6\]; expected float32"):
         executable(w, ema, X[:4])
-    with pytest.raises(TypeError, match=r"argument 0 is a NoneType, which is no array; expected"):
+    with pytest.raises(TypeError, match=r"argument 0 is a NoneType, not an array; expected"):
         executable(None, ema, X)
     placed = executable.place(2, X)
     with pytest.raises(ValueError, match=r"argument 0 was placed as argument 2"):

@@ -437,7 +437,7 @@ def test_wrong_uses_are_told() -> None:
         parallelize(lambda both: both["y"].sum(), num_micro_batches=2, batch_argnums={0: 1})(
             {"y": np.ones(4, np.float32)}
         )
-    with failing(r"state\['name'\] is 'gpt', a str, which is no array", TypeError):
+    with failing(r"state\['name'\] is 'gpt', a str, not an array", TypeError):
         parallelize(lambda state: state)({"name": "gpt"})
     with failing(r"x is being traced: .* cannot be called inside jax.jit", TypeError):
         jax.jit(parallelize(lambda x: x))(1.0)
@@ -472,7 +472,7 @@ def test_wrong_uses_are_told() -> None:
         parallelize(lambda x, power: x, static_argnums=1)(1.0, [2])
     with failing(r"tells whether any sample is true, and result\[0\] depends on it", PlanningError):
         parallelize(lambda x: jnp.any(x > 0), num_micro_batches=2)(np.ones(4))
-    with failing(r"result\['name'\] is a str, which is no array", TypeError):
+    with failing(r"result\['name'\] is a str, not an array", TypeError):
         parallelize(lambda x: {"name": "gpt"})(1.0)
 
 
