@@ -22,12 +22,13 @@ scatters on CPU by an all-reduce and a cut.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator, walk
 from alpa.dialects.attributes import read_ints
 from alpa.passes.analysis.graph import folds_into_dots
+from alpa.passes.analysis.liveness import Lives
 from alpa.passes.analysis.op_kinds import (
     BROADCASTS,
     ELEMENTWISE,
@@ -108,21 +109,10 @@ def memory_of(annotated: Annotated) -> FragmentMemory:
 
 
 @dataclass
-class _Buffer:
-    bytes: int
-    start: int
-    stop: int
-
-
-@dataclass
-class _Clock:
-    """Visits ops in order and notes when what they write lives."""
+class _Clock(Lives):
+    """Visits ops in XLA's order; at even times one runs, at odd ones it overwrites operands."""
 
     annotated: Annotated
-    now: int = 0
-    buffers: dict[ir.Value, _Buffer] = field(default_factory=dict)
-    _base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
-    """what a value that is not written is read from"""
     _returned: set[ir.Value] = field(default_factory=set)
     _added: set[ir.Value] = field(default_factory=set)
     """what is only returned to be added to an accumulator"""
@@ -130,16 +120,16 @@ class _Clock:
     """bytes that only exist at one time"""
 
     def peak(self) -> int:
-        block = body(self.annotated.fragment)
         self._find_returned()
-        self._visit(block)
-        events: dict[int, int] = {}
-        for buffer in self.buffers.values():
-            events[buffer.start] = events.get(buffer.start, 0) + buffer.bytes
-            events[buffer.stop + 1] = events.get(buffer.stop + 1, 0) - buffer.bytes
+        self._visit(body(self.annotated.fragment))
+        changes: Counter[int] = Counter()
+        for value, start in self.made.items():
+            size = self.annotated.local_bytes(value)
+            changes[start] += size
+            changes[self.until[value]] -= size
         live = most = 0
-        for time in sorted({*events, *self.scratch}):
-            live += events.get(time, 0)
+        for time in sorted({*changes, *self.scratch}):
+            live += changes[time]
             most = max(most, live + self.scratch.get(time, 0))
         return most
 
@@ -177,42 +167,36 @@ class _Clock:
             if has_own_ops(op):
                 self._visit_regions(op)
             elif self._is_view(op):
-                self._base[op.results[0]] = (op.operands[0],)
+                self.see_through(op.results[0], op.operands[:1])
             elif self._is_fused(op):
                 for result in op.results:
-                    self._base[result] = tuple(op.operands)
+                    self.see_through(result, op.operands)
             elif _updates_loop_variable(op):
-                for operand in op.operands:
-                    self._read(operand)
-                self._base[op.results[0]] = (op.operands[0],)
+                self.read(op.operands)
+                self.see_through(op.results[0], op.operands[:1])
             else:
                 self._write(op)
 
     def _visit_regions(self, op: ir.OpView) -> None:
         start = self.now
-        for operand in op.operands:
-            self._read(operand)
+        self.read(op.operands)
         for number, result in enumerate(op.results):
             if _is_loop_constant(op, number):
-                self._base[result] = (op.operands[number],)
+                self.see_through(result, [op.operands[number]])
             else:
                 self._hold(result, start + 1)
         for number in range(len(op.regions)):
             if op.operation.name == "stablehlo.while":
                 for argument, result in zip(body(op, number).arguments, op.results, strict=True):
-                    self._base[argument] = (result,)
+                    self.see_through(argument, [result])
             self._visit(body(op, number))
             self.now += 2
-            for value in terminator(body(op, number)).operands:
-                self._read(value)
-        # What a loop reads it reads until its end.
-        for buffer in self.buffers.values():
-            if buffer.start <= start + 1 and buffer.stop > start:
-                buffer.stop = self.now
+            self.read(terminator(body(op, number)).operands)
+        # What only starts a loop, and is read at its start alone, does not stay.
+        self.keep(made_before=start + 2, read_after=start + 1)
 
     def _write(self, op: ir.OpView) -> None:
-        for operand in op.operands:
-            self._read(operand)
+        self.read(op.operands)
         overwrites = op.operation.name in ELEMENTWISE | _IN_PLACE
         for result in op.results:
             self._hold(result, self.now + 1 if overwrites else self.now)
@@ -225,24 +209,8 @@ class _Clock:
                 self.scratch[self.now] = 2 * size if cut else size
 
     def _hold(self, value: ir.Value, start: int) -> None:
-        size = self.annotated.local_bytes(value)
-        if value not in self._returned and size > 0:
-            self.buffers[value] = _Buffer(size, start, start)
-
-    def _read(self, value: ir.Value) -> None:
-        """Keeps what a value is read from until now."""
-        for root in self._roots([value]):
-            if root in self.buffers:
-                self.buffers[root].stop = max(self.buffers[root].stop, self.now)
-
-    def _roots(self, values: Iterable[ir.Value]) -> Iterator[ir.Value]:
-        waiting, seen = list(values), set[ir.Value]()
-        while waiting:
-            value = waiting.pop()
-            if value not in seen:
-                seen.add(value)
-                waiting += self._base.get(value, ())
-                yield value
+        if value not in self._returned:
+            self.write(value, start)
 
     def _is_view(self, op: ir.OpView) -> bool:
         if isinstance(op, sdy.ShardingConstraintOp):
@@ -270,14 +238,14 @@ class _Clock:
 
     def _is_large(self, value: ir.Value) -> bool:
         """Whether reading a value reads more than a constant or something to be broadcast."""
-        while self._base.get(value):
+        while self.base.get(value):
             owner = value.owner
             if not isinstance(owner, ir.Block) and owner.name in BROADCASTS:
                 return False
-            (value, *others) = self._base[value]
+            (value, *others) = self.base[value]
             if others:
                 return True
-        return value not in self._base and self.annotated.local_bytes(value) > 0
+        return value not in self.base and self.annotated.local_bytes(value) > 0
 
     def _is_slice(self, op: ir.OpView) -> bool:
         """Whether a change of layout only cuts."""

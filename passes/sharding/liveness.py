@@ -19,7 +19,7 @@ Copies in other layouts, made for one op, live as long as that op (`copies.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,6 +30,7 @@ import numpy as np
 from alpa.dialects import body, ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import Argument, read_part
 from alpa.passes.analysis.graph import folds_into_dots, type_bytes
+from alpa.passes.analysis.liveness import Lives
 from alpa.passes.sharding.copies import LocalBytes, copies_for_ops
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import ShardGraph
@@ -220,17 +221,10 @@ def _usage(
 
 
 @dataclass
-class _Clock:
-    """Visits ops in order and notes when the values that they write to memory live."""
+class _Clock(Lives):
+    """Visits ops in program order."""
 
     ops_of: Mapping[ir.Block, Sequence[Op]]
-    now: int = 0
-    made: dict[ir.Value, int] = field(default_factory=dict)
-    """when a value is written"""
-    until: dict[ir.Value, int] = field(default_factory=dict)
-    """until when a value, or what is computed from it where that is used, is read"""
-    base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
-    """what a value that is not written is read from"""
     _returned: set[ir.Value] = field(default_factory=set)
     """what is written into the place of a fragment's result"""
     at: dict[ir.Value, int] = field(default_factory=dict)
@@ -248,7 +242,7 @@ class _Clock:
                 value = op.operands[0]
                 self._returned.add(value)
         self._visit(body(fragment))
-        self._use(returned)
+        self.read(returned)
         self.now += 1
         return start, self.now
 
@@ -259,38 +253,26 @@ class _Clock:
                 self.op = op.view
             if op.results:
                 self.at[op.results[0]] = self.now
-            self._use(op.operands)
+            self.read(op.operands)
             if op.name in _CONTROL_FLOW:
                 inside = self.now
                 for i in range(len(op.view.regions)):
                     self._visit(body(op.view, i))
-                # What a loop reads it reads until its end.
-                for value, start in self.made.items():
-                    if start < inside < self.until[value]:
-                        self.until[value] = self.now + 1
+                self.keep(made_before=inside, read_after=inside)
             for result in op.results:
                 self._make(op, result)
 
     def _make(self, op: Op, result: ir.Value) -> None:
-        self.until[result] = self.now + 1
         if op.name in _VIEWS or folds_into_dots(op.view):
-            self.base[result] = op.operands[:1]
+            self.see_through(result, op.operands[:1])
         elif is_fused(op, self._readers):
-            self.base[result] = op.operands
+            self.see_through(result, op.operands)
         elif result not in self._returned:
-            self.made[result] = self.now
+            self.write(result, self.now)
 
     @cached_property
     def _readers(self) -> dict[ir.Value, Op | None]:
         return readers(self.ops_of)
-
-    def _use(self, values: Iterable[ir.Value]) -> None:
-        """Extends lives to now; a fused op reads its operands where it is used."""
-        waiting = list(values)
-        while waiting:
-            value = waiting.pop()
-            self.until[value] = self.now + 1
-            waiting += self.base.get(value, ())
 
 
 def op_at(
