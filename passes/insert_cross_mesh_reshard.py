@@ -86,7 +86,8 @@ from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.step_time import step_seconds
 from alpa.passes.sharding.layouts import layout_of
-from alpa.passes.solve.transfers.cross_mesh import Problem, TiledMesh, solve
+from alpa.passes.solve.transfers.cross_mesh import Problem, solve
+from alpa.passes.solve.transfers.tiles import TiledMesh
 
 
 @dataclass(frozen=True, kw_only=True)

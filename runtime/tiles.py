@@ -1,7 +1,7 @@
 """Moves arrays between meshes as planned: tile by tile, from the chosen devices.
 
 The plan gives a transfer's method and the layout in which it arrives. From these,
-`passes.solve.cross_mesh.deliver` derives which device sends which part of the tensor. The planner
+`passes.solve.transfers.tiles.deliver` derives which device sends which part of the tensor. The planner
 uses the same function for its bytes and seconds, so the runtime sends what was counted. For a
 transfer outside the plan, such as a carried state on its way back to its argument, each device
 fetches its part (`send_recv`).
@@ -25,9 +25,8 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from alpa.passes.plan.data import DeviceMesh, Program, Transfer, Value
-from alpa.passes.solve.transfers import cross_mesh
-from alpa.passes.solve.transfers.cross_mesh import Crossing, Method, TiledMesh
 from alpa.passes.solve.transfers.senders import Box
+from alpa.passes.solve.transfers.tiles import Crossing, Message, Method, TiledMesh, deliver
 from alpa.runtime.placement import Placement, numpy_dtype
 
 
@@ -77,7 +76,7 @@ class Tiles:
                     f"a transfer has the method {transfer.method!r}; there are "
                     f"{', '.join(get_args(Method))}"
                 )
-            steps, _ = cross_mesh.deliver(crossing, cast(Method, transfer.method))
+            steps, _ = deliver(crossing, cast(Method, transfer.method))
             self._known[transfer] = crossing, steps
         return self._known[transfer]
 
@@ -120,7 +119,7 @@ class Tiles:
 
     def _exchange(
         self,
-        step: Sequence[cross_mesh.Message],
+        step: Sequence[Message],
         held: Held,
         got: Held,
         dtype: np.dtype[Any],
@@ -161,7 +160,7 @@ class Tiles:
 
 
 Held = dict[int, list[tuple[Box, jax.Array]]]
-Steps = tuple[tuple[cross_mesh.Message, ...], ...]
+Steps = tuple[tuple[Message, ...], ...]
 
 
 def _crossing(program: Program, transfer: Transfer) -> Crossing:

@@ -15,7 +15,8 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import Sharding
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.reshard import Layout, enumerate_layouts
-from alpa.passes.solve.transfers.cross_mesh import Problem, TiledMesh, solve
+from alpa.passes.solve.transfers.cross_mesh import Problem, solve
+from alpa.passes.solve.transfers.tiles import TiledMesh
 
 AXES = {"mesh_0": ("axis0", "axis1"), "mesh_1": ("rows", "model")}
 CLUSTER = Cluster.parse("cpu:4x2")

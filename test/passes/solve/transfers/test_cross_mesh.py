@@ -16,19 +16,17 @@ from alpa.passes.cost.collectives import LogicalMesh, all_gather
 from alpa.passes.cost.device import Link
 from alpa.passes.solve.errors import VerificationError
 from alpa.passes.solve.transfers.cross_mesh import (
-    Message,
     Problem,
     Solution,
-    TiledMesh,
     Traffic,
     candidates,
-    cost,
     lower_bound,
     of_method,
     solve,
     verify,
 )
 from alpa.passes.solve.transfers.senders import Demand, balance, greedy, peak
+from alpa.passes.solve.transfers.tiles import Message, TiledMesh
 
 SLOW = Link(bandwidth=1e9, latency=20e-6)
 FAST = Link(bandwidth=100e9, latency=5e-6)
@@ -423,24 +421,6 @@ def test_gathers_take_what_the_collectives_model_says(hosts, per_host, sizes):
         assert solution.gathers.seconds == pytest.approx(3 * all_gather(view, axis, 4.0 * MIB))
 
 
-@settings(max_examples=50, deadline=None)
-@given(problem=problems())
-def test_the_cost_is_that_of_the_solution(problem):
-    cluster = replace(Cluster.parse("h100:4x8"), inter_host=problem.slow, intra_host=problem.fast)
-    asked = cost(
-        cluster,
-        problem.shape,
-        problem.itemsize,
-        problem.source,
-        problem.target,
-        readers=problem.readers,
-    )
-    best = solve(problem)
-    assert (asked.method, asked.seconds) == (best.method, best.total.seconds)
-    assert asked.slow_bytes == best.total.slow_bytes
-    assert asked.fast_bytes == best.total.fast_bytes
-
-
 def test_meshes_of_a_cluster():
     mesh = TiledMesh.of(Cluster.parse("h100:4x8"), (6, 7, 8, 9), (2, 2), ((0,),))
     assert mesh.hosts == (0, 0, 1, 1)
@@ -510,12 +490,12 @@ def test_large_problems_are_balanced_greedily():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shape": (8, -1)}, "is none"),
-        ({"itemsize": 0}, "is none"),
+        ({"shape": (8, -1)}, "invalid tensor"),
+        ({"itemsize": 0}, "invalid tensor"),
         ({"readers": -1}, "has no -1 readers"),
         ({"shape": (8,)}, "is no layout of shape"),
         ({"source": mesh_of(0, ((0,), (0,)))}, "each axis once"),
-        ({"source": mesh_of(0, ((0,), (2,)))}, "names axes that the source"),
+        ({"source": mesh_of(0, ((0,), (2,)))}, "refers to axes that the source"),
         ({"target": mesh_of(2, ((0,), ()), per_host=3)}, "device 2 is on host 1 and on host 0"),
         ({"target": replace(mesh_of(4, ((), ())), hosts=(1, 1))}, "the target of sizes"),
         ({"target": replace(mesh_of(4, ((), ())), devices=(4, 4, 5, 6))}, "the target of sizes"),
