@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from alpa.dialects.attributes import MeshAssignment, read_meshes, read_part
+from alpa.dialects.attributes import read_part
 from alpa.dialects.bindings import body, func, ir, main_function, mpmd, sdy, walk
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.plan import MeshAssignment, read_meshes
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 
 

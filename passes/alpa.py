@@ -71,8 +71,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self, cast
 
 from alpa.dialects import body, ir, main_function, mpmd
-from alpa.dialects.attributes import HELD, PROGRAM, Dropped, Plan, Schedule, read_meshes
+from alpa.dialects.attributes import HELD, PROGRAM
 from alpa.dialects.mpmd_types import Origin
+from alpa.dialects.plan import Dropped, Plan, Schedule, read_meshes
 from alpa.passes.base import (
     Driver,
     NoRoomError,

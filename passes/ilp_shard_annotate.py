@@ -68,11 +68,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from alpa.dialects import ir, walk
-from alpa.dialects.attributes import (
-    SolverReport,
-    read_meshes,
-    write_solver_reports,
-)
+from alpa.dialects.plan import SolverReport, read_meshes, write_solver_reports
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import NoRoomError, Pass, PassError, Remark, option
 from alpa.passes.plan.attribute import plan_and_cluster

@@ -72,8 +72,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from alpa.dialects import body, ir, mpmd, sdy
-from alpa.dialects.attributes import SECONDS, MeshAssignment, Reshard, read_float, read_meshes
+from alpa.dialects.attributes import SECONDS, read_float
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import MeshAssignment, Reshard, read_meshes
 from alpa.dialects.records import f64
 from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.analysis.graph import element_bytes

@@ -65,14 +65,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from alpa.dialects import body, func, ir
-from alpa.dialects.attributes import (
-    AccumulateDtype,
-    Plan,
-    Schedule,
-    read_arguments,
-    read_results,
-    state_pairs,
-)
+from alpa.dialects.attributes import read_arguments, read_results, state_pairs
+from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark, option

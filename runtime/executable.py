@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
-from alpa.dialects.attributes import Plan
+from alpa.dialects.plan import Plan
 from alpa.passes.plan.data import Program
 from alpa.runtime.argument_checks import ArgumentChecks
 from alpa.runtime.checkpoints.stored_array import StoredArray

@@ -24,7 +24,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
-from alpa.dialects.attributes import AccumulateDtype, Schedule
+from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat

@@ -14,7 +14,8 @@ from typing import Literal
 
 from alpa import passes
 from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import AccumulateDtype, Plan, Schedule, State
+from alpa.dialects.attributes import State
+from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import PassError
 from alpa.passes.pipelines.clock import Clock

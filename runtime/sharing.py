@@ -17,15 +17,9 @@ from typing import Any
 import jax
 
 from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import (
-    MeshAssignment,
-    Plan,
-    State,
-    argument_state,
-    read_arguments,
-    read_meshes,
-)
+from alpa.dialects.attributes import State, argument_state, read_arguments
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.stages.given_meshes import Places, meshes_text
 from alpa.runtime.calls import Leaf, LeafType, Path

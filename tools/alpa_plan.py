@@ -31,7 +31,7 @@ from typing import NoReturn, get_args
 
 from alpa import passes, runtime
 from alpa.dialects import ir
-from alpa.dialects.attributes import AccumulateDtype, Schedule
+from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.clock import Clock

@@ -30,7 +30,7 @@ import ray
 from flax import linen as nn
 
 from alpa import passes
-from alpa.dialects.attributes import Schedule
+from alpa.dialects.plan import Schedule
 from alpa.runtime import WorkerOptions, load
 from alpa.runtime.workers.executor import RayExecutable
 from alpa.runtime.workers.options import Transport

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import get_args
 
 from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import Schedule, read_meshes
+from alpa.dialects.plan import Schedule, read_meshes
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text

@@ -18,7 +18,7 @@ from typing import get_args
 
 from alpa import passes
 from alpa.dialects import format_error, ir, main_function
-from alpa.dialects.attributes import read_solver_reports
+from alpa.dialects.plan import read_solver_reports
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import Intra

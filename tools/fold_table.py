@@ -20,14 +20,9 @@ from dataclasses import dataclass
 
 from alpa import passes
 from alpa.dialects import body, ir, main_function, mpmd, walk
-from alpa.dialects.attributes import (
-    FLOPS,
-    SolverReport,
-    read_arguments,
-    read_results,
-    read_solver_reports,
-)
+from alpa.dialects.attributes import FLOPS, read_arguments, read_results
 from alpa.dialects.mpmd_types import Origin
+from alpa.dialects.plan import SolverReport, read_solver_reports
 from alpa.passes import PassError
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.pipelines.diagnostics import place_of

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
-from alpa.dialects.attributes import AccumulateDtype, Schedule
+from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.alpa import STEPS
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.table import seconds_text

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 
 from alpa.dialects import body, func, ir, main_function, mpmd, sdy, walk
-from alpa.dialects.attributes import Plan, read_meshes
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.plan import Plan, read_meshes
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.op_kinds import CONTROL_FLOW

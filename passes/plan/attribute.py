@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alpa.dialects import func
-from alpa.dialects.attributes import Plan, read_meshes
 from alpa.dialects.checks import CheckError, check_meshes
+from alpa.dialects.plan import Plan, read_meshes
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 

@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from alpa.dialects.attributes import Argument, Part, Plan, Result, State, is_exact
+from alpa.dialects.attributes import Argument, Part, Result, State, is_exact
 from alpa.dialects.mpmd_types import Origin
+from alpa.dialects.plan import Plan
 from alpa.dialects.sharding import Sharding
 
 MODULE = "alpa.module"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from alpa.dialects.attributes import (
     SECONDS,
-    Plan,
-    Reshard,
     input_number,
     micro_batches_of,
     output_number,
@@ -13,12 +11,12 @@ from alpa.dialects.attributes import (
     read_float,
     read_int,
     read_ints,
-    read_meshes,
     read_part,
     read_results,
 )
 from alpa.dialects.bindings import body, ir, main_function, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
+from alpa.dialects.plan import Plan, Reshard, read_meshes
 from alpa.dialects.records import typed
 from alpa.dialects.sharding import Mesh
 from alpa.passes.analysis.graph import element_bytes

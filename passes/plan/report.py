@@ -18,21 +18,17 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, Self
 
 from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import (
-    COMPUTE_SECONDS,
-    SECONDS,
+from alpa.dialects.attributes import COMPUTE_SECONDS, SECONDS, Part, read_float, read_remat
+from alpa.dialects.checks import check_planned
+from alpa.dialects.plan import (
     Dropped,
     MeshAssignment,
-    Part,
     Reshard,
     Schedule,
     SolverReport,
-    read_float,
     read_meshes,
-    read_remat,
     read_solver_reports,
 )
-from alpa.dialects.checks import check_planned
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.plan.annotated import annotated_fragments

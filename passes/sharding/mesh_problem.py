@@ -17,16 +17,14 @@ import numpy as np
 from alpa.dialects import body, func, ir, mpmd, terminator, walk
 from alpa.dialects.attributes import (
     Argument,
-    MeshAssignment,
-    Plan,
     State,
     argument_state,
     read_arguments,
-    read_meshes,
     read_part,
     read_results,
 )
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster

@@ -38,8 +38,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alpa.dialects import attributes_of, body, func, ir, mpmd, sdy, stablehlo, terminator
-from alpa.dialects.attributes import FOLLOW, Plan, Result
+from alpa.dialects.attributes import FOLLOW, Result
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
+from alpa.dialects.plan import Plan
 from alpa.dialects.records import i64
 from alpa.passes.analysis.graph import Graph, element_bytes, first_reader, type_bytes
 

@@ -12,7 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from alpa.dialects.attributes import Plan
+from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.boundary import Boundary

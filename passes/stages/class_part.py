@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd
-from alpa.dialects.attributes import Plan, read_arguments, read_part
+from alpa.dialects.attributes import read_arguments, read_part
+from alpa.dialects.plan import Plan
 from alpa.passes.sharding.copies import LocalBytes
 from alpa.passes.sharding.liveness import Residence, held
 from alpa.passes.sharding.mesh_problem import MeshProblem

@@ -26,7 +26,7 @@ from math import inf
 
 import numpy as np
 
-from alpa.dialects.attributes import Plan
+from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.baselines import Intra, restrict

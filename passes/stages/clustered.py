@@ -9,7 +9,6 @@ from functools import cached_property
 from alpa.dialects import body, func
 from alpa.dialects.attributes import (
     Argument,
-    Plan,
     Result,
     input_number,
     output_number,
@@ -17,6 +16,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.mpmd_types import Origin
+from alpa.dialects.plan import Plan
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster

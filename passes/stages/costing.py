@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from alpa.dialects import body, walk
-from alpa.dialects.attributes import Plan
+from alpa.dialects.plan import Plan
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster

@@ -18,14 +18,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from alpa.dialects import func, ir
-from alpa.dialects.attributes import (
-    HELD,
-    MeshAssignment,
-    Slice,
-    State,
-    argument_state,
-    read_arguments,
-)
+from alpa.dialects.attributes import HELD, Slice, State, argument_state, read_arguments
+from alpa.dialects.plan import MeshAssignment
 from alpa.dialects.records import entries, i64, typed
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import OptionError, PassError, location_of

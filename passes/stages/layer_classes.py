@@ -12,16 +12,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from alpa.dialects import body, func, ir, main_function, parse, terminator
-from alpa.dialects.attributes import (
-    Argument,
-    MeshAssignment,
-    Part,
-    Plan,
-    Result,
-    ResultRole,
-    state_pairs,
-)
+from alpa.dialects.attributes import Argument, Part, Result, ResultRole, state_pairs
 from alpa.dialects.mpmd_types import Origin
+from alpa.dialects.plan import MeshAssignment, Plan
 from alpa.passes.analysis.graph import Graph, recipe
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.gradient_reductions import place_reductions

@@ -26,10 +26,7 @@ from alpa.dialects.attributes import (
     REMAT,
     SECONDS,
     Argument,
-    Dropped,
-    MeshAssignment,
     Part,
-    Plan,
     Result,
     input_number,
     output_number,
@@ -37,6 +34,7 @@ from alpa.dialects.attributes import (
     state_pairs,
 )
 from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topology_attr
+from alpa.dialects.plan import Dropped, MeshAssignment, Plan
 from alpa.dialects.records import f64, i64
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis.graph import Graph

@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from alpa.dialects.attributes import MeshAssignment
+from alpa.dialects.plan import MeshAssignment
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from alpa.dialects.attributes import Dropped
+from alpa.dialects.plan import Dropped
 from alpa.passes.base import NoRoomError, PassError
 from alpa.passes.cost.device import size_text
 from alpa.passes.solve.errors import SolverFailedError

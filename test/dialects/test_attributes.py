@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alpa.dialects import ir, main_function, parse
-from alpa.dialects.attributes import Plan
+from alpa.dialects.plan import Plan
 
 MAIN = "func.func public @main() attributes {alpa.plan = %s} { return }"
 

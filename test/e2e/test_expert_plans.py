@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alpa import passes
 from alpa.dialects import ir, main_function, parse
-from alpa.dialects.attributes import read_solver_reports
+from alpa.dialects.plan import read_solver_reports
 from alpa.runtime.pjrt import compile_module, separate
 from alpa.runtime.truth import truth
 

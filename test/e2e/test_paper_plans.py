@@ -8,13 +8,9 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import (
-    Argument,
-    read_arguments,
-    read_meshes,
-    read_solver_reports,
-)
+from alpa.dialects.attributes import Argument, read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import read_meshes, read_solver_reports
 from alpa.tools import zoo
 
 CLUSTER = """

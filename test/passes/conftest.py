@@ -25,10 +25,10 @@ from alpa.dialects.attributes import (
     Result,
     ResultRole,
     marker_of,
-    read_meshes,
     read_results,
     write_interface,
 )
+from alpa.dialects.plan import read_meshes
 from alpa.dialects.records import i64
 from alpa.passes.analysis.micro_batches.context import Context
 from alpa.passes.analysis.micro_batches.relate import argument_relations, relate

@@ -16,7 +16,7 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import ir, main_function, parse
-from alpa.dialects.attributes import Plan, Schedule, read_meshes
+from alpa.dialects.plan import Plan, Schedule, read_meshes
 from alpa.passes.alpa import STEPS, Alpa, fingerprint, lower_bound, planned_for
 from alpa.passes.base import NotFasterError, PassError, Remark
 from alpa.passes.cost.cluster import Cluster

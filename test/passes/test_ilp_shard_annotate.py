@@ -10,14 +10,9 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, sdy, stablehlo, terminator
-from alpa.dialects.attributes import (
-    read_arguments,
-    read_meshes,
-    read_part,
-    read_results,
-    read_solver_reports,
-)
+from alpa.dialects.attributes import read_arguments, read_part, read_results
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import read_meshes, read_solver_reports
 from alpa.dialects.sharding import Sharding, ShardingRule, op_shardings
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter

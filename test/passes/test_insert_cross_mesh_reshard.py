@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 import alpa.passes
 import alpa.runtime
 from alpa.dialects import body, ir, main_function, mpmd, sdy, stablehlo
-from alpa.dialects.attributes import SECONDS, Plan, Reshard, read_float
+from alpa.dialects.attributes import SECONDS, read_float
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import Plan, Reshard
 from alpa.dialects.sharding import Sharding
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.reshard import Layout, enumerate_layouts

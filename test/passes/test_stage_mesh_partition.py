@@ -14,14 +14,8 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, parse, terminator
-from alpa.dialects.attributes import (
-    Plan,
-    read_arguments,
-    read_meshes,
-    read_part,
-    read_remat,
-    read_results,
-)
+from alpa.dialects.attributes import read_arguments, read_part, read_remat, read_results
+from alpa.dialects.plan import Plan, read_meshes
 from alpa.passes.analysis.graph import replace_operands
 from alpa.runtime.reference import compare, random_arguments, run_unplanned
 

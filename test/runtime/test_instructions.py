@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from alpa import passes
 from alpa.dialects import parse
-from alpa.dialects.attributes import Argument, Part, Plan, Result, ResultRole, Role
+from alpa.dialects.attributes import Argument, Part, Result, ResultRole, Role
+from alpa.dialects.plan import Plan
 from alpa.passes.plan.data import (
     DeviceMesh,
     Fragment,

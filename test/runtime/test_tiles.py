@@ -8,7 +8,7 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import body, main_function
-from alpa.dialects.attributes import Plan, Reshard
+from alpa.dialects.plan import Plan, Reshard
 from alpa.dialects.sharding import Sharding
 from alpa.passes.plan.data import DeviceMesh, Program, Transfer, Value
 from alpa.passes.plan.reader import read_planned

@@ -11,8 +11,9 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import body, ir, main_function, mpmd
-from alpa.dialects.attributes import FLOPS, SolverReport
+from alpa.dialects.attributes import FLOPS
 from alpa.dialects.mpmd_types import Origin
+from alpa.dialects.plan import SolverReport
 from alpa.tools import zoo
 from alpa.tools.fold_table import cost_table, fold_classes, main
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from alpa import passes
-from alpa.dialects.attributes import SolverReport
+from alpa.dialects.plan import SolverReport
 from alpa.passes import PassError
 from alpa.passes.plan.report import PlanReport, SolverSummary
 from alpa.passes.plan.split_factors import in_words

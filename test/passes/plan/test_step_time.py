@@ -10,7 +10,8 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import Argument, Part, Plan, read_solver_reports
+from alpa.dialects.attributes import Argument, Part
+from alpa.dialects.plan import Plan, read_solver_reports
 from alpa.passes.plan.data import (
     DeviceMesh,
     Fragment,

@@ -13,8 +13,9 @@ import pytest
 
 from alpa import passes, runtime
 from alpa.dialects import body, ir, main_function, walk
-from alpa.dialects.attributes import read_arguments, read_part, read_solver_reports
+from alpa.dialects.attributes import read_arguments, read_part
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import read_solver_reports
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.runtime.reference import compare
 

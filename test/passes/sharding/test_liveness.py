@@ -11,8 +11,9 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import body, ir, main_function, parse
-from alpa.dialects.attributes import Plan, read_arguments
+from alpa.dialects.attributes import read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import Plan
 from alpa.passes.sharding.fold import fold
 from alpa.passes.sharding.liveness import is_fused, readers
 from alpa.passes.sharding.ops import read_ops

@@ -9,7 +9,7 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import body, func, ir, main_function, parse
-from alpa.dialects.attributes import Plan, Schedule
+from alpa.dialects.plan import Plan, Schedule
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.sharding.mesh_problem import MeshProblem

@@ -8,8 +8,9 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, ir, main_function, mpmd, parse
-from alpa.dialects.attributes import Plan, Reshard, read_arguments, read_results
+from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import Plan, Reshard
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.predicted_collectives import predicted_collectives

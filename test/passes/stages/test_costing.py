@@ -12,7 +12,8 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import Plan, read_arguments, read_results
+from alpa.dialects.attributes import read_arguments, read_results
+from alpa.dialects.plan import Plan
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster

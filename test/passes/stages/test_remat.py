@@ -14,13 +14,8 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import (
-    Plan,
-    read_arguments,
-    read_remat,
-    read_results,
-    read_solver_reports,
-)
+from alpa.dialects.attributes import read_arguments, read_remat, read_results
+from alpa.dialects.plan import Plan, read_solver_reports
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.solve.stages import placement, stage_dp

@@ -14,15 +14,9 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import (
-    Plan,
-    Schedule,
-    read_arguments,
-    read_meshes,
-    read_results,
-    read_solver_reports,
-)
+from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.mpmd_types import MeshTensor, Origin
+from alpa.dialects.plan import Plan, Schedule, read_meshes, read_solver_reports
 from alpa.passes.analysis.graph import Graph, type_bytes
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
