@@ -122,7 +122,7 @@ class AccumulateGradients(Pass):
 
 
 def _accumulate(program: Program, fragment: Fragment, nested: FragmentModule) -> None:
-    """Adds the results that are totals to new arguments, and says so on the fragment."""
+    """Adds the results that are totals to new arguments, and writes their numbers."""
     accumulated = [i for i, v in enumerate(fragment.outputs) if v in program.totals]
     extra = [i for i in accumulated if fragment.outputs[i] in program.micro_used]
     if not accumulated:
@@ -151,7 +151,7 @@ def _accumulate(program: Program, fragment: Fragment, nested: FragmentModule) ->
 
 
 def _mark_totals(program: Program, fragment: Fragment, nested: FragmentModule) -> None:
-    """Says of each argument of an update that is a total which kind of sum it is."""
+    """Marks each argument of an update that is a total with its kind."""
     arguments = nested.argument_attrs()
     for attrs, value in zip(arguments, fragment.inputs, strict=True):
         if value in program.totals:
@@ -161,7 +161,7 @@ def _mark_totals(program: Program, fragment: Fragment, nested: FragmentModule) -
 
 
 def _narrow_sum(program: Program, fragment: Fragment) -> str | None:
-    """What to say of a fragment's sum whose type is narrower than the plan asks for."""
+    """A remark on a sum whose type is narrower than the plan asks for, if there is one."""
     for number, value in enumerate(fragment.outputs):
         dtype = program.values[value].dtype
         wide = program.plan.accumulator(dtype)

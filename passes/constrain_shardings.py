@@ -68,7 +68,7 @@ from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, fragment_modules
 
-# Their results cost nothing to make anew in any layout.
+# Each device can make its shard of their results at no cost.
 _FREE = (stablehlo.ConstantOp, stablehlo.IotaOp)
 
 
@@ -106,7 +106,7 @@ def _constrain(op: ir.OpView, devices: int) -> None:
 
 
 def _pin_variables(loop: stablehlo.WhileOp, shardings: Sequence[Sharding]) -> None:
-    """Fixes the layouts of a loop's variables inside it, which XLA else takes from their uses."""
+    """Fixes the shardings of a loop's variables in its body; XLA may infer others from uses."""
     block = body(loop, 1)
     end = terminator(block)
     for i, sharding in enumerate(shardings):
@@ -121,7 +121,7 @@ def _pin_variables(loop: stablehlo.WhileOp, shardings: Sequence[Sharding]) -> No
 
 
 def _is_manual(op: ir.OpView) -> bool:
-    """Whether an op computes on local shards, inside a shard_map."""
+    """Whether an op is inside an `sdy.manual_computation`, where it computes on local shards."""
     parent = op.operation.parent
     while parent is not None and parent.operation.name != "func.func":
         if parent.operation.name == "sdy.manual_computation":
@@ -131,7 +131,7 @@ def _is_manual(op: ir.OpView) -> bool:
 
 
 def _says_the_same(result: ir.Value, sharding: Sharding) -> bool:
-    """Whether the only use of a result fixes this very sharding already, or nothing uses it."""
+    """Whether the only use of a result fixes the same sharding, or nothing uses it."""
     uses = list(result.uses)
     if len(uses) != 1:
         return not uses

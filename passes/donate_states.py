@@ -86,11 +86,10 @@ class DonateStates(Pass):
 
 
 def _aliases(program: Program, step: int) -> dict[int, int]:
-    """Operand -> result of an update fragment that may take over its buffer.
+    """Operand -> result of an update fragment that may be written over it.
 
-    The operand is a state argument that nothing reads afterwards, the result its new state of the
-    same type and sharding. "Afterwards" is in program order and, as all other parts run before the
-    updates, also in every schedule.
+    The operand is a state argument that nothing reads afterwards. The result is its new state, of
+    the same type and sharding.
     """
     fragment = program.steps[step]
     if not isinstance(fragment, Fragment) or fragment.part != "update":

@@ -78,13 +78,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import ClassVar
 
-from alpa.dialects import ir, sdy, stablehlo
+from alpa.dialects import body, ir, sdy, stablehlo
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
+from alpa.passes.sharding.manual import manual_computation
 from alpa.passes.sharding.sums import linear_operands, starts_sums, stored
 
 _Known = dict[ir.Value, Sharding]
@@ -92,7 +92,7 @@ _Known = dict[ir.Value, Sharding]
 
 @dataclass(frozen=True, kw_only=True)
 class LowerPartialSums(Pass):
-    """Keeps the parts of unreduced values along a leading dimension."""
+    """Writes partial sums as parts along a leading dimension."""
 
     name: ClassVar[str] = "lower-partial-sums"
 
@@ -119,9 +119,9 @@ def _lower(nested: FragmentModule) -> None:
 
 
 def _rewrite(operations: Sequence[ir.OpView], known: _Known, mesh: Mesh) -> None:
-    """Rewrites the ops on unreduced values; `known` are the shardings of what they start from.
+    """Rewrites the ops on partial sums. `known` has the shardings of the function's arguments.
 
-    Values in `known` and the results of rewritten ops are as `stored` says.
+    Arguments and the results of rewritten ops have the shapes of `stored`.
     """
     for op in operations:
         shardings = op_shardings(op)
@@ -140,7 +140,7 @@ def _is_unreduced(value: ir.Value, known: _Known) -> bool:
 
 
 def _reduce(op: sdy.ShardingConstraintOp, source: Sharding, target: Sharding) -> None:
-    """All-reduce first, then a slice: XLA makes a reduce-scatter of the two where it has one."""
+    """Writes an all-reduce, then a slice; XLA combines them where it has a reduce-scatter."""
     element = ir.RankedTensorType(op.results[0].type).element_type
     with ir.InsertionPoint(op), op.location:
         total = _sum(op.operands[0], op.results[0].type, element)
@@ -162,7 +162,7 @@ def _sum(parts: ir.Value, type_: ir.Type, element: ir.Type) -> ir.Value:
 
 
 def _run_on_parts(op: ir.OpView, sharding: Sharding, known: _Known, mesh: Mesh) -> _Known:
-    """Puts an op with one, unreduced result into a manual computation over those axes."""
+    """Puts an op whose one result is a partial sum into a manual computation over its axes."""
     axes = [axis.name for axis in sharding.unreduced]
     inputs = [known[value] for value in op.operands]
     parts = tuple(i for i, given in enumerate(inputs) if given.unreduced)
@@ -177,18 +177,9 @@ def _run_on_parts(op: ir.OpView, sharding: Sharding, known: _Known, mesh: Mesh) 
     outer_shape, outer = stored(shape, sharding, mesh)
     element = ir.RankedTensorType(op.results[0].type).element_type
     with ir.InsertionPoint(op), op.location:
-        manual = sdy.ManualComputationOp(
-            [ir.RankedTensorType.get(outer_shape, element)],
-            list(op.operands),
-            _per_value(outer_inputs),
-            _per_value([outer]),
-            sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in axes]),
-        )
-        types = [
-            _local_type(value.type, given, axes, mesh)
-            for value, given in zip(op.operands, outer_inputs, strict=True)
-        ]
-        block = manual.regions[0].blocks.append(*types)
+        types = [ir.RankedTensorType.get(outer_shape, element)]
+        manual = manual_computation(op, types, outer_inputs, [outer], axes, mesh)
+        block = body(manual)
         with ir.InsertionPoint(block):
             operands = [
                 _without_parts(argument) if given.unreduced else argument
@@ -209,22 +200,8 @@ def _run_on_parts(op: ir.OpView, sharding: Sharding, known: _Known, mesh: Mesh) 
     return {manual.results[0]: sharding}
 
 
-def _local_type(type_: ir.Type, sharding: Sharding, axes: Sequence[str], mesh: Mesh) -> ir.Type:
-    """Only the manual axes cut the types inside a manual computation."""
-    tensor, sizes = ir.RankedTensorType(type_), dict(mesh.axes)
-    shape = [
-        size // prod(sizes[axis.name] for axis in on if axis.name in axes)
-        for size, on in zip(tensor.shape, sharding.dims, strict=True)
-    ]
-    return ir.RankedTensorType.get(shape, tensor.element_type)
-
-
 def _without_parts(value: ir.Value) -> ir.Value:
     tensor = ir.RankedTensorType(value.type)
     return stablehlo.reshape(
         ir.RankedTensorType.get(list(tensor.shape)[1:], tensor.element_type), value
     )
-
-
-def _per_value(shardings: Sequence[Sharding]) -> ir.Attribute:
-    return sdy.TensorShardingPerValueAttr.get([sharding.to_attr() for sharding in shardings])

@@ -58,7 +58,7 @@ from alpa.dialects.sharding import Mesh, Sharding, op_shardings, set_op_sharding
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.plan import data
 from alpa.passes.plan.data import Fragment
-from alpa.passes.plan.fragment_modules import SHARDING
+from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule
 from alpa.passes.plan.reader import read_planned
 
 
@@ -93,31 +93,27 @@ def _outline(op: mpmd.FragmentOp, symbol: str, mesh_name: str, mesh: Mesh) -> No
     nested = ir.Operation.create(
         "builtin.module", regions=1, attributes={"sym_name": ir.StringAttr.get(symbol)}
     )
-    types = [
-        [MeshTensor.from_type(value.type).type for value in values]
-        for values in (op.operands, op.results)
-    ]
+    copy = op.operation.clone()
+    source = body(copy)
+    *operations, end = source.operations
+    types = ([a.type for a in source.arguments], [value.type for value in end.operands])
     with ir.InsertionPoint(nested.regions[0].blocks.append()):
         sdy.MeshOp(mesh_name, mesh.to_attr())
         function = func.FuncOp("main", ir.FunctionType.get(*types), visibility="public")
-    for name, values in (("arg_attrs", op.operands), ("res_attrs", op.results)):
-        function.attributes[name] = ir.ArrayAttr.get(
-            [
-                ir.DictAttr.get({SHARDING: _closed(op, _planned(value), mesh_name).to_attr()})
-                for value in values
-            ]
-        )
     block = function.add_entry_block()
-    copy = op.operation.clone()
-    source = body(copy)
     for old, new in zip(source.arguments, block.arguments, strict=True):
         old.replace_all_uses_with(new)
-    *operations, end = source.operations
     for inner in operations:
         block.append(inner)
     with ir.InsertionPoint(block):
         func.ReturnOp(list(end.operands))
     copy.erase()
+    arguments, results = (
+        [{SHARDING: _closed(op, _planned(value), mesh_name).to_attr()} for value in values]
+        for values in (op.operands, op.results)
+    )
+    made = FragmentModule(fragment=op, function=function, mesh_name=mesh_name, mesh=mesh)
+    made.write_signature(arguments, results)
     for inner in walk(block):
         _clean(inner, mesh_name)
     op.attributes[data.MODULE] = ir.FlatSymbolRefAttr.get(symbol)

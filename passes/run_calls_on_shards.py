@@ -64,16 +64,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
-from alpa.dialects import func, ir, sdy, stablehlo, walk
+from alpa.dialects import body, func, ir, sdy, stablehlo, walk
 from alpa.dialects.sharding import AxisRef, Mesh, Sharding, ShardingRule, op_shardings
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.fragment_modules import fragment_modules
+from alpa.passes.sharding.manual import local_type, manual_computation
 from alpa.passes.sharding.rules import rule_of
 
-# XLA asks jax for the program of a shard.
+# XLA asks JAX for the program of a shard.
 _PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
 _OURS = ("sdy.sharding", "sdy.sharding_rule")
 
@@ -114,20 +114,18 @@ def _run_on_shards(
         )
         for mapping in rule.operands
     ]
+    axes = [name for name, _ in mesh.axes]
     with ir.InsertionPoint(op), op.location:
-        manual = sdy.ManualComputationOp(
-            [value.type for value in op.results],
-            list(op.operands),
-            _per_value(operands),
-            _per_value(results),
-            sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name, _ in mesh.axes]),
-        )
-        types = [_local(v.type, s, mesh) for v, s in zip(op.operands, operands, strict=True)]
-        block = manual.regions[0].blocks.append(*types)
+        types = [value.type for value in op.results]
+        manual = manual_computation(op, types, operands, results, axes, mesh)
+        block = body(manual)
         with ir.InsertionPoint(block):
             call = ir.Operation.create(
                 op.operation.name,
-                results=[_local(v.type, s, mesh) for v, s in zip(op.results, results, strict=True)],
+                results=[
+                    local_type(type_, sharding, axes, mesh)
+                    for type_, sharding in zip(types, results, strict=True)
+                ],
                 operands=list(block.arguments),
                 attributes={
                     name: op.attributes[name]
@@ -140,16 +138,3 @@ def _run_on_shards(
     for old, new in zip(op.results, manual.results, strict=True):
         old.replace_all_uses_with(new)
     op.operation.erase()
-
-
-def _per_value(shardings: Sequence[Sharding]) -> ir.Attribute:
-    return sdy.TensorShardingPerValueAttr.get([sharding.to_attr() for sharding in shardings])
-
-
-def _local(type_: ir.Type, sharding: Sharding, mesh: Mesh) -> ir.Type:
-    tensor = ir.RankedTensorType(type_)
-    shape = [
-        size // prod(mesh.axis_size(axis) for axis in axes)
-        for size, axes in zip(tensor.shape, sharding.dims, strict=True)
-    ]
-    return ir.RankedTensorType.get(shape, tensor.element_type)

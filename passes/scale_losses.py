@@ -102,7 +102,7 @@ class ScaleLosses(Pass):
 
 
 def _scale(nested: FragmentModule, number: int, scale: float) -> None:
-    """Multiplies an argument where it lies: XLA else may gather it first."""
+    """Multiplies an argument, in its sharding. Otherwise XLA may gather it first."""
     total = nested.function.entry_block.arguments[number]
     type_ = ir.RankedTensorType(total.type)
     if scale == 1.0 or not isinstance(type_.element_type, ir.FloatType | ir.ComplexType):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import prod
 from typing import Literal
 
 import numpy as np
 
 from alpa.dialects import body, ir, sdy, stablehlo
-from alpa.dialects.sharding import Sharding
+from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.base import PassError
@@ -70,6 +71,39 @@ def fixed_shardings(op: sdy.ManualComputationOp) -> tuple[list[Sharding], list[S
         for name in ("in_shardings", "out_shardings")
     )
     return inputs, outputs
+
+
+def manual_computation(
+    op: ir.OpView,
+    types: Sequence[ir.Type],
+    inputs: Sequence[Sharding],
+    outputs: Sequence[Sharding],
+    axes: Sequence[str],
+    mesh: Mesh,
+) -> sdy.ManualComputationOp:
+    """A manual computation of the operands of an op, at the insertion point. Its body is empty.
+
+    `types` are those of its results, `inputs` and `outputs` the shardings of operands and results.
+    """
+    given, made = (
+        sdy.TensorShardingPerValueAttr.get([sharding.to_attr() for sharding in shardings])
+        for shardings in (inputs, outputs)
+    )
+    names = sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in axes])
+    manual = sdy.ManualComputationOp(types, list(op.operands), given, made, names)
+    values = zip(op.operands, inputs, strict=True)
+    manual.regions[0].blocks.append(*(local_type(v.type, s, axes, mesh) for v, s in values))
+    return manual
+
+
+def local_type(type_: ir.Type, sharding: Sharding, axes: Sequence[str], mesh: Mesh) -> ir.Type:
+    """The type that a tensor has inside a manual computation, which cuts it along `axes` only."""
+    tensor = ir.RankedTensorType(type_)
+    shape = [
+        size // prod(mesh.axis_size(axis) for axis in on if axis.name in axes)
+        for size, on in zip(tensor.shape, sharding.dims, strict=True)
+    ]
+    return ir.RankedTensorType.get(shape, tensor.element_type)
 
 
 def written_collectives(op: sdy.ManualComputationOp, mesh: LogicalMesh) -> list[Written]:

@@ -2,8 +2,8 @@
 
 `ReshardTable.path` is the cheapest way in steps of one mesh axis each. XLA undoes all axes of a
 dimension by one all-gather, and moves several from one dimension to another by one all-to-all.
-Any way with more than one collective it finds only if it is told each layout in between, else it
-may replicate the whole tensor: `export-stages` writes those.
+XLA finds a way with more than one collective only if it is told each layout in between. Otherwise
+it may replicate the whole tensor. So `write-reshard-steps` writes those layouts.
 """
 
 from __future__ import annotations

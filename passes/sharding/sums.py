@@ -39,7 +39,7 @@ def unreduced_axes(layout: Layout, rank: int) -> tuple[int, ...]:
 def stored(
     shape: Sequence[int], sharding: Sharding, mesh: Mesh
 ) -> tuple[tuple[int, ...], Sharding]:
-    """Shape and sharding of a value in memory: the parts of an unreduced one stand in front."""
+    """Shape and sharding of a value in memory: a partial sum has a leading dimension of parts."""
     if not sharding.unreduced:
         return tuple(shape), sharding
     parts = prod(dict(mesh.axes)[axis.name] for axis in sharding.unreduced)
