@@ -56,7 +56,7 @@ def test_a_saved_problem_is_read_as_it_was(tmp_path, case):
     assert again.problem.memory_limit == 12.0
 
 
-STEPS = ["elimination", "elimination+rounding", "rounding"]
+STEPS = ["elimination", "elimination+ascent", "ascent"]
 
 
 @pytest.mark.parametrize("prices", [(), (1.0,)])
@@ -67,7 +67,7 @@ def test_the_table_has_a_row_per_step_that_was_reached(tmp_path, capsys, case, p
     assert lines[0].startswith("| case | class | without | objective")
     assert lines[2].startswith("| small | memory | (nothing) |")
     assert [line.split("|")[3].strip() for line in lines[3:]] == STEPS[:2]
-    # There is no row of rounding alone: presolve solves this.
+    # There is no row of ascent alone: presolve solves this.
 
 
 def test_an_unknown_step_is_named(capsys):

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding import ilp, pareto
 from alpa.passes.solve.sharding.bound import dual_bound
-from alpa.passes.solve.sharding.fixing import priced
+from alpa.passes.solve.sharding.prices import priced
 from alpa.passes.solve.sharding.problem import InfeasibleError, Memory
 from alpa.passes.solve.sharding.settings import Steps
 from alpa.tools.bench.cases import Case

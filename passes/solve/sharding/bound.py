@@ -1,4 +1,4 @@
-"""Lower bounds and good choices for the sharding problem by dual ascent, without an LP solver.
+"""Lower bounds and good choices for the sharding problem by dual ascent.
 
 The dual of the LP relaxation moves costs between nodes and edges: ``theta_v(i) + m(i)`` and
 ``theta_uv(i, j) - m(i)`` cost the same for every choice. For any such shift
@@ -7,14 +7,14 @@ The dual of the LP relaxation moves costs between nodes and edges: ``theta_v(i) 
 
 The sweeps are those of sequential tree-reweighted message passing (TRW-S, Kolmogorov 2006): each
 visit gathers a node's share of its edges and hands it on to the edges ahead. The bound never
-falls. It may stop short of the LP's: then ``lp`` takes over.
+falls. It may stop short of the optimum: then ``mip`` takes over.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -172,14 +172,7 @@ def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:
         int((new == inf).sum() - (old == inf).sum())
         for new, old in zip(nodes, shifted.node_costs, strict=True)
     )
-    return Problem(node_costs=nodes, edges=edges), gone
-
-
-def improve(
-    problem: Problem, choice: tuple[int, ...], *, settings: Settings = DEFAULT
-) -> tuple[int, ...]:
-    """Changes one node at a time while that lowers the cost."""
-    return Messages(problem, settings=settings).improve(choice)
+    return replace(shifted, node_costs=nodes, edges=edges), gone
 
 
 def _share_above(nodes: Sequence[np.ndarray], slack: float) -> float:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from alpa.passes.solve.sharding.fuse import made_of
-from alpa.passes.solve.sharding.lp import branch
+from alpa.passes.solve.sharding.mip import branch
 from alpa.passes.solve.sharding.presolve import Reduction
 from alpa.passes.solve.sharding.problem import (
     InfeasibleError,
@@ -54,8 +52,7 @@ def combine(
             )
             if found is None:
                 return None
-            chosen = tuple(int(np.argmax(x)) for x in found.weights)
-            whole = reduction.lift(rest.numbered(chosen))
+            whole = reduction.lift(rest.numbered(found.choice))
         else:
             whole = reduction.lift()
     except InfeasibleError:

@@ -7,8 +7,7 @@ go from cheap to dear, and each is exact:
 2. ``buckets``: bucket elimination, where the graph is narrow
 3. ``bound``: dual ascent gives a bound and a choice; where they meet, done; else whatever
    cannot be better than the choice is forbidden, and the rest starts again at 1
-4. ``lp``: the LP relaxation, whose duals do the same as 3
-5. ``lp``: branch and bound on what is still open
+4. ``mip``: branch and bound on what is still open
 
 Where the cheapest choice does not fit into memory, ``within`` searches among those that do,
 with the steps above for its subproblems.
@@ -24,12 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-import numpy as np
-
 from alpa.passes.solve.errors import SolverFailedError
-from alpa.passes.solve.sharding.bound import ascend, dual_bound, improve, prune
+from alpa.passes.solve.sharding.bound import ascend, dual_bound, prune
 from alpa.passes.solve.sharding.buckets import eliminate
-from alpa.passes.solve.sharding.lp import branch, relax
+from alpa.passes.solve.sharding.mip import branch
 from alpa.passes.solve.sharding.presolve import Reduction
 from alpa.passes.solve.sharding.problem import (
     Edge,
@@ -88,7 +85,8 @@ def solve(
     tuning: Tuning | None = None,
 ) -> Solution:
     """The cheapest choice. Reductions and relaxations go on until the gap is ``relative_gap``;
-    where they leave a larger one, ``branch_gap`` is enough. ``Solution.status`` says which it is.
+    where they leave a larger one, ``branch_gap`` is enough; at inf, and without memory, there is no
+    branch and bound once a choice is known. ``Solution.status`` says which gap is left.
 
     After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
     but for that. The result costs no more than ``known``, a choice within memory. A bound of
@@ -209,32 +207,15 @@ def _search_core(problem: Problem, search: _Targets) -> _Found:
     smaller = _pruned(ascent.problem, best, settings)
     if smaller is not None:
         return _restart(smaller, best, search)
-    shifted = ascent.problem
-    if steps.relaxation:
-        relaxed = relax(shifted, deadline=search.deadline, settings=settings)
-        if relaxed is None:
-            return _usable(best)
-        shifted = relaxed.shifted
-        if steps.rounding:
-            rounded = tuple(int(np.argmax(x)) for x in relaxed.weights)
-            rounded = improve(problem, rounded, settings=settings)
-            best = _better(best, _Found(rounded, problem.cost(rounded), -inf))
-        best = _Found(best.choice, best.value, max(ascent.bound, dual_bound(shifted)))
-        if _closed(best, search):
-            return best
-        smaller = _pruned(shifted, best, settings)
-        if smaller is not None:
-            return _restart(smaller, best, search)
-    near = best.value - best.bound <= search.branch_gap * abs(best.value)
-    if best.value < inf and (near or not steps.branching):
+    if best.value < inf and best.value - best.bound <= search.branch_gap * abs(best.value):
         return best
     whole = branch(
-        shifted, deadline=search.deadline, relative_gap=search.branch_gap, settings=settings
+        ascent.problem, deadline=search.deadline, relative_gap=search.branch_gap, settings=settings
     )
     if whole is None:
         return _usable(best)
-    choice = tuple(int(np.argmax(x)) for x in whole.weights)
-    return _better(best, _Found(choice, problem.cost(choice), max(best.bound, whole.bound)))
+    found = _Found(whole.choice, problem.cost(whole.choice), max(best.bound, whole.bound))
+    return _better(best, found)
 
 
 def _tables(problem: Problem, max_entries: float) -> _Found | None:

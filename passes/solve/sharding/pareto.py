@@ -15,8 +15,8 @@ from math import inf
 import numpy as np
 
 from alpa.passes.solve.sharding.bound import Messages, approach, dual_bound
-from alpa.passes.solve.sharding.fixing import priced
 from alpa.passes.solve.sharding.presolve import Reduction
+from alpa.passes.solve.sharding.prices import priced
 from alpa.passes.solve.sharding.problem import Memory, Problem
 from alpa.passes.solve.sharding.settings import Settings, Steps, Tuning
 
@@ -111,15 +111,15 @@ def _near(
             tuning=settings.tuning,
         )
         return solution.choice, found.messages
-    # Where sweeps are slow the linear program begins near its end; what it leaves open stays so.
+    # Where sweeps are slow, presolve and one more of them often settle the rest.
     solution = ilp.solve(
         found.messages.problem(),
         time_limit=time_limit,
         relative_gap=gap,
-        branch_gap=gap,
+        branch_gap=inf,
         known=found.core.of(found.choice),
         enough=enough - found.reduction.constant,
-        steps=settings.steps.without("branching"),
+        steps=settings.steps,
         tuning=replace(settings.tuning, sweeps=1),
     )
     bound = solution.bound + found.reduction.constant

@@ -1,4 +1,4 @@
-"""The next prices in the search for the best Lagrangian bound: the level method.
+"""Prices of bytes: problems at them, and the next ones in the search for the best bound.
 
 Every choice k seen so far bounds v by a plane: ``v(lambda) <= cost_k + lambda (bytes_k - limit)``.
 Kelley's method goes where the lowest planes are highest, and jumps about; the level method
@@ -8,12 +8,30 @@ planes still promise a part of what may be gained. Both are small linear program
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from alpa.passes.solve.sharding.problem import Memory, Problem
 from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+
+
+def priced(problem: Problem, memory: Memory, prices: Mapping[int, float]) -> Problem:
+    """The problem without memory where bytes cost what they are priced, at each time."""
+    costs, edges = list(problem.node_costs), list(problem.edges)
+    numbers = problem.edge_numbers()
+    for moment, price in prices.items():
+        if price > 0:
+            for nodes, held in memory.row(moment).items():
+                if len(nodes) == 1:
+                    costs[nodes[0]] = costs[nodes[0]] + price * held
+                    continue
+                number = numbers[nodes]
+                edge = edges[number]
+                paid = price * (held if edge.source == nodes[0] else held.T)
+                edges[number] = replace(edge, costs=edge.costs + paid)
+    return Problem(node_costs=tuple(c.astype(float) for c in costs), edges=tuple(edges))
 
 
 @dataclass(frozen=True, eq=False)

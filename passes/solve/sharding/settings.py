@@ -20,7 +20,7 @@ class Steps:
     tables: bool = True
     """bucket elimination, where the graph is narrow"""
     ascent: bool = True
-    """dual ascent (``bound.ascend``) before the LP"""
+    """dual ascent (``bound.ascend``) before branch and bound"""
     fusion: bool = True
     """choices read off a relaxation are fused with each other (``fuse``)"""
     fusion_of_seen: bool = True
@@ -31,18 +31,10 @@ class Steps:
     """dual ascent at new prices begins with the shifts of the last ones"""
     fixing: bool = True
     """without memory, what cannot beat the best choice is forbidden, and presolve runs again"""
-    relaxation: bool = True
-    """the LP relaxation, without memory"""
-    rounding: bool = True
-    """a choice is read off the LP relaxation"""
-    branching: bool = True
-    """branch and bound; without it only where no choice is known"""
     oversized: bool = True
     """strategies that alone exceed the memory that is left are forbidden (``fit``)"""
     glance: bool = True
     """a few sweeps tell whether memory binds, before the problem without memory is solved"""
-    least: bool = True
-    """where no choice fits yet, one that holds little is repaired"""
     row_check: bool = True
     """the least that any choice holds at a time, where no choice fits yet"""
     rough_prices: bool = True
@@ -55,8 +47,6 @@ class Steps:
     """branch and bound on the strategies of the choices seen (``combine``)"""
     exact_prices: bool = True
     """prices by solving each priced problem"""
-    fixing_within: bool = True
-    """within memory, what cannot beat the best choice is forbidden, and all starts again"""
     repair: bool = True
     """a choice above the limit is repaired (``repair.repair``)"""
     descent_within: bool = True
@@ -115,7 +105,7 @@ class Tuning:
     """``approach`` ends where ``approach_sweeps`` close less than this part of the gap. At 0.02,
     meshes of wresnet-13b were left to the LP, for 2 s, that 0.8 s of sweeps settle (6218462)."""
 
-    # LP and branch and bound (lp)
+    # Branch and bound (mip)
     largest_cost: float = 1e4
     """Costs are scaled to this, without unit: the dual tolerance of HiGHS, 1e-7, is then 1e-11 of
     the largest cost. Not measured."""
@@ -148,9 +138,6 @@ class Tuning:
     """Sweeps at the best prices end where they gain less than this part of the wanted gap. With
     them, the four meshes of moe-70b took 15 s instead of 34 s (ba3da6a); 0.01 itself is not
     measured."""
-    open_share: float = 0.8
-    """Presolve and prices start again where at most this part of the variables is left. Not
-    measured."""
 
     # Choices within memory (within, repair)
     far: float = 1.5
@@ -164,9 +151,6 @@ class Tuning:
     never: float = 1e3
     """Costs so many times that of a choice stand for "never", and spoil the arithmetic. Not
     measured."""
-    least_price: float = 1e3
-    """What a full memory costs, in multiples of the bound, where a choice that holds little is
-    looked for. Not measured."""
     repair_changes: int = 20
     """Changes per node before the repair gives up. Not measured."""
     repair_near: float = 0.1

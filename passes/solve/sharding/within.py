@@ -7,8 +7,7 @@ With a price ``lambda_t >= 0`` per byte at time t, the relaxed problem
 is a sharding problem without memory; v is a lower bound, and its maximum over lambda
 (``prices``) that of the best convex relaxation (Geoffrion 1974). Times become rows when a
 choice first breaks the limit there. Every choice on the way is repaired and improved
-(``repair``). What cannot be part of a better choice at the best prices is forbidden; where
-that helps, presolve and prices start again on the rest. HiGHS closes the gap that is left.
+(``repair``). HiGHS closes the gap that is left.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from typing import Protocol
 import numpy as np
 
 from alpa.passes.solve.errors import SolverFailedError
-from alpa.passes.solve.sharding.bound import Messages, approach, ascend, dual_bound, improve
+from alpa.passes.solve.sharding.bound import Messages, approach, dual_bound, prune
 from alpa.passes.solve.sharding.combine import combine, rows_at
 from alpa.passes.solve.sharding.fit import without_oversized
-from alpa.passes.solve.sharding.fixing import priced, variables_left, without_dear
-from alpa.passes.solve.sharding.lp import branch
+from alpa.passes.solve.sharding.mip import branch
 from alpa.passes.solve.sharding.presolve import Reduction
-from alpa.passes.solve.sharding.prices import Plane, next_prices
+from alpa.passes.solve.sharding.prices import Plane, next_prices, priced
 from alpa.passes.solve.sharding.problem import (
     Edge,
     InfeasibleError,
@@ -97,7 +95,6 @@ def solve_within(
     Raises ``OutOfMemoryError``, and ``TimeoutError`` where no choice within memory was found in
     time.
     """
-    steps, tuning = settings.steps, settings.tuning
     try:
         fitting = without_oversized(problem, settings=settings)
         reduction = Reduction(fitting, settings).run(deadline=deadline)
@@ -106,10 +103,8 @@ def solve_within(
             return _only(problem, reduction.lift())
         search = _MemorySearch(rest.problem, solve_free, deadline, gap, settings)
         if not _try_free(search, free_gap):
-            if search.best is None and steps.least:
-                _see(search, _least(search), far=True)
-            if _largest_cost(rest.problem) > tuning.never * search.value:
-                _descend(search, without_dear(rest.problem, rest.problem, 0.0, search.value))
+            if _largest_cost(rest.problem) > settings.tuning.never * search.value:
+                _run_without_dear(search)
             else:
                 _run(search)
     except OutOfMemoryError as error:
@@ -173,16 +168,7 @@ def _run(search: _MemorySearch) -> None:
         _maximise_bound(search, rough=False)
         if search.done:
             return
-    if search.value < inf and steps.fixing_within:
-        smaller, open_share = _without_dear(search), search.settings.tuning.open_share
-        if search.done:
-            return
-        if variables_left(smaller) <= open_share * variables_left(search.problem):
-            _descend(search, smaller)
-        else:
-            _branch(search)
-    else:
-        _branch(search)
+    _branch(search)
 
 
 def _sweep_on(search: _MemorySearch) -> None:
@@ -200,21 +186,6 @@ def _sweep_on(search: _MemorySearch) -> None:
     search.messages = found.messages
     search.bound = max(search.bound, min(found.bound - paid, search.value))
     _see(search, found.choice)
-
-
-def _without_dear(search: _MemorySearch) -> Problem:
-    """What a choice better than the best can take, by the bound at the best prices."""
-    paid = search.problem.memory_limit * sum(search.prices.values())
-    shifted = ascend(
-        priced(search.problem, search.memory, search.prices),
-        sweeps=search.settings.tuning.sweeps,
-        gap=0.0,
-        deadline=search.deadline,
-        enough=(1 - search.gap) * search.value + paid,
-        settings=search.settings,
-    ).problem
-    search.bound = max(search.bound, min(dual_bound(shifted) - paid, search.value))
-    return without_dear(search.problem, shifted, paid, search.value)
 
 
 def _combine(search: _MemorySearch) -> None:
@@ -263,23 +234,6 @@ def _add_plane(search: _MemorySearch, choice: tuple[int, ...], used: np.ndarray)
     if cost < inf:
         search.planes.append(Plane(cost, used))
         search.seen.append(choice)
-
-
-def _least(search: _MemorySearch) -> tuple[int, ...]:
-    """A choice that holds little throughout, whatever it costs."""
-    problem = search.problem
-    worth = search.settings.tuning.least_price * max(abs(search.bound), 1e-30)
-    price = worth / max(problem.memory_limit, 1.0)
-    costs, edges = [c.astype(float) for c in problem.node_costs], list(problem.edges)
-    for usage in problem.usages:
-        if len(usage.nodes) == 1:
-            costs[usage.nodes[0]] = costs[usage.nodes[0]] + price * usage.bytes
-        else:
-            source, target = usage.nodes
-            edges.append(Edge(source, target, price * usage.bytes))
-    cheapest = tuple(int(np.argmin(c)) for c in costs)
-    heavy = replace(problem, node_costs=tuple(costs), edges=tuple(edges))
-    return improve(heavy, cheapest, settings=search.settings)
 
 
 def _offer(search: _MemorySearch, choice: tuple[int, ...]) -> None:
@@ -385,20 +339,18 @@ def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
             return
 
 
-def _descend(search: _MemorySearch, smaller: Problem) -> None:
-    """Goes on with a problem that holds every better choice than the best."""
+def _run_without_dear(search: _MemorySearch) -> None:
+    """Goes on with the strategies and pairs that alone cost less than the best choice."""
     try:
-        fitting = without_oversized(smaller, settings=search.settings)
-        reduction = Reduction(fitting, search.settings).run(deadline=search.deadline)
+        slack = search.value - dual_bound(search.problem) + 1e-9 * abs(search.value)
+        smaller, _ = prune(search.problem, slack)
+        reduction = Reduction(smaller, search.settings).run(deadline=search.deadline)
         rest = reduction.rest()
         if not rest.nodes:
             choice = reduction.lift()
             if search.memory.peak(choice)[0] <= search.problem.memory_limit:
                 _offer(search, choice)
             search.bound = search.value
-            return
-        if variables_left(rest.problem) >= variables_left(search.problem):
-            _branch(search)
             return
         below = _MemorySearch(
             rest.problem,
@@ -422,8 +374,6 @@ def _descend(search: _MemorySearch, smaller: Problem) -> None:
 def _branch(search: _MemorySearch) -> None:
     """Closes the gap by branch and bound."""
     problem = search.problem
-    if search.best is not None and not search.settings.steps.branching:
-        return
     while True:
         try:
             found = branch(
@@ -440,14 +390,13 @@ def _branch(search: _MemorySearch) -> None:
             raise
         if found is None:
             return
-        choice = tuple(int(np.argmax(x)) for x in found.weights)
-        cost = problem.cost(choice)
+        cost = problem.cost(found.choice)
         if not cost - found.bound <= max(search.gap, 1e-6) * abs(cost) and not search.done:
             raise SolverFailedError(
                 f"HiGHS proved {found.bound} s for a choice that costs {cost} s"
             )
         known = len(search.prices)
-        _see(search, choice)
+        _see(search, found.choice)
         search.bound = min(max(search.bound, found.bound), search.value)
         if len(search.prices) == known:
             return

@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from alpa.passes.solve.sharding.bound import approach, ascend, dual_bound, improve, prune
+from alpa.passes.solve.sharding.bound import Messages, approach, ascend, dual_bound, prune
 from alpa.passes.solve.sharding.ilp import Edge, Problem
 
 
@@ -68,7 +68,7 @@ def test_prune_forbids_the_rest():
 
 def test_improve_ends_where_no_single_change_helps(random_problem):
     problem = random_problem(3)
-    choice = improve(problem, (0,) * 7)
+    choice = Messages(problem).improve((0,) * 7)
     for node in range(7):
         for other in range(4):
             changed = (*choice[:node], other, *choice[node + 1 :])

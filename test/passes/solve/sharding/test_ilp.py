@@ -73,7 +73,7 @@ def test_dual_ascent_equals_brute_force(all_costs, random_problem, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_lp_and_branching_equal_brute_force(all_costs, random_problem, seed):
+def test_branching_equals_brute_force(all_costs, random_problem, seed):
     problem = random_problem(seed)
     steps = NO_TABLES.without("fixing")
     solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
@@ -86,25 +86,23 @@ def never(*_args: object, **_options: object) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_without_branches_the_relaxation_has_the_last_word(
+def test_without_branches_dual_ascent_has_the_last_word(
     monkeypatch, all_costs, random_problem, seed
 ):
     monkeypatch.setattr(ilp, "branch", never)
     problem = random_problem(seed)
-    steps = NO_TABLES.without("branching")
-    solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
+    solution = solve(problem, branch_gap=inf, steps=NO_TABLES, tuning=Tuning(sweeps=1))
     best = all_costs(problem).min()
     assert solution.bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
     assert (solution.status == "optimal") == (solution.gap <= 1e-9)
 
 
 def test_a_bound_that_is_enough_ends_the_search(monkeypatch, all_costs, random_problem):
-    steps = NO_TABLES.without("branching")
     problem = random_problem(3)
     best = all_costs(problem).min()
-    enough = solve(problem, steps=steps, tuning=Tuning(sweeps=1)).bound
-    for step in ("relax", "branch"):
-        monkeypatch.setattr(ilp, step, never)
+    one_sweep = Tuning(sweeps=1)
+    enough = solve(problem, branch_gap=inf, steps=NO_TABLES, tuning=one_sweep).bound
+    monkeypatch.setattr(ilp, "branch", never)
     solution = solve(problem, enough=0.5 * enough, steps=NO_TABLES)
     assert 0.5 * enough <= solution.bound <= best * (1 + 1e-9)
 

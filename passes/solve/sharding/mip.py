@@ -15,18 +15,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alpa.passes.solve.errors import SolverFailedError
-from alpa.passes.solve.sharding.problem import (
-    Edge,
-    InfeasibleError,
-    Problem,
-    Row,
-)
+from alpa.passes.solve.sharding.problem import InfeasibleError, Problem, Row
 from alpa.passes.solve.sharding.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
@@ -35,13 +31,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Relaxed:
-    """What the LP or the MIP gave: node values, and costs shifted by the duals (LP only)."""
+class Branched:
+    """The best assignment that branch and bound found, and what it proved."""
 
-    weights: tuple[np.ndarray, ...]
-    shifted: Problem
+    choice: tuple[int, ...]
     bound: float
-    """of a MIP, in seconds; -inf for an LP, whose bound the shifted costs show"""
+    """seconds"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,20 +49,6 @@ class _Matrices:
     scale: float
 
 
-def relax(problem: Problem, *, deadline: float, settings: Settings = DEFAULT) -> Relaxed | None:
-    """Solves the LP relaxation; None if the deadline came first."""
-    import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
-
-    matrices = _matrices(problem, settings)
-    x = cp.Variable(matrices.costs.size, nonneg=True)
-    marginals: Any = matrices.marginals @ x == 0
-    if not _run(matrices, x, [matrices.simplex @ x == 1, marginals], deadline, {}):
-        return None
-    shift = matrices.marginals.T @ np.asarray(marginals.dual_value)
-    shifted = _split(problem, matrices, (matrices.costs + shift) / matrices.scale)
-    return Relaxed(_weights(problem, matrices, np.asarray(x.value)), shifted, -inf)
-
-
 def branch(
     problem: Problem,
     *,
@@ -78,7 +59,7 @@ def branch(
     max_nodes: int | None = None,
     enough: float | None = None,
     settings: Settings = DEFAULT,
-) -> Relaxed | None:
+) -> Branched | None:
     """Solves the MIP by branch and bound; None if the deadline came before any solution.
 
     Each of ``rows``, in a unit near the limit, may come to ``capacity`` at most. The search also
@@ -111,7 +92,7 @@ def branch(
     if not stats or x.value is None:
         return None
     bound = float(stats.extra_stats.mip_dual_bound) / matrices.scale
-    return Relaxed(_weights(problem, matrices, np.asarray(x.value)), problem, bound)
+    return Branched(_argmax(matrices, np.asarray(x.value)), bound)
 
 
 def _run(
@@ -121,7 +102,7 @@ def _run(
     deadline: float,
     options: dict[str, Any],
 ) -> Any:
-    import cvxpy as cp  # noqa: PLC0415 - see relax
+    import cvxpy as cp  # noqa: PLC0415 - see branch
 
     left = deadline - time.monotonic()
     if left <= 0:
@@ -136,8 +117,8 @@ def _run(
             model.solve(solver=cp.HIGHS, highs_options={"random_seed": 0, "threads": 1, **options})
     except cp.SolverError as error:
         raise SolverFailedError(f"HiGHS failed on the sharding ILP: {error}") from error
-    if model.status == cp.USER_LIMIT or (model.status == cp.OPTIMAL_INACCURATE):
-        return model.solver_stats if options.get("mip_rel_gap") is not None else None
+    if model.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
+        return model.solver_stats
     if model.status == cp.INFEASIBLE and "presolve" not in options:
         # Its presolve takes some problems that have solutions for infeasible (HiGHS issue 3090).
         return _run(matrices, x, constraints, deadline, {**options, "presolve": "off"})
@@ -208,19 +189,7 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _weights(problem: Problem, matrices: _Matrices, x: np.ndarray) -> tuple[np.ndarray, ...]:
-    return tuple(
-        x[matrices.offsets[k] : matrices.offsets[k + 1]] for k in range(len(problem.node_costs))
-    )
-
-
-def _split(problem: Problem, matrices: _Matrices, costs: np.ndarray) -> Problem:
-    """A problem with the costs of the matrix form's columns."""
-    edges: list[Edge] = []
-    at = int(matrices.offsets[-1])
-    for edge, pair in zip(problem.edges, matrices.pairs, strict=True):
-        shifted = np.full(edge.costs.shape, inf)
-        shifted[pair[:, 0], pair[:, 1]] = costs[at : at + len(pair)]
-        edges.append(Edge(edge.source, edge.target, shifted))
-        at += len(pair)
-    return Problem(node_costs=_weights(problem, matrices, costs), edges=tuple(edges))
+def _argmax(matrices: _Matrices, x: np.ndarray) -> tuple[int, ...]:
+    """Each node's strategy of largest weight."""
+    ends = matrices.offsets.tolist()
+    return tuple(int(x[begin:end].argmax()) for begin, end in pairwise(ends))

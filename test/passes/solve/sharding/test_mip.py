@@ -5,9 +5,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from alpa.passes.solve.sharding.bound import dual_bound
 from alpa.passes.solve.sharding.ilp import Edge, InfeasibleError, Problem
-from alpa.passes.solve.sharding.lp import branch, relax
+from alpa.passes.solve.sharding.mip import branch
 
 FRUSTRATED = Problem(
     # An odd cycle of nodes that want to differ: the relaxation takes halves and costs nothing.
@@ -17,40 +16,44 @@ FRUSTRATED = Problem(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_duals_prove_the_bound(all_costs, random_problem, seed):
+def test_equals_brute_force(all_costs, random_problem, seed):
     problem = random_problem(seed, nodes=6)
-    relaxed = relax(problem, deadline=inf)
-    assert relaxed is not None
-    assert all_costs(relaxed.shifted) == pytest.approx(all_costs(problem), rel=1e-9)
-    value = sum(float(c @ x) for c, x in zip(problem.node_costs, relaxed.weights, strict=True))
-    bound = dual_bound(relaxed.shifted)
-    assert value < bound <= all_costs(problem).min() * (1 + 1e-9)
+    best = all_costs(problem).min()
+    found = branch(problem, deadline=inf, relative_gap=1e-9)
+    assert found is not None
+    assert problem.cost(found.choice) == pytest.approx(best)
+    assert found.bound == pytest.approx(best)
 
 
 def test_branching_closes_what_the_relaxation_leaves():
-    relaxed = relax(FRUSTRATED, deadline=inf)
-    assert relaxed is not None
-    assert dual_bound(relaxed.shifted) == pytest.approx(0.0, abs=1e-12)
     whole = branch(FRUSTRATED, deadline=inf, relative_gap=1e-9)
     assert whole is not None
-    assert FRUSTRATED.cost([int(x.argmax()) for x in whole.weights]) == 1e-3
+    assert FRUSTRATED.cost(whole.choice) == 1e-3
     assert whole.bound == pytest.approx(1e-3)
+
+
+def test_rows_hold():
+    """The cheap strategies are large: only one of the three nodes may take its own."""
+    problem = Problem(node_costs=tuple(np.array([0.0, k]) for k in (1.0, 2.0, 3.0)), edges=())
+    row = {(v,): np.array([0.6, 0.1]) for v in range(3)}
+    found = branch(problem, deadline=inf, relative_gap=1e-9, rows=[row])
+    assert found is not None
+    assert found.choice == (1, 1, 0)
 
 
 def test_forbidden_pairs_are_no_variables():
     edge = Edge(0, 1, np.array([[inf, 1.0], [3.0, inf]]))
     problem = Problem(node_costs=(np.zeros(2), np.zeros(2)), edges=(edge,))
-    relaxed = relax(problem, deadline=inf)
-    assert relaxed is not None
-    assert [x.argmax() for x in relaxed.weights] == [0, 1]
+    found = branch(problem, deadline=inf, relative_gap=1e-9)
+    assert found is not None
+    assert found.choice == (0, 1)
 
 
 def test_infeasible():
     problem = Problem(node_costs=(np.zeros(1), np.zeros(1)), edges=(Edge(0, 1, np.array([[inf]])),))
     with pytest.raises(InfeasibleError):
-        relax(problem, deadline=inf)
+        branch(problem, deadline=inf, relative_gap=1e-9)
 
 
 def test_deadline():
-    assert relax(FRUSTRATED, deadline=0.0) is None
     assert branch(FRUSTRATED, deadline=0.0, relative_gap=1e-9) is None
