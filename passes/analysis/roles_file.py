@@ -27,15 +27,14 @@ from typing import Any, cast, get_args
 from alpa.dialects import func, ir, main_function
 from alpa.dialects.attributes import (
     Argument,
-    Result,
     ResultRole,
     Role,
     read_arguments,
     read_results,
+    signature_attrs,
     write_interface,
 )
 
-_RESULT_INFO = "jax.result_info"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _ENTRY = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[\w-]+)\s*[=.]""")
 _HEADER = re.compile(r"\s*\[\s*(\w+)\s*\]")
@@ -50,16 +49,19 @@ class RolesError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
+    path: str
     line: int
     selector: str
     value: Any
+
+    def error(self, message: str) -> RolesError:
+        return RolesError(self.path, self.line, message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolesFile:
     """What a file says about arguments and results, not yet held against a program."""
 
-    path: str
     arguments: tuple[_Entry, ...]
     results: tuple[_Entry, ...]
 
@@ -97,11 +99,11 @@ class RolesFile:
         def entries(name: str) -> tuple[_Entry, ...]:
             table = cast("dict[str, Any]", tables.get(name, {}))
             return tuple(
-                _Entry(line=lines.get((name, key), 1), selector=key, value=value)
+                _Entry(path=path, line=lines.get((name, key), 1), selector=key, value=value)
                 for key, value in table.items()
             )
 
-        return cls(path=path, arguments=entries("arguments"), results=entries("results"))
+        return cls(arguments=entries("arguments"), results=entries("results"))
 
     def apply(self, module: ir.Module) -> None:
         """Writes `alpa.role`, `alpa.batch_dim` and `alpa.result` on @main.
@@ -112,12 +114,12 @@ class RolesFile:
             ValueError: the program has no public function, or a malformed role of its own.
         """
         function = main_function(module)
-        reader = _Applier(self.path, function)
         arguments, results = read_arguments(function), read_results(function)
-        for entry, number in reader.each(self.arguments, reader.arguments):
-            arguments[number] = reader.argument(entry, arguments[number], number)
-        for entry, number in reader.each(self.results, reader.results):
-            results[number] = reader.result(entry, results[number], number)
+        given, returned = _Names.of_arguments(function), _Names.of_results(function)
+        for number, entry in given.chosen(self.arguments).items():
+            arguments[number] = _argument(entry, given, number, arguments[number])
+        for number, entry in returned.chosen(self.results).items():
+            results[number] = replace(results[number], role=_role(entry, given, returned, number))
         with module.context:
             write_interface(function, arguments, results)
 
@@ -145,15 +147,47 @@ class _Names:
     names: Sequence[str | None]
     types: Sequence[ir.Type]
 
-    def select(self, selector: str) -> list[int]:
-        """The numbers that a selector means. Raises ValueError where there is none."""
+    @classmethod
+    def of_arguments(cls, function: func.FuncOp) -> _Names:
+        arguments = list(function.entry_block.arguments)
+        places = [argument.location for argument in arguments]
+        names = [place.name_str if isinstance(place, ir.NameLoc) else None for place in places]
+        return cls("argument", names, [argument.type for argument in arguments])
+
+    @classmethod
+    def of_results(cls, function: func.FuncOp) -> _Names:
+        types = list(function.type.results)
+        known = signature_attrs(function, "res_attrs", len(types))
+        infos = [attrs.get("jax.result_info") for attrs in known]
+        names = [None if info is None else ir.StringAttr(info).value for info in infos]
+        return cls("result", names, types)
+
+    def chosen(self, entries: Sequence[_Entry]) -> dict[int, _Entry]:
+        """The entry of each number that one names."""
+        found: dict[int, _Entry] = {}
+        for entry in entries:
+            for number in self.select(entry, entry.selector):
+                if number in found:
+                    line = found[number].line
+                    raise entry.error(f"{self.noun} {number} has a role from line {line} already")
+                found[number] = entry
+        return found
+
+    def check_dim(self, entry: _Entry, number: int, dim: int) -> None:
+        type_ = self.types[number]
+        rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
+        if not 0 <= dim < rank:
+            raise entry.error(f"{self.noun} {number} is {type_}, which has no dimension {dim}")
+
+    def select(self, entry: _Entry, selector: str) -> list[int]:
+        """The numbers that a selector of an entry means; there is one at least."""
         if selector.isascii() and (match := _RANGE.fullmatch(selector)):
             first = int(match[1])
             last = first if match[2] is None else int(match[2])
             if last < first:
-                raise ValueError(f"{selector} is no range: its end comes before its start")
+                raise entry.error(f"{selector} is no range: its end comes before its start")
             if last >= len(self.names):
-                raise ValueError(
+                raise entry.error(
                     f"there is no {self.noun} {last}; @main has {len(self.names)} {self.noun}s, "
                     "counted from 0"
                 )
@@ -169,121 +203,66 @@ class _Names:
             return found
         known = [name for name in self.names if name is not None]
         if not known:
-            raise ValueError(
+            raise entry.error(
                 f"no {self.noun} is called {selector}: the program has no names of its "
                 f"{self.noun}s; use numbers, or keep the names (debug_info=True in jax)"
             )
         shown = ", ".join(known[:4]) + (", ..." if len(known) > 4 else "")
-        raise ValueError(f"no {self.noun} is called {selector}; there are {shown}")
+        raise entry.error(f"no {self.noun} is called {selector}; there are {shown}")
 
 
-class _Applier:
-    """Holds the entries of a file against a program."""
+def _argument(entry: _Entry, given: _Names, number: int, old: Argument) -> Argument:
+    """An argument with the role that an entry gives it."""
+    value = {"role": entry.value} if isinstance(entry.value, str) else entry.value
+    if not isinstance(value, dict) or not set(value) <= {"role", "batch_dim"}:
+        raise entry.error('expected a role such as "state", or { role = "batch", batch_dim = 1 }')
+    table = cast("dict[str, Any]", value)
+    role, dim = table.get("role"), table.get("batch_dim")
+    if role not in get_args(Role):
+        raise entry.error(f"the role is {role!r}; expected {', '.join(get_args(Role))}")
+    if role != "batch":
+        if dim is not None:
+            raise entry.error(f"batch_dim belongs to the role batch, not to {role}")
+        return replace(old, role=role, batch_dim=None)
+    dim = 0 if dim is None else dim
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise entry.error(f"batch_dim is {dim!r}; expected the number of a dimension")
+    given.check_dim(entry, number, dim)
+    return replace(old, role="batch", batch_dim=dim)
 
-    def __init__(self, path: str, function: func.FuncOp) -> None:
-        self._path = path
-        block = function.entry_block
-        locations = [argument.location for argument in block.arguments]
-        self.arguments = _Names(
-            "argument",
-            [place.name_str if isinstance(place, ir.NameLoc) else None for place in locations],
-            [argument.type for argument in block.arguments],
+
+def _role(entry: _Entry, given: _Names, returned: _Names, number: int) -> ResultRole:
+    """The role that an entry gives a result."""
+    text = entry.value
+    if not isinstance(text, str):
+        raise entry.error(f'the role is {text!r}; expected a text such as "mean"')
+    kind, _, which = text.partition(":")
+    if kind == "state" and which:
+        return ResultRole("state", _state(entry, which, given, returned, number))
+    try:
+        role = ResultRole.parse(text)
+    except ValueError as error:
+        raise entry.error(
+            f"the role is {text!r}; expected concat:<dim>, mean, sum, last or state:<arguments>"
+        ) from error
+    if role.kind == "concat":
+        returned.check_dim(entry, number, role.index or 0)
+    return role
+
+
+def _state(entry: _Entry, which: str, given: _Names, returned: _Names, number: int) -> int:
+    """The argument whose new value a result is."""
+    news, olds = returned.select(entry, entry.selector), given.select(entry, which)
+    if len(news) != len(olds):
+        raise entry.error(
+            f"{entry.selector} is {len(news)} result(s), {which} is {len(olds)} argument(s); "
+            "each result is the new value of one argument"
         )
-        types = list(function.type.results)
-        attrs = function.attributes.get("res_attrs")
-        infos = [None] * len(types) if attrs is None else [_info(a) for a in ir.ArrayAttr(attrs)]
-        self.results = _Names("result", infos, types)
-
-    def each(self, entries: Sequence[_Entry], names: _Names) -> list[tuple[_Entry, int]]:
-        """Each number that an entry names, with the entry."""
-        found: dict[int, _Entry] = {}
-        for entry in entries:
-            try:
-                numbers = names.select(entry.selector)
-            except ValueError as error:
-                raise self._error(entry, str(error)) from error
-            for number in numbers:
-                if number in found:
-                    raise self._error(
-                        entry,
-                        f"{names.noun} {number} has a role from line {found[number].line} already",
-                    )
-                found[number] = entry
-        return [(entry, number) for number, entry in found.items()]
-
-    def argument(self, entry: _Entry, old: Argument, number: int) -> Argument:
-        value = {"role": entry.value} if isinstance(entry.value, str) else entry.value
-        if not isinstance(value, dict) or not set(value) <= {"role", "batch_dim"}:
-            raise self._error(
-                entry, 'expected a role such as "state", or { role = "batch", batch_dim = 1 }'
-            )
-        table = cast("dict[str, Any]", value)
-        role, dim = table.get("role"), table.get("batch_dim")
-        if role not in get_args(Role):
-            raise self._error(entry, f"the role is {role!r}; expected {', '.join(get_args(Role))}")
-        if role != "batch":
-            if dim is not None:
-                raise self._error(entry, f"batch_dim belongs to the role batch, not to {role}")
-            return replace(old, role=role, batch_dim=None)
-        dim = 0 if dim is None else dim
-        if not isinstance(dim, int) or isinstance(dim, bool):
-            raise self._error(entry, f"batch_dim is {dim!r}; expected the number of a dimension")
-        self._check_dim(entry, self.arguments, number, dim)
-        return replace(old, role="batch", batch_dim=dim)
-
-    def result(self, entry: _Entry, old: Result, number: int) -> Result:
-        text = entry.value
-        if not isinstance(text, str):
-            raise self._error(entry, f'the role is {text!r}; expected a text such as "mean"')
-        kind, _, which = text.partition(":")
-        if kind == "state" and which:
-            return replace(old, role=ResultRole("state", self._state(entry, which, number)))
-        try:
-            role = ResultRole.parse(text)
-        except ValueError as error:
-            raise self._error(
-                entry,
-                f"the role is {text!r}; expected concat:<dim>, mean, sum, last or "
-                "state:<arguments>",
-            ) from error
-        if role.kind == "concat":
-            self._check_dim(entry, self.results, number, role.index or 0)
-        return replace(old, role=role)
-
-    def _state(self, entry: _Entry, which: str, number: int) -> int:
-        """The argument whose new value a result is."""
-        try:
-            news, olds = self.results.select(entry.selector), self.arguments.select(which)
-        except ValueError as error:
-            raise self._error(entry, str(error)) from error
-        if len(news) != len(olds):
-            raise self._error(
-                entry,
-                f"{entry.selector} is {len(news)} result(s), {which} is {len(olds)} argument(s); "
-                "each result is the new value of one argument",
-            )
-        old = olds[news.index(number)]
-        before, after = self.arguments.types[old], self.results.types[number]
-        if before != after:
-            raise self._error(
-                entry,
-                f"result {number} is {after} and cannot be the new value of argument {old}, "
-                f"which is {before}",
-            )
-        return old
-
-    def _check_dim(self, entry: _Entry, names: _Names, number: int, dim: int) -> None:
-        type_ = names.types[number]
-        rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
-        if not 0 <= dim < rank:
-            raise self._error(
-                entry, f"{names.noun} {number} is {type_}, which has no dimension {dim}"
-            )
-
-    def _error(self, entry: _Entry, message: str) -> RolesError:
-        return RolesError(self._path, entry.line, message)
-
-
-def _info(attrs: ir.Attribute) -> str | None:
-    known = ir.DictAttr(attrs)
-    return ir.StringAttr(known[_RESULT_INFO]).value if _RESULT_INFO in known else None
+    old = olds[news.index(number)]
+    before, after = given.types[old], returned.types[number]
+    if before != after:
+        raise entry.error(
+            f"result {number} is {after} and cannot be the new value of argument {old}, which is "
+            f"{before}"
+        )
+    return old
