@@ -45,11 +45,16 @@ RANDOM = "alpa.random"
 
 
 def marker_of(op: ir.OpView) -> str | None:
-    """Returns which front-end marker an op is: LAYER_BOUNDARY, GRADIENT, or None."""
+    """Which front-end marker an op is: LAYER_BOUNDARY, GRADIENT, or None."""
+    target = call_target(op)
+    return target if target in (LAYER_BOUNDARY, GRADIENT) else None
+
+
+def call_target(op: ir.OpView) -> str | None:
+    """The target of a custom call; None for any other op."""
     if not isinstance(op, stablehlo.CustomCallOp):
         return None
-    target = ir.StringAttr(op.attributes["call_target_name"]).value
-    return target if target in (LAYER_BOUNDARY, GRADIENT) else None
+    return ir.StringAttr(op.attributes["call_target_name"]).value
 
 
 EXACT = "exact"

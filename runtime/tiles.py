@@ -2,8 +2,8 @@
 
 The plan gives a transfer's method and the layout in which it arrives. From these,
 `passes.solve.transfers.tiles.deliver` derives which device sends which part of the tensor. The
-planner uses the same function for its bytes and seconds, so the runtime sends what was counted. For a
-transfer outside the plan, such as a carried state on its way back to its argument, each device
+planner uses the same function for its bytes and seconds, so the runtime sends what was counted. For
+a transfer outside the plan, such as a carried state on its way back to its argument, each device
 fetches its part (`send_recv`).
 
 Each process does its part: it passes on tiles among its own devices, and gives tiles for other

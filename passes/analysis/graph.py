@@ -6,12 +6,13 @@ Walking the bindings costs microseconds per step; every analysis shares one walk
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from typing import cast
 
-from alpa.dialects import attributes_of, ir, mpmd, stablehlo, terminator, walk
+from alpa.dialects import attributes_of, body, ir, mpmd, stablehlo, terminator, walk
+from alpa.dialects.attributes import GRADIENT, marker_of
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,15 @@ class Graph:
         sized = [type_bytes(value.type) for value in values]
         returned = [number[value] for value in end.operands]
         return cls(ops, operands, results, values, producer, users, sized, returned, num_arguments)
+
+    @cached_property
+    def gradient_marks(self) -> list[int]:
+        """The ops by which our front end marks gradients."""
+        return [o for o, op in enumerate(self.ops) if marker_of(op) == GRADIENT]
+
+    def made_by(self, ops: Iterable[int]) -> list[int]:
+        """The values that ops make."""
+        return [v for o in ops for v in self.results[o]]
 
     def cone(self, values: Iterable[int]) -> list[bool]:
         """For each op whether one of the values depends on it."""
@@ -159,11 +169,26 @@ def used_values(op: ir.OpView) -> list[ir.Value]:
     values = list(op.operands)
     if isinstance(op, mpmd.NamedComputationOp | mpmd.FragmentOp):
         return values
+    return values + read_inside(op)
+
+
+def read_inside(op: ir.OpView) -> list[ir.Value]:
+    """The values that the ops in an op's regions read."""
+    return [value for inner in inner_ops(op) for value in inner.operands]
+
+
+def inner_ops(op: ir.OpView) -> Iterator[ir.OpView]:
+    """Every op in an op's regions, parents first."""
     for region in op.regions:
         for block in region.blocks:
-            for inner in walk(block):
-                values += inner.operands
-    return values
+            yield from walk(block)
+
+
+def combiner(op: ir.OpView, region: int = 0) -> str | None:
+    """The name of the op by which a region combines its two arguments; None for any other."""
+    first, *rest = body(op, region).operations
+    alone = len(rest) == 1 and set(first.operands) == set(body(op, region).arguments)
+    return first.operation.name if alone else None
 
 
 def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value, int]) -> Hashable:
@@ -211,12 +236,24 @@ def first_reader(value: ir.Value, block: ir.Block) -> ir.Operation:
     return reduce(lambda a, b: b if b.is_before_in_block(a) else a, readers)
 
 
+def shape(value: ir.Value) -> tuple[int, ...]:
+    """The shape of a tensor; tokens and the like have none."""
+    type_ = value.type
+    return tuple(type_.shape) if isinstance(type_, ir.RankedTensorType) else ()
+
+
+@lru_cache(maxsize=4096)
+def elements(type_: ir.Type) -> int:
+    """How many elements a tensor has; tokens and the like have 0."""
+    return math.prod(type_.shape) if isinstance(type_, ir.RankedTensorType) else 0
+
+
 @lru_cache(maxsize=4096)
 def type_bytes(type_: ir.Type) -> int:
     """Bytes of a dense tensor, each element padded to whole bytes; tokens and the like take 0."""
     if not isinstance(type_, ir.RankedTensorType):
         return 0
-    return math.prod(type_.shape) * element_bytes(type_.element_type)
+    return elements(type_) * element_bytes(type_.element_type)
 
 
 def element_bytes(element: ir.Type) -> int:

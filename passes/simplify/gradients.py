@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alpa.dialects import ir, stablehlo, terminator, transform, walk
+from alpa.dialects import ir, stablehlo, terminator, transform
 from alpa.dialects.attributes import GRADIENT, marker_of
-from alpa.passes.analysis.graph import used_values
+from alpa.passes.analysis.graph import replace_operands, used_values
 
 
 def mark_gradients(block: ir.Block) -> None:
@@ -61,10 +61,7 @@ def mark_gradients(block: ir.Block) -> None:
         for value in gradients:
             if value not in markers:
                 markers[value] = _marker(value)
-        for reader in (op, *(inner for region in op.regions for b in region for inner in walk(b))):
-            for number, value in enumerate(reader.operands):
-                if value in gradients:
-                    reader.operands[number] = markers[value]
+        replace_operands(op, {value: markers[value] for value in gradients})
 
 
 def _differentiated_again(ops: Sequence[ir.OpView], made_by: Sequence[str | None]) -> set[ir.Value]:

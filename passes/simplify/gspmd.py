@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alpa.dialects import func, ir, walk
-from alpa.dialects.attributes import take_from_signature
+from alpa.dialects.attributes import call_target, take_from_signature
 from alpa.passes.base import PassError, Remark
 
 _SHARDING = "mhlo.sharding"
@@ -45,7 +45,7 @@ def drop_gspmd(module: ir.Module, remark: Remark) -> None:
         annotations += _drop_from_signature(function)
         for block in function.regions[0].blocks:
             for op in list(walk(block)):
-                if op.operation.name == "stablehlo.custom_call" and _is_sharding_call(op):
+                if _is_sharding_call(op):
                     op.results[0].replace_all_uses_with(op.operands[0])
                     op.operation.erase()
                     calls += 1
@@ -62,7 +62,7 @@ def drop_gspmd(module: ir.Module, remark: Remark) -> None:
 
 
 def _is_sharding_call(op: ir.OpView) -> bool:
-    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    target = call_target(op)
     if target in _SHARD_MAP and op.operands[0].type != op.results[0].type:
         raise PassError(
             op,

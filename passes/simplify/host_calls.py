@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from alpa.dialects import body, func, ir, stablehlo
+from alpa.dialects.attributes import call_target, signature_attrs
 from alpa.passes.base import PassError, location_of
 
 # They hold an address, or a number in a table, of the process that lowered the program.
@@ -24,14 +25,13 @@ def refuse_host_calls(main: func.FuncOp, ops: Iterable[ir.OpView]) -> None:
         PassError: there is one.
     """
     for op in ops:
-        if isinstance(op, stablehlo.CustomCallOp):
-            target = ir.StringAttr(op.attributes["call_target_name"]).value
-            if _PYTHON.fullmatch(target):
-                raise PassError(
-                    op,
-                    f"@{target} calls Python in the process that lowered the program, where a plan "
-                    "does not run; lower it without callbacks, debug prints and inspections",
-                )
+        target = call_target(op)
+        if target is not None and _PYTHON.fullmatch(target):
+            raise PassError(
+                op,
+                f"@{target} calls Python in the process that lowered the program, where a plan "
+                "does not run; lower it without callbacks, debug prints and inspections",
+            )
         _refuse_tokens(op.results, op)
     _refuse_tokens(body(main).arguments, main)
     _refuse_platforms(main)
@@ -48,13 +48,11 @@ def _refuse_tokens(values: Iterable[ir.Value], where: ir.OpView) -> None:
 
 
 def _refuse_platforms(main: func.FuncOp) -> None:
-    if "arg_attrs" not in main.attributes:
-        return
-    for number, attrs in enumerate(ir.ArrayAttr(main.attributes["arg_attrs"])):
-        fields = ir.DictAttr(attrs)
-        if _GLOBAL in fields and ir.StringAttr(fields[_GLOBAL]).value == "_platform_index":
+    arguments = body(main).arguments
+    for number, attrs in enumerate(signature_attrs(main, "arg_attrs", len(arguments))):
+        if _GLOBAL in attrs and ir.StringAttr(attrs[_GLOBAL]).value == "_platform_index":
             raise PassError(
-                location_of(body(main).arguments[number].location, main),
+                location_of(arguments[number].location, main),
                 f"argument {number} says for which of several platforms the program is to run; "
                 "export it for one",
             )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from alpa.dialects import body, func, ir, sdy, walk
+from alpa.dialects.attributes import signature_attrs
 from alpa.dialects.symbols import referenced_symbols
 from alpa.passes.base import PassError
 
@@ -93,16 +96,16 @@ def _inline(call: ir.OpView, callee: func.FuncOp) -> None:
 
 
 def _constrained(
-    values: list[ir.Value], callee: func.FuncOp, name: str, call: ir.OpView
+    values: list[ir.Value],
+    callee: func.FuncOp,
+    name: Literal["arg_attrs", "res_attrs"],
+    call: ir.OpView,
 ) -> list[ir.Value]:
     """The values, each under the `sdy.sharding` that the callee's signature gives it."""
-    if name not in callee.attributes:
-        return values
     constrained: list[ir.Value] = []
-    for value, attrs in zip(values, ir.ArrayAttr(callee.attributes[name]), strict=True):
-        fields = ir.DictAttr(attrs)
-        if "sdy.sharding" in fields:
+    for value, attrs in zip(values, signature_attrs(callee, name, len(values)), strict=True):
+        if "sdy.sharding" in attrs:
             with call.location, ir.InsertionPoint(call):
-                value = sdy.ShardingConstraintOp(value, fields["sdy.sharding"]).result
+                value = sdy.ShardingConstraintOp(value, attrs["sdy.sharding"]).result
         constrained.append(value)
     return constrained

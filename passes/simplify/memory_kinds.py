@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from alpa.dialects import func, ir, stablehlo
-from alpa.dialects.attributes import take_from_signature
+from alpa.dialects import func, ir
+from alpa.dialects.attributes import call_target, take_from_signature
 from alpa.passes.base import Remark
 
 _KIND = "mhlo.memory_kind"
@@ -24,9 +24,7 @@ def drop_memory_kinds(main: func.FuncOp, ops: Iterable[ir.OpView], remark: Remar
         for kind in take_from_signature(main, name, _KIND).values()
     ]
     for op in ops:
-        if not isinstance(op, stablehlo.CustomCallOp):
-            continue
-        if ir.StringAttr(op.attributes["call_target_name"]).value == _PLACEMENT:
+        if call_target(op) == _PLACEMENT:
             attrs = op.attributes.get("mhlo.frontend_attributes")
             if attrs is not None and _BUFFER in ir.DictAttr(attrs):
                 asked.append(ir.StringAttr(ir.DictAttr(attrs)[_BUFFER]).value)

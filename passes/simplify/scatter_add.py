@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from alpa.dialects import filled, ir, stablehlo
 from alpa.dialects.attributes import WHOLE
+from alpa.passes.analysis.graph import combiner
 
 
 def scatter_apart(block: ir.Block) -> None:
     """Rewrites the scatters of a block that add to one of its arguments."""
     for op in list(block.operations):
-        if not isinstance(op, stablehlo.ScatterOp) or len(op.results) != 1 or not _adds(op):
+        if not isinstance(op, stablehlo.ScatterOp) or combiner(op) != "stablehlo.add":
             continue
         if WHOLE in op.attributes:
             continue  # what grows with the batch counts nothing
@@ -36,14 +37,3 @@ def scatter_apart(block: ir.Block) -> None:
             with ir.InsertionPoint.after(op):
                 total = stablehlo.AddOp(given, op.results[0])
         op.results[0].replace_all_uses_except(total.result, total.operation)
-
-
-def _adds(op: stablehlo.ScatterOp) -> bool:
-    """Whether what is written is added to what is there."""
-    block = op.regions[0].blocks[0]
-    inner = list(block.operations)
-    return (
-        len(inner) == 2
-        and isinstance(inner[0], stablehlo.AddOp)
-        and {*inner[0].operands} == {*block.arguments}
-    )
