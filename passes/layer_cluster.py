@@ -80,8 +80,10 @@ from alpa.passes.analysis.layer_placement import (
     Placement,
     Slot,
     place,
+    readers,
     resolve_parts,
 )
+from alpa.passes.analysis.op_kinds import CONTRACTIONS
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.analysis.step_parts import StepParts, split_step
 from alpa.passes.base import Pass, PassError, Remark, option
@@ -252,7 +254,7 @@ def _separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) 
         for r, v in enumerate(graph.returned)
         if graph.producer[v] >= 0
         and part[graph.producer[v]] == "update"
-        and any(part[user] in ("forward", "backward") for user in _users(graph, part, v))
+        and any(part[user] in ("forward", "backward") for user in readers(graph, part, v))
     ]
     for r, v in found:
         with ir.InsertionPoint(end), graph.ops[graph.producer[v]].location:
@@ -260,27 +262,15 @@ def _separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) 
     return bool(found)
 
 
-def _users(graph: Graph, part: Sequence[Part | None], value: int) -> list[int]:
-    """The ops that read a value, directly or through copied ops."""
-    found: list[int] = []
-    stack = [value]
-    while stack:
-        for user in graph.users[stack.pop()]:
-            found.append(user)
-            if part[user] is None:
-                stack += graph.results[user]
-    return found
-
-
-_HEAVY = op_cost.CONTRACTIONS | {"stablehlo.while"}
+_HEAVY = CONTRACTIONS | {"stablehlo.while"}
 
 
 def _contractions(op: ir.OpView) -> int:
     """How many contractions are written in an op; a loop stands for one at least."""
     if not isinstance(op, stablehlo.WhileOp):
-        return int(op.name in op_cost.CONTRACTIONS)
+        return int(op.name in CONTRACTIONS)
     inner = walk(body(op, 1))
-    return max(1, sum(other.operation.name in op_cost.CONTRACTIONS for other in inner))
+    return max(1, sum(other.operation.name in CONTRACTIONS for other in inner))
 
 
 def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> list[int]:

@@ -80,7 +80,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.sharding import Sharding, signature_shardings
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.op_cost import CONTRACTIONS
+from alpa.passes.analysis.op_kinds import CONTRACTIONS
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.base import Pass, Remark, option
 from alpa.passes.layer_cluster import MOST_LAYERS
@@ -220,16 +220,10 @@ def _rewrite(
         for r, value in enumerate(interface.returned)
     ]
     with ir.InsertionPoint(function), function.location:
-        inputs = [
-            type_
-            for value, cut in zip(interface.arguments, arguments, strict=True)
-            for type_ in (cut.types(value) if cut else [value.type])
-        ]
-        outputs = [
-            type_
-            for value, cut in zip(interface.returned, results, strict=True)
-            for type_ in (cut.types(value) if cut else [value.type])
-        ]
+        inputs, outputs = (
+            _types(interface.arguments, arguments),
+            _types(interface.returned, results),
+        )
         new = func.FuncOp(
             function.sym_name.value, ir.FunctionType.get(inputs, outputs), visibility="public"
         )
@@ -253,6 +247,12 @@ def _rewrite(
     function.erase()
     simplify(cutter.block, REWRITES)
     mark_follow(cutter.block)
+
+
+def _types(values: Sequence[ir.Value], cuts: Sequence[Cut | None]) -> list[ir.Type]:
+    """The types of values, each part of one that is cut for itself."""
+    pairs = zip(values, cuts, strict=True)
+    return [type_ for value, cut in pairs for type_ in (cut.types(value) if cut else [value.type])]
 
 
 def _write_signature(

@@ -12,6 +12,7 @@ Forward ops get their layer from clustering (`layer_cluster`); here the others f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
@@ -254,8 +255,8 @@ def _place_backward(flow: _Flow, users: list[set[int]], states: set[int]) -> Non
             lowest[o] = low
             fitting[o] = {low}.union(*({c for c in cs if c >= low} for cs in choices))
     for o in sorted(lowest, reverse=True):
-        readers = [slot[u] for v in graph.results[o] for u in _readers(flow, v)]
-        layers = [r.layer for r in readers if r is not None and r.part == "backward"]
+        users_of = [slot[u] for v in graph.results[o] for u in readers(graph, flow.part, v)]
+        layers = [it.layer for it in users_of if it is not None and it.part == "backward"]
         slot[o] = Slot("backward", max([lowest[o], *layers]))
 
 
@@ -292,15 +293,15 @@ def _vote(choices: list[set[int]], sizes: list[int], ceiling: int) -> int:
     return max(score, key=lambda layer: (score[layer], layer))
 
 
-def _readers(flow: _Flow, value: int) -> list[int]:
-    """Ops that read a value, directly or through copied ops."""
+def readers(graph: Graph, part: Sequence[Part | None], value: int) -> list[int]:
+    """The ops that read a value, directly or through copied ops, which have no part."""
     found: list[int] = []
     stack = [value]
     while stack:
-        for u in flow.graph.users[stack.pop()]:
-            found.append(u)
-            if flow.part[u] is None:
-                stack += flow.graph.results[u]
+        for user in graph.users[stack.pop()]:
+            found.append(user)
+            if part[user] is None:
+                stack += graph.results[user]
     return found
 
 

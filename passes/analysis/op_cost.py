@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
-from alpa.passes.analysis.graph import type_bytes
-from alpa.passes.analysis.op_kinds import ELEMENTWISE_STABLEHLO
+from alpa.passes.analysis.graph import elements, type_bytes
+from alpa.passes.analysis.op_kinds import CONTRACTIONS, ELEMENTWISE_STABLEHLO, FREE
 
 # Executed instead of an unknown trip count: a loop whose bound is data is rare, and it must
 # weigh more than its body alone.
 UNKNOWN_TRIP_COUNT = 8
 
-CONTRACTIONS = frozenset(f"stablehlo.{name}" for name in ("convolution", "dot", "dot_general"))
-
-# Ops that move data or make it and compute nothing.
-_FREE = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "broadcast_in_dim",
-        "constant",
-        "copy",
-        "get_tuple_element",
-        "iota",
-        "optimization_barrier",
-        "reshape",
-        "return",
-        "tuple",
-    )
-)
-
 # Ops of whose operands none has more elements than the result.
 _AS_ITS_RESULT = ELEMENTWISE_STABLEHLO - {"stablehlo.bitcast_convert"}
+
+_READS_PART = {"stablehlo.gather", "stablehlo.dynamic_slice"}
+_WRITES_PART = {"stablehlo.scatter", "stablehlo.dynamic_update_slice"}
 
 
 def flops(op: ir.OpView) -> float:
@@ -42,63 +27,59 @@ def flops(op: ir.OpView) -> float:
     Contractions count 2 per multiply-add; anything else counts one per element of its largest
     operand or result.
     """
-    return _flops(op)
+    name = op.name
+    if name in FREE:
+        return 0.0
+    if name in _AS_ITS_RESULT:
+        return float(elements(op.results[0].type))
+    if name in CONTRACTIONS:
+        return 2.0 * elements(op.results[0].type) * _contracted(op)
+    if (inner := _of_programs(op, flops)) is not None:
+        return inner
+    if name in _READS_PART:
+        return float(elements(op.results[0].type))
+    if name in _WRITES_PART:
+        return float(sum(elements(value.type) for value in _updates(op)))
+    values = [*op.operands, *op.results]
+    return float(max((elements(value.type) for value in values), default=0))
 
 
 def memory_bytes(op: ir.OpView) -> float:
     """Bytes read and written by one execution, as if nothing were fused."""
-    if op.name in _FREE:
+    if op.name in FREE:
         return 0.0
-    if isinstance(op, stablehlo.WhileOp):
-        inner = sum(memory_bytes(o) for o in body(op, 1).operations)
-        return trip_count_or_default(op) * inner
-    if isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
-        return max(
-            sum(memory_bytes(o) for o in body(op, i).operations) for i in range(len(op.regions))
-        )
-    if isinstance(op, sdy.ManualComputationOp):
-        return manual_ways(op) * sum(memory_bytes(o) for o in body(op).operations)
+    if (inner := _of_programs(op, memory_bytes)) is not None:
+        return inner
     values = [*op.operands, *op.results]
-    if op.name in ("stablehlo.gather", "stablehlo.dynamic_slice"):
+    if op.name in _READS_PART:
         values = [*list(op.operands)[1:], *op.results, *op.results]
-    elif op.name in ("stablehlo.scatter", "stablehlo.dynamic_update_slice"):
+    elif op.name in _WRITES_PART:
         # Only the updated part is touched: XLA updates in place.
         values = [*list(op.operands)[len(op.results) :], *_updates(op)]
     return float(sum(type_bytes(value.type) for value in values))
 
 
-def _flops(op: ir.OpView) -> float:
-    name = op.name
-    if name in _FREE:
-        return 0.0
-    if name in _AS_ITS_RESULT:
-        return float(_elements(op.results[0]))
-    if isinstance(op, stablehlo.DotGeneralOp):
-        lhs = ir.RankedTensorType(op.lhs.type).shape
-        dims = stablehlo.DotDimensionNumbers(op.dot_dimension_numbers)
-        contracted = math.prod(lhs[d] for d in dims.lhs_contracting_dimensions)
-        return 2.0 * _elements(op.results[0]) * contracted
-    if name == "stablehlo.dot":
-        lhs = ir.RankedTensorType(op.operands[0].type).shape
-        return 2.0 * _elements(op.results[0]) * lhs[-1]
-    if isinstance(op, stablehlo.ConvolutionOp):
-        kernel = ir.RankedTensorType(op.rhs.type).shape
-        dims = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
-        outputs = kernel[dims.kernel_output_feature_dimension]
-        return 2.0 * _elements(op.results[0]) * math.prod(kernel) / max(1, outputs)
+def _of_programs(op: ir.OpView, cost: Callable[[ir.OpView], float]) -> float | None:
+    """What the programs in an op cost in one execution; None for an op without any."""
     if isinstance(op, stablehlo.WhileOp):
-        inner = sum(_flops(o) for o in body(op, 1).operations)
-        return trip_count_or_default(op) * inner
+        return trip_count_or_default(op) * sum(map(cost, body(op, 1).operations))
     if isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
-        return max(sum(_flops(o) for o in body(op, i).operations) for i in range(len(op.regions)))
+        return max(sum(map(cost, body(op, i).operations)) for i in range(len(op.regions)))
     if isinstance(op, sdy.ManualComputationOp):
-        return manual_ways(op) * sum(_flops(o) for o in body(op).operations)
-    if name in ("stablehlo.gather", "stablehlo.dynamic_slice"):
-        return float(_elements(op.results[0]))
-    if name in ("stablehlo.scatter", "stablehlo.dynamic_update_slice"):
-        return float(sum(_elements(value) for value in _updates(op)))
-    values = [*op.operands, *op.results]
-    return float(max((_elements(value) for value in values), default=0))
+        return manual_ways(op) * sum(map(cost, body(op).operations))
+    return None
+
+
+def _contracted(op: ir.OpView) -> float:
+    """How many products a contraction adds up for each element of its result."""
+    left, right = (ir.RankedTensorType(value.type).shape for value in op.operands)
+    if isinstance(op, stablehlo.DotGeneralOp):
+        dims = stablehlo.DotDimensionNumbers(op.dot_dimension_numbers)
+        return math.prod(left[d] for d in dims.lhs_contracting_dimensions)
+    if isinstance(op, stablehlo.ConvolutionOp):
+        dims = stablehlo.ConvDimensionNumbers(op.dimension_numbers)
+        return math.prod(right) / max(1, right[dims.kernel_output_feature_dimension])
+    return left[-1]
 
 
 def manual_ways(op: sdy.ManualComputationOp) -> int:
@@ -108,22 +89,15 @@ def manual_ways(op: sdy.ManualComputationOp) -> int:
         *zip(op.operands, block.arguments, strict=True),
         *zip(op.results, terminator(block).operands, strict=True),
     ]
-    return max((_elements(one) // max(1, _elements(part)) for one, part in pairs), default=1)
+    return max(
+        (elements(one.type) // max(1, elements(part.type)) for one, part in pairs), default=1
+    )
 
 
 def _updates(op: ir.OpView) -> list[ir.Value]:
     """What a scatter or dynamic_update_slice writes into its first operands, one per result."""
     first = len(op.results) + (op.name == "stablehlo.scatter")
     return list(op.operands)[first : first + len(op.results)]
-
-
-def _elements(value: ir.Value) -> int:
-    return _type_elements(value.type)
-
-
-@lru_cache(maxsize=4096)
-def _type_elements(type_: ir.Type) -> int:
-    return math.prod(type_.shape) if isinstance(type_, ir.RankedTensorType) else 0
 
 
 def trip_count_or_default(loop: stablehlo.WhileOp) -> int:
@@ -159,19 +133,22 @@ def loop_counter(loop: stablehlo.WhileOp) -> Counter | None:
     if not isinstance(counter.owner, ir.Block) or "LT" not in direction:
         return None
     index = ir.BlockArgument(counter).arg_number
-    limit = loop_constant(condition.rhs, loop)
-    start = loop_constant(loop.operands[index], loop)
-    step_op = terminator(body(loop, 1)).operands[index].owner
-    if limit is None or start is None or not isinstance(step_op, stablehlo.AddOp):
+    limit, growth = loop_constant(condition.rhs, loop), loop_growth(loop, index)
+    if limit is None or growth is None or growth[1] <= 0:
         return None
-    if body(loop, 1).arguments[index] not in list(step_op.operands):
+    return Counter(index, range(growth[0], limit, growth[1]))
+
+
+def loop_growth(loop: stablehlo.WhileOp, variable: int) -> tuple[int, int] | None:
+    """What a loop's variable is at first, and what each trip adds to it; None unless both are
+    constants."""
+    argument, sum_ = body(loop, 1).arguments[variable], terminator(body(loop, 1)).operands[variable]
+    added = sum_.owner
+    if not isinstance(added, stablehlo.AddOp) or argument not in (added.lhs, added.rhs):
         return None
-    step = loop_constant(step_op.rhs, loop)
-    if step is None:
-        step = loop_constant(step_op.lhs, loop)
-    if step is None or step <= 0:
-        return None
-    return Counter(index, range(start, limit, step))
+    start = loop_constant(loop.operands[variable], loop)
+    step = loop_constant(added.rhs if added.lhs == argument else added.lhs, loop)
+    return None if start is None or step is None else (start, step)
 
 
 def loop_constant(value: ir.Value, loop: stablehlo.WhileOp) -> int | None:

@@ -52,6 +52,30 @@ BROADCASTS = _names("stablehlo", "broadcast broadcast_in_dim")
 
 ELEMENTWISE = ELEMENTWISE_STABLEHLO | ELEMENTWISE_CHLO
 
+# Element-wise ops that are linear in all operands together.
+SUMS = _names("stablehlo", "add complex subtract")
+
+# Ops of one operand, element by element, that are linear but for rounding.
+LINEAR = _names("stablehlo", "convert imag negate real reduce_precision") | {"chlo.conj"}
+
+# Ops of one operand, element by element, whose second derivative is not zero; `power` has two.
+CURVED = _names(
+    "stablehlo",
+    """cosine exponential exponential_minus_one log log_plus_one logistic power rsqrt sine sqrt
+        tanh""",
+) | {"chlo.erf", "chlo.square"}
+
+# Sums of products: linear in each operand.
+CONTRACTIONS = _names("stablehlo", "convolution dot dot_general")
+
+# Linear in each of two operands.
+OF_FACTORS = _names("stablehlo", "convolution dot_general multiply")
+
+# Ops of which the average over the micro-batches is not that of their operands' averages.
+PRODUCTS = OF_FACTORS | _names(
+    "stablehlo", "divide dynamic_slice dynamic_update_slice gather scatter select"
+)
+
 # What XLA computes inside of the ops that read it, and the ops that read so.
 FUSIBLE = ELEMENTWISE | BROADCASTS | SOURCES | DATA_MOVEMENT | _names("stablehlo", "transpose")
 READS_THROUGH_FUSION = FUSIBLE | _names("stablehlo", "reduce")
@@ -74,3 +98,21 @@ ARITHMETIC = PURE - _names("stablehlo", "get_tuple_element tuple")
 
 # Ops whose regions are programs of their own, not scalar functions.
 CONTROL_FLOW = _names("stablehlo", "case if while") | _names("chlo", "scan")
+
+# Ops of whose result each element is made of many elements of the operands, or of none.
+NOT_BY_ELEMENT = (
+    CONTRACTIONS
+    | CONTROL_FLOW
+    | SOURCES
+    | _names(
+        "stablehlo",
+        "composite custom_call fft gather reduce reduce_window select_and_scatter sort",
+    )
+)
+
+# Ops that move data or make it and compute nothing.
+FREE = _names(
+    "stablehlo",
+    """broadcast_in_dim constant copy get_tuple_element iota optimization_barrier reshape return
+    tuple""",
+)

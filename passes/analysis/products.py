@@ -7,37 +7,17 @@ from functools import reduce
 from itertools import combinations
 from operator import or_
 
-from alpa.dialects import body, ir, stablehlo, terminator, walk
-from alpa.passes.analysis.graph import used_values
+from alpa.dialects import body, ir, stablehlo, terminator
+from alpa.passes.analysis.graph import inner_ops, used_values
 from alpa.passes.analysis.micro_batches.context import is_float
-from alpa.passes.analysis.op_kinds import CONTROL_FLOW, ELEMENTWISE
-
-PRODUCTS = {
-    "stablehlo.convolution",
-    "stablehlo.divide",
-    "stablehlo.dot_general",
-    "stablehlo.dynamic_slice",
-    "stablehlo.dynamic_update_slice",
-    "stablehlo.gather",
-    "stablehlo.multiply",
-    "stablehlo.scatter",
-    "stablehlo.select",
-}
-"""Ops of which the average over the micro-batches is not that of their operands' averages."""
-
-
-_OF_FACTORS = {"stablehlo.convolution", "stablehlo.dot_general", "stablehlo.multiply"}
-_LINEAR = {
-    "stablehlo.add",
-    "stablehlo.complex",
-    "stablehlo.convert",
-    "stablehlo.imag",
-    "stablehlo.negate",
-    "stablehlo.real",
-    "stablehlo.reduce_precision",
-    "stablehlo.subtract",
-}
-"""Element-wise ops that are linear in all operands together."""
+from alpa.passes.analysis.op_kinds import (
+    CONTROL_FLOW,
+    ELEMENTWISE,
+    LINEAR,
+    OF_FACTORS,
+    PRODUCTS,
+    SUMS,
+)
 
 
 def is_linear(op: ir.OpView, varying: Collection[ir.Value]) -> bool:
@@ -46,25 +26,24 @@ def is_linear(op: ir.OpView, varying: Collection[ir.Value]) -> bool:
     Positions and conditions, which are no floats, have no average.
     """
     read = [v for v in op.operands if v in varying]
-    if op.name in _OF_FACTORS:
+    if op.name in OF_FACTORS:
         return len(read) < 2
     if op.name == "stablehlo.divide":
         return op.operands[1] not in varying
     if op.name in PRODUCTS:
         return all(is_float(v.type) for v in read)
     if op.name in ELEMENTWISE:
-        return not read or op.name in _LINEAR
+        return not read or op.name in SUMS | LINEAR
     if op.name not in CONTROL_FLOW:
         return True
     parts = {v: 1 << number for number, v in enumerate(set(used_values(op)).intersection(varying))}
-    inner = [each for region in op.regions for block in region.blocks for each in walk(block)]
     return not multiplies(op, parts) and not any(
         is_float(each.results[0].type)
         and (
-            each.name in ELEMENTWISE - PRODUCTS - _LINEAR
-            or (each.name in _OF_FACTORS and each.operands[0] == each.operands[1])
+            each.name in ELEMENTWISE - PRODUCTS - SUMS - LINEAR
+            or (each.name in OF_FACTORS and each.operands[0] == each.operands[1])
         )
-        for each in inner
+        for each in inner_ops(op)
         if len(each.results)
     )
 

@@ -19,32 +19,8 @@ from alpa.dialects.attributes import (
 from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
 from alpa.dialects.symbols import meshes_by_name
 from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.op_kinds import NOT_BY_ELEMENT
 from alpa.passes.base import PassError
-
-# From a new state one walks back through these to the old state that it updates: an optimizer
-# works element by element, and a loss or a gradient does not.
-_ELEMENTWISE_PREFIXES = ("stablehlo.", "chlo.")
-_NOT_ELEMENTWISE = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "dot_general",
-        "dot",
-        "convolution",
-        "gather",
-        "reduce",
-        "reduce_window",
-        "sort",
-        "custom_call",
-        "composite",
-        "case",
-        "if",
-        "fft",
-        "select_and_scatter",
-        "while",
-        "constant",
-        "iota",
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -207,9 +183,10 @@ def nearest_arguments(graph: Graph, value: int) -> dict[int, int]:
             if graph.values[v].type == wanted:
                 found[v] = depth
             continue
-        op = graph.ops[graph.producer[v]]
-        name = op.operation.name  # an op may have an attribute that hides its own `name`
-        if name in _NOT_ELEMENTWISE or not name.startswith(_ELEMENTWISE_PREFIXES):
+        # An optimizer works element by element, and a loss or a gradient does not. An op may have
+        # an attribute that hides its own `name`.
+        name = graph.ops[graph.producer[v]].operation.name
+        if name in NOT_BY_ELEMENT or not name.startswith(("stablehlo.", "chlo.")):
             continue
         for operand in graph.operands[graph.producer[v]]:
             if operand not in seen and graph.values[operand].type == wanted:

@@ -24,31 +24,7 @@ from functools import reduce
 from operator import or_
 
 from alpa.passes.analysis.graph import Graph
-
-_PRODUCTS = frozenset(f"stablehlo.{name}" for name in ("convolution", "dot_general", "multiply"))
-_CURVED = frozenset(
-    {
-        "chlo.erf",
-        "chlo.square",
-        *(
-            f"stablehlo.{name}"
-            for name in (
-                "cosine",
-                "exponential",
-                "exponential_minus_one",
-                "log",
-                "log_plus_one",
-                "logistic",
-                "power",
-                "rsqrt",
-                "sine",
-                "sqrt",
-                "tanh",
-            )
-        ),
-    }
-)
-"""Ops of one operand whose second derivative is not zero."""
+from alpa.passes.analysis.op_kinds import CURVED, OF_FACTORS
 
 
 def running_states(
@@ -79,7 +55,7 @@ def running_states(
     losses = [cone for cone in cones if not any(cone[o] for o in gradients)]
     cones = [
         *losses,
-        graph.cone(v for ops in changes.values() for o in ops for v in graph.results[o]),
+        graph.cone(graph.made_by(o for ops in changes.values() for o in ops)),
     ]
     bends = _union(curved[o] for cone in cones for o, inside in enumerate(cone) if inside)
     # Moments of an optimizer are read by no change: their own says nothing of symmetry.
@@ -114,9 +90,9 @@ def _made_of(
         for v in graph.results[o]:
             of_value[v] = made
         made_of.append(made)
-        if op.name in _CURVED or (op.name in _PRODUCTS and len(sets) == 1):
+        if op.name in CURVED or (op.name in OF_FACTORS and len(sets) == 1):
             curved.append(made)
-        elif op.name in _PRODUCTS:
+        elif op.name in OF_FACTORS:
             curved.append(sets[0] & sets[1])
         else:
             curved.append(sets[-1] if op.name == "stablehlo.divide" else 0)

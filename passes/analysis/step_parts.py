@@ -25,18 +25,17 @@ Only ops that depend on the batch are told apart; the others are computed where 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from operator import or_
 
 from alpa.dialects import ir, stablehlo, transform
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
-from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.graph import Graph, combiner, elements
 from alpa.passes.analysis.micro_batches.context import is_float
-from alpa.passes.analysis.op_kinds import TRIVIAL
-from alpa.passes.analysis.products import PRODUCTS, is_linear, multiplies
+from alpa.passes.analysis.op_kinds import PRODUCTS, TRIVIAL
+from alpa.passes.analysis.products import is_linear, multiplies
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.running_state import running_states
 
@@ -111,10 +110,9 @@ class _Splitter:
     batch: list[bool]
     first_equal: list[int]
 
-    @cached_property
+    @property
     def marks(self) -> list[int]:
-        """The ops by which our front end marks gradients."""
-        return [o for o, op in enumerate(self.graph.ops) if marker_of(op) == GRADIENT]
+        return self.graph.gradient_marks
 
     def forward(
         self, results: list[int], pairs: dict[int, int], state: set[int]
@@ -124,7 +122,7 @@ class _Splitter:
         graph = self.graph
         on_state = graph.depends(state)
         new = {a: graph.returned[r] for r, a in pairs.items()}
-        marked = graph.depends(v for o in self.marks for v in graph.results[o])
+        marked = graph.depends(graph.made_by(self.marks))
         marks = frozenset(self.marks)
         changes = {a: self._changes(v, marked, up_to=marks) for a, v in new.items()}
         running = running_states(graph, changes, results, self.marks)
@@ -194,9 +192,9 @@ class _Splitter:
         graph = self.graph
         if self.marks:
             return forward, [False] * len(graph.ops)
-        is_number = [_elements(value) == 1 for value in graph.values]
+        is_number = [elements(value.type) == 1 for value in graph.values]
         is_forward = [p < 0 or (forward[p] and p not in gradients) for p in graph.producer]
-        makes_gradient = graph.cone(v for o in gradients for v in graph.results[o])
+        makes_gradient = graph.cone(graph.made_by(gradients))
         follows = [not a and not b for a, b in zip(forward, makes_gradient, strict=True)]
         statistics: list[int] = []
         for o, (operands, results) in enumerate(zip(graph.operands, graph.results, strict=True)):
@@ -212,12 +210,8 @@ class _Splitter:
             )
 
         leads = graph.cone(statistics)
-        makes = graph.cone(
-            v
-            for o in range(len(graph.ops))
-            if leads[o] and reads(o, arrays=True)
-            for v in graph.results[o]
-        )
+        readers = [o for o, inside in enumerate(leads) if inside and reads(o, arrays=True)]
+        makes = graph.cone(graph.made_by(readers))
         forward = [a or b for a, b in zip(forward, makes, strict=True)]
         return forward, [
             follows[o] and not makes[o] and reads(o, arrays=False) and not reads(o, arrays=True)
@@ -235,7 +229,7 @@ class _Splitter:
         which values do, `up_to` are ops to end at.
         """
         graph = self.graph
-        elements = _elements(graph.values[new])
+        size = elements(graph.values[new].type)
         is_choice = _is_boolean(graph.values[new])
         found: list[int] = []
         seen = {new}
@@ -254,7 +248,7 @@ class _Splitter:
             alike = [
                 v
                 for v in graph.operands[o]
-                if _elements(graph.values[v]) == elements
+                if elements(graph.values[v].type) == size
                 and (is_choice or not _is_boolean(graph.values[v]))
             ]
             if o in up_to or not (alike and (same or marker_of(op) == GRADIENT)):
@@ -292,11 +286,9 @@ class _Splitter:
         before = self._before_marks(towards)
         before = [a and not b for a, b in zip(before, of_statistics, strict=True)]
         last_use = self._uses_activation(forward, towards, before)
-        backward = graph.cone(
-            v for o, used in enumerate(last_use) if used for v in graph.results[o]
-        )
+        backward = graph.cone(graph.made_by(last_use))
         while products := self._products(forward, backward, towards, before):
-            more = graph.cone(v for o in products for v in graph.results[o])
+            more = graph.cone(graph.made_by(products))
             backward = [a or b for a, b in zip(backward, more, strict=True)]
         parts: list[Part | None] = []
         after: list[bool] = [False] * len(graph.values)
@@ -327,7 +319,7 @@ class _Splitter:
         Of what is in front of one, only linear ops on what is accumulated may run with it.
         """
         graph = self.graph
-        after = graph.depends(v for o in self.marks for v in graph.results[o])
+        after = graph.depends(graph.made_by(self.marks))
         found = list(parts)
         for o, operands in enumerate(graph.operands):
             if any(after[v] for v in operands):
@@ -339,12 +331,10 @@ class _Splitter:
             part == "update" and not any(after[v] for v in operands)
             for part, operands in zip(found, graph.operands, strict=True)
         ]
-        needed = graph.cone(
-            v
-            for o, results in enumerate(graph.results)
-            if early[o] and not self._is_of_totals(o, found)
-            for v in results
-        )
+        not_of_totals = [
+            o for o, moves in enumerate(early) if moves and not self._is_of_totals(o, found)
+        ]
+        needed = graph.cone(graph.made_by(not_of_totals))
         for o, moves in enumerate(needed):
             if moves and early[o]:
                 found[o] = "backward"
@@ -396,21 +386,21 @@ class _Splitter:
         Where our front end has marked the gradients, what comes after is update. Not all before
         is backward: the sum of a shared parameter's gradients is update with a marker, too.
         """
-        graph = self.graph
-        marked = [v for o in self.marks for v in graph.results[o]]
-        return graph.cone(marked) if marked else towards
+        marked = self.graph.made_by(self.marks)
+        return self.graph.cone(marked) if marked else towards
 
     def _uses_activation(
         self, forward: list[bool], towards: list[bool], before: list[bool]
-    ) -> list[bool]:
-        graph, batch = self.graph, self.batch
-        activations = self._activations(forward)
+    ) -> list[int]:
+        """The ops outside of the forward part that use an activation on the way to a new state."""
+        graph, activations = self.graph, self._activations(forward)
         return [
-            towards[o]
+            o
+            for o, operands in enumerate(graph.operands)
+            if towards[o]
             and before[o]
             and not forward[o]
-            and any(batch[v] and self.first_equal[v] in activations for v in graph.operands[o])
-            for o in range(len(graph.ops))
+            and any(self.batch[v] and self.first_equal[v] in activations for v in operands)
         ]
 
     def _products(
@@ -472,8 +462,7 @@ class _Splitter:
         if sum(self.batch[v] for v in graph.operands[o]) != 1 or len(graph.results[o]) != 1:
             return False
         if isinstance(op, stablehlo.ReduceOp):
-            combiner = [inner.name for inner in op.regions[0].blocks[0].operations]
-            return combiner == ["stablehlo.add", "stablehlo.return"]
+            return combiner(op) == "stablehlo.add"
         return op.name in (
             "stablehlo.convert",
             "stablehlo.dot_general",
@@ -514,11 +503,6 @@ class _Splitter:
         """The arguments and what the forward ops make; of equal values the first one."""
         graph = self.graph
         return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or forward[p]}
-
-
-def _elements(value: ir.Value) -> int:
-    type_ = value.type
-    return math.prod(type_.shape) if isinstance(type_, ir.RankedTensorType) else 0
 
 
 def _is_boolean(value: ir.Value) -> bool:

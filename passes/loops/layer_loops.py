@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from alpa.dialects import body, ir, stablehlo, terminator
-from alpa.passes.analysis.op_cost import Counter, loop_constant, loop_counter
+from alpa.passes.analysis.op_cost import Counter, loop_constant, loop_counter, loop_growth
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,12 @@ class _Stack:
 
 def _counts(op: stablehlo.WhileOp, trips: int) -> dict[int, range]:
     """What variables that grow by a constant per trip are at each trip, and after the last."""
-    counts: dict[int, range] = {}
-    for variable, returned in enumerate(terminator(body(op, 1)).operands):
-        argument, sum_ = body(op, 1).arguments[variable], returned.owner
-        if not isinstance(sum_, stablehlo.AddOp) or argument not in (sum_.lhs, sum_.rhs):
-            continue
-        start = loop_constant(op.operands[variable], op)
-        step = loop_constant(sum_.rhs if sum_.lhs == argument else sum_.lhs, op)
-        if start is not None and step:
-            counts[variable] = range(start, start + (trips + 1) * step, step)
-    return counts
+    growths = {variable: loop_growth(op, variable) for variable in range(len(op.operands))}
+    return {
+        variable: range(growth[0], growth[0] + (trips + 1) * growth[1], growth[1])
+        for variable, growth in growths.items()
+        if growth is not None and growth[1]
+    }
 
 
 def _stacks(op: stablehlo.WhileOp, counts: dict[int, range], trips: int) -> Iterator[_Stack]:
