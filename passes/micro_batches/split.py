@@ -1,0 +1,284 @@
+"""Splits a step in two: what runs in each micro-batch, and behind markers what runs once."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from alpa.dialects import body, filled, ir, stablehlo, terminator
+from alpa.dialects.attributes import (
+    GRADIENT,
+    ResultRole,
+    marker_of,
+    read_results,
+    write_interface,
+)
+from alpa.passes.analysis.graph import Graph, inner_ops, replace_operands, used_values
+from alpa.passes.analysis.micro_batches.context import Context, is_float
+from alpa.passes.analysis.micro_batches.relation import Relation
+from alpa.passes.analysis.micro_batches.whole import complex_constant
+from alpa.passes.analysis.roles import Roles
+from alpa.passes.base import PassError
+from alpa.passes.micro_batches.related import WAYS_OUT, RelatedStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(RelatedStep):
+    """A step, and which of its ops run once, after all micro-batches."""
+
+    totals: dict[ir.Value, ir.Value] = field(default_factory=dict[ir.Value, ir.Value])
+    """what the step reads for a sum of a micro-batch"""
+    wholes: dict[ir.Value, ir.Value] = field(default_factory=dict[ir.Value, ir.Value])
+    """what the step reads for what is made of the batch's size"""
+
+    @cached_property
+    def in_step(self) -> list[bool]:
+        """Which ops run once per step."""
+        return _in_step(self.graph, self.roles, self.context)
+
+    def rewrite(self) -> None:
+        """Makes the program one of micro-batches and, behind markers, of the step."""
+        graph = self.graph
+        marks = [op for op in graph.ops if marker_of(op) == GRADIENT]
+        others = [op for op in graph.ops if marker_of(op) != GRADIENT]
+        self._substitute()
+        for o, op in enumerate(graph.ops):
+            if not self.in_step[o]:
+                continue
+            used = dict.fromkeys(graph.values[v] for v in graph.operands[o])
+            changed = {v: new for v in used if (new := self._for_step(v)) != v}
+            if changed:
+                replace_operands(op, changed)
+            if self.context.whole_is_known:
+                self._enlarge(op, op)
+        self._return()
+        for op in marks:
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.operation.erase()
+        self._erase_mixed(others)
+
+    def _erase_mixed(self, ops: Sequence[ir.OpView]) -> None:
+        """Erases what nothing depends on, and what may read arrays of two sizes."""
+        for op in reversed(ops):
+            unused = not any(True for value in op.results for _ in value.uses)
+            if unused and any(self.at(value).is_mixed for value in op.results):
+                op.operation.erase()
+
+    def _substitute(self) -> None:
+        """Puts ones where micro-batches would read a number of the step.
+
+        Where it is known which operand a select takes, the other one is read no more.
+        """
+        for op in self.graph.ops:
+            chosen = self.at(op.operands[0]).splat if isinstance(op, stablehlo.SelectOp) else None
+            if chosen is not None:
+                taken = 1 if chosen else 2
+                op.operands[3 - taken] = op.operands[taken]
+        producer = self._producer
+        # What is inside of a loop is mixed, or runs in the step.
+        found = [(producer[v], number) for v, number in self.context.substituted if v in producer]
+        for o, number in sorted(found):
+            op = self.graph.ops[o]
+            with ir.InsertionPoint(op), op.location:
+                one = filled(ir.RankedTensorType(op.operands[number].type), 1.0)
+                op.operands[number] = one
+
+    def _for_step(self, value: ir.Value) -> ir.Value:
+        """What the step reads in the place of a value."""
+        value = _unmarked(value)
+        relation = self.at(value)
+        if relation.kind == "sum":
+            if self._is_in_step(value):
+                return value
+            if value not in self.totals:
+                self.totals[value] = self._total(value, relation)
+            return self.totals[value]
+        if relation.kind == "size" or relation.power:
+            return self._whole(value)
+        return value
+
+    def _is_in_step(self, value: ir.Value) -> bool:
+        producer = self._producer.get(value, -1)
+        return producer >= 0 and self.in_step[producer]
+
+    @cached_property
+    def _producer(self) -> dict[ir.Value, int]:
+        return dict(zip(self.graph.values, self.graph.producer, strict=True))
+
+    def _total(self, value: ir.Value, relation: Relation) -> ir.Value:
+        """A marker on a sum, and what makes the sum of the step out of what is accumulated: the
+        mean of the micro-batches of floats, the sum of integers."""
+        type_ = ir.RankedTensorType(value.type)
+        with self._after(value):
+            total = stablehlo.CustomCallOp([type_], [value], GRADIENT).results[0]
+            power = relation.power + (1 if is_float(type_) else 0)
+            total = self._times_micro_batches(total, power)
+            for root, exponent in relation.factors:
+                factor = _spread(self._for_step(root), type_)
+                combine = stablehlo.multiply if exponent > 0 else stablehlo.divide
+                total = combine(total, factor)
+        return total
+
+    def _whole(self, value: ir.Value) -> ir.Value:
+        """What is made of the batch's size alone, computed at the size of the whole batch."""
+        if value in self.wholes or isinstance(value.owner, ir.Block):
+            return self.wholes.get(value, value)
+        op = value.owner.opview
+        outside = [v for v in used_values(op) if v in self._producer]
+        changed = {v: new for v in outside if (new := self._whole(v)) != v}
+        differs = self.context.whole(op)
+        if isinstance(differs.get("value"), ir.StringAttr):
+            copy = complex_constant(op, ir.StringAttr(differs["value"]).value)
+        else:
+            copy = op.operation.clone(ip=ir.InsertionPoint(op)).opview
+            replace_operands(copy, changed)
+        self._enlarge(copy, op)
+        self.wholes.update(zip(op.results, copy.results, strict=True))
+        return self.wholes[value]
+
+    def _enlarge(self, op: ir.OpView, place: ir.OpView) -> None:
+        """Makes an op that of the whole batch."""
+        if any("types" in self.context.whole(inner) for inner in inner_ops(op)):
+            raise PassError(
+                place,
+                "computes in a loop or a branch with arrays as long as the batch that hold no "
+                f"samples; {WAYS_OUT}",
+            )
+        for each in (op, *inner_ops(op)):
+            differs = self.context.whole(each)
+            for name, attr in differs.items():
+                if name != "types":
+                    each.attributes[name] = attr
+                    continue
+                for result, type_ in zip(each.results, ir.ArrayAttr(attr), strict=True):
+                    result.set_type(ir.TypeAttr(type_).value)
+
+    def _return(self) -> None:
+        """The results, and what they are: of each micro-batch, or of the step."""
+        end = terminator(body(self.main))
+        pairs = self.roles.state_pairs()
+        results, given = list(self.roles.results), read_results(self.main)
+        for r, value in enumerate(self.returned):
+            relation = self.at(value)
+            role, new = self._result(value, relation, r in pairs)
+            if new != value:
+                end.operands[r] = new
+            if r not in pairs:
+                results[r] = replace(results[r], role=self.agreed_role(r, given[r].role, role))
+        write_interface(self.main, self.roles.arguments, results)
+        types = self.main.type
+        returned = [operand.type for operand in end.operands]
+        if list(types.results) != returned:
+            kind = ir.FunctionType.get(list(types.inputs), returned)
+            self.main.attributes["function_type"] = ir.TypeAttr.get(kind)
+
+    def _result(
+        self, value: ir.Value, relation: Relation, is_state: bool
+    ) -> tuple[ResultRole, ir.Value]:
+        last = ResultRole("last")
+        if relation.of_samples:
+            if not self.made_of_batch[value]:
+                return last, self._whole(value)
+            with self._after(value):
+                new = self._times_micro_batches(value, relation.power)
+            return ResultRole("concat", relation.dim), new
+        if relation.kind == "sum" and not is_state and not relation.factors:
+            power = -1 if is_float(value.type) else 0
+            if not self._is_in_step(value) and relation.power in (power, 0):
+                return ResultRole("mean" if relation.power else "sum"), value
+        new = self._for_step(value)
+        if relation.kind == "sum" and _unmarked(new) != new:
+            # The step needs an op of its own that returns what was accumulated.
+            with self._after(new):
+                new = stablehlo.OptimizationBarrierOp([new]).results[0]
+        return last, new
+
+    @contextmanager
+    def _after(self, value: ir.Value) -> Generator[None]:
+        """Inserts ops behind the one that makes a value, at its place in the user's code."""
+        maker = value.owner
+        if isinstance(maker, ir.Block):
+            point = ir.InsertionPoint.at_block_begin(maker)
+        else:
+            point = ir.InsertionPoint.after(maker)
+        with point, self.place(value):
+            yield
+
+    def _times_micro_batches(self, value: ir.Value, power: int) -> ir.Value:
+        """A value times a power of the number of micro-batches."""
+        if not power:
+            return value
+        number = float(self.num_micro_batches) ** power
+        return stablehlo.multiply(value, filled(ir.RankedTensorType(value.type), number))
+
+
+def _in_step(graph: Graph, roles: Roles, context: Context) -> list[bool]:
+    """Which ops run once per step: those that make functions of sums, and what only they need.
+
+    Linear functions of sums could be computed on either side. They are on the step's side behind a
+    marked gradient. What leads to a new state and to no mark is there from where a state is added,
+    and where the step reads its operand anyway: then one value is accumulated and not two. The way
+    to a loss stays in the micro-batch.
+    """
+    at = [context.relations.get(value) for value in graph.values]
+    marks = set(graph.gradient_marks)
+    marked = graph.cone(graph.made_by(marks))
+    of_state = graph.depends(roles.state_pairs().values())
+    leads = graph.cone(graph.returned[r] for r in roles.state_pairs())
+    found: list[bool] = []
+    flexible: list[int] = []
+    behind = [False] * len(graph.values)
+    for o, (operands, results) in enumerate(zip(graph.operands, graph.results, strict=True)):
+        kinds = {it.kind for v in results if (it := at[v]) is not None}
+        read = {v: it for v in operands if (it := at[v]) is not None}
+        here = "step" in kinds
+        of_sums = "sum" in kinds and kinds <= {"sum", "same", "size"}
+        of_sums = of_sums and all(it.kind in ("sum", "same", "size") for it in read.values())
+        if of_sums and o not in marks:
+            flexible.append(o)
+            here = here or any(behind[v] for v in operands)
+            joins_state = any(it.kind == "same" and of_state[v] for v, it in read.items())
+            here = here or (leads[o] and not marked[o] and joins_state)
+        found.append(here)
+        for v in results:
+            behind[v] = here or (o in marks and kinds == {"sum"})
+    for o in reversed(flexible):
+        # The number travels, and not the array that repeats it.
+        if graph.ops[o].name == "stablehlo.broadcast_in_dim" and not (found[o] or marked[o]):
+            users = [user for v in graph.results[o] for user in graph.users[v]]
+            found[o] = bool(users) and all(found[user] for user in users)
+    while True:
+        cut = {v for o, here in enumerate(found) if here for v in graph.operands[o]}
+        cut |= {v for o, here in enumerate(found) if here for v in graph.results[o]}
+        more = [
+            o
+            for o in flexible
+            if leads[o] and not marked[o] and not found[o] and cut & {*graph.operands[o]}
+        ]
+        if not more:
+            return found
+        for o in more:
+            found[o] = True
+
+
+def _unmarked(value: ir.Value) -> ir.Value:
+    """The value that markers stand on."""
+    while not isinstance(value.owner, ir.Block) and marker_of(value.owner.opview) == GRADIENT:
+        value = value.owner.operands[0]
+    return value
+
+
+def _spread(number: ir.Value, type_: ir.RankedTensorType) -> ir.Value:
+    """A number, all elements of a value, as a tensor of a type."""
+    own = ir.RankedTensorType(number.type)
+    if own.shape:
+        ones = [1] * len(own.shape)
+        first = stablehlo.slice(number, [0] * len(ones), ones, ones)
+        number = stablehlo.reshape(ir.RankedTensorType.get([], own.element_type), first)
+    if own.element_type != type_.element_type:
+        number = stablehlo.convert(ir.RankedTensorType.get([], type_.element_type), number)
+    if not type_.shape:
+        return number
+    return stablehlo.broadcast_in_dim(type_, number, ir.DenseI64ArrayAttr.get([]))
