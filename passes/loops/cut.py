@@ -7,14 +7,14 @@ writes its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alpa.dialects import body, filled, ir, stablehlo, terminator, walk
-from alpa.passes.analysis.graph import replace_operands, used_values
+from alpa.dialects import body, filled, ir, stablehlo, terminator
+from alpa.passes.analysis.graph import combiner, read_inside, replace_operands, shape, used_values
+from alpa.passes.analysis.rows import operand_dims
 from alpa.passes.loops.layer_loops import LayerLoop
-from alpa.passes.loops.stacks import operand_dims
-from alpa.passes.simplify.rewriter import shape, splat
+from alpa.passes.simplify.rewriter import splat
 
 Rows = tuple[tuple[int, int], ...]
 """The rows, from and to, of each part of a stack."""
@@ -124,8 +124,8 @@ class Cutter:
         if not isinstance(op, stablehlo.ReduceOp) or len(op.results) != 1:
             return False
         source, init = op.operands
-        cut, combiner = self.cuts.get(source), _combiner(op)
-        if cut is None or cut not in self.parts.get(source, {}) or combiner is None:
+        cut, name = self.cuts.get(source), _associative(op)
+        if cut is None or cut not in self.parts.get(source, {}) or name is None:
             return False
         partial: list[ir.Value] = []
         for part in self.parts[source][cut]:
@@ -135,7 +135,7 @@ class Cutter:
             partial.append(clone.results[0])
         total, *others = partial
         for other in others:
-            combined = ir.Operation.create(combiner, [total.type], [total, other])
+            combined = ir.Operation.create(name, [total.type], [total, other])
             total = combined.results[0]
         self.whole[op.results[0]] = total
         return True
@@ -170,7 +170,7 @@ class Cutter:
     def _one_trip(self, loop: LayerLoop, variables: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
         """The ops of the loop's body; the loop's variables before the trip -> after it."""
         block = body(loop.op, 1)
-        inside = self._known(_read_inside(loop.op))
+        inside = self._known(read_inside(loop.op))
         inside |= {block.arguments[c]: value for c, value in variables.items()}
         end = terminator(block)
         for op in block.operations:
@@ -194,7 +194,7 @@ class Cutter:
         counter = loop.counter.index
         number = loop.op.operands[counter].type
         before = {**variables, counter: _constant(number, 0)}
-        outer = self._known(_read_inside(loop.op))
+        outer = self._known(read_inside(loop.op))
         clone = loop.op.operation.clone().opview
         replace_operands(clone, outer)
         for c, value in before.items():
@@ -242,25 +242,15 @@ def _take_row(access: ir.OpView, row: ir.Value, loop: LayerLoop) -> None:
         access.results[0].set_type(stack.type)
 
 
-def _read_inside(op: ir.OpView) -> Iterator[ir.Value]:
-    """The operands of the ops in an op's regions."""
-    for region in op.regions:
-        for inner in walk(region.blocks[0]):
-            yield from inner.operands
-
-
 def _constant(type_: ir.Type, number: int) -> ir.Value:
     """An integer scalar of a tensor type."""
     return filled(ir.RankedTensorType(type_), number)
 
 
-def _combiner(op: stablehlo.ReduceOp) -> str | None:
+def _associative(op: stablehlo.ReduceOp) -> str | None:
     """The op by which partial results of a reduction make the whole; None where they cannot."""
-    inner = list(body(op).operations)
-    if len(inner) != 2 or {*inner[0].operands} != {*body(op).arguments}:
-        return None
     # Each partial result starts from the initial value: it may count once only.
-    name, start = inner[0].operation.name, splat(op.operands[1])
+    name, start = combiner(op), splat(op.operands[1])
     neutral = {"stablehlo.add": 0, "stablehlo.multiply": 1}
     if name in neutral:
         return name if start == neutral[name] else None

@@ -8,15 +8,12 @@ share a stack share its rows, so they are cut at the same places.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from alpa.dialects import ir, stablehlo
-from alpa.dialects.attributes import GRADIENT, marker_of
-from alpa.passes.analysis.op_kinds import ELEMENTWISE
+from alpa.dialects import ir
+from alpa.passes.analysis.rows import same_rows
 from alpa.passes.loops.layer_loops import LayerLoop
-from alpa.passes.simplify.rewriter import shape, splat
 
 
 @dataclass
@@ -51,42 +48,12 @@ def find_stacks(loops: Sequence[LayerLoop]) -> list[Stack]:
             for op in _neighbours(value):
                 loop = loop_of.get(op.results[0]) if len(op.results) else None
                 if loop is None:
-                    pending += _same_rows(op, value, dim)
+                    groups = [group for group in same_rows(op) if (value, dim) in group]
+                    pending += [it for group in groups for it in group]
                 elif loop not in stack.loops and (value, dim) in list(_stacked(loop)):
                     stack.loops.append(loop)
                     pending += _stacked(loop)
     return stacks
-
-
-def operand_dims(op: ir.OpView, dim: int) -> list[int | None] | None:
-    """For an op whose results can be computed row by row of their dimension `dim`: the dimension
-    of each operand that has the same rows, None where all rows need the whole operand.
-
-    None where they cannot be, or where it is not known.
-    """
-    if op.name in ELEMENTWISE or marker_of(op) == GRADIENT:
-        size = shape(op.results[0])
-        return [dim if shape(operand) == size else None for operand in op.operands]
-    if isinstance(op, stablehlo.TransposeOp):
-        return [list(ir.DenseI64ArrayAttr(op.permutation))[dim]]
-    if isinstance(op, stablehlo.BroadcastInDimOp):
-        dims = list(ir.DenseI64ArrayAttr(op.broadcast_dimensions))
-        source = dims.index(dim) if dim in dims else None
-        grows = source is not None and shape(op.operands[0])[source] == 1
-        return [None if grows else source]
-    if isinstance(op, stablehlo.ReduceOp):
-        reduced = list(ir.DenseI64ArrayAttr(op.dimensions))
-        kept = [d for d in range(len(shape(op.operands[0]))) if d not in reduced]
-        return [kept[dim]] * len(op.results) + [None] * len(op.results)
-    if isinstance(op, stablehlo.ReshapeOp):
-        before, after = shape(op.operands[0]), shape(op.results[0])
-        for d, size in enumerate(before):
-            if size == after[dim] and math.prod(before[:d]) == math.prod(after[:dim]):
-                return [d]
-        return None
-    if isinstance(op, stablehlo.ConstantOp):
-        return None if splat(op.results[0]) is None else []
-    return None
 
 
 def _neighbours(value: ir.Value) -> Iterator[ir.OpView]:
@@ -95,22 +62,6 @@ def _neighbours(value: ir.Value) -> Iterator[ir.OpView]:
         yield value.owner.opview
     for use in value.uses:
         yield use.owner.operation.opview
-
-
-def _same_rows(op: ir.OpView, value: ir.Value, dim: int) -> Iterator[tuple[ir.Value, int]]:
-    """The operands and results of an op that have the rows of one of them, with the dimension."""
-    if not all(isinstance(result.type, ir.RankedTensorType) for result in op.results):
-        return
-    ranks = {len(shape(result)) for result in op.results}
-    for result_dim in range(ranks.pop() if len(ranks) == 1 else 0):
-        dims = operand_dims(op, result_dim)
-        if dims is None:
-            continue
-        found = [(result, result_dim) for result in op.results]
-        operands = zip(op.operands, dims, strict=True)
-        found += [(operand, d) for operand, d in operands if d is not None]
-        if (value, dim) in found:
-            yield from found
 
 
 def _stacked(loop: LayerLoop) -> Iterator[tuple[ir.Value, int]]:

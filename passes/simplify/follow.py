@@ -15,25 +15,21 @@ mark: its result is free, any layout costs the same.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import FOLLOW, marker_of
 from alpa.dialects.records import i64
-from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.analysis.graph import shape, type_bytes
 from alpa.passes.analysis.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
-from alpa.passes.simplify.rewriter import programs, shape
+from alpa.passes.simplify.rewriter import programs
 
 _LIGHT = DATA_MOVEMENT | {
     "sdy.sharding_constraint",
     "stablehlo.get_tuple_element",
     "stablehlo.tuple",
 }
-
-
-class _Size(NamedTuple):
-    rank: int
-    bytes: int
 
 
 class _Value(NamedTuple):
@@ -47,7 +43,6 @@ class _Value(NamedTuple):
 class _Marker:
     def __init__(self) -> None:
         self.values: dict[ir.Value, _Value] = {}
-        self.sizes: dict[ir.Type, _Size] = {}
         self.numbers: dict[int, ir.Attribute] = {}
 
     def mark(self, block: ir.Block) -> None:
@@ -91,13 +86,12 @@ class _Marker:
         """Marks a trivial op whose (first) result has this type; what is known of that."""
         if isinstance(op, stablehlo.ReduceOp):
             inputs = inputs[: len(inputs) // 2]
-        rank = self._size(type_).rank
+        rank = _rank(type_)
         best: tuple[bool, int, int, int, int] | None = None
         for i, value in enumerate(inputs):
-            size = self._size(value.type)
-            if value.free or (size.rank == 0 and rank > 0):
+            if value.free or (rank > 0 and _rank(value.type) == 0):
                 continue
-            key = (not value.expanded, value.depth, value.length, size.bytes, -i)
+            key = (not value.expanded, value.depth, value.length, type_bytes(value.type), -i)
             if best is None or key > best:
                 best = key
         length = max([v.length for v in inputs]) + 1
@@ -112,12 +106,10 @@ class _Marker:
         expanded = inputs[number].expanded or _expands(op, number)
         return _Value(type_, max([v.depth for v in inputs]), length, expanded=expanded)
 
-    def _size(self, type_: ir.Type) -> _Size:
-        size = self.sizes.get(type_)
-        if size is None:
-            rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
-            size = self.sizes[type_] = _Size(rank, type_bytes(type_))
-        return size
+
+@lru_cache(maxsize=4096)
+def _rank(type_: ir.Type) -> int:
+    return type_.rank if isinstance(type_, ir.RankedTensorType) else 0
 
 
 def mark_follow(block: ir.Block) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from alpa.dialects import body, ir, stablehlo, terminator
-from alpa.passes.simplify.rewriter import Rewriter, element_type, producer, shape, splat
+from alpa.passes.analysis.graph import shape
+from alpa.passes.simplify.rewriter import Rewriter, element_type, producer, splat
 
 Values = Sequence[ir.Value] | None
 _Test = Callable[[float | int], bool]

@@ -128,7 +128,3 @@ def splat(value: ir.Value) -> float | int | None:
 
 def element_type(value: ir.Value) -> ir.Type:
     return ir.RankedTensorType(value.type).element_type
-
-
-def shape(value: ir.Value) -> list[int]:
-    return ir.RankedTensorType(value.type).shape

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from alpa.dialects import ir
 from alpa.dialects.attributes import WHOLE
 from alpa.dialects.records import entries
-from alpa.passes.analysis.micro_batches.relation import STEP, Relation, mixed
+from alpa.passes.analysis.micro_batches.relation import STEP, Relation, Scale, mixed
 
 Shape = tuple[int, ...]
 
@@ -53,6 +53,12 @@ class Context:
         """The power that a sum over samples has where W does not tell, by its type."""
         known = self.whole_is_known or not is_float(value.type)
         return 0 if known else self.sum_power
+
+    def sum_of(self, op: ir.OpView, scale: Scale) -> Relation:
+        """The relation of what an op adds up of samples that are multiplied by a scale."""
+        power, factors = scale
+        power += self.power_of_sums(op.results[0])
+        return Relation(kind="sum", power=power, factors=factors)
 
     def taken_out(self, op: ir.OpView, number: int, relation: Relation) -> Relation:
         """One in the place of a number of the step, by which an op's result is then multiplied.
@@ -117,17 +123,16 @@ class Context:
                 return dataclasses.replace(relation, kind="rows", dim=dim, free=free)
             if alike and fits and relation.of_step:
                 free = relation.free | {dim}
-                return dataclasses.replace(
-                    STEP, free=free, root=relation.root, random=relation.random
-                )
+                return dataclasses.replace(STEP, free=free, root=relation.root)
         return mixed(
             op,
-            f"makes {_text(micro)} of a micro-batch and {_text(whole)} of the whole batch, and not "
-            "sample by sample",
+            f"makes {shape_text(micro)} of a micro-batch and {shape_text(whole)} of the whole "
+            "batch, and not sample by sample",
         )
 
 
-def _text(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
+    """A shape in words."""
     return "x".join(map(str, shape)) or "one number"
 
 

@@ -3,86 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from alpa.dialects import body, ir, stablehlo
+from alpa.dialects import ir, stablehlo
+from alpa.passes.analysis.graph import combiner
 from alpa.passes.analysis.micro_batches.context import Context, is_bool
 from alpa.passes.analysis.micro_batches.relation import (
     SAME,
-    SIZE,
-    STEP,
+    UNEVEN,
     Relation,
     mixed,
+    once,
     rows_among,
+    without_samples,
 )
-from alpa.passes.analysis.micro_batches.shapes import by_size, get_dimension, integers
+from alpa.passes.analysis.micro_batches.shapes import by_size, integer, integers
 
 Operands = Sequence[Relation]
 
 
-def combiner(op: ir.OpView, region: int = 0) -> str:
-    """What a region of two scalars computes: the name of its only op, or nothing."""
-    inner = list(body(op, region).operations)
-    if len(inner) != 2 or set(inner[0].operands) != set(body(op, region).arguments):
-        return ""
-    return inner[0].operation.name.removeprefix("stablehlo.")
+@dataclass(frozen=True)
+class _Reduction:
+    """A reduction of arrays from initial values, over dimensions or in windows."""
+
+    op: ir.OpView
+    inputs: Operands
+    starts: Operands
+
+    @classmethod
+    def of(cls, op: ir.OpView, operands: Operands) -> _Reduction:
+        half = len(operands) // 2
+        return cls(op, operands[:half], operands[half:])
+
+    @property
+    def is_linear(self) -> bool:
+        return combiner(self.op) == "stablehlo.add" and all(it.is_zero for it in self.starts)
+
+    def without_samples(self) -> Relation:
+        """The relation of the results where no input holds samples."""
+        first = self.inputs[0]
+        if self.is_linear and first.kind in ("same", "sum"):
+            return SAME.with_scale(first.scaled) if first.kind == "same" else first
+        return without_samples((*self.inputs, *self.starts))
+
+    def of_rows(self, rows: Relation) -> Relation:
+        """The relation of the results where each sample is reduced for itself."""
+        plain = all(it.is_plain for it in self.inputs) and all(it.is_fixed for it in self.starts)
+        return rows if self.is_linear or plain else mixed(self.op, UNEVEN)
 
 
-def reduce(context: Context, op: ir.OpView, operands: Operands) -> list[Relation]:
+def reduce(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     dims = integers(op, "dimensions")
-    half = len(operands) // 2
-    inputs, starts = operands[:half], operands[half:]
-    kind = combiner(op)
-    number = len(op.results)
-    worst = next((it for it in operands if it.is_mixed), None)
-    if worst is not None:
-        return [worst] * number
-    shape = context.shape(op.operands[0])
-    kept = [d for d in range(len(shape)) if d not in dims]
-    free = inputs[0].free.intersection(*(it.free for it in inputs))
+    reduction = _Reduction.of(op, operands)
+    kept = [d for d in range(len(context.shape(op.operands[0]))) if d not in dims]
+    free = frozenset.intersection(*(it.free for it in reduction.inputs))
     free = frozenset(kept.index(d) for d in free if d in kept)
-    is_random = any(it.random for it in operands)
-    found = _reduced(context, op, inputs, starts, dims, kind, kept)
-    splat = 0 if kind == "add" and all(it.is_zero for it in operands) else None
-    return [replace(found, free=free, random=is_random, splat=splat)] * number
+    splat = 0 if reduction.is_linear and all(it.is_zero for it in operands) else None
+    found = _reduced(context, reduction, dims, kept)
+    return replace(found, free=free, splat=splat, root=None)
 
 
 def _reduced(
-    context: Context,
-    op: ir.OpView,
-    inputs: Operands,
-    starts: Operands,
-    dims: Sequence[int],
-    kind: str,
-    kept: Sequence[int],
+    context: Context, reduction: _Reduction, dims: Sequence[int], kept: Sequence[int]
 ) -> Relation:
-    if any(it.kind == "position" for it in inputs):
-        return mixed(op, "computes with the numbers that samples have in the batch (arange)")
+    op, inputs = reduction.op, reduction.inputs
     rows = rows_among(inputs)
     if rows is None:
         if any(_repeats(context, it, op.operands[0], dims) for it in inputs):
             return mixed(op, _REPEATED)
-        return _of_step(inputs, starts, kind)
-    if not all(it.rows_at(rows.dim, rows.outer) for it in inputs):
+        return reduction.without_samples()
+    if not rows.are_in(inputs):
         return mixed(op, "reduces the samples together with an array that does not hold them")
-    plain = all(it.kind == "same" and it.is_plain for it in starts)
-    if rows.dim in dims:
-        is_sum = kind == "add" and not is_bool(op.results[0].type)
-        if is_sum and all(it.is_zero for it in starts):
-            power = rows.power + context.power_of_sums(op.results[0])
-            return Relation(kind="sum", power=power, factors=rows.factors)
-        return mixed(op, _NO_SUMS.get(kind, "reduces the samples, not by a sum"))
-    linear = kind == "add" and all(it.is_zero for it in starts)
-    if not linear and not (plain and all(it.is_plain for it in inputs)):
-        return mixed(op, "is not linear in a number that depends on the size of the batch")
-    return replace(rows, dim=kept.index(rows.dim), splat=None)
+    if rows.dim not in dims:
+        found = reduction.of_rows(rows)
+        return found if found.is_mixed else replace(found, dim=kept.index(rows.dim))
+    if reduction.is_linear and not is_bool(op.results[0].type):
+        return context.sum_of(op, rows.scaled)
+    return mixed(op, _NO_SUMS.get(combiner(op) or "", "reduces the samples, not by a sum"))
 
 
 _NO_SUMS = {
-    "maximum": "takes the maximum over the samples",
-    "minimum": "takes the minimum over the samples",
-    "and": "tells whether all samples are true",
-    "or": "tells whether any sample is true",
+    "stablehlo.maximum": "takes the maximum over the samples",
+    "stablehlo.minimum": "takes the minimum over the samples",
+    "stablehlo.and": "tells whether all samples are true",
+    "stablehlo.or": "tells whether any sample is true",
 }
 _REPEATED = (
     "adds up a function of all samples along a dimension that may be as long as the batch, which "
@@ -98,59 +102,52 @@ def _repeats(context: Context, x: Relation, value: ir.Value, dims: Iterable[int]
     return any(d in x.free and context.may_count_samples(shape[d]) for d in dims)
 
 
-def _of_step(inputs: Operands, starts: Operands, kind: str) -> Relation:
-    """Of arrays without samples."""
-    kinds = {it.kind for it in (*inputs, *starts)}
-    linear = kind == "add" and all(it.is_zero for it in starts)
-    if kinds == {"same"}:
-        if linear or all(it.is_plain for it in (*inputs, *starts)):
-            return SAME.with_scale(inputs[0].scaled) if linear else SAME
-        return SIZE
-    if linear and len(inputs) == 1 and inputs[0].kind == "sum":
-        return replace(inputs[0], root=None)
-    return SIZE if kinds <= {"same", "size"} else STEP
+@dataclass(frozen=True)
+class Product:
+    """The dimensions of a product of two arrays.
+
+    `batching` and `contracting` are pairs of dimensions that are one. `places` says of each operand
+    where its other dimensions, and those of the batch, are in the result.
+    """
+
+    batching: list[tuple[int, int]]
+    contracting: list[tuple[int, int]]
+    places: tuple[dict[int, int], dict[int, int]]
+
+    @classmethod
+    def of(cls, op: ir.OpView) -> Product:
+        ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
+        if op.operation.name == "stablehlo.dot":
+            batching, contracting = [], [(ranks[0] - 1, 0)]
+        else:
+            numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+            left, right = numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions
+            batching = list(zip(left, right, strict=True))
+            left, right = numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions
+            contracting = list(zip(left, right, strict=True))
+        first = len(batching)
+        places: list[dict[int, int]] = []
+        for side, rank in enumerate(ranks):
+            summed = [pair[side] for pair in contracting]
+            shared = [pair[side] for pair in batching]
+            own = [d for d in range(rank) if d not in (*summed, *shared)]
+            place = {d: n for n, d in enumerate(shared)} | {d: first + n for n, d in enumerate(own)}
+            first += len(own)
+            places.append(place)
+        return cls(batching, contracting, (places[0], places[1]))
 
 
-def dot_general(context: Context, op: ir.OpView, operands: Operands) -> Relation:
-    numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-    batching = (
-        list(numbers.lhs_batching_dimensions),
-        list(numbers.rhs_batching_dimensions),
-    )
-    contracting = (
-        list(numbers.lhs_contracting_dimensions),
-        list(numbers.rhs_contracting_dimensions),
-    )
-    return _product(context, op, operands, batching, contracting)
-
-
-def dot(context: Context, op: ir.OpView, operands: Operands) -> Relation:
-    rank = len(context.shape(op.operands[0]))
-    return _product(context, op, operands, ([], []), ([rank - 1], [0]))
-
-
-def _product(
-    context: Context,
-    op: ir.OpView,
-    operands: Operands,
-    batching: tuple[list[int], list[int]],
-    contracting: tuple[list[int], list[int]],
-) -> Relation:
+def product(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    """A `dot` or a `dot_general`."""
     operands = _taken_out(context, op, operands)
-    ranks = [len(context.shape(value)) for value in op.operands]
-    place: list[dict[int, int]] = []
-    first = len(batching[0])
-    for side in (0, 1):
-        at = {d: n for n, d in enumerate(batching[side])}
-        rest = [d for d in range(ranks[side]) if d not in batching[side] + contracting[side]]
-        at |= {d: first + n for n, d in enumerate(rest)}
-        first += len(rest)
-        place.append(at)
+    dims = Product.of(op)
     for n, it in enumerate(operands):
-        if _repeats(context, it, op.operands[n], contracting[n]):
+        summed = [pair[n] for pair in dims.contracting]
+        if _repeats(context, it, op.operands[n], summed):
             return mixed(op, _REPEATED)
-    free = frozenset(place[n][d] for n, it in enumerate(operands) for d in it.free if d in place[n])
-    free -= frozenset(range(len(batching[0])))
+    pairs = list(zip(operands, dims.places, strict=True))
+    free = frozenset(place[d] for it, place in pairs for d in it.free if d in place)
+    free -= frozenset(range(len(dims.batching)))
     if (common := multiplied(op, operands)) is not None:
         if common.kind != "same":
             return common
@@ -159,22 +156,16 @@ def _product(
     side = 0 if rows_among(operands) is operands[0] else 1
     rows, other = operands[side], operands[1 - side]
     scale = operands[0].times(operands[1])
-    is_random = any(it.random for it in operands)
-    for mine, theirs in ((batching, batching), (contracting, contracting)):
-        if rows.dim not in mine[side]:
-            continue
-        partner = theirs[1 - side][mine[side].index(rows.dim)]
-        if not other.rows_at(partner, rows.outer):
+    partner = {pair[side]: pair[1 - side] for pair in (*dims.batching, *dims.contracting)}
+    if rows.dim in partner:
+        if not other.rows_at(partner[rows.dim], rows.outer):
             return mixed(op, "multiplies the samples by an array that does not hold the same ones")
-        if mine is batching:
-            found = replace(rows, dim=place[side][rows.dim], free=free, splat=None)
-            return replace(found.with_scale(scale), random=is_random)
-        power = scale[0] + context.power_of_sums(op.results[0])
-        return Relation(kind="sum", power=power, factors=scale[1], free=free, random=is_random)
-    if other.kind != "same":
+    elif other.kind != "same":
         return mixed(op, "multiplies each sample by all samples")
-    found = replace(rows, dim=place[side][rows.dim], free=free, splat=None)
-    return replace(found.with_scale(scale), random=is_random)
+    place = dims.places[side].get(rows.dim)
+    if place is None:
+        return replace(context.sum_of(op, scale), free=free)
+    return replace(rows, dim=place, free=free, splat=None).with_scale(scale)
 
 
 def _taken_out(context: Context, op: ir.OpView, operands: Operands) -> Operands:
@@ -185,27 +176,16 @@ def _taken_out(context: Context, op: ir.OpView, operands: Operands) -> Operands:
 
 
 def multiplied(op: ir.OpView, operands: Operands) -> Relation | None:
-    """Of a product of two arrays without samples, or of which one is mixed; None for others."""
-    worst = next((it for it in operands if it.is_mixed), None)
-    if worst is not None:
-        return worst
-    if any(it.kind == "position" for it in operands):
-        return mixed(op, "computes with the numbers that samples have in the batch (arange)")
+    """Of a product of two arrays without samples; None for others."""
     kinds = {it.kind for it in operands}
-    is_random = any(it.random for it in operands)
     if "rows" in kinds:
-        if kinds & {"sum", "step", "size"}:
-            return mixed(
-                op, "multiplies samples by what is made of all samples, or of their number"
-            )
-        return None
+        if kinds <= {"rows", "same"}:
+            return None
+        return mixed(op, "multiplies samples by what is made of all samples, or of their number")
+    scale = operands[0].times(operands[1])
     if kinds == {"same"}:
-        return replace(SAME.with_scale(operands[0].times(operands[1])), random=is_random)
-    sums = [it for it in operands if it.kind == "sum"]
-    if len(sums) == 1 and "same" in kinds:
-        found = Relation(kind="sum").with_scale(operands[0].times(operands[1]))
-        return replace(found, random=is_random)
-    return replace(SIZE if kinds <= {"same", "size"} else STEP, random=is_random)
+        return SAME.with_scale(scale)
+    return Relation(kind="sum").with_scale(scale) if kinds == {"sum", "same"} else once(operands)
 
 
 def convolution(context: Context, op: ir.OpView, operands: Operands) -> Relation:
@@ -217,71 +197,43 @@ def convolution(context: Context, op: ir.OpView, operands: Operands) -> Relation
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     x, kernel = operands
     scale = x.times(kernel)
-    is_random = x.random or kernel.random
-    groups = {
-        name: get_dimension(op, name) for name in ("feature_group_count", "batch_group_count")
-    }
     in_batch = x.kind == "rows" and x.dim == numbers.input_batch_dimension
-    if in_batch and kernel.kind == "same" and groups["batch_group_count"] == 1:
-        found = Relation(
-            kind="rows", dim=numbers.output_batch_dimension, outer=x.outer, random=is_random
-        )
-        return found.with_scale(scale)
+    if in_batch and kernel.kind == "same" and integer(op, "batch_group_count") == 1:
+        dim = numbers.output_batch_dimension
+        return Relation(kind="rows", dim=dim, outer=x.outer).with_scale(scale)
     rows = rows_among(operands)
     assert rows is not None
     if (
         x.rows_at(numbers.input_feature_dimension, rows.outer)
         and kernel.rows_at(numbers.kernel_input_feature_dimension, rows.outer)
-        and groups["feature_group_count"] == 1
+        and integer(op, "feature_group_count") == 1
     ):
-        power = scale[0] + context.power_of_sums(op.results[0])
-        return Relation(kind="sum", power=power, factors=scale[1], random=is_random)
+        return context.sum_of(op, scale)
     return mixed(op, "convolves over the samples")
 
 
-def windowed(context: Context, op: ir.OpView, operands: Operands) -> list[Relation]:
+def windowed(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     """`reduce_window`: samples pass where the window is one sample wide."""
-    half = len(operands) // 2
-    inputs, starts = operands[:half], operands[half:]
-    worst = next((it for it in operands if it.is_mixed), None)
-    number = len(op.results)
-    if worst is not None:
-        return [worst] * number
-    is_random = any(it.random for it in operands)
-    linear = combiner(op) == "add" and all(it.is_zero for it in starts)
-    plain = all(it.is_plain for it in operands)
-    rows = rows_among(inputs)
+    reduction = _Reduction.of(op, operands)
+    rows = rows_among(reduction.inputs)
     if rows is None:
-        found = _of_step(inputs, starts, combiner(op))
-        if any(it.kind == "position" for it in inputs):
-            found = mixed(op, "computes with the numbers that samples have in the batch (arange)")
-        elif context.whole(op).keys() - {"types"}:
+        found = reduction.without_samples()
+        if context.whole(op).keys() - {"types"}:
             found = by_size(op, found, "")
-        return [replace(found, free=frozenset(), random=is_random, splat=None)] * number
-    if not one_wide(context, op, rows.dim) or not all(
-        it.rows_at(rows.dim, rows.outer) for it in inputs
-    ):
-        return [mixed(op, "reduces over neighbouring samples")] * number
-    if not (linear or plain):
-        return [
-            mixed(op, "is not linear in a number that depends on the size of the batch")
-        ] * number
-    return [replace(rows, free=frozenset(), random=is_random, splat=None)] * number
+    elif one_wide(context, op, rows.dim) and rows.are_in(reduction.inputs):
+        found = reduction.of_rows(rows)
+    else:
+        found = mixed(op, "reduces over neighbouring samples")
+    return replace(found, free=frozenset(), splat=None, root=None)
 
 
 def one_wide(context: Context, op: ir.OpView, dim: int) -> bool:
     """Whether a window takes the elements along a dimension one by one, for any size of batch."""
     if context.whole(op).keys() - {"types"}:
         return False
-    expected = {
-        "window_dimensions": 1,
-        "window_strides": 1,
-        "base_dilations": 1,
-        "window_dilations": 1,
-    }
-    for name, number in expected.items():
-        if name in op.attributes and integers(op, name)[dim] != number:
-            return False
+    names = ("window_dimensions", "window_strides", "base_dilations", "window_dilations")
+    if any(name in op.attributes and integers(op, name)[dim] != 1 for name in names):
+        return False
     if "padding" not in op.attributes:
         return True
     padding = ir.DenseIntElementsAttr(op.attributes["padding"])
@@ -290,22 +242,15 @@ def one_wide(context: Context, op: ir.OpView, dim: int) -> bool:
 
 def select_and_scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     x, source, start = operands
-    worst = next((it for it in operands if it.is_mixed), None)
-    if worst is not None:
-        return worst
-    is_random = any(it.random for it in operands)
-    if all(it.kind == "same" and it.is_plain for it in operands):
-        return replace(SAME, random=is_random)
-    rows = x if x.kind == "rows" else source
-    fits = (
-        x.rows_at(rows.dim, rows.outer)
-        and source.rows_at(rows.dim, rows.outer)
-        and one_wide(context, op, rows.dim)
-    )
-    is_sum = start.is_zero and combiner(op, 1) == "add"
-    if rows.kind == "rows" and fits and x.is_plain and is_sum:
-        found = Relation(kind="rows", dim=rows.dim, outer=rows.outer, random=is_random)
-        return found.with_scale(source.scaled)
     if all(it.of_step for it in operands):
-        return replace(STEP, random=is_random)
+        return without_samples(operands)
+    rows = x if x.kind == "rows" else source
+    is_sum = start.is_zero and combiner(op, 1) == "stablehlo.add" and x.is_plain
+    if (
+        is_sum
+        and rows.kind == "rows"
+        and rows.are_in((x, source))
+        and one_wide(context, op, rows.dim)
+    ):
+        return Relation(kind="rows", dim=rows.dim, outer=rows.outer).with_scale(source.scaled)
     return mixed(op, "reduces over neighbouring samples")

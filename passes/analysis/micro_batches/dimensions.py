@@ -13,12 +13,16 @@ counter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from alpa.dialects import body, ir, stablehlo, terminator
-from alpa.passes.analysis.micro_batches.shapes import get_dimension, integers
+from alpa.passes.analysis.graph import shape
+from alpa.passes.analysis.micro_batches.contractions import Product
+from alpa.passes.analysis.micro_batches.shapes import integer
+from alpa.passes.analysis.micro_batches.slices import Slices
 from alpa.passes.analysis.op_kinds import ELEMENTWISE
+from alpa.passes.analysis.rows import same_rows
 
 Dimension = tuple[int, int]
 """The number of an argument, and one of its dimensions."""
@@ -51,7 +55,7 @@ class Dimensions:
         return {
             (n, d): numbers.setdefault(self._find((value, d)), len(numbers))
             for n, value in enumerate(block.arguments)
-            for d in range(len(_shape(value)))
+            for d in range(len(shape(value)))
         }
 
     def _find(self, at: _At) -> _At:
@@ -97,27 +101,22 @@ def _parts(op: ir.OpView) -> Iterator[_Part]:
         yield from _split(y, x)
     elif name in ("stablehlo.slice", "stablehlo.dynamic_slice"):
         x, y = op.operands[0], op.results[0]
-        for d, (a, b) in enumerate(zip(_shape(x), _shape(y), strict=True)):
+        for d, (a, b) in enumerate(zip(shape(x), shape(y), strict=True)):
             if a != b and b > 1:
                 yield (name, a, b), (y, d), (x, d)
 
 
 def _split(x: ir.Value, y: ir.Value) -> Iterator[_Part]:
     """The dimensions of `x` of which a reshape makes two of `y`."""
-    starts = {math.prod(_shape(y)[:d]): d for d, size in enumerate(_shape(y)) if size != 1}
-    for d, size in enumerate(_shape(x)):
-        before = math.prod(_shape(x)[:d])
+    starts = {math.prod(shape(y)[:d]): d for d, size in enumerate(shape(y)) if size != 1}
+    for d, size in enumerate(shape(x)):
+        before = math.prod(shape(x)[:d])
         outer = starts.get(before, -1)
-        inner = starts.get(before * _shape(y)[outer], -1) if outer >= 0 else -1
-        if inner >= 0 and _shape(y)[outer] * _shape(y)[inner] == size:
-            how = (_shape(y)[outer], _shape(y)[inner])
+        inner = starts.get(before * shape(y)[outer], -1) if outer >= 0 else -1
+        if inner >= 0 and shape(y)[outer] * shape(y)[inner] == size:
+            how = (shape(y)[outer], shape(y)[inner])
             yield ("outer", *how), (y, outer), (x, d)
             yield ("inner", *how), (y, inner), (x, d)
-
-
-def _shape(value: ir.Value) -> tuple[int, ...]:
-    type_ = value.type
-    return tuple(type_.shape) if isinstance(type_, ir.RankedTensorType) else ()
 
 
 _Pairs = Iterator[tuple[_At, _At]]
@@ -125,33 +124,37 @@ _Pairs = Iterator[tuple[_At, _At]]
 
 def _all(a: ir.Value, b: ir.Value) -> _Pairs:
     """All dimensions of two arrays of one shape."""
-    if _shape(a) == _shape(b):
-        yield from (((a, d), (b, d)) for d in range(len(_shape(a))))
+    if shape(a) == shape(b):
+        yield from (((a, d), (b, d)) for d in range(len(shape(a))))
+
+
+def _each(a: Iterable[ir.Value], b: Iterable[ir.Value]) -> _Pairs:
+    """All dimensions of pairs of arrays."""
+    for one, other in zip(a, b, strict=True):
+        yield from _all(one, other)
 
 
 def _equal(op: ir.OpView) -> _Pairs:
     """Dimensions that an op needs to be equal."""
     name = op.operation.name
-    if name in ELEMENTWISE or name in _ALIKE:
-        for value in (*op.operands, *op.results):
-            yield from _all(value, op.results[0])
-    elif name in ("stablehlo.optimization_barrier", "stablehlo.sort"):
-        for value, result in zip(op.operands, op.results, strict=False):
-            yield from _all(value, result if name != "stablehlo.sort" else op.results[0])
-    elif name == "stablehlo.custom_call" and len(op.operands) == len(op.results) == 1:
+    for first, *others in same_rows(op):
+        yield from ((first, other) for other in others)
+    if name in ("stablehlo.reverse", "sdy.sharding_constraint"):
         yield from _all(op.operands[0], op.results[0])
+    elif name == "stablehlo.optimization_barrier":
+        yield from _each(op.operands, op.results)
+    elif name == "stablehlo.sort":
+        yield from _each(op.operands, [op.results[0]] * len(op.operands))
+    elif name == "stablehlo.custom_call" and len(op.operands) == len(op.results) == 1:
+        yield from _each(op.operands, op.results)
     elif name == "stablehlo.while":
         ends = [terminator(body(op, 1)).operands, body(op, 1).arguments, body(op, 0).arguments]
         for values in (op.operands, *ends):
-            for value, result in zip(values, op.results, strict=True):
-                yield from _all(value, result)
+            yield from _each(values, op.results)
         yield from _counted_through(body(op, 1))
     elif name in ("stablehlo.case", "stablehlo.if"):
         for region in op.regions:
-            for value, result in zip(
-                terminator(region.blocks[0]).operands, op.results, strict=True
-            ):
-                yield from _all(value, result)
+            yield from _each(terminator(region.blocks[0]).operands, op.results)
     elif name in _RULES:
         yield from _RULES[name](op)
 
@@ -169,8 +172,8 @@ def _counted_through(block: ir.Block) -> _Pairs:
             continue
         for d, start in enumerate(starts):
             counter = _counter(start, block)
-            if counter is not None and _shape(window)[d] == 1 < _shape(x)[d]:
-                yield (x, d), first.setdefault((counter, _shape(x)[d]), (x, d))
+            if counter is not None and shape(window)[d] == 1 < shape(x)[d]:
+                yield (x, d), first.setdefault((counter, shape(x)[d]), (x, d))
 
 
 def _counter(value: ir.Value, block: ir.Block) -> ir.Value | None:
@@ -190,60 +193,12 @@ def _counter(value: ir.Value, block: ir.Block) -> ir.Value | None:
     return None if others or counter not in set(block.arguments) else counter
 
 
-_ALIKE = {"stablehlo.reverse", "sdy.sharding_constraint"}
-
-
-def _broadcast(op: ir.OpView) -> _Pairs:
-    x, y = op.operands[0], op.results[0]
-    for d, to in enumerate(integers(op, "broadcast_dimensions")):
-        if _shape(x)[d] == _shape(y)[to]:
-            yield (x, d), (y, to)
-
-
-def _transpose(op: ir.OpView) -> _Pairs:
-    for to, d in enumerate(integers(op, "permutation")):
-        yield (op.operands[0], d), (op.results[0], to)
-
-
-def _reshape(op: ir.OpView) -> _Pairs:
-    x, y = op.operands[0], op.results[0]
-    ahead = {(math.prod(_shape(x)[:d]), size): d for d, size in enumerate(_shape(x)) if size != 1}
-    for d, size in enumerate(_shape(y)):
-        at = ahead.get((math.prod(_shape(y)[:d]), size))
-        if at is not None:
-            yield (x, at), (y, d)
-
-
-def _reduce(op: ir.OpView) -> _Pairs:
-    half = len(op.operands) // 2
-    gone = integers(op, "dimensions")
-    kept = [d for d in range(len(_shape(op.operands[0]))) if d not in gone]
-    for x in list(op.operands)[:half]:
-        yield from _all(x, op.operands[0])
-    for result in op.results:
-        yield from (((op.operands[0], d), (result, n)) for n, d in enumerate(kept))
-
-
-def _dot(op: ir.OpView) -> _Pairs:
+def _product(op: ir.OpView) -> _Pairs:
     x, y = op.operands
-    numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-    batching = list(
-        zip(numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions, strict=True)
-    )
-    contracting = list(
-        zip(numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions, strict=True)
-    )
-    yield from (((x, a), (y, b)) for a, b in (*batching, *contracting))
-    result = 0
-    for a, _ in batching:
-        yield (x, a), (op.results[0], result)
-        result += 1
-    for side, value in enumerate((x, y)):
-        gone = {pair[side] for pair in (*batching, *contracting)}
-        for d in range(len(_shape(value))):
-            if d not in gone:
-                yield (value, d), (op.results[0], result)
-                result += 1
+    dims = Product.of(op)
+    yield from (((x, a), (y, b)) for a, b in (*dims.batching, *dims.contracting))
+    for value, place in zip((x, y), dims.places, strict=True):
+        yield from (((value, d), (op.results[0], to)) for d, to in place.items())
 
 
 def _convolution(op: ir.OpView) -> _Pairs:
@@ -259,75 +214,45 @@ def _convolution(op: ir.OpView) -> _Pairs:
 
 
 def _size(at: _At) -> int:
-    return _shape(at[0])[at[1]]
+    return shape(at[0])[at[1]]
 
 
 def _same_places(op: ir.OpView) -> _Pairs:
     """Of ops that change the sizes of some dimensions: the others."""
     y = op.results[0]
     for x in op.operands:
-        if len(_shape(x)) == len(_shape(y)):
-            for d, (a, b) in enumerate(zip(_shape(x), _shape(y), strict=True)):
+        if len(shape(x)) == len(shape(y)):
+            for d, (a, b) in enumerate(zip(shape(x), shape(y), strict=True)):
                 if a == b:
                     yield (x, d), (y, d)
 
 
 def _concatenate(op: ir.OpView) -> _Pairs:
-    along = get_dimension(op, "dimension")
+    along = integer(op, "dimension")
     for x in op.operands:
-        for d in range(len(_shape(x))):
+        for d in range(len(shape(x))):
             if d != along:
                 yield (x, d), (op.results[0], d)
 
 
-def _gather(op: ir.OpView) -> _Pairs:
-    numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-    yield from _indexed(
-        op.operands[0],
-        op.operands[1],
-        op.results[0],
-        list(numbers.offset_dims),
-        [*numbers.collapsed_slice_dims, *numbers.operand_batching_dims],
-        list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)),
-        numbers.index_vector_dim,
-    )
-    yield from _counted(
-        op.operands[0], op.operands[1], list(numbers.start_index_map), numbers.index_vector_dim
-    )
-
-
-def _scatter(op: ir.OpView) -> _Pairs:
+def _slices(op: ir.OpView) -> _Pairs:
+    """Of a gather or a scatter."""
     if len(op.results) != 1:
         return
-    attr = op.attributes["scatter_dimension_numbers"]
-    numbers = stablehlo.ScatterDimensionNumbers(attr)
-    yield from _all(op.operands[0], op.results[0])
-    yield from _indexed(
-        op.operands[0],
-        op.operands[1],
-        op.operands[2],
-        list(numbers.update_window_dims),
-        [*numbers.inserted_window_dims, *numbers.input_batching_dims],
-        list(zip(numbers.input_batching_dims, numbers.scatter_indices_batching_dims, strict=True)),
-        numbers.index_vector_dim,
-    )
-    columns = list(numbers.scattered_dims_to_operand_dims)
-    yield from _counted(op.operands[0], op.operands[1], columns, numbers.index_vector_dim)
-
-
-def _counted(
-    sliced: ir.Value, indices: ir.Value, index_map: Sequence[int], vector_dim: int
-) -> _Pairs:
-    """The rows of an array and the indices that count them: `x[arange(n), labels]`."""
-    owner = indices.owner
-    if isinstance(owner, ir.Block) or owner.name != "stablehlo.concatenate":
-        return
-    for column, dim in zip(owner.operands, index_map, strict=False):
-        if not _counts(column):
-            continue
-        for d, size in enumerate(_shape(indices)):
-            if d != vector_dim and size == _shape(sliced)[dim]:
-                yield (sliced, dim), (indices, d)
+    it = Slices.of(op)
+    sliced, indices, windows = it.sliced, it.indices, it.windows
+    if isinstance(op, stablehlo.ScatterOp):
+        yield from _all(sliced, op.results[0])
+    yield from (((sliced, a), (indices, b)) for b, a in it.batching.items())
+    yield from (((indices, d), (windows, to)) for d, to in it.outer.items())
+    pairs = (((sliced, d), (windows, to)) for d, to in it.places.items())
+    yield from (pair for pair in pairs if _size(pair[0]) == _size(pair[1]))
+    # The rows of an array and the indices that count them: `x[arange(n), labels]`.
+    columns = it.columns if len(it.columns) > 1 else []
+    for column, dim in zip(columns, it.numbered, strict=False):
+        if _counts(column):
+            rows = (((sliced, dim), (indices, d)) for d in it.outer)
+            yield from (pair for pair in rows if _size(pair[0]) == _size(pair[1]))
 
 
 def _counts(value: ir.Value) -> bool:
@@ -345,38 +270,15 @@ def _counts(value: ir.Value) -> bool:
     return has_count
 
 
-def _indexed(
-    sliced: ir.Value,
-    indices: ir.Value,
-    windows: ir.Value,
-    window_dims: list[int],
-    gone: list[int],
-    batching: Sequence[tuple[int, int]],
-    vector_dim: int,
-) -> _Pairs:
-    yield from (((sliced, a), (indices, b)) for a, b in batching)
-    kept = [d for d in range(len(_shape(sliced))) if d not in gone]
-    for d, window in zip(kept, window_dims, strict=True):
-        if _shape(sliced)[d] == _shape(windows)[window]:
-            yield (sliced, d), (windows, window)
-    outer = [d for d in range(len(_shape(windows))) if d not in window_dims]
-    dims = [d for d in range(len(_shape(indices))) if d != vector_dim]
-    yield from (((indices, d), (windows, to)) for d, to in zip(dims, outer, strict=True))
-
-
 _RULES = {
-    "stablehlo.broadcast_in_dim": _broadcast,
     "stablehlo.concatenate": _concatenate,
     "stablehlo.convolution": _convolution,
-    "stablehlo.dot_general": _dot,
+    "stablehlo.dot_general": _product,
     "stablehlo.dynamic_slice": _same_places,
     "stablehlo.dynamic_update_slice": _same_places,
-    "stablehlo.gather": _gather,
+    "stablehlo.gather": _slices,
     "stablehlo.pad": _same_places,
-    "stablehlo.reduce": _reduce,
     "stablehlo.reduce_window": _same_places,
-    "stablehlo.reshape": _reshape,
-    "stablehlo.scatter": _scatter,
+    "stablehlo.scatter": _slices,
     "stablehlo.slice": _same_places,
-    "stablehlo.transpose": _transpose,
 }

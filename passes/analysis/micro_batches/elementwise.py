@@ -13,30 +13,24 @@ from alpa.dialects import ir, stablehlo
 from alpa.passes.analysis.micro_batches.context import Context, is_bool, is_float
 from alpa.passes.analysis.micro_batches.indexing import in_bounds
 from alpa.passes.analysis.micro_batches.relation import (
+    PLAIN,
+    POSITIONS,
     SAME,
     SIZE,
     STEP,
-    Factors,
     Relation,
+    Scale,
+    common_scale,
     mixed,
+    mixed_among,
     rows_among,
+    scale_of_sums,
     unknown,
 )
+from alpa.passes.analysis.op_kinds import LINEAR, SUMS
 
-_SUMS = frozenset({"stablehlo.add", "stablehlo.subtract", "stablehlo.complex"})
-"""Linear in all operands together."""
-_LINEAR = frozenset(
-    {
-        "stablehlo.negate",
-        "stablehlo.real",
-        "stablehlo.imag",
-        "stablehlo.reduce_precision",
-        "chlo.conj",
-        "sdy.sharding_constraint",
-    }
-)
 _KEEP_POWERS = frozenset({"stablehlo.maximum", "stablehlo.minimum", "stablehlo.abs"})
-"""Of operands that are all multiplied by one positive number."""
+"""Ops that keep a positive number by which all operands are multiplied."""
 
 
 def elementwise(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Relation:
@@ -44,11 +38,9 @@ def elementwise(context: Context, op: ir.OpView, operands: Sequence[Relation]) -
     name = op.operation.name
     if name == "stablehlo.compare" and (known := _compared(context, op, operands)) is not None:
         return known
-    if name == "stablehlo.select":
-        chosen = operands[0].splat
-        if chosen is not None:
-            return operands[1 if chosen else 2]
-    if (worst := next((it for it in operands if it.is_mixed), None)) is not None:
+    if name == "stablehlo.select" and (chosen := operands[0].splat) is not None:
+        return operands[1 if chosen else 2]
+    if (worst := mixed_among(operands)) is not None:
         return worst
     full = context.shape(op.results[0])
     if any(context.shape(value) not in (full, ()) for value in op.operands):
@@ -58,25 +50,21 @@ def elementwise(context: Context, op: ir.OpView, operands: Sequence[Relation]) -
     free = frozenset(range(len(full)))
     for it, value in zip(operands, op.operands, strict=True):
         free &= it.free if context.shape(value) == full else free
-    is_random = any(it.random for it in operands)
-    found = replace(_kind(context, op, operands), free=free, random=is_random)
+    found = replace(_kind(context, op, operands), free=free)
     if _keeps_counts(op) and found.kind == "same":
         found = replace(found, dim=operands[0].dim)
-    return replace(found, splat=0 if _is_zero(op, operands) else _splat(op, found, operands))
-
-
-def _is_zero(op: ir.OpView, operands: Sequence[Relation]) -> bool:
-    name = op.operation.name
-    if name == "stablehlo.multiply":
-        return any(it.is_zero for it in operands)
-    return name in ("stablehlo.negate", "stablehlo.convert") and operands[0].is_zero
+    return replace(found, splat=_splat(op, found, operands))
 
 
 def _splat(op: ir.OpView, found: Relation, operands: Sequence[Relation]) -> float | None:
-    """The number that all elements are, which a change of type keeps if it is one in any type."""
-    is_one = operands[0].splat == 1
-    kept = op.operation.name == "stablehlo.convert" and found.kind == "same" and is_one
-    return operands[0].splat if kept else None
+    """The number that all elements are: 0, or 1, which a change of type keeps."""
+    name, zeros = op.operation.name, [it.is_zero for it in operands]
+    if name == "stablehlo.multiply" and any(zeros):
+        return 0
+    if name in ("stablehlo.negate", "stablehlo.convert") and zeros[0]:
+        return 0
+    is_one = name == "stablehlo.convert" and operands[0].splat == 1
+    return 1.0 if is_one and found.kind == "same" else None
 
 
 def _keeps_counts(op: ir.OpView) -> bool:
@@ -105,7 +93,6 @@ def _kind(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Rela
 def _of_rows(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Relation:
     first = rows_among(operands)
     assert first is not None
-    dim, outer = first.dim, first.outer
     for it, value in zip(operands, op.operands, strict=True):
         if it.kind in ("size", "sum", "step"):
             what = {
@@ -114,16 +101,15 @@ def _of_rows(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> R
                 "step": "a function of all samples",
             }[it.kind]
             return mixed(op, f"computes samples with {what}")
-        if context.shape(value) and not it.rows_at(dim, outer):
-            return mixed(
-                op,
-                f"computes the samples along dimension {dim} with an array of the same size that "
-                "does not hold the same samples",
+        if context.shape(value) and not first.are_in([it]):
+            text = (
+                f"computes the samples along dimension {first.dim} with an array of the same size"
             )
+            return mixed(op, f"{text} that does not hold the same samples")
     scale = _scale(op, operands)
     if scale is None:
         taken_out = any(it.factors for it in operands)
-        return mixed(op, _NOT_LINEAR if taken_out else _UNEVEN)
+        return mixed(op, _NOT_LINEAR if taken_out else _DIFFERENT)
     return replace(first, splat=None).with_scale(scale)
 
 
@@ -131,7 +117,7 @@ _NOT_LINEAR = (
     "is not linear in a function of all samples by which they were multiplied, or adds what was "
     "multiplied by several such functions"
 )
-_UNEVEN = (
+_DIFFERENT = (
     "is not linear in a number that depends on the size of the batch, or adds numbers that depend "
     "on it in different ways"
 )
@@ -140,64 +126,55 @@ _UNEVEN = (
 def _of_sums(op: ir.OpView, operands: Sequence[Relation]) -> Relation:
     """Linear functions of sums are sums; a mean plus what is the same is a mean, too."""
     name = op.operation.name
-    sums = [it for it in operands if it.kind == "sum"]
-    if any(it.kind == "size" for it in operands):
+    kinds = [it.kind for it in operands]
+    scale: Scale | None = None
+    if "size" in kinds:
         return STEP
-    found = Relation(kind="sum")
-    if name == "stablehlo.multiply" and len(sums) == 1:
-        return found.with_scale(operands[0].times(operands[1]))
-    if _is_quotient(op) and operands[0].kind == "sum" and len(sums) == 1:
-        return found.with_scale(operands[0].over(operands[1]))
-    if name in _LINEAR or _is_linear_convert(op):
-        return found.with_scale(sums[0].scaled)
-    terms = operands
-    if name == "stablehlo.select" and operands[0].kind == "same" and operands[0].is_plain:
-        terms = operands[1:]
-    elif name not in _SUMS:
-        return STEP
-    scales = {
-        it.scaled if it.kind == "sum" else (it.power - 1, it.factors)
-        for it in terms
-        if not it.is_zero
-    }
-    return found.with_scale(scales.pop()) if len(scales) == 1 else STEP
+    if name == "stablehlo.multiply" and kinds.count("sum") == 1:
+        scale = operands[0].times(operands[1])
+    elif _is_quotient(op) and kinds == ["sum", "same"]:
+        scale = operands[0].over(operands[1])
+    elif _is_linear(op):
+        scale = operands[0].scaled
+    elif name in SUMS:
+        scale = scale_of_sums(operands)
+    elif name == "stablehlo.select" and operands[0].is_fixed:
+        scale = scale_of_sums(operands[1:])
+    return STEP if scale is None else Relation(kind="sum").with_scale(scale)
 
 
 def _of_positions(op: ir.OpView, operands: Sequence[Relation]) -> Relation:
     """The number of a sample passes type conversions."""
     if _keeps_counts(op):
         return operands[0]
-    return mixed(
-        op,
-        "computes with the numbers that samples have in the batch (arange), which differ from "
-        "those in a micro-batch",
-    )
+    return mixed(op, POSITIONS)
 
 
-def _scale(op: ir.OpView, operands: Sequence[Relation]) -> tuple[int, Factors] | None:
+def _scale(op: ir.OpView, operands: Sequence[Relation]) -> Scale | None:
     """What the result is multiplied by, None where the op is not linear in what operands are
     multiplied by."""
     name = op.operation.name
     if all(it.is_plain for it in operands):
-        return (0, ())
+        return PLAIN
     if name == "stablehlo.multiply":
         return operands[0].times(operands[1])
     if _is_quotient(op):
         return operands[0].over(operands[1])
-    if name in _LINEAR or _is_linear_convert(op):
+    if _is_linear(op):
         return operands[0].scaled
-    terms = operands
-    if name == "stablehlo.select":
-        if not operands[0].is_plain:
-            return None
-        terms = operands[1:]
-    elif name == "stablehlo.clamp" or name not in _SUMS | _KEEP_POWERS:
-        return None
-    scales = {it.scaled for it in terms if not it.is_zero}
-    if len(scales) > 1:
-        return None
-    scale = scales.pop() if scales else (0, ())
-    return None if name in _KEEP_POWERS and scale[1] else scale
+    if name in SUMS:
+        return common_scale(operands)
+    if name == "stablehlo.select" and operands[0].is_plain:
+        return common_scale(operands[1:])
+    scale = common_scale(operands) if name in _KEEP_POWERS else None
+    return None if scale is None or scale[1] else scale
+
+
+def _is_linear(op: ir.OpView) -> bool:
+    """Whether an op of one operand is linear."""
+    if op.operation.name == "stablehlo.convert":
+        return _is_linear_convert(op)
+    return op.operation.name in LINEAR or op.operation.name == "sdy.sharding_constraint"
 
 
 def _is_quotient(op: ir.OpView) -> bool:
@@ -206,12 +183,10 @@ def _is_quotient(op: ir.OpView) -> bool:
 
 
 def _is_linear_convert(op: ir.OpView) -> bool:
-    """Whether an op changes the type of numbers and hardly the numbers.
+    """Whether a change of the type of numbers hardly changes the numbers.
 
     Integers of few bits may have overflowed, which a sum of wider numbers has not.
     """
-    if op.operation.name != "stablehlo.convert":
-        return False
     before, after = op.operands[0].type, op.results[0].type
     if is_float(before):
         return is_float(after)

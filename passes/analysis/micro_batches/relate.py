@@ -13,52 +13,48 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from alpa.dialects import body, file_position, ir, terminator
-from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE
+from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, call_target
 from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import used_values
 from alpa.passes.analysis.micro_batches import contractions, elementwise, indexing, shapes
 from alpa.passes.analysis.micro_batches.context import Context
 from alpa.passes.analysis.micro_batches.relation import (
+    POSITIONS,
     SAME,
-    SIZE,
     STEP,
+    UNEVEN,
     Reason,
     Relation,
+    common_scale,
     mixed,
+    mixed_among,
+    once,
     rows_among,
+    scale_of_sums,
     unknown,
 )
-from alpa.passes.analysis.op_kinds import ELEMENTWISE
+from alpa.passes.analysis.op_kinds import CONTROL_FLOW, ELEMENTWISE
 
-_One = Callable[[Context, ir.OpView, Sequence[Relation]], Relation]
-_Many = Callable[[Context, ir.OpView, Sequence[Relation]], list[Relation]]
+_Rule = Callable[[Context, ir.OpView, Sequence[Relation]], "Relation | list[Relation]"]
+"""What an op's results are: each of them, or all of them alike."""
 
-_ONE: dict[str, _One] = {
-    "stablehlo.broadcast_in_dim": shapes.broadcast_in_dim,
-    "stablehlo.concatenate": shapes.concatenate,
-    "stablehlo.constant": shapes.constant,
-    "stablehlo.convolution": contractions.convolution,
-    "stablehlo.dot": contractions.dot,
-    "stablehlo.dot_general": contractions.dot_general,
-    "stablehlo.dynamic_slice": indexing.dynamic_slice,
-    "stablehlo.dynamic_update_slice": indexing.dynamic_update_slice,
-    "stablehlo.gather": indexing.gather,
-    "stablehlo.iota": shapes.iota,
-    "stablehlo.pad": shapes.pad,
-    "stablehlo.reshape": shapes.reshape,
-    "stablehlo.reverse": shapes.reverse,
-    "stablehlo.select_and_scatter": contractions.select_and_scatter,
-    "stablehlo.slice": shapes.slice_,
-    "stablehlo.transpose": shapes.transpose,
-    **dict.fromkeys(ELEMENTWISE | {"sdy.sharding_constraint"}, elementwise.elementwise),
+_READ_MIXED = CONTROL_FLOW | {
+    "stablehlo.compare",
+    "stablehlo.custom_call",
+    "stablehlo.gather",
+    "stablehlo.optimization_barrier",
+    "stablehlo.scatter",
+    "stablehlo.select",
 }
-_MANY: dict[str, _Many] = {
-    "stablehlo.reduce": contractions.reduce,
-    "stablehlo.reduce_window": contractions.windowed,
-    "stablehlo.scatter": indexing.scatter,
-    "stablehlo.sort": indexing.sort,
-    "chlo.top_k": indexing.top_k,
+"""Ops of which a result may be known though an operand mixes samples."""
+_REFUSE_POSITIONS = {
+    "stablehlo.convolution",
+    "stablehlo.dot",
+    "stablehlo.dot_general",
+    "stablehlo.reduce",
+    "stablehlo.reduce_window",
 }
+"""Ops that compute with numbers of samples where they read them."""
 _EXPLAINED = {
     "stablehlo.constant": {"value"},
     "stablehlo.slice": {"start_indices", "limit_indices"},
@@ -164,35 +160,24 @@ def _known_or_related(context: Context, op: ir.OpView) -> list[Relation]:
 def _related(
     context: Context, op: ir.OpView, name: str, operands: Sequence[Relation]
 ) -> list[Relation]:
-    differs = context.whole(op).keys() - {"types"} - _EXPLAINED.get(name, set())
-    if differs:
-        found = [mixed(op, f"has another {sorted(differs)[0]} for the whole batch")]
-        return found * len(op.results)
-    if (one := _ONE.get(name)) is not None:
-        found = [one(context, op, operands)]
-    elif (many := _MANY.get(name)) is not None:
-        found = many(context, op, operands)
-    elif name == "stablehlo.optimization_barrier":
-        found = list(operands)
-    elif name == "stablehlo.custom_call":
-        found = _custom_call(context, op, operands)
-    elif name == "stablehlo.while":
-        found = _while(context, op, operands)
-    elif name in ("stablehlo.case", "stablehlo.if"):
-        found = _branches(context, op, operands[0])
-    elif name == "stablehlo.fft":
-        rank, length = len(context.shape(op.operands[0])), len(shapes.integers(op, "fft_length"))
-        found = _matrices(context, op, operands, rank - length, linear=True)
-    elif name == "stablehlo.cholesky":
-        rank = len(context.shape(op.operands[0]))
-        found = _matrices(context, op, operands, rank - 2, linear=False)
-    elif name == "stablehlo.triangular_solve":
-        left = ir.BoolAttr(op.attributes["left_side"]).value
-        found = _triangular_solve(context, op, operands, on_left=left)
-    else:
-        found = [unknown(op, operands)] * len(op.results)
+    found = _by_rule(context, op, name, operands)
+    found = [found] * len(op.results) if isinstance(found, Relation) else found
     found = context.agreed(op, found)
     return [_placed(op, it) for it in found] if len(op.regions) else found
+
+
+def _by_rule(
+    context: Context, op: ir.OpView, name: str, operands: Sequence[Relation]
+) -> Relation | list[Relation]:
+    differs = context.whole(op).keys() - {"types"} - _EXPLAINED.get(name, set())
+    if differs:
+        return mixed(op, f"has another {sorted(differs)[0]} for the whole batch")
+    if name not in _READ_MIXED and (worst := mixed_among(operands)) is not None:
+        return worst
+    if name in _REFUSE_POSITIONS and any(it.kind == "position" for it in operands):
+        return mixed(op, POSITIONS)
+    rule = _RULES.get(name)
+    return unknown(op, operands) if rule is None else rule(context, op, operands)
 
 
 def _placed(op: ir.OpView, relation: Relation) -> Relation:
@@ -204,68 +189,67 @@ def _placed(op: ir.OpView, relation: Relation) -> Relation:
     return replace(relation, reason=replace(reason, location=op.location))
 
 
-def _custom_call(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> list[Relation]:
-    target = ir.StringAttr(op.attributes["call_target_name"]).value
+def _custom_call(
+    context: Context, op: ir.OpView, operands: Sequence[Relation]
+) -> Relation | list[Relation]:
+    target = call_target(op) or ""
     if target == RANDOM:
-        dim = shapes.get_dimension(op, BATCH_DIM)
+        dim = shapes.integer(op, BATCH_DIM)
         if dim < 0:
             text = (
                 "draws numbers for the samples from a key that is no argument of the step (give it "
                 "the key), or along several dimensions that grow with the batch"
             )
-            reason = Reason(op.location, "jax.random", text)
-            return [Relation(kind="mixed", reason=reason)]
-        return [Relation(kind="rows", dim=dim, random=True)]
+            return Relation(kind="mixed", reason=Reason(op.location, "jax.random", text))
+        return Relation(kind="rows", dim=dim)
     if target in (GRADIENT, LAYER_BOUNDARY, "Sharding"):
         return list(operands)
     if _TRIANGULAR_SOLVE.fullmatch(target):
         config = entries(ir.DictAttr(op.attributes["mhlo.backend_config"]))
         on_left = ir.IntegerAttr(config["side"]).value == ord("L")
         return _triangular_solve(context, op, operands, on_left=on_left)
-    if any(target.startswith(prefix) for prefix in _MATRICES):
-        shaped = [len(context.shape(v)) for v in op.operands if context.shape(v)]
-        return _matrices(context, op, operands, max([0, *shaped]) - 2, linear=False)
-    return [unknown(op, operands)] * len(op.results)
+    if target.startswith(_MATRICES):
+        return _matrices(context, op, operands, 2)
+    return unknown(op, operands)
 
 
 def _matrices(
-    context: Context, op: ir.OpView, operands: Sequence[Relation], leading: int, *, linear: bool
-) -> list[Relation]:
-    """Of an op whose leading dimensions are computed apart."""
+    context: Context,
+    op: ir.OpView,
+    operands: Sequence[Relation],
+    together: int,
+    *,
+    linear: bool = False,
+) -> Relation:
+    """Of an op that computes its last dimensions, so many `together`, apart from the others."""
     rows = next((it for it in operands if it.kind == "rows"), None)
     if rows is None or any(it.is_mixed for it in operands):
-        return [unknown(op, operands)] * len(op.results)
-    fits = rows.dim < leading and all(
-        it.rows_at(rows.dim, rows.outer) or not context.shape(value)
-        for it, value in zip(operands, op.operands, strict=True)
-    )
-    if not fits:
-        return [mixed(op, "computes several samples together")] * len(op.results)
+        return unknown(op, operands)
+    ranks = [len(context.shape(value)) for value in op.operands]
+    arrays = [it for it, rank in zip(operands, ranks, strict=True) if rank]
+    if rows.dim >= max(ranks) - together or not rows.are_in(arrays):
+        return mixed(op, "computes several samples together")
     if not (linear or all(it.is_plain for it in operands)):
-        return [mixed(op, "is not linear in a number that depends on the size of the batch")] * len(
-            op.results
-        )
-    is_random = any(it.random for it in operands)
-    return [replace(rows, free=frozenset(), splat=None, random=is_random)] * len(op.results)
+        return mixed(op, UNEVEN)
+    return replace(rows, free=frozenset(), splat=None)
 
 
 def _triangular_solve(
     context: Context, op: ir.OpView, operands: Sequence[Relation], *, on_left: bool
-) -> list[Relation]:
+) -> Relation:
     """Linear in the right-hand sides, which are computed apart where the matrix is one for all."""
     matrix, sides = operands
     rank = len(context.shape(op.operands[1]))
     apart = rank - 1 if on_left else rank - 2
-    if matrix.kind == "same" and matrix.is_plain and (sides.kind, sides.dim) == ("rows", apart):
-        random = matrix.random or sides.random
-        return [replace(sides, free=frozenset(), splat=None, random=random)]
-    found = _matrices(context, op, operands, rank - 2, linear=matrix.is_plain)
-    if found[0].kind == "rows":
-        found = [found[0].with_scale(sides.scaled)]
-    return found
+    if matrix.is_fixed and (sides.kind, sides.dim) == ("rows", apart):
+        return replace(sides, free=frozenset(), splat=None)
+    found = _matrices(context, op, operands, 2, linear=matrix.is_plain)
+    return found.with_scale(sides.scaled) if found.kind == "rows" else found
 
 
-def _while(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> list[Relation]:
+def _while(
+    context: Context, op: ir.OpView, operands: Sequence[Relation]
+) -> Relation | list[Relation]:
     """What a loop carries, until it stays; its trips have to be the same for all."""
     condition, block = body(op, 0), body(op, 1)
     carried = [replace(it, root=None) for it in operands]
@@ -273,7 +257,7 @@ def _while(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> lis
     for _ in range(_LONGEST):
         context.relations.update(zip(block.arguments, carried, strict=True))
         returned = _walk(context, block)
-        joined = [_join(context, op, a, b) for a, b in zip(carried, returned, strict=True)]
+        joined = [_join(op, a, b) for a, b in zip(carried, returned, strict=True)]
         if joined == carried:
             break
         carried = joined
@@ -281,43 +265,29 @@ def _while(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> lis
         carried = [mixed(op, "carries what changes from trip to trip")] * len(carried)
     context.relations.update(zip(condition.arguments, carried, strict=True))
     (going_on,) = _walk(context, condition)
-    if going_on.kind != "same" or not going_on.is_plain:
-        if all(it.of_step for it in (*carried, *read)):
-            return [replace(STEP, random=any(it.random for it in carried))] * len(carried)
-        worst = going_on if going_on.is_mixed else mixed(op, _TRIPS)
-        return [worst] * len(carried)
-    return _whole_op(context, op, carried, [*operands, *read])
+    if going_on.is_fixed:
+        return _whole_op(context, op, carried, [*operands, *read])
+    if all(it.of_step for it in (*carried, *read)):
+        return STEP
+    text = "runs as often as the samples say, or as there are"
+    return going_on if going_on.is_mixed else mixed(op, text)
 
 
-_TRIPS = "runs as often as the samples say, or as there are"
-
-
-def _branches(context: Context, op: ir.OpView, predicate: Relation) -> list[Relation]:
-    read = _captured(context, op)
-    number = len(op.results)
-    found: list[Relation] | None = None
-    for region in op.regions:
-        returned = _walk(context, region.blocks[0])
-        found = (
-            returned
-            if found is None
-            else [_join(context, op, a, b) for a, b in zip(found, returned, strict=True)]
-        )
-    assert found is not None
+def _branches(context: Context, op: ir.OpView, predicate: Relation) -> Relation | list[Relation]:
+    read = [predicate, *_captured(context, op)]
+    found, *others = [_walk(context, region.blocks[0]) for region in op.regions]
+    for returned in others:
+        found = [_join(op, a, b) for a, b in zip(found, returned, strict=True)]
     if predicate.is_mixed:
-        return [predicate] * number
-    if predicate.kind != "same" or not predicate.is_plain:
-        if all(it.of_step for it in read):
-            kinds = {predicate.kind, *(it.kind for it in read)}
-            random = predicate.random or any(it.random for it in read)
-            return [replace(SIZE if kinds <= {"same", "size"} else STEP, random=random)] * number
-        return [mixed(op, "takes the branch that all samples choose together")] * number
-    read = [predicate, *read]
-    of_sums = all(it.of_step for it in read) and any(it.kind == "sum" for it in read)
+        return predicate
+    of_step = all(it.of_step for it in read)
+    if not predicate.is_fixed:
+        text = "takes the branch that all samples choose together"
+        return once(read) if of_step else mixed(op, text)
+    of_sums = of_step and any(it.kind == "sum" for it in read)
     if of_sums and any(it.kind == "same" for it in found):
         # A count beside gradients (optax.MultiSteps): all of it runs once per step.
-        step = replace(STEP, random=any(it.random for it in found))
-        return [it if it.is_mixed else step for it in found]
+        return [it if it.is_mixed else STEP for it in found]
     return _whole_op(context, op, found, read)
 
 
@@ -345,12 +315,10 @@ def _whole_op(
     if not parts and not any(_is_inside(value, op) for value, _ in context.substituted):
         return results
     if all(it.of_step for it in read):
-        kinds = {it.kind for it in read}
-        random = any(it.random for it in results)
-        found = replace(SIZE if kinds <= {"same", "size"} else STEP, random=random)
-        return [it if it.is_mixed else found for it in results]
-    text = "computes with samples, and with a function of all of them, inside"
-    return [it if it.is_mixed else mixed(op, text) for it in results]
+        found = once(read)
+    else:
+        found = mixed(op, "computes with samples, and with a function of all of them, inside")
+    return [it if it.is_mixed else found for it in results]
 
 
 def _captured(context: Context, op: ir.OpView) -> list[Relation]:
@@ -370,37 +338,28 @@ def _inside(op: ir.OpView) -> Iterator[ir.Value]:
                 yield from _inside(inner)
 
 
-def _join(context: Context, op: ir.OpView, a: Relation, b: Relation) -> Relation:
+def _join(op: ir.OpView, a: Relation, b: Relation) -> Relation:
     """A relation that two values have, of which one is taken."""
     a, b = replace(a, root=None), replace(b, root=None)
     if a == b:
         return a
-    if a.is_mixed or b.is_mixed:
-        return a if a.is_mixed else b
+    if (worst := mixed_among((a, b))) is not None:
+        return worst
+    scale, kinds = common_scale((a, b)), {a.kind, b.kind}
     found = replace(a, free=a.free & b.free, splat=a.splat if a.splat == b.splat else None)
-    found = replace(found, random=a.random or b.random)
     rows = rows_among((a, b))
-    if rows is not None and all(it.rows_at(rows.dim, rows.outer) for it in (a, b)):
-        scales = {it.scaled for it in (a, b) if not it.is_zero}
-        if len(scales) <= 1:
-            scale = scales.pop() if scales else (0, ())
-            return replace(found, kind="rows", dim=rows.dim, outer=rows.outer).with_scale(scale)
-    if a.kind == b.kind == "position" and a.dim == b.dim:
+    if rows is not None and rows.are_in((a, b)) and scale is not None:
+        return replace(found, kind="rows", dim=rows.dim, outer=rows.outer).with_scale(scale)
+    if kinds == {"position"} and a.dim == b.dim:
         return found
-    if a.kind == b.kind == "same" and (a.scaled == b.scaled or a.is_zero or b.is_zero):
-        scaled = b if a.is_zero else a
-        return replace(found, dim=a.dim if a.dim == b.dim else -1).with_scale(scaled.scaled)
-    if "sum" in (a.kind, b.kind) and {a.kind, b.kind} <= {"sum", "same"}:
-        scales = {
-            it.scaled if it.kind == "sum" else (it.power - 1, it.factors)
-            for it in (a, b)
-            if not it.is_zero
-        }
-        if len(scales) == 1:
-            return replace(found, kind="sum", dim=-1).with_scale(scales.pop())
+    if kinds == {"same"} and scale is not None:
+        return replace(found, dim=a.dim if a.dim == b.dim else -1).with_scale(scale)
+    if "sum" in kinds and kinds <= {"sum", "same"}:
+        scale = scale_of_sums((a, b))
+        if scale is not None:
+            return replace(found, kind="sum", dim=-1).with_scale(scale)
     if a.of_step and b.of_step:
-        kind = SIZE if {a.kind, b.kind} <= {"same", "size"} else STEP
-        return replace(kind, random=found.random)
+        return once((a, b))
     return mixed(op, "takes samples, or what is made of all of them")
 
 
@@ -414,3 +373,41 @@ def argument_relations(
 def returned(block: ir.Block) -> list[ir.Value]:
     """What a block returns."""
     return list(terminator(block).operands)
+
+
+_RULES: dict[str, _Rule] = {
+    "chlo.top_k": indexing.top_k,
+    "stablehlo.broadcast_in_dim": shapes.broadcast_in_dim,
+    "stablehlo.case": lambda context, op, operands: _branches(context, op, operands[0]),
+    "stablehlo.cholesky": lambda context, op, operands: _matrices(context, op, operands, 2),
+    "stablehlo.concatenate": shapes.concatenate,
+    "stablehlo.constant": shapes.constant,
+    "stablehlo.convolution": contractions.convolution,
+    "stablehlo.custom_call": _custom_call,
+    "stablehlo.dot": contractions.product,
+    "stablehlo.dot_general": contractions.product,
+    "stablehlo.dynamic_slice": indexing.dynamic_slice,
+    "stablehlo.dynamic_update_slice": indexing.dynamic_update_slice,
+    "stablehlo.fft": lambda context, op, operands: _matrices(
+        context, op, operands, len(shapes.integers(op, "fft_length")), linear=True
+    ),
+    "stablehlo.gather": indexing.gather,
+    "stablehlo.if": lambda context, op, operands: _branches(context, op, operands[0]),
+    "stablehlo.iota": shapes.iota,
+    "stablehlo.optimization_barrier": lambda _, op, operands: list(operands),
+    "stablehlo.pad": shapes.pad,
+    "stablehlo.reduce": contractions.reduce,
+    "stablehlo.reduce_window": contractions.windowed,
+    "stablehlo.reshape": shapes.reshape,
+    "stablehlo.reverse": shapes.reverse,
+    "stablehlo.scatter": indexing.scatter,
+    "stablehlo.select_and_scatter": contractions.select_and_scatter,
+    "stablehlo.slice": shapes.slice_,
+    "stablehlo.sort": indexing.sort,
+    "stablehlo.transpose": shapes.transpose,
+    "stablehlo.triangular_solve": lambda context, op, operands: _triangular_solve(
+        context, op, operands, on_left=ir.BoolAttr(op.attributes["left_side"]).value
+    ),
+    "stablehlo.while": _while,
+    **dict.fromkeys(ELEMENTWISE | {"sdy.sharding_constraint"}, elementwise.elementwise),
+}

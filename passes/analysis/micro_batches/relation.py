@@ -22,7 +22,6 @@ known. A `same` value with a `dim` counts from 0 along it: in a program whose W 
 numbers may be those of samples.
 `factors` are scalars of the step that `w` is to be multiplied by, with exponents 1 or -1: a linear
 op may take them out of a micro-batch, where they are not yet known.
-`random` says that the value is made of numbers that are drawn anew in each micro-batch.
 """
 
 from __future__ import annotations
@@ -35,6 +34,9 @@ from alpa.dialects import ir
 
 Kind = Literal["same", "rows", "sum", "step", "size", "position", "mixed"]
 Factors = tuple[tuple[ir.Value, int], ...]
+Scale = tuple[int, Factors]
+"""a power of B and factors, as in `Relation`"""
+PLAIN: Scale = (0, ())
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,6 @@ class Relation:
     factors: Factors = ()
     root: ir.Value | None = None
     """of a `sum`, `step` or `size` that is one number everywhere: a value that holds this number"""
-    random: bool = False
     reason: Reason | None = None
 
     @property
@@ -82,14 +83,19 @@ class Relation:
         return self.kind in ("same", "sum", "step", "size")
 
     @property
-    def is_plain(self) -> bool:
-        """Whether `w` is the versions of the micro-batches, without a power or a factor."""
-        return self.power == 0 and not self.factors
-
-    @property
-    def scaled(self) -> tuple[int, Factors]:
+    def scaled(self) -> Scale:
         """What the versions of the micro-batches are multiplied by."""
         return (self.power, self.factors)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `w` is the versions of the micro-batches, without a power or a factor."""
+        return self.scaled == PLAIN
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether `w` is what every micro-batch has."""
+        return self.kind == "same" and self.is_plain
 
     @property
     def counts(self) -> bool:
@@ -107,16 +113,20 @@ class Relation:
             return self.dim == dim and (self.outer == outer or self.is_uniform)
         return self.kind == "same" and (dim in self.free or self.is_zero)
 
-    def times(self, other: Relation) -> tuple[int, Factors]:
+    def are_in(self, others: Iterable[Relation]) -> bool:
+        """Whether all others are rows along the dimension of these rows, in as many blocks."""
+        return all(it.rows_at(self.dim, self.outer) for it in others)
+
+    def times(self, other: Relation) -> Scale:
         """What the product of two values is multiplied by."""
         return (self.power + other.power, combined(self.factors, other.factors))
 
-    def over(self, other: Relation) -> tuple[int, Factors]:
+    def over(self, other: Relation) -> Scale:
         """What the quotient of two values is multiplied by."""
         inverse = tuple((value, -exponent) for value, exponent in other.factors)
         return (self.power - other.power, combined(self.factors, inverse))
 
-    def with_scale(self, scale: tuple[int, Factors]) -> Relation:
+    def with_scale(self, scale: Scale) -> Relation:
         return replace(self, power=scale[0], factors=scale[1])
 
 
@@ -131,6 +141,22 @@ def rows_among(relations: Iterable[Relation]) -> Relation | None:
     return next((it for it in rows if not it.is_uniform), rows[0] if rows else None)
 
 
+def mixed_among(relations: Iterable[Relation]) -> Relation | None:
+    """The first relation that is mixed."""
+    return next((it for it in relations if it.is_mixed), None)
+
+
+def common_scale(terms: Iterable[Relation]) -> Scale | None:
+    """What all terms are multiplied by; None where they differ in it. Zero agrees with all."""
+    scales = {it.scaled for it in terms if not it.is_zero}
+    return None if len(scales) > 1 else next(iter(scales), PLAIN)
+
+
+def scale_of_sums(terms: Sequence[Relation]) -> Scale | None:
+    """What a sum of sums is multiplied by, where a `same` value among them counts as a mean."""
+    return common_scale(it if it.kind == "sum" else replace(it, power=it.power - 1) for it in terms)
+
+
 def combined(left: Factors, right: Factors) -> Factors:
     """The product of factors, each once, in the order in which they came."""
     exponents: dict[ir.Value, int] = {}
@@ -139,22 +165,31 @@ def combined(left: Factors, right: Factors) -> Factors:
     return tuple((value, exponent) for value, exponent in exponents.items() if exponent)
 
 
+POSITIONS = (
+    "computes with the numbers that samples have in the batch (arange), which differ from those in "
+    "a micro-batch"
+)
+UNEVEN = "is not linear in a number that depends on the size of the batch"
+
+
 def mixed(op: ir.OpView, text: str) -> Relation:
     """The relation of what an op makes of several samples."""
     return Relation(kind="mixed", reason=Reason(op.location, op.operation.name, text))
 
 
+def once(operands: Iterable[Relation]) -> Relation:
+    """The relation of what the step computes once, of values without samples."""
+    return SIZE if {it.kind for it in operands} <= {"same", "size"} else STEP
+
+
+def without_samples(operands: Sequence[Relation]) -> Relation:
+    """The relation of any function of values without samples."""
+    return SAME if all(it.is_fixed for it in operands) else once(operands)
+
+
 def unknown(op: ir.OpView, operands: Sequence[Relation]) -> Relation:
     """The relation of what an op without a rule makes: nothing is known once it reads samples."""
-    worst = next((it for it in operands if it.is_mixed), None)
-    if worst is not None:
-        return worst
-    is_random = any(it.random for it in operands)
-    kinds = {it.kind for it in operands}
-    if kinds <= {"same"} and all(it.is_plain for it in operands):
-        return replace(SAME, random=is_random)
-    if kinds <= {"same", "size"}:
-        return replace(SIZE, random=is_random)
     if all(it.of_step for it in operands):
-        return replace(STEP, random=is_random)
-    return mixed(op, "may compute several samples together: nothing is known of how it does")
+        return without_samples(operands)
+    text = "may compute several samples together: nothing is known of how it does"
+    return mixed_among(operands) or mixed(op, text)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from alpa.dialects import attributes_of, func, ir, terminator
 from alpa.dialects.attributes import WHOLE
@@ -44,16 +46,24 @@ def resize(small: func.FuncOp, large: func.FuncOp, sizes: tuple[int, int], to: i
         small.attributes["function_type"] = ir.TypeAttr.get(kind)
 
 
+@dataclass(frozen=True)
 class _Scale:
     """What numbers at two sizes are at a third."""
 
-    def __init__(self, small: int, large: int, to: int) -> None:
-        self.small, self.large, self.to = small, large, to
+    small: int
+    large: int
+    to: int
 
     def linear(self, small: int, large: int) -> int | None:
         """Of sizes, which are linear in the number of samples."""
         slope, rest = divmod(large - small, self.large - self.small)
         return None if rest else small + slope * (self.to - self.small)
+
+    def linears(self, small: Iterable[int], large: Iterable[int]) -> list[int] | None:
+        """As `linear`, of each pair; None where one of them follows no rule."""
+        numbers = [self.linear(a, b) for a, b in zip(small, large, strict=True)]
+        known = [number for number in numbers if number is not None]
+        return known if len(known) == len(numbers) else None
 
     def number(self, small: float, large: float) -> float | None:
         """Of other numbers: a power of the number of samples, times something, or linear."""
@@ -97,7 +107,7 @@ def _op(scale: _Scale, op: ir.OpView, other: ir.OpView) -> None:
         return
     for name, attr in mine.items():
         if name != WHOLE and str(attr) != str(theirs.get(name)):
-            op.attributes[name] = _attribute(scale, op, name, attr, theirs.get(name), types)
+            op.attributes[name] = _attribute(scale, op, name, attr, theirs.get(name))
     for value, type_ in zip(op.results, types, strict=True):
         value.set_type(type_)
     for region, others in zip(op.regions, other.regions, strict=True):
@@ -109,16 +119,15 @@ def _type(scale: _Scale, small: ir.Type, large: ir.Type, where: ir.OpView | ir.B
     if str(small) == str(large) or not isinstance(small, ir.RankedTensorType):
         return small
     assert isinstance(large, ir.RankedTensorType)
-    shape = [scale.linear(a, b) for a, b in zip(small.shape, large.shape, strict=True)]
-    if any(size is None or size < 0 for size in shape):
+    shape = scale.linears(small.shape, large.shape)
+    if shape is None or min(shape, default=0) < 0:
         op = where.owner if isinstance(where, ir.Block) else where
         raise MisalignedError(
             op,
             f"has {small} for {scale.small} samples and {large} for {scale.large}, which is no "
             f"rule for {scale.to}; {_WAYS_OUT}",
         )
-    sizes = [size for size in shape if size is not None]
-    return ir.RankedTensorType.get(sizes, small.element_type)
+    return ir.RankedTensorType.get(shape, small.element_type)
 
 
 def _attribute(
@@ -127,20 +136,17 @@ def _attribute(
     name: str,
     small: ir.Attribute | str,
     large: ir.Attribute | str | None,
-    types: list[ir.Type],
 ) -> ir.Attribute:
     if isinstance(small, ir.DenseI64ArrayAttr) and isinstance(large, ir.DenseI64ArrayAttr):
-        numbers = [scale.linear(a, b) for a, b in zip(small, large, strict=True)]
-        if None not in numbers:
-            return ir.DenseI64ArrayAttr.get([n for n in numbers if n is not None])
+        if (numbers := scale.linears(small, large)) is not None:
+            return ir.DenseI64ArrayAttr.get(numbers)
     elif isinstance(small, ir.DenseElementsAttr) and isinstance(large, ir.DenseElementsAttr):
-        found = _elements(scale, small, large, types)
-        if found is not None:
+        if (found := _elements(scale, small, large)) is not None:
             return found
     elif name == "sdy.sharding_rule":
-        found = _sharding_rule(scale, str(small), str(large))
-        if found is not None:
-            return ir.Attribute.parse(found)
+        rule = _sharding_rule(scale, str(small), str(large))
+        if rule is not None:
+            return ir.Attribute.parse(rule)
     raise MisalignedError(op, _another(scale, name))
 
 
@@ -166,39 +172,40 @@ def _another(scale: _Scale, name: str) -> str:
 
 
 def _elements(
-    scale: _Scale, small: ir.DenseElementsAttr, large: ir.DenseElementsAttr, types: list[ir.Type]
+    scale: _Scale, small: ir.DenseElementsAttr, large: ir.DenseElementsAttr
 ) -> ir.Attribute | None:
-    own = ir.RankedTensorType(small.type)
-    its = ir.RankedTensorType(large.type)
-    shape = [scale.linear(a, b) for a, b in zip(own.shape, its.shape, strict=True)]
-    if any(size is None for size in shape):
+    own, its = ir.RankedTensorType(small.type), ir.RankedTensorType(large.type)
+    shape = scale.linears(own.shape, its.shape)
+    if shape is None:
         return None
-    type_ = ir.RankedTensorType.get([size for size in shape if size is not None], own.element_type)
+    type_ = ir.RankedTensorType.get(shape, own.element_type)
     if small.is_splat and large.is_splat:
-        a, b = small.get_splat_value(), large.get_splat_value()
-        if str(a) == str(b):
-            return ir.DenseElementsAttr.get_splat(type_, a)
-        if not isinstance(a, ir.FloatAttr | ir.IntegerAttr):
-            return None
-        assert isinstance(b, ir.FloatAttr | ir.IntegerAttr)
-        number = scale.number(float(a.value), float(b.value))
-        if number is None:
-            return None
-        if isinstance(a, ir.FloatAttr):
-            return ir.DenseElementsAttr.get_splat(type_, ir.FloatAttr.get(own.element_type, number))
-        value = ir.IntegerAttr.get(own.element_type, int(number))
-        return ir.DenseElementsAttr.get_splat(type_, value) if number == int(number) else None
+        number = _splat(scale, small.get_splat_value(), large.get_splat_value())
+        return None if number is None else ir.DenseElementsAttr.get_splat(type_, number)
     if not isinstance(small, ir.DenseIntElementsAttr):
         return None
     assert isinstance(large, ir.DenseIntElementsAttr)
     a, b = ([attr[n] for n in range(len(attr))] for attr in (small, large))
     if list(own.shape) == list(its.shape):
-        numbers = [scale.linear(x, y) for x, y in zip(a, b, strict=True)]
-        if None in numbers:
-            return None
-    elif len(own.shape) == 1 and a == [*range(len(a))] and b == [*range(len(b))]:
-        numbers = [*range(type_.shape[0])]
+        numbers = scale.linears(a, b)
     else:
+        counts = len(shape) == 1 and a == [*range(len(a))] and b == [*range(len(b))]
+        numbers = [*range(shape[0])] if counts else None
+    if numbers is None:
         return None
-    values = [ir.IntegerAttr.get(own.element_type, n) for n in numbers if n is not None]
-    return ir.DenseElementsAttr.get(values, type_)
+    return ir.DenseElementsAttr.get(
+        [ir.IntegerAttr.get(own.element_type, n) for n in numbers], type_
+    )
+
+
+def _splat(scale: _Scale, small: ir.Attribute, large: ir.Attribute) -> ir.Attribute | None:
+    """The number that all elements are."""
+    if str(small) == str(large):
+        return small
+    if not isinstance(small, ir.FloatAttr | ir.IntegerAttr):
+        return None
+    assert isinstance(large, ir.FloatAttr | ir.IntegerAttr)
+    number = scale.number(float(small.value), float(large.value))
+    if number is None or isinstance(small, ir.FloatAttr):
+        return None if number is None else ir.FloatAttr.get(small.type, number)
+    return ir.IntegerAttr.get(small.type, int(number)) if number == int(number) else None

@@ -8,11 +8,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from alpa.dialects import ir
-from alpa.passes.analysis.micro_batches.context import Context, Shape
-from alpa.passes.analysis.micro_batches.relation import Factors, Relation, mixed, rows_among
+from alpa.passes.analysis.micro_batches.context import Context, Shape, shape_text
+from alpa.passes.analysis.micro_batches.relation import (
+    SAME,
+    STEP,
+    Relation,
+    common_scale,
+    mixed,
+    once,
+    rows_among,
+)
 from alpa.passes.analysis.micro_batches.whole import elements
+from alpa.passes.analysis.rows import unchanged_dims
 
 Operands = Sequence[Relation]
+
+
+def integer(op: ir.OpView, name: str) -> int:
+    """A number attribute."""
+    return ir.IntegerAttr(op.attributes[name]).value
 
 
 def integers(op: ir.OpView, name: str) -> tuple[int, ...]:
@@ -55,13 +69,13 @@ def reshape(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     old, new = context.shape(op.operands[0]), context.shape(op.results[0])
     free = _reshaped_free(old, new, x.free)
     if not x.of_samples:
-        return replace(x, free=free, dim=_moved(old, new, x.dim))
+        return replace(x, free=free, dim=unchanged_dims(old, new).get(x.dim, -1))
     position = _place(context, op, x, old, new)
     if position is None:
         return mixed(
             op,
-            f"regroups the samples of {_text(old)} as {_text(new)}, so that each micro-batch holds "
-            "other groups than the whole batch",
+            f"regroups the samples of {shape_text(old)} as {shape_text(new)}, so that each "
+            "micro-batch holds other groups than the whole batch",
         )
     dim, outer = position
     if x.kind == "position" and (outer != 1 or old[x.dim] != new[dim]):
@@ -103,93 +117,50 @@ def _place(
     return None
 
 
-def _moved(old: Shape, new: Shape, dim: int) -> int:
-    """Where a dimension is after a reshape, -1 where it is none any more."""
-    if dim < 0 or old[dim] == 1:
-        return -1
-    before = math.prod(old[:dim])
-    alike = (d for d, size in enumerate(new) if size == old[dim] and math.prod(new[:d]) == before)
-    return next(alike, -1)
-
-
 def _reshaped_free(old: Shape, new: Shape, free: frozenset[int]) -> frozenset[int]:
     """The dimensions along which a reshaped array is equal: those that stay, and what is equal
     as a whole."""
     if len(free) == len(old):
         return frozenset(range(len(new)))
-    found: set[int] = set()
-    ahead: dict[int, int] = {}
-    count = 1
-    for d, size in enumerate(old):
-        if size != 1:
-            ahead[count] = d
-        count *= size
-    count = 1
-    for d, size in enumerate(new):
-        stays = count in ahead and old[ahead[count]] == size and ahead[count] in free
-        if size == 1 or stays:
-            found.add(d)
-        count *= size
-    return frozenset(found)
+    stay = {place for d, place in unchanged_dims(old, new).items() if d in free}
+    return frozenset(d for d, size in enumerate(new) if size == 1 or d in stay)
 
 
 def concatenate(context: Context, op: ir.OpView, operands: Operands) -> Relation:
-    if (worst := next((it for it in operands if it.is_mixed), None)) is not None:
-        return worst
-    along = ir.IntegerAttr(op.attributes["dimension"]).value
-    fixed = rows_among(operands)
-    scales = {it.scaled for it in operands if not it.is_zero}
+    along = integer(op, "dimension")
     free = operands[0].free.intersection(*(it.free for it in operands)) - {along}
-    is_random = any(it.random for it in operands)
-    if fixed is None:
-        return _joined(op, operands, scales, free, is_random)
-    if any(it.kind not in ("rows", "same") for it in operands):
-        return _not_together(op, operands)
-    if len(scales) > 1:
+    found = _joined(context, op, operands, along)
+    return found if found.is_mixed else replace(found, free=free, splat=None, root=None)
+
+
+def _joined(context: Context, op: ir.OpView, operands: Operands, along: int) -> Relation:
+    kinds = {it.kind for it in operands}
+    scale = common_scale(operands)
+    rows = rows_among(operands)
+    if rows is None:
+        if "position" in kinds:
+            return mixed(op, "joins the numbers of samples with other numbers")
+        if kinds == {"same"} and scale is not None:
+            return SAME.with_scale(scale)
+        if scale is not None and all(it.kind == "sum" or it.is_zero for it in operands):
+            return Relation(kind="sum").with_scale(scale)
+        return once(operands)
+    if not kinds <= {"rows", "same"}:
+        return mixed(op, "joins samples with what is made of all samples, or of their number")
+    if scale is None:
         return mixed(op, "joins samples that depend on the size of the batch in different ways")
-    scale = scales.pop() if scales else (0, ())
-    found = replace(fixed, free=free, random=is_random, splat=None).with_scale(scale)
-    if along != fixed.dim:
-        if all(it.rows_at(fixed.dim, fixed.outer) for it in operands):
-            return found
-        return mixed(op, f"joins the samples along dimension {fixed.dim} with other arrays")
+    rows = rows.with_scale(scale)
+    if along != rows.dim:
+        if rows.are_in(operands):
+            return rows
+        return mixed(op, f"joins the samples along dimension {rows.dim} with other arrays")
     blocks = {
         context.shape(value)[along] // it.outer
         for it, value in zip(operands, op.operands, strict=True)
     }
     if all(it.kind == "rows" and it.dim == along for it in operands) and len(blocks) == 1:
-        return replace(found, outer=sum(it.outer for it in operands))
+        return replace(rows, outer=sum(it.outer for it in operands))
     return mixed(op, "joins the samples with other rows along the batch's dimension")
-
-
-def _joined(
-    op: ir.OpView,
-    operands: Operands,
-    scales: set[tuple[int, Factors]],
-    free: frozenset[int],
-    is_random: bool,
-) -> Relation:
-    """Of arrays without samples."""
-    kinds = {it.kind for it in operands}
-    if "position" in kinds:
-        return mixed(op, "joins the numbers of samples with other numbers")
-    if kinds == {"same"} and len(scales) == 1:
-        return replace(operands[0], dim=-1, free=free, splat=None, random=is_random).with_scale(
-            scales.pop()
-        )
-    sums = [it for it in operands if it.kind == "sum"]
-    if sums and len(scales) == 1 and all(it.kind == "sum" or it.is_zero for it in operands):
-        return replace(sums[0], free=free, root=None, random=is_random)
-    if kinds <= {"same", "size"}:
-        return Relation(kind="size", free=free, random=is_random)
-    return Relation(kind="step", free=free, random=is_random)
-
-
-def _not_together(op: ir.OpView, operands: Operands) -> Relation:
-    worst = next(it for it in operands if it.kind not in ("rows", "same"))
-    if worst.is_mixed:
-        return worst
-    return mixed(op, "joins samples with what is made of all samples, or of their number")
 
 
 def slice_(context: Context, op: ir.OpView, operands: Operands) -> Relation:
@@ -198,13 +169,8 @@ def slice_(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     strides = integers(op, "strides")
     shape = context.shape(op.operands[0])
     pieces = list(zip(starts, limits, strict=True))
-    wholes = list(
-        zip(
-            whole_integers(context, op, "start_indices"),
-            whole_integers(context, op, "limit_indices"),
-            strict=True,
-        )
-    )
+    whole_starts = whole_integers(context, op, "start_indices")
+    wholes = list(zip(whole_starts, whole_integers(context, op, "limit_indices"), strict=True))
     free = x.free | ({x.dim} if x.of_samples else set())
     others = [d for d in range(len(shape)) if d not in free]
     if any(pieces[d] != wholes[d] for d in others):
@@ -230,45 +196,27 @@ def slice_(context: Context, op: ir.OpView, operands: Operands) -> Relation:
 
 def by_size(op: ir.OpView, x: Relation, text: str) -> Relation:
     """Of an op on one array whose numbers depend on the size of the batch."""
-    if x.is_mixed:
-        return x
-    if x.of_step:
-        kind = "size" if x.kind in ("same", "size") else "step"
-        return Relation(kind=kind, random=x.random)
-    return mixed(op, text)
+    return once([x]) if x.of_step else mixed(op, text)
 
 
 def pad(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     x, value = operands
-    if x.is_mixed or value.is_mixed:
-        return x if x.is_mixed else value
-    padded = {
-        d
-        for d, amounts in enumerate(
-            zip(
-                integers(op, "edge_padding_low"),
-                integers(op, "edge_padding_high"),
-                integers(op, "interior_padding"),
-                strict=True,
-            )
-        )
-        if any(amounts)
-    }
-    free = x.free - padded
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    amounts = zip(*(integers(op, name) for name in names), strict=True)
+    padded = {d for d, amount in enumerate(amounts) if any(amount)}
     if x.kind == "position" or value.kind == "position":
         return mixed(op, "pads the numbers that samples have in the batch (arange)")
-    is_random = x.random or value.random
-    if not value.is_zero and (value.kind != "same" or x.scaled != value.scaled):
-        if x.of_step and value.of_step:
-            return Relation(kind="step", free=free, random=is_random)
+    free = x.free - padded
+    keeps = value.is_zero or (x.kind != "sum" and value.kind == "same" and x.scaled == value.scaled)
+    if not keeps and x.of_step and value.of_step:
+        return replace(STEP, free=free)
+    if not keeps:
         return mixed(op, "pads samples with what is made of all samples, or of their number")
     if x.of_samples and x.dim in padded:
         return mixed(op, "pads the batch with other rows")
-    if x.kind == "sum" and not value.is_zero:
-        return Relation(kind="step", free=free, random=is_random)
     dim = x.dim if x.of_samples else -1
     splat = 0 if x.is_zero and value.is_zero else None
-    return replace(x, dim=dim, free=free, splat=splat, root=None, random=is_random)
+    return replace(x, dim=dim, free=free, splat=splat, root=None)
 
 
 def reverse(context: Context, op: ir.OpView, operands: Operands) -> Relation:
@@ -282,7 +230,7 @@ def reverse(context: Context, op: ir.OpView, operands: Operands) -> Relation:
 
 def iota(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     """Positions along the dimension that grows in W; in a file, whatever may be positions."""
-    dim = ir.IntegerAttr(op.attributes["iota_dimension"]).value
+    dim = integer(op, "iota_dimension")
     shape = context.shape(op.results[0])
     (whole,) = context.whole_shapes(op)
     others = frozenset(range(len(shape))) - {dim}
@@ -317,22 +265,16 @@ def constant(context: Context, op: ir.OpView, operands: Operands) -> Relation:
 def _complex(op: ir.OpView, whole: ir.Attribute | None, free: frozenset[int]) -> Relation:
     """Of a complex constant, whose elements are text: the same for both sizes, or not."""
     text = elements(op)
-    number = _complex_splat(text)
-    found = Relation(kind="same", free=frozenset() if number is None else free)
-    if whole is None or ir.StringAttr(whole).value == text:
-        return replace(found, splat=0.0 if number == 0 else None)
-    return Relation(kind="size", free=found.free)
+    number = _COMPLEX.fullmatch(text)
+    free = free if number is not None else frozenset()
+    if whole is not None and ir.StringAttr(whole).value != text:
+        return Relation(kind="size", free=free)
+    is_zero = number is not None and float(number[1]) == float(number[2]) == 0
+    return Relation(kind="same", free=free, splat=0.0 if is_zero else None)
 
 
-def _complex_splat(text: str) -> complex | None:
-    """The number that all elements are, of `<(1.0e+00,0.0e+00)>`."""
-    match = re.fullmatch(rf"<\(({_NUMBER}),({_NUMBER})\)>", text)
-    if match is None:
-        return None
-    return complex(float(match[1]), float(match[2]))
-
-
-_NUMBER = r"-?\d+\.\d+e[+-]\d+"
+_COMPLEX = re.compile(r"<\((-?\d+\.\d+e[+-]\d+),(-?\d+\.\d+e[+-]\d+)\)>")
+"""The text of a complex constant all of whose elements are one number."""
 
 
 def _equal(a: float, b: float) -> bool:
@@ -369,12 +311,3 @@ def _is_arange(attr: ir.Attribute, shape: Shape) -> bool:
     if len(shape) != 1 or not isinstance(attr, ir.DenseIntElementsAttr):
         return False
     return [attr[n] for n in range(shape[0])] == list(range(shape[0]))
-
-
-def get_dimension(op: ir.OpView, name: str) -> int:
-    """A number attribute."""
-    return ir.IntegerAttr(op.attributes[name]).value
-
-
-def _text(shape: Shape) -> str:
-    return "x".join(map(str, shape)) or "one number"
