@@ -23,6 +23,8 @@ The first four run once. The other four run on a copy of the layers for each can
   stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
   more. Further reserves are at least twice the one before, up to `_CUTS` cuts in all. A remark
   names each reserve. If no cut fits, the first error is reported.
+* **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
+  share them (`stages/costing.py`).
 
 `verify-layers` does not run here: the passes that make layers and stages check them themselves.
 `export-stages` does not run here either: it copies the fragments of the finished plan into modules

@@ -82,7 +82,7 @@ def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: P
 class _Total:
     """A result of a computation that is added up over the micro-batches, and the type of the sum.
 
-    It is alone where only updates read it.
+    `is_alone`: only updates read it.
     """
 
     number: int
@@ -91,7 +91,7 @@ class _Total:
 
 
 def _widen(op: ir.OpView, totals: Sequence[_Total]) -> None:
-    """Makes results of a computation wide where updates read them."""
+    """Gives updates wide results of a computation."""
     end = terminator(body(op))
     returned, types = list(end.operands), [result.type for result in op.results]
     place: list[int] = []
@@ -119,7 +119,7 @@ def _widen(op: ir.OpView, totals: Sequence[_Total]) -> None:
 def _with_results(
     op: ir.OpView, returned: Sequence[ir.Value], types: Sequence[ir.Type]
 ) -> mpmd.NamedComputationOp:
-    """The computation with other results in its place; users read those of the same number."""
+    """Replaces a computation by one with other results; users read those of the same number."""
     end = terminator(body(op))
     with ir.InsertionPoint(op):
         new, block = named_computation(
@@ -142,7 +142,7 @@ def _with_results(
 
 
 def _narrow(update: mpmd.NamedComputationOp, number: int, wide: ir.RankedTensorType) -> None:
-    """Makes an operand of an update wide; converts it back where the update reads it first."""
+    """Makes an operand of an update wide, and converts it back before its first reader."""
     argument = body(update).arguments[number]
     narrow = ir.RankedTensorType(argument.type).element_type
     argument.set_type(wide)
@@ -150,9 +150,9 @@ def _narrow(update: mpmd.NamedComputationOp, number: int, wide: ir.RankedTensorT
 
 
 def _narrow_readers(value: ir.Value, block: ir.Block, narrow: ir.Type) -> None:
-    """Converts a value that has become wide for all that read it, but for converts to wide types.
+    """Converts a value that has become wide for its readers, except for converts to wide types.
 
-    Moves on the way to these become wide, too.
+    Moves on the way to such converts become wide, too.
     """
     type_ = ir.RankedTensorType(value.type)
     readers = [use.owner for use in value.uses]
@@ -184,7 +184,7 @@ def _widens(op: ir.OpView, narrow: ir.Type) -> bool:
 
 
 def _moves_to_widen(op: ir.OpView, narrow: ir.Type) -> bool:
-    """Whether an op changes the place of elements only, for a convert to more bits among others."""
+    """Whether an op only moves elements, and a convert to more bits reads the result."""
     if not isinstance(op, _MOVES):
         return False
     users = [use.owner for use in op.results[0].uses]

@@ -17,8 +17,11 @@ from alpa.passes.stages.intervals import intervals, pairs_inside
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Boundary:
-    """What crosses into layer i, and from there back, when a stage begins there, per micro-batch;
-    and what the updates of layers i to j read of other layers, once per step."""
+    """What crosses between stages.
+
+    In each micro-batch, values go into the stage that begins with layer i, and from there back.
+    Once per step, the updates of layers i to j read values of other layers.
+    """
 
     bytes: np.ndarray
     """into and back, [2, K]"""
@@ -30,24 +33,24 @@ class Boundary:
     """how many tensors, [K, K]"""
 
     def seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
-        """Of a micro-batch's transfers into a stage on `hosts` x `devices`, [2, K, 2]: of one that
-        begins with layer i, from the stage before it; and of one that ends before layer i, from the
-        stage behind it. Each from a stage on the same host, and from one on another. An estimate.
+        """Estimated seconds of a micro-batch's transfers into a stage on a submesh, [2, K, 2].
 
-        A tensor is a message of its own; its parts enter all devices of the mesh side by side, or,
-        from other hosts, all its hosts. The gathering of replicas is not counted.
+        First those from the stage before into a stage that begins with layer i, then those from the
+        stage behind into a stage that ends before layer i. Each from a stage on the same host, and
+        from one on another host. A tensor is a message of its own. Its parts enter all devices of
+        the mesh at the same time or, from other hosts, all its hosts. Gathering replicas is not
+        counted.
         """
         near = _seconds(self.bytes, self.values, cluster.intra_host, hosts * devices)
-        if cluster.hosts == 1:
-            return np.stack([near, near], axis=2)
         far = _seconds(self.bytes, self.values, cluster.inter_host, hosts)
-        return np.stack([near, far], axis=2)
+        return np.stack([near, near if cluster.hosts == 1 else far], axis=2)
 
     def once_seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
-        """Of a step's transfers, [K, K], estimated likewise: from other hosts, if there are any."""
-        if cluster.hosts == 1:
-            return _seconds(self.once_bytes, self.once_values, cluster.intra_host, devices)
-        return _seconds(self.once_bytes, self.once_values, cluster.inter_host, hosts)
+        """Seconds of a step's transfers, [K, K], estimated in the same way; if there are several
+        hosts, all come from other hosts."""
+        near = cluster.hosts == 1
+        link, ways = (cluster.intra_host, devices) if near else (cluster.inter_host, hosts)
+        return _seconds(self.once_bytes, self.once_values, link, ways)
 
 
 def _seconds(sizes: np.ndarray, values: np.ndarray, link: Link, ways: int) -> np.ndarray:
@@ -57,13 +60,13 @@ def _seconds(sizes: np.ndarray, values: np.ndarray, link: Link, ways: int) -> np
 def boundary_of(
     graph: Graph, arguments: Sequence[Argument], results: Sequence[Result], num_layers: int
 ) -> Boundary:
-    """What crosses where a program cut into layers is cut into stages.
+    """What crosses between stages of a clustered program.
 
-    A state that several layers read is computed in one of them, and once per step comes back to
-    the others.
+    A state that several layers read is computed in one of them, and returns to the others once per
+    step.
     """
     sizes, values = np.zeros((2, 2, num_layers))
-    once: set[tuple[int, int, int]] = set()  # (value, layer that makes it, layer that wants it)
+    once: set[tuple[int, int, int]] = set()  # (value, layer that makes it, layer that reads it)
     origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
     states: dict[int, list[int]] = {}
     for r, a in state_pairs(arguments, results).items():
@@ -73,7 +76,7 @@ def boundary_of(
         if here is None:
             continue
         for v in made:
-            # (0 into or 1 back, the layer that a stage begins with)
+            # (0: into, 1: back; the layer that a stage begins with)
             crossed: set[tuple[int, int]] = set()
             wanted = {origins[u].layer for a in states.get(v, ()) for u in graph.users[a]}
             wanted |= {origins[u].layer for u in graph.users[v] if origins[u].part == "update"}

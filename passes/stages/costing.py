@@ -6,7 +6,7 @@ programs as text, with their sharding rules, and keeps what it made of them for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -78,9 +78,9 @@ class Costing:
             return self._ended[submesh].result
         if workers.count:
             given = (self._text, self.solver.cluster, self.solver.plan, self.solver.intra)
-            begun = workers.submit(_solve_text, given, submesh, PRICES, enough)
+            begun = workers.submit(_solve_text, given, submesh, enough)
         else:
-            begun = workers.submit(_solve, self.solver, submesh, PRICES, enough)
+            begun = workers.submit(_solve, self.solver, submesh, enough)
 
         def finish() -> Costs:
             self._ended[submesh] = begun
@@ -128,18 +128,18 @@ class LayerCosts(ExitStack):
 _Given = tuple[ClassesText, Cluster, Plan, Intra]
 
 
-def _solve(solver: ClassSolver, submesh: Submesh, prices: Sequence[float], enough: float) -> Costs:
+def _solve(solver: ClassSolver, submesh: Submesh, enough: float) -> Costs:
     try:
         problem = solver.pose(*submesh)
     except PassError as error:
         raise NoPlanError(str(error)) from error
-    return problem.solve(prices, enough)
+    return problem.solve(PRICES, enough)
 
 
-def _solve_text(given: _Given, submesh: Submesh, prices: Sequence[float], enough: float) -> Costs:
+def _solve_text(given: _Given, submesh: Submesh, enough: float) -> Costs:
     solver = _solver(given)
     with solver.classes.classes[0].module.context:
-        return _solve(solver, submesh, prices, enough)
+        return _solve(solver, submesh, enough)
 
 
 @lru_cache(maxsize=2)  # with rematerialised layers, and without

@@ -1,7 +1,7 @@
-"""Which values the stages of a cut exchange, told by the classes of their layers.
+"""Which values the stages of a cut exchange, by the classes of their layers.
 
-What stays for each micro-batch in flight is counted elsewhere: what a layer's forward part leaves
-to its own backward part, and what its backward part reads of other layers' forward parts.
+Values that stay for each micro-batch in flight are counted as activations instead: those that a
+layer's backward part reads of its own forward part, and of other layers' forward parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ End = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """How many values of a kind a stage of layers i to j exchanges with others: arrays [K, K]."""
+    """How many values of each kind a stage of layers i to j exchanges: arrays [K, K]."""
 
     sent: dict[End, np.ndarray]
     """by the class that makes them, and the result"""
@@ -43,7 +43,7 @@ class Exchange:
                 sent[end][: maker + 1, maker : behind[-1]] += 1
             if before and not stays:
                 sent[end][before[-1] + 1 : maker + 1, maker:] += 1
-            # Only the first reader in a stage counts: none that is nearer to the maker is in it.
+            # A stage receives a value once, for the reader that is nearest to the maker.
             for nearer, layer in pairwise([maker, *behind]):
                 first = (classes.class_of[layer], readers[layer])
                 received[first][nearer + 1 : layer + 1, layer:] += 1
@@ -57,8 +57,7 @@ class Exchange:
 
 
 def _readers(classes: LayerClasses) -> dict[tuple[int, int], dict[int, int]]:
-    """By (layer, result) of what it makes for each micro-batch: the layers that read it, and as
-    which argument."""
+    """The readers of each (layer, result) in a micro-batch: the argument of each layer."""
     found: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     for link, pairs in classes.links.items():
         if link.part != "update":

@@ -1,4 +1,4 @@
-"""Meshes that a plan is given instead of choosing them, and where state lies on them already.
+"""Options that give meshes, and the places of state that lies on them already.
 
 A function that takes the state of a training step, such as its evaluation, is planned for the
 meshes of that step. `alpa.held` on the function says where the arrays of a state lie: for arguments
@@ -26,7 +26,7 @@ from alpa.passes.base import OptionError, PassError, location_of
 from alpa.passes.cost.cluster import Cluster
 
 Places = Mapping[State, tuple[Sharding, ...]]
-"""Where the arrays of a state lie, a sharding for each mesh that has a copy."""
+"""The shardings of the arrays of a state, one for each mesh that has a copy."""
 
 _SHAPE = r"[1-9]\d*(?:x[1-9]\d*){0,3}"
 _MESH = re.compile(rf"(\d+)(?:-(\d+))?:({_SHAPE})")
@@ -52,7 +52,7 @@ def parse_meshes(text: str, cluster: Cluster) -> tuple[MeshAssignment, ...]:
     """The meshes of an option `0-3:2x2,4-7:4`: devices of the cluster and logical shapes, in order.
 
     Raises:
-        OptionError: the text says no meshes that the cluster has.
+        OptionError: the cluster does not have these meshes.
     """
     meshes: list[MeshAssignment] = []
     used: set[int] = set()
@@ -110,7 +110,7 @@ def _check(word: str, devices: tuple[int, ...], shape: tuple[int, ...], cluster:
 
 
 def write_held(function: func.FuncOp, places: Places) -> None:
-    """Sets `alpa.held`, where anything is held."""
+    """Sets `alpa.held` if there are places."""
     found: list[ir.Attribute] = []
     for (number, part), shardings in places.items():
         attrs: dict[str, ir.Attribute] = {
@@ -125,7 +125,7 @@ def write_held(function: func.FuncOp, places: Places) -> None:
 
 
 def read_held(function: func.FuncOp) -> dict[State, tuple[Sharding, ...]]:
-    """`alpa.held`. Raises ValueError where it has another form."""
+    """Reads `alpa.held`. Raises ValueError for another form."""
     found: dict[State, tuple[Sharding, ...]] = {}
     if HELD in function.attributes:
         for attr in typed(HELD, function.attributes[HELD], ir.ArrayAttr):
@@ -140,10 +140,10 @@ def read_held(function: func.FuncOp) -> dict[State, tuple[Sharding, ...]]:
 def take_held(
     function: func.FuncOp, meshes: Sequence[MeshAssignment]
 ) -> dict[int, dict[int, Sharding]]:
-    """By argument and mesh, where states lie; `alpa.held` is removed.
+    """Removes `alpa.held`; returns the shardings of states by argument and mesh.
 
     Raises:
-        PassError: a sharding is over no mesh that is given, or not of its shape.
+        PassError: a sharding is not over a given mesh, or does not fit its shape.
     """
     try:
         places = read_held(function)

@@ -1,13 +1,13 @@
 """Merges named computations into fragments on meshes, and moves @main onto mesh tensors.
 
 Fragments come in execution order: the forward of each stage, the backward from the last stage on,
-then the updates by level, one more for each change of mesh on the way to them. Of a level and mesh
-those come first, in a fragment of their own, that updates of other meshes wait for. A value that
-another mesh reads crosses by one transfer; the dialect's verifier demands it here already.
+then the updates by level. The level of an update counts the changes of mesh on the way to it. On
+each level and mesh, the updates that other meshes wait for come first, in a fragment of their own.
+One transfer takes a value to another mesh that reads it; the dialect's verifier demands that.
 
-A gradient whose sum over the micro-batches another mesh's update reads, as of tied embeddings,
-first passes through a fragment of the mesh that made it, part of the update: devices that each have
-added up a part of it reduce it there, once per step.
+An update may read the gradient of another mesh, for example that of tied embeddings, summed over
+the micro-batches. Such a gradient first passes through a fragment of the update on its own mesh:
+there the devices reduce the partial sums that each has added up, once per step.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Stages:
     shardings: Mapping[_Place, Sharding] = field(default_factory=dict[_Place, Sharding])
     """of arguments on meshes, by both numbers, that the plan has to keep"""
     axis_names: tuple[str, ...] | None = None
-    """of every mesh, where the program names them"""
+    """of every mesh, if the program names them"""
     rematerialised: frozenset[int] = frozenset()
-    """layers whose backward parts are still to be changed (`stages/remat.py`)"""
+    """layers that are still to be rematerialised (`stages/remat.py`)"""
     dropped: tuple[Dropped, ...] = ()
     """meshes that were left out of the search"""
 
@@ -85,9 +85,10 @@ class FragmentBuilder:
     results: Sequence[Result]
     stages: Stages
     _values: dict[_Place, ir.Value] = field(default_factory=dict[_Place, ir.Value])
-    """what there is on each mesh, of what is built"""
+    """the values that are on a mesh so far"""
 
     def rewrite(self, plan: Plan, cluster: Cluster) -> None:
+        """Replaces @main."""
         copies = self._argument_copies()
         outputs = self._outputs(copies)
         meshes = self.stages.meshes
@@ -125,10 +126,10 @@ class FragmentBuilder:
 
     @cached_property
     def _mesh_of(self) -> list[int]:
-        """Of each computation."""
+        """The mesh of each computation."""
         graph, found = self.graph, list[int]()
         for o, origin in enumerate(self._origins):
-            # What mixes layers goes where most of what it reads is made.
+            # A computation of several layers goes where most of what it reads is made.
             weight = Counter[int]()
             for v in graph.operands[o]:
                 if graph.producer[v] >= 0:
@@ -145,9 +146,7 @@ class FragmentBuilder:
 
     @cached_property
     def _groups(self) -> list[_Group]:
-        """Fragments in execution order: forward by stage, backward by stage from the last, then
-        updates by level, one more for each change of mesh on the way to them, those that others
-        wait for first."""
+        """The fragments in execution order (see the top of the file)."""
         graph, where = self.graph, self._mesh_of
         level: dict[int, int] = {}
         for o, origin in enumerate(self._origins):
@@ -174,23 +173,23 @@ class FragmentBuilder:
         return [groups[key] for key in sorted(groups)]
 
     def _argument_copies(self) -> list[_Place]:
-        """(argument, mesh) for each mesh that reads it; one that nothing reads is where it has a
-        sharding, else on mesh 0."""
+        """Each argument on each mesh that reads it; without readers, where it has a sharding, else
+        on mesh 0."""
         count = self.graph.num_arguments
         unread = dict.fromkeys(range(count), 0) | dict(sorted(self.stages.shardings, reverse=True))
         read = [{self._mesh_of[o] for o in self.graph.users[a]} for a in range(count)]
         return [(a, mesh) for a in range(count) for mesh in sorted(read[a] or {unread[a]})]
 
     def _outputs(self, copies: list[_Place]) -> list[tuple[int, int, int]]:
-        """(value, mesh, number in the given program) of each result; a state returns to all
-        its meshes, to the one that computed it first."""
+        """(value, mesh, number in the given program) of each result. A state returns to all its
+        meshes; the one that computes it comes first."""
         pairs = state_pairs(self.arguments, self.results)
         meshes_of: dict[int, list[int]] = {}
         for a, mesh in copies:
             meshes_of.setdefault(a, []).append(mesh)
         outputs: list[tuple[int, int, int]] = []
         for r, v in enumerate(self.graph.returned):
-            # An argument has the number of the value that it is.
+            # The numbers of arguments are those of their values.
             meshes = list(meshes_of.get(pairs.get(r, v), [self._home.get(v, 0)]))
             if r not in pairs:
                 meshes = meshes[:1]
@@ -245,7 +244,7 @@ class FragmentBuilder:
         outputs: Sequence[int],
         location: ir.Location,
     ) -> tuple[mpmd.FragmentOp, ir.Block]:
-        """A fragment without ops; its results are what its mesh has of its outputs."""
+        """A fragment without ops. From now on, its results are the outputs' values on its mesh."""
         op, block = fragment(
             self.stages.meshes[mesh].name,
             origins,
@@ -259,8 +258,7 @@ class FragmentBuilder:
         return op, block
 
     def _build_sums(self) -> None:
-        """Fragments for the gradients that leave a mesh of several devices as sums: from now on
-        these are what such a fragment returns."""
+        """Fragments for the gradients that leave a mesh of several devices as sums."""
         crossing: dict[int, list[int]] = {}
         for v in totals_of(self.graph, self._home):
             home = self._home[v]
@@ -319,8 +317,8 @@ class FragmentBuilder:
 
 
 def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
-    """Those of a clustered program's values that are gradients which only updates read: what counts
-    is their sum over the micro-batches."""
+    """The values that are gradients and that only updates read: these read sums over the
+    micro-batches."""
 
     def part(o: int) -> Part:
         return Origin.from_attr(graph.ops[o].attributes["origin"]).part
@@ -343,7 +341,7 @@ def _inline(
     inside: dict[int, ir.Value],
     block: ir.Block,
 ) -> dict[int, ir.Value]:
-    """Moves a computation's ops into a fragment's block; returns what its results became."""
+    """Moves a computation's ops into a fragment's block; returns the values of its results."""
     inner = body(computation)
     number = {graph.values[v]: v for v in graph.operands[o]}
     for argument, value in zip(inner.arguments, computation.operands, strict=True):

@@ -4,10 +4,11 @@ Submeshes are (1, 2^p) inside a host, where 2^p divides the M devices of a host,
 hosts. Placed from large to small, each behind the one before, they leave no gap (the theorem of
 appendix A, where M itself is a power of two): whole hosts come first, and since each size inside a
 host divides those before it, the next free device is always a multiple of the next size. So no
-submesh crosses a host's end, and any that have N M devices together cover the cluster. Equal shapes
-keep their order, and all keep theirs where each then begins at a multiple of its size (of a host's,
-if it is larger), so that neighbouring stages lie side by side. Where in their order none crosses a
-host's end, each is on the host that it then has.
+submesh crosses a host's end, and any that have N M devices together cover the cluster.
+
+Neighbouring stages should lie next to each other. So the order of the stages is kept as far as
+possible: entirely if each submesh then begins at a multiple of its size (of a host's, if it is
+larger); else host by host if no submesh then crosses a host's end; else among equal shapes.
 """
 
 from __future__ import annotations
