@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-import alpa.passes
-from alpa.dialects import ir, parse
 from alpa.passes.base import OptionError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stages.given_meshes import meshes_text, parse_meshes
@@ -37,20 +35,3 @@ def test_meshes_are_read_and_written() -> None:
 def test_wrong_meshes_are_told(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_meshes(text, CLUSTER)
-
-
-PROGRAM = """
-func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
-  %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4xf32>) {
-    mpmd.return %a : tensor<4xf32>
-  } : (tensor<4xf32>) -> tensor<4xf32>
-  return %0 : tensor<4xf32>
-}
-"""
-
-
-@pytest.mark.parametrize("other", ["num-stages=1", "mesh-shape=4", "equal-layers=true"])
-def test_options_that_say_the_same_are_told(other: str) -> None:
-    pipeline = f"stage-mesh-partition{{cluster=cpu:1x4 meshes=0-3:4 {other}}}"
-    with pytest.raises(ir.MLIRError, match=f"fixes all meshes, so {other} is not possible"):
-        alpa.passes.run(parse(PROGRAM), pipeline)

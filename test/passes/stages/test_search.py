@@ -379,18 +379,6 @@ def test_what_crosses_between_stages() -> None:
         assert boundary.once_bytes[0, cut - 1] == boundary.once_bytes[cut, NUM_LAYERS - 1] == matrix
 
 
-def test_views_of_a_submesh() -> None:
-    assert logical_shapes(1, 1, 2) == [(1,)]
-    assert logical_shapes(1, 2, 2) == [(2,)]
-    assert logical_shapes(1, 8, 2) == [(2, 4)]
-    assert logical_shapes(1, 8, 1) == [(8,)]
-    assert logical_shapes(1, 16, 2) == [(2, 8), (4, 4)]
-    assert logical_shapes(2, 8, 2) == [(2, 8), (4, 4), (8, 2)]
-    assert logical_shapes(3, 1, 2) == [(3, 1)]
-    assert logical_shapes(1, 4, 2, ordered=True) == [(1, 4), (2, 2), (4, 1)]
-    assert logical_shapes(2, 2, 2, ordered=True) == [(2, 2), (4, 1)]
-
-
 def test_rematerialised_layers_may_be_of_other_classes() -> None:
     """Their costs are read by their own classes: here those of another program stand for them."""
     with costs_of(straight_step()) as plain, costs_of(skipping_step()) as again:
