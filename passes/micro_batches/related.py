@@ -13,9 +13,9 @@ from alpa.passes.analysis.micro_batches.relation import Relation
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.base import PassError
 
-_ONE_MICRO_BATCH = "plan with 1 micro-batch, which may still be sharded over the batch"
+_ONE_MICRO_BATCH = "plan with 1 micro-batch (the batch can still be sharded)"
 WAYS_OUT = (
-    f"{_ONE_MICRO_BATCH}, or, where each micro-batch is meant to be a batch of its own, with "
+    f"{_ONE_MICRO_BATCH}, or, if each micro-batch is meant to be a batch of its own, with "
     'micro-batches=independent (micro_batches="independent" in Python)'
 )
 
