@@ -36,7 +36,8 @@ from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, listening
-from alpa.passes.plan.table import plan_table, seconds_text
+from alpa.passes.plan.table import plan_table
+from alpa.passes.plan.text import seconds_text
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.comparison import Comparison

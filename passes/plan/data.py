@@ -213,6 +213,25 @@ class Program:
         return tuple(parts)
 
     @cached_property
+    def states(self) -> frozenset[int]:
+        """The arguments that the step replaces."""
+        return frozenset(a.value for a in self.arguments if a.attributes.role == "state")
+
+    @cached_property
+    def parameters(self) -> frozenset[int]:
+        """States that a forward or backward part reads; the others are the optimizer's."""
+        read = {v for f in self.fragments if f.part != "update" for v in f.inputs}
+        for step in reversed(self.transfers):
+            read |= {step.source} if step.target in read else set()
+        return self.states & read
+
+    @cached_property
+    def activations(self) -> frozenset[int]:
+        """What forward parts made and backward parts read, where it is read."""
+        read = {v for f in self.fragments if f.part == "backward" for v in f.inputs}
+        return frozenset(v for v in read if self.parts[v] == "forward")
+
+    @cached_property
     def new_states(self) -> dict[int, tuple[int, ...]]:
         """Argument value -> the values that are its state after the step, one for each copy.
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from alpa.dialects import body, func, ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import (
@@ -34,11 +33,12 @@ from alpa.dialects.attributes import (
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.layer_placement import CHEAP, union
+from alpa.passes.analysis.layer_placement import CHEAP
 from alpa.passes.analysis.step_parts import SAME_ELEMENTS
 from alpa.passes.base import PassError
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.update_checks import Unit, Updates
 
 _NAME = re.compile(r"layer_\d+|update_(\d+|global)")
 _ORDER: dict[Part, int] = {"forward": 0, "backward": 1, "update": 2}
@@ -73,7 +73,7 @@ def check_layers(function: func.FuncOp) -> None:
     operands = [[number[value] for value in op.operands] for op in graph.ops]
     returned = set(graph.returned)
     units = [
-        _Unit(
+        Unit(
             op=op,
             part=origin.part,
             place=-1 if place is None else place,
@@ -92,7 +92,7 @@ def check_layers(function: func.FuncOp) -> None:
         states = state_pairs(read_arguments(function), read_results(function))
     except ValueError as error:
         raise PassError(function, str(error)) from error
-    _Updates.of(graph, operands, units, states).check()
+    Updates.of(graph, operands, units, states).check()
 
 
 def check_stages(module: ir.Module, function: func.FuncOp) -> None:
@@ -146,21 +146,6 @@ def check_placed_once(before: Counter[str], function: func.FuncOp) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Unit:
-    """A computation or fragment; others are named by their numbers."""
-
-    op: ir.OpView
-    part: Part
-    place: int
-    """layer or mesh; -1 for update_global"""
-    name: str
-    inputs: list[int]
-    """for each operand what makes it, transfers apart; -1 for arguments"""
-    readers: list[set[int] | None]
-    """for each result what reads it, transfers apart; None where it leaves `@main`"""
-
-
 def _known(op: ir.OpView, origin: Origin) -> Origin:
     transposed = origin.transpose_count
     if not _NAME.fullmatch(origin.name) or transposed not in (0, 1):
@@ -201,7 +186,7 @@ def _check_once(origins: Iterable[tuple[ir.OpView, Origin]]) -> None:
             raise PassError(op, f"{_text(origin)} has no forward: {origin.name} is not there")
 
 
-def _check_flow(units: Sequence[_Unit], what: str) -> None:
+def _check_flow(units: Sequence[Unit], what: str) -> None:
     for unit in units:
         for number, made_by in enumerate(unit.inputs):
             if made_by < 0:
@@ -229,7 +214,7 @@ def _check_flow(units: Sequence[_Unit], what: str) -> None:
                 )
 
 
-def _check_sums(units: Sequence[_Unit]) -> None:
+def _check_sums(units: Sequence[Unit]) -> None:
     """No gradient is summed with what another place made of it."""
     for unit in units:
         if unit.part != "backward":
@@ -269,105 +254,9 @@ def _summands(value: ir.Value) -> list[ir.Value]:
     return found if added else []
 
 
-@dataclass(frozen=True)
-class _Updates:
-    """The updates of a clustered `@main`, with the data flow inside.
-
-    Each of thousands of values has a set of layers: a number, whose bit l says that layer l is in.
-    """
-
-    graph: Graph
-    operands: list[list[int]]
-    """of each computation, as they stand there"""
-    units: Sequence[_Unit]
-    inner: dict[int, Graph]
-    """by number of the update"""
-    owner: dict[int, int]
-    """argument -> the first layer whose forward reads it"""
-    leads_to: dict[int, list[int]]
-    """by number of the update, for each value inside the set of layers of the states made of it"""
-
-    @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        operands: list[list[int]],
-        units: Sequence[_Unit],
-        states: dict[int, int],
-    ) -> _Updates:
-        """`states`: result number -> the argument that it replaces."""
-        inner = {
-            o: Graph.of(body(unit.op)) for o, unit in enumerate(units) if unit.part == "update"
-        }
-        owner: dict[int, int] = {}
-        for a in range(graph.num_arguments):
-            layers = [units[o].place for o in graph.users[a] if units[o].part == "forward"]
-            if layers:
-                owner[a] = min(layers)
-        outside = [0] * len(graph.values)
-        for r, a in states.items():
-            if a in owner:
-                outside[graph.returned[r]] |= 1 << owner[a]
-        leads_to: dict[int, list[int]] = {}
-        for o in reversed(inner):
-            here = inner[o]
-            reached = leads_to[o] = [0] * len(here.values)
-            for v, result in zip(here.returned, graph.results[o], strict=True):
-                reached[v] |= outside[result]
-            for i in reversed(range(len(here.ops))):
-                below = union(reached, here.results[i])
-                for v in here.operands[i]:
-                    reached[v] |= below
-            for number, v in enumerate(operands[o]):
-                outside[v] |= reached[number]
-        return cls(graph, operands, units, inner, owner, leads_to)
-
-    def check(self) -> None:
-        graph = self.graph
-        made_of = [0] * len(graph.values)
-        for a, layer in self.owner.items():
-            made_of[a] |= 1 << layer
-        for o, unit in enumerate(self.units):
-            if unit.part == "backward":
-                for v in graph.results[o]:
-                    made_of[v] |= 1 << unit.place
-            if unit.part != "update":
-                continue
-            here = self.inner[o]
-            inside = [0] * len(here.values)
-            for number, v in enumerate(self.operands[o]):
-                inside[number] |= made_of[v]
-            for i, used in enumerate(here.operands):
-                above = union(inside, used)
-                for v in here.results[i]:
-                    inside[v] |= above
-            for number, (v, result) in enumerate(zip(here.returned, graph.results[o], strict=True)):
-                made_of[result] |= inside[v]
-                # An op with several results, such as a branch, is placed by all of them.
-                made = [v] if here.producer[v] < 0 else here.results[here.producer[v]]
-                self._check_result(unit, number, inside[v], union(self.leads_to[o], made))
-
-    def _check_result(self, unit: _Unit, number: int, made_of: int, to: int) -> None:
-        if unit.place < 0 or to == 1 << unit.place or made_of in (0, 1 << unit.place):
-            return
-        if to.bit_count() == 1:
-            layer = to.bit_length() - 1
-            raise PassError(
-                unit.op,
-                f"result {number} of {unit.name} is made for the state of layer {layer} alone: it "
-                f"belongs to update_{layer}",
-            )
-        layers = ", ".join(str(n) for n in range(made_of.bit_length()) if made_of >> n & 1)
-        raise PassError(
-            unit.op,
-            f"result {number} of {unit.name} is made of gradients or parameters of layers "
-            f"{layers}, and for no layer's state alone: what mixes layers belongs to update_global",
-        )
-
-
 def _fragment_units(
     program: Program, fragments: Sequence[tuple[ir.OpView, Fragment]]
-) -> list[_Unit]:
+) -> list[Unit]:
     numbers = {mesh.name: number for number, mesh in enumerate(program.meshes)}
     maker = {v: i for i, (_, f) in enumerate(fragments) for v in f.outputs}
     readers: dict[int, set[int] | None] = {}
@@ -383,7 +272,7 @@ def _fragment_units(
         here, there = readers.get(step.source, set()), readers.get(step.target, set())
         readers[step.source] = None if here is None or there is None else here | there
     return [
-        _Unit(
+        Unit(
             op=op,
             part=fragment.part,
             place=numbers[fragment.mesh],

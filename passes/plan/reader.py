@@ -35,6 +35,7 @@ from alpa.passes.plan.data import (
     Transfer,
     Value,
 )
+from alpa.passes.plan.text import runs
 from alpa.passes.sharding.sums import stored
 
 
@@ -196,11 +197,8 @@ def origin_name(origins: tuple[Origin, ...]) -> str:
             numbers[name] = []
     texts: list[str] = []
     for name, found in numbers.items():
-        runs: list[list[int]] = []
-        for number in sorted(found):
-            if runs and runs[-1][-1] == number - 1:
-                runs[-1].append(number)
-            else:
-                runs.append([number])
-        texts += ["_".join(map(str, dict.fromkeys((name, r[0], r[-1])))) for r in runs] or [name]
+        texts += [
+            "_".join(map(str, dict.fromkeys((name, first, last))))
+            for first, last in runs(sorted(found))
+        ] or [name]
     return "_".join(texts) or "inferred"

@@ -32,7 +32,7 @@ from alpa.dialects.plan import (
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.plan.annotated import annotated_fragments
-from alpa.passes.plan.data import Program, Transfer
+from alpa.passes.plan.data import Transfer
 from alpa.passes.plan.predicted_collectives import collectives_of
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.split_factors import SplitFactors, in_words
@@ -253,26 +253,6 @@ def _plain(value: Any) -> Any:
     return {name: _plain(getattr(value, key)) for key, name in names.items()}
 
 
-def parameters(program: Program) -> frozenset[int]:
-    """State arguments that a forward or backward part reads; the others are the optimizer's."""
-    read = {v for f in program.fragments if f.part != "update" for v in f.inputs}
-    for step in reversed(program.transfers):
-        read |= {step.source} if step.target in read else set()
-    return frozenset(states(program) & read)
-
-
-def states(program: Program) -> frozenset[int]:
-    """The arguments that the step replaces."""
-    return frozenset(a.value for a in program.arguments if a.attributes.role == "state")
-
-
-def activations(program: Program) -> frozenset[int]:
-    """What forward parts made and backward parts read, where it is read."""
-    made = {v for f in program.fragments if f.part == "forward" for v in f.outputs}
-    made |= {t.target for t in program.transfers if program.parts[t.target] == "forward"}
-    return frozenset(v for f in program.fragments if f.part == "backward" for v in f.inputs) & made
-
-
 class _Reader:
     """Reads the parts of a report off a planned module."""
 
@@ -369,7 +349,6 @@ class _Reader:
             here = [v for v in values if program.values[v].mesh == mesh]
             return sum(map(program.local_bytes, here)), sum(program.values[v].bytes for v in here)
 
-        read = parameters(program)
         return StageReport(
             mesh=mesh,
             layers=tuple(layers),
@@ -377,10 +356,10 @@ class _Reader:
             forward_seconds=seconds["forward"],
             backward_seconds=seconds["backward"],
             update_seconds=seconds["update"],
-            state_bytes=held(states(program))[0],
-            parameter_bytes=held(read),
-            optimizer_bytes=held(states(program) - read),
-            activation_bytes=held(activations(program))[0],
+            state_bytes=held(program.states)[0],
+            parameter_bytes=held(program.parameters),
+            optimizer_bytes=held(program.states - program.parameters),
+            activation_bytes=held(program.activations)[0],
             peak_bytes=peaks[number] if number < len(peaks) else None,
             compute_seconds=compute,
             splits=splits[mesh],

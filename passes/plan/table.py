@@ -1,7 +1,7 @@
 """A planned program as a table for people.
 
-The numbers are those of `passes.analysis.plan_report`, all read from the IR. So the table says what
-is planned, not what was meant.
+The numbers are those of `report.py`, all read from the IR. So the table says what is planned, not
+what was meant.
 
 Seconds of a stage are the plan's roofline compute of one micro-batch; the predicted step adds
 communication and the update. Peak bytes are the plan's prediction, state bytes follow from the
@@ -11,9 +11,8 @@ shardings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from alpa.dialects import ir
 from alpa.dialects.attributes import EXACT, INDEPENDENT
@@ -22,17 +21,10 @@ from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.reader import origin_name, read_planned
-from alpa.passes.plan.report import (
-    PlanReport,
-    StageReport,
-    TransferReport,
-    activations,
-    parameters,
-    states,
-)
+from alpa.passes.plan.report import PlanReport, StageReport, TransferReport
+from alpa.passes.plan.text import aligned, count_text, percent, ranges_text, seconds_text
 
 _PATTERNS = 4  # that a row lists before it sums up the rest
-_RANGES = 3
 _ONE_MICRO_BATCH = "one micro-batch: pipelining cannot gain anything"
 
 
@@ -61,10 +53,6 @@ class _View:
     report: PlanReport
     program: Program
 
-    @cached_property
-    def parameters(self) -> frozenset[int]:
-        return parameters(self.program)
-
     def pattern(self, value: int, batch_dim: int | None = None) -> str:
         """A value's sharding in words: `dim 0 on axis0, dim 1 on axis1`."""
         it = self.program.values[value]
@@ -87,12 +75,12 @@ def _header(view: _View) -> list[str]:
     except ClusterError:
         pass  # A file that is not here.
     else:
-        machine += f" ({_count(cluster.hosts, 'host')} x {cluster.devices_per_host} "
+        machine += f" ({count_text(cluster.hosts, 'host')} x {cluster.devices_per_host} "
         machine += f"{cluster.device.name})"
     return [
-        f"plan for {machine}: {_count(len(report.stages), 'stage')}, "
-        f"{_count(report.num_micro_batches, 'micro-batch', 'micro-batches')}, {report.schedule}, "
-        f"predicted step {seconds_text(report.predicted_step_seconds)}",
+        f"plan for {machine}: {count_text(len(report.stages), 'stage')}, "
+        f"{count_text(report.num_micro_batches, 'micro-batch', 'micro-batches')}, "
+        f"{report.schedule}, predicted step {seconds_text(report.predicted_step_seconds)}",
         *_micro_batches(report),
         *_cut(report),
         *_shardings(report),
@@ -151,8 +139,8 @@ def _stages(view: _View) -> list[str]:
         row = [
             str(number),
             mesh.name,
-            _ranges(mesh.hosts),
-            _ranges(mesh.devices),
+            ranges_text(mesh.hosts),
+            ranges_text(mesh.devices),
             "x".join(map(str, mesh.logical_shape)),
             _layers(stage.layers),
             seconds_text(stage.forward_seconds),
@@ -162,12 +150,12 @@ def _stages(view: _View) -> list[str]:
             "-" if stage.peak_bytes is None else size_text(stage.peak_bytes),
         ]
         if memory:
-            row.append("-" if stage.peak_bytes is None else _percent(stage.peak_bytes / memory))
+            row.append("-" if stage.peak_bytes is None else percent(stage.peak_bytes / memory))
         rows.append(row)
     notes = "seconds per micro-batch, of the update per step; bytes per device"
     if memory:
         notes += f"; peak as a share of {size_text(memory)}"
-    return [*_aligned(rows), f"({notes})", *_in_words(report), *_rematerialised(report)]
+    return [*aligned(rows), f"({notes})", *_in_words(report), *_rematerialised(report)]
 
 
 def _in_words(report: PlanReport) -> list[str]:
@@ -194,7 +182,7 @@ def _rematerialised(report: PlanReport) -> list[str]:
 
 
 def _stage_name(numbers: Sequence[int]) -> str:
-    return f"{'stage' if len(numbers) == 1 else 'stages'} {_ranges(numbers)}"
+    return f"{'stage' if len(numbers) == 1 else 'stages'} {ranges_text(numbers)}"
 
 
 def _strategy(view: _View) -> list[str]:
@@ -217,9 +205,9 @@ def _stage_strategy(view: _View, mesh: str) -> list[str]:
     roles = {a.value: a.attributes.role for a in program.arguments}
     groups = {
         "batch": [v for v, role in roles.items() if role == "batch"],
-        "parameters": sorted(view.parameters),
-        "state that only the update reads": sorted(states(program) - view.parameters),
-        "activations that the backward part reads": sorted(activations(program)),
+        "parameters": sorted(program.parameters),
+        "state that only the update reads": sorted(program.states - program.parameters),
+        "activations that the backward part reads": sorted(program.activations),
     }
     lines: list[str] = []
     for title, values in groups.items():
@@ -239,9 +227,9 @@ def _by_pattern(title: str, patterns: Sequence[tuple[str, int]]) -> list[str]:
         sizes[pattern] += size
     order = sorted(counts, key=lambda pattern: (-sizes[pattern], -counts[pattern], pattern))
     total = sum(sizes.values())
-    lines = [f"    {title}: {_count(len(patterns), 'tensor')}, {size_text(total)}"]
+    lines = [f"    {title}: {count_text(len(patterns), 'tensor')}, {size_text(total)}"]
     for pattern in order[:_PATTERNS]:
-        share = f" = {_percent(sizes[pattern] / total)}" if total and len(order) > 1 else ""
+        share = f" = {percent(sizes[pattern] / total)}" if total and len(order) > 1 else ""
         lines.append(
             f"      {pattern}: {counts[pattern]} of {len(patterns)}, "
             f"{size_text(sizes[pattern])}{share}"
@@ -249,7 +237,7 @@ def _by_pattern(title: str, patterns: Sequence[tuple[str, int]]) -> list[str]:
     rest = order[_PATTERNS:]
     if rest:
         lines.append(
-            f"      {_count(len(rest), 'other layout')}: {sum(counts[p] for p in rest)} of "
+            f"      {count_text(len(rest), 'other layout')}: {sum(counts[p] for p in rest)} of "
             f"{len(patterns)}, {size_text(sum(sizes[p] for p in rest))}"
         )
     return lines
@@ -278,7 +266,7 @@ def _transfers(view: _View) -> list[str]:
                 ", ".join(f"{m} {n}" for m, n in methods.most_common()) or "not decided yet",
             ]
         )
-    return _aligned(rows, left=(0, 1, 6))
+    return aligned(rows, left=(0, 1, 6))
 
 
 def _total(sizes: Sequence[int | None]) -> str:
@@ -309,7 +297,7 @@ def _limits(view: _View) -> list[str]:
         free = memory - (fullest.peak_bytes or 0)
         lines.append(
             f"  memory: stage {stages.index(fullest)} is the fullest; {size_text(free)} of "
-            f"{size_text(memory)} per device stay free ({_percent(free / memory)})"
+            f"{size_text(memory)} per device stay free ({percent(free / memory)})"
         )
     lines += [
         f"  stage {number} holds {size_text(stage.state_bytes)} of state per device, more "
@@ -332,7 +320,7 @@ def _inside_meshes(report: PlanReport) -> list[str]:
     if rest < 0.005 * busiest.objective:
         return []
     return [
-        f"inside {busiest.mesh}: {_percent(rest / busiest.objective)} of "
+        f"inside {busiest.mesh}: {percent(rest / busiest.objective)} of "
         f"{seconds_text(busiest.objective)} per step are collectives and work that devices repeat"
     ]
 
@@ -342,11 +330,11 @@ def _bubble(stages: int, batches: int) -> str:
         text = "one stage: no pipeline, so no bubble"
         return f"{text}; {_ONE_MICRO_BATCH}" if batches == 1 else text
     bubble = (stages - 1) / (stages - 1 + batches)
-    text = f"pipeline bubble: (S-1)/(S-1+B) = {_percent(bubble)} with S={stages} stages"
+    text = f"pipeline bubble: (S-1)/(S-1+B) = {percent(bubble)} with S={stages} stages"
     if batches == 1:
         return f"{text}; {_ONE_MICRO_BATCH}"
     more = (stages - 1) / (stages - 1 + 4 * batches)
-    return f"{text} and B={batches} micro-batches; {4 * batches} would make it {_percent(more)}"
+    return f"{text} and B={batches} micro-batches; {4 * batches} would make it {percent(more)}"
 
 
 def _balance(stages: Sequence[StageReport], slowest: StageReport, total: float) -> str:
@@ -355,7 +343,7 @@ def _balance(stages: Sequence[StageReport], slowest: StageReport, total: float) 
         return f"the stages are balanced: each takes {longest} per micro-batch"
     return (
         f"stage {stages.index(slowest)} is the slowest: {longest} of {seconds_text(total)} "
-        f"per micro-batch, {_percent(share)} where {_percent(1 / count)} would be even"
+        f"per micro-batch, {percent(share)} where {percent(1 / count)} would be even"
     )
 
 
@@ -363,7 +351,7 @@ def _step_seconds(step: float, parts: Sequence[tuple[float, str]]) -> str:
     """The predicted step by what it is spent on; the rest is spent between and after the stages."""
     rest = step - sum(seconds for seconds, _ in parts)
     shares = [
-        f"{_percent(seconds / step)} {text}"
+        f"{percent(seconds / step)} {text}"
         for seconds, text in [*parts, (rest, "transfers and update")]
         if seconds > 1e-4 * step
     ]
@@ -373,22 +361,16 @@ def _step_seconds(step: float, parts: Sequence[tuple[float, str]]) -> str:
 def _roles(view: _View) -> list[str]:
     """How many arguments and results play which role."""
     program = view.program
+    used, unused = "state, parameters", "state, read by the update only"
     numbers: dict[str, set[int]] = {}
     for argument in program.arguments:
         role = argument.attributes.role or "without a role"
         if role == "state":
-            role = (
-                "state, parameters"
-                if argument.value in view.parameters
-                else "state, read by the update only"
-            )
+            role = used if argument.value in program.parameters else unused
         numbers.setdefault(role, set()).add(argument.number)
     # A state that only the update reads on one mesh is a parameter all the same on another.
-    both = numbers.get("state, read by the update only", set()) & numbers.get(
-        "state, parameters", set()
-    )
-    if both:
-        numbers["state, read by the update only"] -= both
+    if unused in numbers:
+        numbers[unused] -= numbers.get(used, set())
     results: dict[str, set[int]] = {}
     for result in program.results:
         kind = result.attributes.role
@@ -399,7 +381,7 @@ def _roles(view: _View) -> list[str]:
 
 def _listed(noun: str, groups: dict[str, set[int]]) -> list[str]:
     return [
-        f"  {role}: {_count(len(numbers), noun)} ({_ranges(sorted(numbers))})"
+        f"  {role}: {count_text(len(numbers), noun)} ({ranges_text(sorted(numbers))})"
         for role, numbers in groups.items()
         if numbers
     ]
@@ -409,46 +391,5 @@ def _layers(names: Sequence[str]) -> str:
     """`layer_2`, `layer_3` as `2-3`; other names as they are."""
     numbers = [name.removeprefix("layer_") for name in names]
     if numbers and all(number.isdigit() for number in numbers):
-        return _ranges(sorted(int(number) for number in numbers))
+        return ranges_text(sorted(int(number) for number in numbers))
     return origin_name(tuple(Origin(name) for name in names)) if names else "-"
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """`0-3,5`; more than a few ranges are cut short."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
-    return ",".join(texts[:_RANGES]) + (",..." if len(texts) > _RANGES else "")
-
-
-def _aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
-
-
-def _percent(share: float) -> str:
-    if 0 < share < 5e-4:
-        return "<0.1%"
-    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Seconds as people read them: 2.4 ms."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= 0.9995 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us" if seconds else "0"

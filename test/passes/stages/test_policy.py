@@ -8,7 +8,7 @@ import pytest
 
 import alpa.passes
 from alpa.dialects import ir, main_function, parse
-from alpa.dialects.attributes import read_meshes
+from alpa.dialects.plan import read_meshes
 from alpa.passes.stages.policy import logical_shapes
 
 PROGRAM = """
