@@ -215,9 +215,8 @@ def _report_sizes(block: ir.Block, roles: Roles, remark: Remark) -> None:
         remark(
             first,
             f"the number {number:g}, here and in {len(found) - 1} other places, may be the size of "
-            "the batch: a file does not tell, and it is taken for a number that stays; lower the "
-            "program by alpa.parallelize(...).lower, which says what is different for the whole "
-            "batch",
+            "the batch. A file does not say so, so it is treated as a constant; lower the program "
+            "with alpa.parallelize(...).lower, which records the differences at the whole batch",
         )
 
 

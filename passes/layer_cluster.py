@@ -127,9 +127,9 @@ class LayerCluster(Pass):
             raise PassError(
                 function,
                 "nothing says which values are gradients: neither markers nor the names that jax "
-                "gives what differentiation makes. What runs in each micro-batch and what once per "
-                "step cannot be told, and with independent micro-batches the numbers depend on "
-                "it; mark them by alpa.grad, keep the locations of the program "
+                "gives to differentiated ops. With independent micro-batches the results depend on "
+                "which ops run in each micro-batch and which once per step; mark the gradients "
+                "with alpa.grad, keep the locations of the program "
                 "(as_text(debug_info=True)), or plan with 1 micro-batch",
             )
         if independent and parts.misplaced:

@@ -44,10 +44,9 @@ class Slot:
 class Floating:
     """Ops that are copied to where they are used, by the part that uses them.
 
-    Forward and backward copy what is made of arguments that are no batch by cheap ops; updates
-    only what is made of constants, so that a learning rate is computed once and travels. A
-    broadcast that grows its operand, and what is made of such broadcasts alone, is copied
-    everywhere: the small operand travels.
+    Forward and backward copy cheap ops on arguments other than the batch. Updates copy only cheap
+    ops on constants, so a learning rate is computed once and sent. Broadcasts that grow their
+    operand, and ops on such broadcasts alone, are copied everywhere: the small operand is sent.
     """
 
     of_arguments: list[bool]
@@ -88,7 +87,7 @@ def _grows(graph: Graph, o: int, of_constants: list[bool], growing: list[bool]) 
     producers = [graph.producer[v] for v in operands]
     return (
         op.name in TRIVIAL
-        and op.name != "stablehlo.reduce"  # whose result is what should travel
+        and op.name != "stablehlo.reduce"  # its result is small and should be sent
         and any(p >= 0 and growing[p] and not of_constants[p] for p in producers)
         and all(p >= 0 and (growing[p] or of_constants[p]) for p in producers)
     )
@@ -209,9 +208,9 @@ def _place_backward(flow: _Flow, users: list[set[int]], states: set[int]) -> Non
 
     A *cotangent* depends on the loss: it starts in the last layer and only descends, each op to
     the layer that makes or uses most of the forward values it reads. Other backward ops are
-    residuals, made of forward values alone (`cos(x)`): they fit every layer that their operands
-    do, and go where they are read. What is made of the batch alone, such as a mask that is
-    computed once more, or one over the mask's sum, draws no reader to a layer.
+    residuals, which use forward values only (`cos(x)`). They can be in any layer that their
+    operands can, and go to the layer that reads them. Values that depend on the batch alone, such
+    as a recomputed mask or one over its sum, do not pull their readers to a layer.
     """
     graph, slot = flow.graph, flow.slot
     last = _loss_layer(flow)
@@ -283,8 +282,9 @@ def _loss_layer(flow: _Flow) -> int:
 
 
 def _vote(choices: list[set[int]], sizes: list[int], ceiling: int) -> int:
-    """The layer, up to the ceiling, that fits most bytes of the forward values; the highest of
-    equals, and the ceiling where none fits."""
+    """The layer up to `ceiling` that holds the most bytes of the forward values.
+
+    Ties go to the highest layer. Returns `ceiling` if there is no such layer."""
     score = {ceiling: 0}
     for layers, size in zip(choices, sizes, strict=True):
         for layer in layers:

@@ -21,9 +21,9 @@ from alpa.passes.analysis.op_kinds import (
 
 
 def is_linear(op: ir.OpView, varying: Collection[ir.Value]) -> bool:
-    """Whether averages of the values that vary give the average of what the op makes of them.
+    """Whether applying the op to averaged operands gives the average of its results.
 
-    Positions and conditions, which are no floats, have no average.
+    Only `varying` operands are averaged. Indices and conditions are not floats and have no average.
     """
     read = [v for v in op.operands if v in varying]
     if op.name in OF_FACTORS:
@@ -49,9 +49,10 @@ def is_linear(op: ir.OpView, varying: Collection[ir.Value]) -> bool:
 
 
 def multiplies(op: ir.OpView, made_of: dict[ir.Value, int]) -> bool:
-    """Whether an op, or one in its regions, multiplies values that have no part in common.
+    """Whether an op, or one in its regions, multiplies values that share no part.
 
-    `made_of`: the parts, as bits, of the values that it uses; what is inside is added.
+    `made_of` maps each value that the op uses to its parts, as bits. Values inside regions are
+    added.
     """
     if op.name in PRODUCTS:
         factors = [made_of[v] for v in op.operands if made_of.get(v)]

@@ -126,10 +126,11 @@ def _given_pairs(
 
 
 def _by_data_flow(flow: _Flow, donated: dict[int, int], free: list[int]) -> dict[int, int]:
-    """Pairs of donation as data flow wants them.
+    """Corrects the pairs that donation gives by data flow.
 
-    jax gives a donated buffer to the first result of its type, which may be a loss. Where a result
-    is not made of its argument element by element, but another one is, that one is the new state.
+    JAX gives a donated buffer to the first result of its type, which may be a loss. If that result
+    does not follow element by element from the argument but another one does, the other one is the
+    new state.
     """
     graph = flow.graph
     nearest = {r: flow.nearest(r) for r in free}
@@ -178,8 +179,7 @@ def nearest_arguments(graph: Graph, value: int) -> dict[int, int]:
     while queue:
         v, depth = queue.popleft()
         if v < graph.num_arguments:
-            # A result that is an argument as it came is passed through, not updated, but it
-            # is that state's value after the step all the same.
+            # A result that is an unchanged argument is still that state's value after the step.
             if graph.values[v].type == wanted:
                 found[v] = depth
             continue

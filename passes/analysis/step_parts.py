@@ -10,17 +10,17 @@ walkthrough, step 2, wants it. What rematerialisation computes once more is an a
 though the backward part makes it. Running averages and counters are written by the forward part
 (`running_state.py`).
 
-An update may read the loss, too, for its rate: without markers a number that the forward part
-makes, and of which no gradient is made, is a *statistic*, and what follows from it belongs to the
-update. The gradient of a factor of the loss is a value of the forward part, which without markers
-cannot be told from these: that is a doubt.
+An update may read the loss, for example for its learning rate. Without markers, a scalar of the
+forward part that no gradient uses is a *statistic*; ops that use it belong to the update. The
+gradient of a factor of the loss is also a value of the forward part. Without markers it cannot be
+distinguished from a statistic, which is reported as a doubt.
 
-Which results are losses: a *gradient* is what one meets on the way back from a new state, through
-element-wise ops, or what is marked; a result that depends on one (its norm) is no loss. The forward
-part computes all the others, and, where these are made of fewer layers than the gradients, what all
-gradients depend on.
+Which results are losses: a *gradient* is a marked value, or the first value found on the way back
+from a new state through element-wise ops. A result that depends on a gradient (its norm) is not a
+loss. The forward part computes all other results. If these use fewer layers than the gradients, the
+forward part also computes the value that all gradients depend on.
 
-Only ops that depend on the batch are told apart; the others are computed where they are used.
+Only ops that depend on the batch are assigned. Other ops are computed in the part that uses them.
 """
 
 from __future__ import annotations

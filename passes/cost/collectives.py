@@ -70,10 +70,10 @@ class LogicalMesh:
 
         Devices are numbered host by host and laid out row-major, so the last axis has neighbours.
         An axis whose groups lie inside one host uses the intra-host link. Otherwise its groups
-        cross hosts, and those that pass through the same host share the host's bandwidth: with a
-        step of ``s`` devices between neighbours on the axis there are ``min(s, devices_per_host)``
-        rings per host. Raises ``ValueError`` where the shape has another number of devices or the
-        submesh does not fit into the cluster.
+        cross hosts, and the groups that pass through one host share its bandwidth: if neighbours on
+        the axis are ``s`` devices apart, there are ``min(s, devices_per_host)`` rings per host.
+        Raises ``ValueError`` if the shape has the wrong number of devices, or if the submesh does
+        not fit into the cluster.
         """
         if hosts > cluster.hosts or devices_per_host > cluster.devices_per_host:
             raise ValueError(

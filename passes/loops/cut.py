@@ -43,8 +43,8 @@ class Cutter:
     """Copies ops into a block, those on stacks once per part.
 
     `cuts` are the values that are stacks; `loops`, by their first results, those to cut and where.
-    `whole` and `parts` say what stands for a value of the old body; one that exists in one form
-    only is brought into the other where that is needed: joined by a concatenation, or sliced.
+    `whole` and `parts` map a value of the old body to its replacement, as a whole or in parts. If
+    only one form exists, the other is made on demand, by a slice or a concatenation.
     """
 
     block: ir.Block
@@ -177,7 +177,7 @@ class Cutter:
             if op == end:
                 break
             if len(op.results) and op.results[0] in loop.accesses:
-                # One row is all that there is: what is read is the part, what is written is it.
+                # The part is a single row: a read returns the part, a write replaces it.
                 written = isinstance(op, stablehlo.DynamicUpdateSliceOp)
                 inside[op.results[0]] = inside[op.operands[int(written)]]
                 continue
@@ -248,7 +248,7 @@ def _constant(type_: ir.Type, number: int) -> ir.Value:
 
 
 def _associative(op: stablehlo.ReduceOp) -> str | None:
-    """The op by which partial results of a reduction make the whole; None where they cannot."""
+    """The op that combines the partial results of a reduction, or None if there is none."""
     # Each partial result starts from the initial value: it may count once only.
     name, start = combiner(op), splat(op.operands[1])
     neutral = {"stablehlo.add": 0, "stablehlo.multiply": 1}

@@ -1,7 +1,7 @@
-"""A planned `@main` as plain data, and what the micro-batches make of its values.
+"""A planned `@main` as plain data, and how its values vary over the micro-batches.
 
-`read_planned` turns the IR into these frozen dataclasses, which outlive it: the export pass and the
-runtime share them, and with them one answer to each of these questions:
+`read_planned` converts the IR into frozen dataclasses that outlive it. The export passes and the
+runtime share them, and therefore these definitions:
 
 - **varying**: values that each micro-batch has a version of: batch arguments, arguments that the
   forward part carries from one micro-batch to the next, what forward and backward fragments
@@ -9,14 +9,14 @@ runtime share them, and with them one answer to each of these questions:
 - **gradients**: what a backward fragment produces and an update fragment consumes, directly or
   through transfers. They are added up over the micro-batches where they are produced, and
   transferred once per step.
-- **losses**: what a forward fragment produces, a result says it is the mean or the sum of, and an
-  update fragment consumes, directly or through transfers. They are added up like gradients. Where
-  the update reads a wide copy of it (`stages/accumulators.py`), the copy is the loss.
-- **totals**: the values whose version in the update phase is that sum: gradients, losses and their
-  transfers. What else varies and flows into an update is the last micro-batch's version, of a
-  state that the forward part has carried on until then, or of what is the same in all of them.
-- **micro_used**: values whose versions of the single micro-batches are needed. A gradient can be
-  among them.
+- **losses**: values that a forward fragment produces, that a result returns as a mean or a sum, and
+  that an update fragment consumes, directly or through transfers. They are added up like
+  gradients. If the update reads a wide copy (`stages/accumulators.py`), the copy is the loss.
+- **totals**: gradients, losses and their transfers. The update phase reads their sum. Of any other
+  varying value it reads the last micro-batch's version: either the forward part carries the value
+  from one micro-batch to the next, or all versions are equal.
+- **micro_used**: values of which the version of each micro-batch is needed. This can include
+  gradients.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ passes after it make. In both a computation has a *part* and a *place*: its laye
 * Flow: the forward part goes from lower to higher places, the backward part from higher to lower
   ones, and nothing goes back from update to backward or forward, or from backward to forward. So
   every stage can run as soon as its neighbour has, and the update once after all micro-batches.
-* Shared parameters: each layer makes its own part of the gradient. A sum over places is no work of
-  a backward computation: over the micro-batches the parts are added up where they are made.
-* Updates (layers only): what `update_3` makes is new state of layer 3, or is made of that layer's
-  gradients and parameters; what mixes layers is `update_global`. A parameter belongs to the first
-  layer whose forward computation reads it.
+* Shared parameters: each layer computes its own part of the gradient, and accumulates it over the
+  micro-batches on its own mesh. A backward computation must not add parts of several places.
+* Updates (layers only): `update_3` makes new state of layer 3, or reads only gradients and
+  parameters of that layer. Updates that combine layers are in `update_global`. A parameter belongs
+  to the first layer whose forward computation reads it.
 * Stages only: the layers of a mesh are neighbours, meshes follow one another as their layers do, a
   layer's backward and update are on its forward's mesh, and each copy of a state is replaced.
 """
@@ -121,7 +121,7 @@ def check_stages(module: ir.Module, function: func.FuncOp) -> None:
 
 
 def placed_ops(ops: Iterable[ir.OpView]) -> Counter[str]:
-    """How often each kind of op stands there that is never copied: markers and cheap ops may be."""
+    """Counts the ops by name, except markers and cheap ops, which may be copied."""
     return Counter(op.name for op in ops if op.name not in CHEAP and marker_of(op) is None)
 
 

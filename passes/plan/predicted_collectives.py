@@ -10,8 +10,8 @@
   reduce-scatter over these, and an all-reduce over the others.
 * Bringing an unreduced value into another layout is an all-reduce or reduce-scatter, then a path.
 
-A loop's body counts as often as it runs, as far as that can be read off; of several branches each
-counts. XLA agrees but for what `alpa.tools.check_plan` shows.
+A loop's body counts once per trip if the trip count is known. All branches count.
+`alpa.tools.check_plan` shows the differences from XLA.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
 """Bytes per device that a planned fragment needs, read off its annotations alone.
 
-Arguments, and results that take no argument's place, are held all the time; so are accumulators of
-gradients. What an op writes in between lives from there to its last use. Not written are
+Arguments, results that reuse no argument's buffer, and accumulators of gradients are live all the
+time. A temporary is live from the op that writes it to its last use. Not written are
 
-* constants, iotas, broadcasts, reshapes and constraints that change nothing: views of something;
-* what a fusion computes where it is needed: element-wise ops, slices, pads and the like whose
-  users are fused with them, as long as no second user makes them expensive; a transpose that only
-  dots read. What is added to an accumulator is fused with the addition.
+* views: constants, iotas, broadcasts, reshapes and constraints that change nothing;
+* values that a fusion computes on the fly: element-wise ops, slices and pads that are fused with
+  their users, unless a second user makes them expensive, and transposes that only dots read. A
+  value that is added to an accumulator is fused with the addition.
 
-Ops run in XLA's depth-first order, not in the program's: from the results backwards, first what
-has the most users behind it. What is needed late, such as a reduced gradient in an update, is made
-late; but gradients of activations come before those of weights, and stay for them.
+Ops run in XLA's depth-first order, not in program order: from the results backwards, first the
+operand with the most transitive users. A value that is needed late, such as a reduced gradient in
+an update, is computed late. Gradients of activations are computed before those of weights, and stay
+live until then.
 
 An element-wise op writes over an operand that is not used afterwards; a loop, a
 dynamic_update_slice and a scatter work in place, and what a loop only reads is not copied. While
-one op runs, its operands and its result exist together. A change of layout holds what its
-collectives send and receive, a sum that is scattered the whole of what each device adds up: XLA
-scatters on CPU by an all-reduce and a cut.
+one op runs, its operands and its result exist together. A reshard
+needs the buffers that its collectives send and receive. A reduce-scatter needs the whole operand,
+because XLA lowers it on CPU to an all-reduce and a slice.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     report.to_json()
 
 Everything is read from the IR: `alpa.plan`, `alpa.meshes`, `alpa.solver`, the fragments' predicted
-seconds, and the shardings of arguments, activations and transfers. So a report says what is
-planned, not what was meant. Only how long the search took is told by who searched.
+seconds, and the shardings of arguments, activations and transfers. Only `phases`, the seconds of
+the search, are passed in by the caller.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _STATUSES = ("optimal", "within_gap", "time_limit")
 class SolverSummary:
     """What is proven about the shardings, all meshes together; seconds per step.
 
-    `status` is that of the mesh about which least is known. `bound` is that of the problems that
-    were solved, `folded_bound` that of the problems in which equal layers are sharded alike; None
-    if there are no equal layers. Where the two are the same problems (`problem` of a mesh is
-    `folded`), plans that shard equal layers differently may undercut both.
+    `status` is the weakest status of all meshes. `bound` is a lower bound of the problems that were
+    solved. `folded_bound` is a lower bound of the problems in which equal layers are sharded alike;
+    None if there are no equal layers. If a mesh's `problem` is `folded`, both bounds refer to the
+    folded problem: a plan that shards equal layers differently may cost less.
     """
 
     status: str
@@ -99,7 +99,7 @@ class StageReport:
     mesh: str
     layers: tuple[str, ...]
     remat: tuple[str, ...]
-    """of the layers, those whose backward part computes again what it needs of its forward part"""
+    """the layers whose backward part recomputes activations"""
     forward_seconds: float
     backward_seconds: float
     update_seconds: float
@@ -196,7 +196,7 @@ class PlanReport:
     collectives: tuple[CollectiveReport, ...]
     """none before shardings are chosen, or where the plan's cluster is not known here"""
     dropped: tuple[Dropped, ...] = ()
-    """what the search left out though it may be possible: a solver ran out of time, or failed"""
+    """candidates that the search left out because a solver ran out of time or failed"""
     search_seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -366,7 +366,7 @@ class _Reader:
         )
 
     def _transfers(self) -> Iterator[TransferReport]:
-        """Per micro-batch what single micro-batches are read of; everything else once."""
+        """The transfers: per micro-batch if a version of each one is read, otherwise per step."""
         program = self._program
         for step, op in zip(program.steps, self._ops, strict=True):
             if not isinstance(step, Transfer):

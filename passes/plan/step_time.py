@@ -1,13 +1,13 @@
-"""How long a step of a planned program takes: its schedule, simulated with the plan's own seconds.
+"""Predicts the seconds of a step: simulates its schedule with the plan's own seconds.
 
-Forwards and backwards of the micro-batches run as `solve/schedule.py` says: what a stage receives
-from others adds up to the transfer into it. Then each mesh, as soon as it is through with them,
-runs what happens once per step: updates, and transfers of what they read or return. As there, a
-mesh does one thing at a time, and a transfer occupies the mesh that receives.
+Forwards and backwards run in the order of `solve/stages/schedule.py`. The transfers into a stage
+are added up. When a mesh has finished its micro-batches, it runs the work of the update phase:
+updates, and transfers of the values that they read or return. A mesh does one thing at a time, and
+a transfer occupies the mesh that receives.
 
-The same as running the executor's instructions one by one (`runtime/simulation.py`), but for values
-that skip stages: these could be received while the stage waits for its neighbour, here they are
-received after that.
+The result equals that of `runtime/simulation.py`, which simulates the executor's instructions,
+unless a value skips stages. This module lets a stage receive such a value only after its
+neighbour's value has arrived.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What a mesh holds and when: the memory rows of its sharding problem.
+"""Live buffers of a mesh over time: the memory rows of its sharding problem.
 
 Time counts the ops of the mesh's fragments in program order. A value holds the bytes of its
 shard, which depend on its node's strategy, from the op that makes it to its last use:
 
-* an argument all the time, the batch as often as there are micro-batches; a state's new value takes
-  the place of the old one where that is donated;
-* what a fragment returns from its start on, for XLA reserves the place of results first (a
-  temporary that fits may lie there until the result is written), as many versions of it as there
-  are micro-batches that need it (`versions.py`);
-* a gradient that is added up over several micro-batches all the time, as its accumulator is, and
-  so the sum of a result that is one over the micro-batches, in the type in which it is added up;
-* inside a fragment what is written to memory: results of an element-wise op that only feeds
-  another are fused into it; views, transposes that dots read as they are, and what is free in any
-  layout take no room.
+* Arguments are live all the time, the batch once per micro-batch. If an old state is donated, the
+  new value takes its place.
+* The results of a fragment are live from its start, because XLA allocates results first. A
+  temporary that fits may use this memory until the result is written. There is one version for each
+  micro-batch that needs it (`versions.py`).
+* Accumulators are live all the time: those of gradients, and those of results that are sums over
+  the micro-batches. They have the type in which the sum is added up.
+* Temporaries of a fragment are live if they are written to memory. An element-wise op that feeds
+  only one other is fused into it. Views, transposes that dots read directly, and values that are
+  free in any layout need no memory.
 
 Copies in other layouts, made for one op, live as long as that op (`copies.py`).
 """
@@ -40,7 +40,7 @@ from alpa.passes.solve.sharding.problem import Usage
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
 _CONTROL_FLOW = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 _PLACED = 8
-"""So many temporaries of a fragment at most are looked at for the place of its largest result."""
+"""The number of temporaries of a fragment that may share the memory of its largest result."""
 _SMALL = 4096
 """Bytes of a whole tensor below which it is not worth a row."""
 

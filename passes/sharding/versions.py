@@ -1,14 +1,14 @@
-"""How many versions of a value a mesh holds at a time, of one micro-batch each.
+"""The number of versions of a value, one per micro-batch, that are live on a mesh at a time.
 
 A value moves to another mesh right before the work that reads it first (`runtime/instructions.py`),
 and its mesh frees it then. The number of versions depends on who makes the value for whom:
 
 * A forward part makes or receives it for the backward part of its own mesh: one version for each
   micro-batch in flight.
-* A forward part makes it for the backward part of another mesh: as many.
+* A forward part makes it for the backward part of another mesh: the same number.
 * A forward part makes it for forward parts of other meshes, or a backward part for backward parts:
-  the version that is being made, and one for each stage up to the farthest reader, which is that
-  many micro-batches behind.
+  one version more than the number of stages to the farthest reader, which lags by that many
+  micro-batches.
 * Any other value has one version.
 
 With one micro-batch in flight every value has one version.

@@ -1,4 +1,4 @@
-"""Results that are asked another layout than the value that they return."""
+"""Gives a result a value of its own if it requests another sharding than the value it returns."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from alpa.dialects.symbols import lift_inlined_meshes, meshes_by_name
 
 
 def separate_results(module: ir.Module, main: func.FuncOp) -> None:
-    """Returns an argument, or a value once more, in another layout as a value of its own.
+    """Inserts constraints so that each returned value has one sharding.
 
-    A value has one layout where it is stored. So where an argument is returned with another
-    sharding than it comes with, or a value with two, a constraint makes another value of it.
+    A stored value has one layout. If a result aliases an argument or an earlier result but requests
+    a different sharding, it gets a constraint.
     """
     lift_inlined_meshes(module)
     meshes = meshes_by_name(module)

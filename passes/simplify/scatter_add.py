@@ -1,7 +1,6 @@
-"""Adds what is scattered into an argument to zeros first, and then to the argument.
+"""Rewrites a scatter-add into an argument as a scatter-add into zeros, followed by an addition.
 
-Several micro-batches can add up what each of them counts, and not what each of them adds to the
-same counts.
+The scatter into zeros is a sum over samples, which micro-batches can accumulate.
 
 **Before**
 ```mlir

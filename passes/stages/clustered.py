@@ -114,6 +114,6 @@ def require_forwards(function: func.FuncOp) -> None:
             raise PassError(
                 op,
                 "objective=throughput is for programs of forwards only, and this is the "
-                f"{origin.part} part {origin.name}; leave the objective out: a training "
-                "step's is its seconds",
+                f"{origin.part} part {origin.name}; leave the objective out to minimise the "
+                "seconds of a training step",
             )

@@ -18,9 +18,10 @@ Shape = tuple[int, ...]
 class Context:
     """The program's micro-batches, and the relations of its values as far as they are known.
 
-    `whole_is_known`: W was there (`whole.py`), and ops say by `alpa.whole` how they differ in it.
-    Elsewhere `sum_power` is the power that sums of floats over samples are taken to have: -1 where
-    losses are means, since a mean's divisor cannot be told from other numbers.
+    W is the program for the whole batch. `whole_is_known`: W was given (`whole.py`), and
+    `alpa.whole` on the ops says how they differ in W. Without W, `sum_power` is the power of the
+    batch size that sums of floats over samples are assumed to have: -1 if losses are means, because
+    the divisor of a mean looks like any other number.
     """
 
     num_micro_batches: int
@@ -61,9 +62,9 @@ class Context:
         return Relation(kind="sum", power=power, factors=factors)
 
     def taken_out(self, op: ir.OpView, number: int, relation: Relation) -> Relation:
-        """One in the place of a number of the step, by which an op's result is then multiplied.
+        """Replaces a factor of the step by one; the op's result is multiplied by it later.
 
-        Only of a number that all elements are: anything else stays.
+        Applies only if all elements are the same number.
         """
         operand = op.operands[number]
         if relation.root is None or not is_real(operand.type):
@@ -87,14 +88,14 @@ class Context:
         return [self.shape_of(ir.TypeAttr(attr).value) for attr in ir.ArrayAttr(types)]
 
     def may_count_samples(self, size: int) -> bool:
-        """Whether a dimension without samples may be as long as the batch, for all one knows."""
+        """Whether a dimension without samples could have the length of the batch."""
         return not self.whole_is_known and self.sum_power == 0 and size % self.samples == 0
 
     def agreed(self, op: ir.OpView, results: Sequence[Relation]) -> list[Relation]:
-        """The relations, where the shapes that they mean are those in W; mixed elsewhere.
+        """The relations whose shapes agree with W; the others become mixed.
 
-        What is equal along a dimension that is longer in W is rows there. A sum of that kind is a
-        function of sums: its elements are more in W than in a micro-batch.
+        If a value is equal along a dimension that is longer in W, that dimension holds rows. If it
+        is also a sum, it becomes a function of sums, because it has more elements in W.
         """
         if not self.whole_is_known:
             return list(results)

@@ -189,8 +189,8 @@ def multiplied(op: ir.OpView, operands: Operands) -> Relation | None:
 
 
 def convolution(context: Context, op: ir.OpView, operands: Operands) -> Relation:
-    """Samples in the input's batch dimension, or in the features of both, which are summed over:
-    so jax computes the gradient of a kernel."""
+    """Samples are in the input's batch dimension, or in the features of both operands, which are
+    summed over: JAX computes the gradient of a kernel like this."""
     operands = _taken_out(context, op, operands)
     if (common := multiplied(op, operands)) is not None:
         return common

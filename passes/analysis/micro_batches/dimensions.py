@@ -1,13 +1,12 @@
-"""Which dimensions of a program's arguments are one: the evidence for what holds samples.
+"""Classes of tied dimensions of a program's arguments: the evidence for which ones hold samples.
 
-Two dimensions are one where an op needs them to be equal: those of the operands of an addition,
-those that a product sums over, those of a batch of indices and of what is read. Dimensions that
-only happen to be of one size are not: class weights that are looked up by labels share no dimension
-with the batch, though there may be as many classes as samples.
+Two dimensions are tied if an op requires them to be equal: those of the operands of an addition,
+those that a product sums over, those of a batch of indices and of the rows that it reads. Equal
+sizes alone do not tie dimensions: class weights that are looked up by labels share no dimension
+with the batch, even if there are as many classes as samples.
 
-Two dimensions are one, too, where they have the same number of elements and equal parts of them
-are one (`x.reshape(2, -1, 6)` beside `y.reshape(2, -1)`), and where a loop goes through both by one
-counter.
+Two dimensions are also tied if they have the same size and equal parts of them are tied
+(`x.reshape(2, -1, 6)` beside `y.reshape(2, -1)`), or if one loop counter indexes both.
 """
 
 from __future__ import annotations

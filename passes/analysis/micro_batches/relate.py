@@ -1,8 +1,8 @@
 """Finds for each value of a program how its micro-batches make up the whole batch.
 
 One walk in program order: each op's relation follows from those of its operands by the rule of its
-kind. Loops are walked until the relations of what they carry stay. A rule that does not know says
-`mixed`: what is claimed is proven, and what is not proven is refused.
+kind. Loops are walked until the relations of their carried values no longer change. A rule that
+cannot derive a relation returns `mixed`, so unproven programs are refused.
 """
 
 from __future__ import annotations

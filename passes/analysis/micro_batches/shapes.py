@@ -46,7 +46,7 @@ def broadcast_in_dim(context: Context, op: ir.OpView, operands: Operands) -> Rel
     before, after = context.shape(op.operands[0]), context.shape(op.results[0])
     grown = {d for n, d in enumerate(dims) if before[n] == 1 and after[d] != 1}
     (whole,) = context.whole_shapes(op)
-    # Of micro-batches of one sample, what is repeated shows in the whole batch only.
+    # With one sample per micro-batch, only the whole batch shows what is repeated.
     repeated = {d for n, d in enumerate(dims) if before[n] == 1 and whole[d] != 1 and n != x.dim}
     free = frozenset(range(len(after))) - frozenset(dims)
     free |= grown | repeated | {dims[n] for n in x.free}
@@ -90,9 +90,9 @@ def _place(
 ) -> tuple[int, int] | None:
     """The dimension that holds the samples after a reshape, and its blocks.
 
-    W tells where it is known: it is the one that grows. Elsewhere it is the same one, if nothing
-    in front of it changes, or the first one in front of which there are as many elements, or a
-    divisor of them.
+    If W is known, it is the dimension that grows. Otherwise it is the same dimension if no
+    dimension in front of it changes. Failing that, it is the first one in front of which there are
+    as many elements as before, or a divisor of them.
     """
     before = math.prod(old[: x.dim]) * x.outer
     (whole,) = context.whole_shapes(op)
@@ -285,7 +285,7 @@ _PRECISION = {"f64": 1e-15, "f32": 3e-7, "f16": 1e-3, "bf16": 4e-3}
 
 
 def _precision(type_: ir.Type) -> float:
-    """What a quotient of two numbers of a type may be off by; nothing for integers."""
+    """The relative rounding error of a quotient of two numbers of a type; 0 for integers."""
     return _PRECISION.get(str(ir.RankedTensorType(type_).element_type), 0.0)
 
 

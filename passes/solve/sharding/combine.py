@@ -1,8 +1,9 @@
-"""The best choice within memory that is made of the strategies of choices already known.
+"""Combines the strategies of known assignments into one that fits in memory.
 
-The solutions of the priced problems straddle the limit: cheap and too large, or dear and small.
-Good choices take some of both, so branch and bound on the few strategies that some of them took
-finds one fast (a restricted master heuristic; with an incumbent, RINS: Danna et al. 2005).
+The solutions of the priced problems lie on both sides of the limit: cheap and too large, or
+expensive and small. Good assignments mix both. Branch and bound on the few strategies that these
+solutions use finds one fast (a restricted master heuristic; with an incumbent, RINS: Danna et al.
+2005).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def combine(
     enough: float,
     settings: Settings = DEFAULT,
 ) -> tuple[int, ...] | None:
-    """A choice that fits at the given times; None where HiGHS finds none in its nodes or in time.
+    """An assignment that fits at the given times, or None if HiGHS finds none within its limits.
 
-    The search ends at a choice that costs ``enough`` or less, or with a proven ``gap``.
+    The search ends when an assignment costs at most ``enough``, or when ``gap`` is proven.
     """
     few, taken = made_of(problem, choices)
     try:
@@ -61,6 +62,6 @@ def combine(
 
 
 def rows_at(problem: Problem, times: Iterable[int]) -> list[Row]:
-    """What nodes hold at some times, as parts of the limit where that is above 1."""
+    """Bytes of the nodes at the given times, as shares of the limit if the limit is above 1."""
     memory, unit = Memory(problem), max(problem.memory_limit, 1.0)
     return [{nodes: held / unit for nodes, held in memory.row(t).items()} for t in times]

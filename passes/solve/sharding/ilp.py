@@ -1,7 +1,7 @@
 """Solves the sharding problem of the paper (eq. 1, section 4.2), with a bound of the optimum.
 
 Objective: ``min sum_v s_v . c_v + sum_uv s_u . R_uv s_v`` over one-hot ``s_v``, in seconds. Steps
-go from cheap to dear, and each is exact:
+go from cheap to expensive. Each keeps a valid bound and an assignment that is at least as good:
 
 1. ``presolve``: reductions that solve series-parallel graphs outright
 2. ``buckets``: bucket elimination, where the graph is narrow
@@ -132,7 +132,7 @@ def _known(
 
 
 def _solve(problem: Problem, search: _Targets, start: float) -> Solution:
-    """The cheapest choice within memory, as far as the deadline lets."""
+    """The cheapest assignment within memory that is found before the deadline."""
     if not problem.usages:
         return _solve_free(problem, search, start)
 
@@ -151,7 +151,7 @@ def _solve(problem: Problem, search: _Targets, start: float) -> Solution:
 
 
 def _solve_free(problem: Problem, search: _Targets, start: float) -> Solution:
-    """The cheapest choice whatever it uses."""
+    """The cheapest assignment, ignoring memory."""
     reduction = Reduction(problem, search.settings).run(deadline=search.deadline)
     found = _search_cores(problem, reduction, search)
     # The same cost, summed in another order by the reductions: the difference is rounding.
@@ -230,7 +230,7 @@ def _tables(problem: Problem, max_entries: float) -> _Found | None:
 
 
 def _restart(problem: Problem, best: _Found, search: _Targets) -> _Found:
-    """Goes on with a problem that holds every choice better than the best."""
+    """Searches a reduced problem that contains every assignment better than ``best``."""
     try:
         reduction = Reduction(problem, search.settings).run(deadline=search.deadline)
         return _better(best, _search_cores(problem, reduction, search))

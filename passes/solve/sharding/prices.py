@@ -1,9 +1,9 @@
 """Prices of bytes: problems at them, and the next ones in the search for the best bound.
 
 Every choice k seen so far bounds v by a plane: ``v(lambda) <= cost_k + lambda (bytes_k - limit)``.
-Kelley's method goes where the lowest planes are highest, and jumps about; the level method
-(Lemarechal, Nemirovskii and Nesterov 1995) goes to the prices nearest to the best so far where the
-planes still promise a part of what may be gained. Both are small linear programs.
+Kelley's method moves to the maximum of the lower envelope of the planes, and is unstable. The level
+method (Lemarechal, Nemirovskii and Nesterov 1995) moves to the prices closest to the best so far at
+which the envelope promises a given share of the possible gain. Both solve small linear programs.
 """
 
 from __future__ import annotations

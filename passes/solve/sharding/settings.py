@@ -53,13 +53,13 @@ class Steps:
     """changes node by node within memory (``repair.improve_within``)"""
 
     def without(self, *names: str) -> Self:
-        """These steps, but for some."""
+        """A copy without the named steps."""
         return type(self)(**(vars(self) | dict.fromkeys(names, False)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Numbers that decide how long the search stays where. None of them can make it wrong.
+    """Numbers that decide how long each step runs. None of them affects correctness.
 
     *Not measured*: no experiment is recorded that compares the number with others.
     """

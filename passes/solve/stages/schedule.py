@@ -11,9 +11,10 @@ not ended): it runs the next forward while it may keep one more, else the next b
 Without backwards (a forward-only program) both are the plain pipeline.
 
 ``simulate`` runs the stages against one another. A forward waits for the previous stage's forward
-of its micro-batch, a backward for the next stage's backward, the update for nothing but its stage's
-last piece of work. No overlap is assumed: a transfer begins when its value is made and the
-**receiving** stage is free, occupies that stage until it ends, and costs the sender nothing.
+of its micro-batch, a backward for the next stage's backward. The update waits only for the last
+backward of its own stage. Transfers do not overlap with compute: a transfer begins when its value
+is made and the **receiving** stage is free, and occupies that stage until it ends. It costs the
+sender nothing.
 
 **How T relates to it.** Let p_i be the seconds of stage i's forward with the transfer into it, q_i
 those of its backward with the transfer into it, a_i = p_i + q_i, and
@@ -21,24 +22,24 @@ those of its backward with the transfer into it, a_i = p_i + q_i, and
     T  = sum_i a_i + (B - 1) max_i a_i + max_i u_i                   (``Pipeline.objective``)
     T+ = sum_i a_i + (B - 1) (max_i p_i + max_i q_i) + max_i u_i     (``Pipeline.bound``)
 
-so T <= T+, and T = T+ where one stage has both the longest forward and the longest backward. The
-pipeline's part of each is what is left without max u.
+so T <= T+, and T = T+ if one stage has both the longest forward and the longest backward. The
+*pipeline part* of T or T+ is the expression without max u.
 
 - Neither schedule takes longer than T+; where T = T+, neither takes longer than T.
-- The pipeline's part of gpipe is that of T+, exactly: the forwards and the backwards are two flow
-  shops of B equal jobs. So T is no upper bound for it: it is what remains if forwards fill the gaps
-  of backwards.
+- The pipeline part of gpipe equals that of T+: its forwards and its backwards are two flow shops of
+  B equal jobs. T is therefore not an upper bound for gpipe. T assumes that forwards fill the gaps
+  between backwards.
 - The pipeline's part of 1f1b lies between sum_i a_i + (B - 1) a_last and that of T+: every cycle of
   waiting stages has as many forwards as backwards on each, so its steady state takes max_i a_i per
   micro-batch; only the warm-up and the drain pair the forward of one stage with the backward of
   another. It is less than T where the slowest stage hides the work of those behind it.
-- With equal stages both are T. So are they where the last stage has the longest forward and
-  backward. A forward-only pipeline is always T.
+- Both schedules take T if all stages are equal, or if the last stage has the longest forward and
+  the longest backward. A forward-only pipeline takes T.
 - The updates of all stages but the first begin while others still run backwards. max u is
   therefore an upper bound, and exact where the first stage's update is the longest.
 
-A value that skips stages is received by the one that reads it, and ``stage_dp`` counts it to each
-stage in between.
+If a value skips stages, only the stage that reads it receives it. ``stage_dp`` counts its transfer
+at each stage in between, too.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ def simulate(pipeline: Pipeline) -> Simulation:
     """Runs one step. O(S B). Raises ``ValueError`` for what is no pipeline."""
     pipeline.check()
     timing = _Timing(pipeline)
-    # Whoever gets on may be what a neighbour waits for. Stages wait for one another in no circle:
-    # what a forward or backward of micro-batch m waits for begins with forwards up to m + S.
+    # Progress on one stage can unblock its neighbours. The wait graph is acyclic: every chain of
+    # waits that ends at micro-batch m starts with forwards of micro-batches up to m + S.
     woken = list(range(len(pipeline.forward)))
     while woken:
         stage = woken.pop()
@@ -230,7 +231,7 @@ class _Timing:
         }
 
     def advance(self, stage: int) -> bool:
-        """Runs a stage as far as it gets; whether it got on at all."""
+        """Runs a stage until it has to wait. Returns whether any work ran."""
         pieces, works = self.pieces[stage], self.orders[stage]
         before = len(pieces)
         while len(pieces) < len(works):

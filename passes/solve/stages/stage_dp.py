@@ -5,15 +5,15 @@
 
     F(s, k, d) = min over j, m of  a[k, j, m] + F(s - 1, j + 1, d - size_m)  (eq. 3)
 
-The number of stages s counts only where it decides what memory admits, or is fixed.
+The DP tracks the number of stages s only if memory depends on it, or if it is fixed.
 
 The bounds are not enumerated one by one (eq. 4) but by branch and bound over boxes of (t_max,
 u_max): F of a box's upper corner plus the costs of its lower corner bounds every solution in the
-box. Exact.
+box. The result is optimal for the given costs, up to a relative 1e-12.
 
-Where only forwards are run, over and over (AlpaServe), ``minimise="throughput"`` takes the cut of
-least max_i a_i instead, the time between two results, and among those one of least sum: F for the
-smallest bound that admits a cut, found by bisection. Exact as well.
+For serving (AlpaServe), ``minimise="throughput"`` minimises max_i a_i, the time between two
+results, and breaks ties by the smallest sum of a: it evaluates F for the smallest bound that admits
+a cut, which it finds by bisection. This is exact, too.
 
 Restrictions of the problem keep the DP:
 
@@ -43,7 +43,7 @@ from alpa.passes.solve.stages.problem import (
 )
 
 _ROUNDING = 1e-12
-"""A box that can improve the best objective by less than this part is closed."""
+"""A box is closed if it can improve the best objective by at most this relative amount."""
 
 
 def solve(problem: Problem) -> Solution:
@@ -63,7 +63,7 @@ def _best_of_equal(problem: Problem) -> Solution:
             try:
                 found.append(_solve(_equal(problem, count)))
             except NoCutError as error:
-                # The most stages have the smallest parts of the model each: theirs is told.
+                # Report the error of the largest count, whose stages are smallest.
                 reason = str(error)
     if not found:
         wanted = "" if problem.num_stages is None else f"{problem.num_stages} "
@@ -163,9 +163,9 @@ def _values(costs: np.ndarray) -> np.ndarray:
 class _Table:
     """The DP of eq. 3, for any bounds on a stage's time and update.
 
-    Submeshes that look alike from outside (as many hosts and devices, or the same given mesh)
-    differ in times and memory only: of those whose memory admits a stage the fastest stands for
-    all. `d` counts devices, or given meshes.
+    Submeshes of the same kind (equal hosts and devices, or the same given mesh) differ only in
+    times and memory. Of those whose memory admits a stage, the fastest represents the kind. `d`
+    counts devices, or given meshes.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -250,7 +250,7 @@ class _Table:
         i, j, m, where = np.nonzero(costs < inf)
         at = (self._admitted[i, j, m], i, j, self._kind[m], where)
         np.minimum.at(found, at, costs[i, j, m, where])
-        # What memory admits further from the end it admits nearer to it, too.
+        # A stage that fits far from the last stage also fits closer to it.
         return np.minimum.accumulate(found[:0:-1])[::-1]
 
     def _trace(self, costs: np.ndarray, least: np.ndarray) -> tuple[Stage, ...] | None:

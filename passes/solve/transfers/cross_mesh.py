@@ -10,17 +10,18 @@ The paper's cross-mesh resharding (section 6), a many-to-many multicast of tiles
 * ``broadcast``: what a host lacks is received by one of its devices, which passes it on inside the
   host, 1, 2, 4 ... devices at a time.
 
-**Lower bound.** What a device of a destination host wants and no source device of that host holds
-has to enter that host once, whoever sends it, and every entry is over a slow link. ``lower_bound``
-adds that up over the hosts. ``broadcast`` always reaches it, so that the method taken does: among
-those that do, the gathers counted, the one of least seconds. Slow links come first because
-all transfers of a pipeline share them, while a fast link is one device's own. (The original sends
-J-fold where a destination tile has J sources.)
+**Lower bound.** If a destination host needs a piece that no source device on it holds, the piece
+has to enter the host at least once, over a slow link. ``lower_bound`` adds these bytes up over the
+hosts. ``broadcast`` reaches the bound. Of the methods that reach it, gathers included, the one with
+the fewest seconds is taken. Slow links come first because all transfers of a pipeline share them,
+while a fast link belongs to one device. (The original Alpa sends J times as much if a destination
+tile has J sources.)
 
-**Seconds**, in the alpha-beta model. A device's messages follow each other: each has its link's
-latency, and all of them share the device's port at the fast link's bandwidth. All that leaves or
-enters a host shares the slow link's. Ports work side by side, in both directions, so that a step
-takes as long as its slowest port. Steps follow each other; gathers are rings, as in
+**Seconds**, in the alpha-beta model. A device sends its messages one after another: each costs its
+link's latency, and all share the device's port at the fast link's bandwidth. All messages that
+leave or enter a host share the bandwidth of its slow link. Ports work in parallel and in both
+directions, so a step takes as long as its slowest
+port. Steps follow each other; gathers are rings, as in
 ``cost/collectives.py``.
 """
 
@@ -143,10 +144,10 @@ def candidates(problem: Problem) -> list[tuple[Method, Layout]]:
 
 
 def _landings(problem: Problem) -> list[Layout]:
-    """The wanted layout with one unused axis or several behind those of evenly divided dimensions.
+    """Finer layouts than the wanted one: unused axes also shard dimensions that divide evenly.
 
-    One dimension is tried first for all axes, the others only where it does not divide: which
-    one matters for the number of pieces.
+    Each candidate prefers one dimension for all axes and uses others only if that one does not
+    divide evenly. The preferred dimension affects the number of pieces.
     """
     free, found = problem.target.free_axes, list[Layout]()
     for count in range(len(free) if problem.readers else 0, 0, -1):

@@ -1,8 +1,8 @@
-"""Which of the devices that hold a part of a tensor sends it to the one that wants it.
+"""Chooses the sender of each part of a tensor among the devices that hold it.
 
-Each demand goes whole to one of its senders. What counts is first the most bytes that a host sends
-over the slow links, which its devices share, then the most bytes that a device sends: makespans of
-jobs on machines of which each job may take some.
+Each demand is sent by one device. The objective is, first, the largest number of bytes that any
+host sends over its slow links, then the largest number that any device sends. Both are makespans:
+demands are jobs, hosts or devices are machines, and each job can run on some of the machines.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Box = tuple[tuple[int, int], ...]
 """(start, stop) of each dimension of a tensor, half-open"""
 
 _EXACT_DEMANDS = 16
-"""So many demands with a choice of senders are searched, more are assigned greedily."""
+"""Up to this number of demands with several senders, the search is exact; above, greedy."""
 _EXACT_NODES = 5000
-"""Nodes of that search, tens of milliseconds. One that ends before them has the optimum."""
+"""Node limit of that search, tens of milliseconds. The result is optimal if it is not reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class Demand:
     target: int
     box: Box
     num_bytes: int
-    """over links: none where the device holds the box itself"""
+    """sent over links; 0 if the device already holds the box"""
     senders: tuple[int, ...]
-    """devices that hold it; first the one that lies in its mesh as ``target`` does in its own"""
+    """devices that hold it; first the one at the same position in its mesh as ``target``"""
     slow: bool
     """whether all of them are on other hosts"""
 
@@ -51,8 +51,8 @@ def peak(
 def balance(demands: Sequence[Demand], hosts: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
     """The sender of each demand, so that ``peak`` is small, and whether it is known to be least.
 
-    Every device gets from its counterpart where no ``greedy`` choice has a smaller peak. Small
-    problems are then searched to the end.
+    Each device receives from its counterpart unless ``greedy`` gives a smaller peak. Small problems
+    are then searched exactly.
     """
     least = _least_peak(demands, hosts)
     best = tuple(demand.senders[0] for demand in demands)
@@ -110,10 +110,10 @@ def _least_peak(demands: Sequence[Demand], hosts: Mapping[int, int]) -> tuple[in
 
 
 def _least_load(jobs: list[tuple[int, frozenset[int]]]) -> int:
-    """The load that some machine has at least, when each job goes to one machine of its set.
+    """A lower bound of the largest load, when each job goes to one machine of its set.
 
-    Of the jobs that a set of m machines shares among itself, some machine has the average; and of
-    the largest k m + 1 of them, some machine has k + 1.
+    If a set of jobs can run only on m machines, some machine has at least their average, and some
+    machine has at least k + 1 of the largest k m + 1 of them.
     """
     by_set: dict[frozenset[int], list[int]] = defaultdict(list)
     for size, machines in jobs:
@@ -149,7 +149,7 @@ class _SenderSearch:
         self._by_host: Counter[int] = Counter()
         self._by_device: Counter[int] = Counter()
         self._nodes = 0
-        # Devices of a host that may send the same demands are alike, whatever they send so far.
+        # Devices of a host that can send the same demands are interchangeable.
         uses: dict[int, list[int]] = defaultdict(list)
         for number, demand in enumerate(demands):
             for sender in demand.senders:
@@ -157,7 +157,7 @@ class _SenderSearch:
         self._kind = {device: (hosts[device], tuple(used)) for device, used in uses.items()}
 
     def run(self) -> tuple[tuple[int, ...], bool]:
-        """The best senders that were found, and whether there are none better."""
+        """The best senders found, and whether they are proven optimal."""
         self._visit(0, (0, 0))
         return self._best, self._nodes <= _EXACT_NODES
 
