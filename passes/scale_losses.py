@@ -68,7 +68,7 @@ from alpa.dialects import filled, ir, sdy, stablehlo
 from alpa.dialects.attributes import take_from_signature
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.plan.data import TOTAL
-from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
+from alpa.passes.plan.fragment_modules import SHARDING, fragment_modules
 from alpa.passes.plan.reader import read_planned
 
 
@@ -92,24 +92,23 @@ class ScaleLosses(Pass):
         }
         for nested in fragment_modules(module):
             totals = take_from_signature(nested.function, "arg_attrs", TOTAL)
-            block = nested.function.entry_block
+            block, attrs = nested.function.entry_block, nested.argument_attrs()
             with ir.InsertionPoint.at_block_begin(block), nested.fragment.location:
                 for number, kind in totals.items():
                     if kind not in known:
                         message = f"{TOTAL} is {kind}; expected one of {', '.join(scales)}"
                         raise PassError(nested.function, message)
-                    _scale(nested, number, known[kind])
+                    sharding = attrs[number][SHARDING] if nested.mesh.size > 1 else None
+                    _scale(block.arguments[number], known[kind], sharding)
 
 
-def _scale(nested: FragmentModule, number: int, scale: float) -> None:
+def _scale(total: ir.Value, scale: float, sharding: ir.Attribute | None) -> None:
     """Multiplies an argument, in its sharding. Otherwise XLA may gather it first."""
-    total = nested.function.entry_block.arguments[number]
     type_ = ir.RankedTensorType(total.type)
     if scale == 1.0 or not isinstance(type_.element_type, ir.FloatType | ir.ComplexType):
         return
     product = stablehlo.MulOp(total, filled(type_, scale))
     scaled = product.result
-    if nested.mesh.size > 1 and type_.rank:
-        attr = nested.argument_attrs()[number][SHARDING]
-        scaled = sdy.ShardingConstraintOp(scaled, sharding=attr).result
+    if sharding is not None and type_.rank:
+        scaled = sdy.ShardingConstraintOp(scaled, sharding=sharding).result
     total.replace_all_uses_except(scaled, product.operation)
