@@ -1,12 +1,13 @@
 """Adds gradients and losses up over the micro-batches, in donated arguments.
 
 `plan/data.py` defines which values are totals: the gradients and losses that updates read. The
-function that makes such a value takes the sum so far as a further argument, and returns that sum
-plus its own value in the same buffer. If the single value is read, too, it is returned beside.
+function that makes such a value takes the sum so far as a further argument. It returns that sum
+plus its own value, in the same buffer. If the value of the single micro-batch is read, too, the
+function returns both.
 
-A sum has the type of the value that is added up. `stage-mesh-partition` has made gradients wide
-where `accumulate-dtype` asks for it. If a plan adds up in a narrower type than its `alpa.plan`
-says, as one written by hand may, a remark says so.
+A sum has the type of the value that is added up. `stage-mesh-partition` makes gradients wide where
+`accumulate-dtype` asks for it. A plan that was written by hand may use a narrower type than its
+`alpa.plan` says. A remark then names the result.
 
 **Before**::
 

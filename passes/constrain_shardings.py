@@ -50,7 +50,7 @@ result fixes the same sharding, nor on constants, which cost nothing in any shar
 
 **Requires**: modules as `lower-partial-sums` leaves them, whose ops have shardings.
 
-**Ensures**: no op has `sdy.sharding`. Arguments, results and constraints say all that XLA is told.
+**Ensures**: no op has `sdy.sharding`. Arguments, results and constraints hold all shardings.
 
 **Options**: none.
 

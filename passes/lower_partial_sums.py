@@ -1,8 +1,8 @@
 """Writes partial sums as parts along a leading dimension.
 
 A value with `unreduced` axes is a partial sum: each device holds a part of it, and the parts are
-added up later. XLA reduces such a value at once, or refuses it. So its parts are written along an
-extra leading dimension, sharded over those axes. Each op that makes or passes on a partial sum
+added up later. XLA reduces such a value at once, or refuses it. So the pass writes its parts along
+an extra leading dimension, sharded over those axes. Each op that makes or passes on a partial sum
 runs in an `sdy.manual_computation` over them (tried on jaxlib 0.10.2 and 0.12: no collective until
 the parts are reduced). The constraint that ends a partial sum becomes a sum over that dimension.
 

@@ -1,7 +1,7 @@
 """Copies each fragment into the function of a module of its own.
 
 Arguments and results of the function have the types and shardings of the fragment's operands and
-results. A value without a sharding is held whole by each device.
+results. A value without a sharding is replicated.
 
 **Before**::
 
