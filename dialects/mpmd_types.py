@@ -117,6 +117,11 @@ class Origin:
         origin = mpmd.UserOriginAttr(attr)
         return cls(origin.user_name, origin.transpose_count)
 
+    @classmethod
+    def of(cls, computation: ir.OpView) -> Origin:
+        """That of a named computation."""
+        return cls.from_attr(computation.attributes["origin"])
+
     def to_attr(self) -> ir.Attribute:
         return mpmd.UserOriginAttr.get(self.name, self.transpose_count)
 

@@ -207,7 +207,7 @@ def lower_bound(layers: ir.Module, cluster: Cluster, num_micro_batches: int) -> 
     seconds = 0.0
     for op in body(main_function(layers)).operations:
         if isinstance(op, mpmd.NamedComputationOp):
-            is_update = Origin.from_attr(op.attributes["origin"]).part == "update"
+            is_update = Origin.of(op).part == "update"
             seconds += computation_seconds(op, cluster) * (1 if is_update else num_micro_batches)
     return seconds / cluster.num_devices
 

@@ -67,7 +67,7 @@ def fold_classes(clustered: ir.Module) -> list[FoldClass]:
     """The classes of a program that `layer-cluster` has cut, in the order of their first layers."""
     function = main_function(clustered)
     graph = Graph.of(body(function))
-    origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
+    origins = [Origin.of(op) for op in graph.ops]
     members = layer_members(graph, 1 + max((it.layer or 0 for it in origins), default=-1))
     equal = equal_layers(graph, read_arguments(function), read_results(function), members)
     found: list[FoldClass] = []

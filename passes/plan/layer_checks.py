@@ -56,7 +56,7 @@ def origins_of(graph: Graph) -> list[Origin]:
             raise PassError(
                 op, f"{op.name} is outside of any layer; run layer-cluster before this pass"
             )
-        origins.append(_known(op, Origin.from_attr(op.attributes["origin"])))
+        origins.append(_known(op, Origin.of(op)))
     return origins
 
 

@@ -56,7 +56,7 @@ def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: P
     if plan.num_micro_batches == 1:
         return 0
     graph = Graph.of(body(function))
-    parts = [Origin.from_attr(op.attributes["origin"]).part for op in graph.ops]
+    parts = [Origin.of(op).part for op in graph.ops]
     pairs = zip(graph.returned, results, strict=True)
     losses = {v for v, r in pairs if r.role is not None and r.role.kind in ("mean", "sum")}
     added = 0
@@ -111,7 +111,7 @@ def _widen(op: ir.OpView, totals: Sequence[_Total]) -> None:
             reader, number = use.owner, use.operand_number
             if not isinstance(reader, mpmd.NamedComputationOp):
                 continue
-            if Origin.from_attr(reader.attributes["origin"]).part == "update":
+            if Origin.of(reader).part == "update":
                 reader.operands[number] = new.results[wide]
                 _narrow(reader, number, total.type)
 
@@ -122,9 +122,7 @@ def _with_results(
     """Replaces a computation by one with other results; users read those of the same number."""
     end = terminator(body(op))
     with ir.InsertionPoint(op):
-        new, block = named_computation(
-            Origin.from_attr(op.attributes["origin"]), list(op.operands), types, loc=op.location
-        )
+        new, block = named_computation(Origin.of(op), list(op.operands), types, loc=op.location)
     for name, attribute in attributes_of(op):
         if isinstance(attribute, ir.Attribute):
             new.attributes[name] = attribute

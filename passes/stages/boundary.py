@@ -67,7 +67,7 @@ def boundary_of(
     """
     sizes, values = np.zeros((2, 2, num_layers))
     once: set[tuple[int, int, int]] = set()  # (value, layer that makes it, layer that reads it)
-    origins = [Origin.from_attr(op.attributes["origin"]) for op in graph.ops]
+    origins = [Origin.of(op) for op in graph.ops]
     states: dict[int, list[int]] = {}
     for r, a in state_pairs(arguments, results).items():
         states.setdefault(graph.returned[r], []).append(a)

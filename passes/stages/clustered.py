@@ -57,7 +57,7 @@ class Clustered:
     @cached_property
     def origins(self) -> Sequence[Origin]:
         """The origin of each computation."""
-        return [Origin.from_attr(op.attributes["origin"]) for op in self.graph.ops]
+        return [Origin.of(op) for op in self.graph.ops]
 
     @cached_property
     def num_layers(self) -> int:
@@ -109,7 +109,7 @@ def require_forwards(function: func.FuncOp) -> None:
         PassError: at the first one.
     """
     for op in list(body(function).operations)[:-1]:
-        origin = Origin.from_attr(op.attributes["origin"])
+        origin = Origin.of(op)
         if origin.part != "forward":
             raise PassError(
                 op,

@@ -144,7 +144,7 @@ def layer_members(graph: Graph, num_layers: int) -> list[list[int]]:
     """For each layer its named computations, by their numbers among the graph's ops."""
     members: list[list[int]] = [[] for _ in range(num_layers)]
     for o, op in enumerate(graph.ops):
-        layer = Origin.from_attr(op.attributes["origin"]).layer
+        layer = Origin.of(op).layer
         if layer is not None:
             members[layer].append(o)
     return members
@@ -193,7 +193,7 @@ def _signature(
             )
             for v in graph.results[o]
         )
-        origin = Origin.from_attr(op.attributes["origin"])
+        origin = Origin.of(op)
         ops = _block_recipe(body(op))
         parts.append((origin.part, tuple(read), outside, ops))
     return tuple(parts)
@@ -329,7 +329,7 @@ class _Program:
 
 
 def _part(graph: Graph, o: int) -> Part:
-    return Origin.from_attr(graph.ops[o].attributes["origin"]).part
+    return Origin.of(graph.ops[o]).part
 
 
 def _links(

@@ -122,7 +122,7 @@ class FragmentBuilder:
 
     @cached_property
     def _origins(self) -> list[Origin]:
-        return [Origin.from_attr(op.attributes["origin"]) for op in self.graph.ops]
+        return [Origin.of(op) for op in self.graph.ops]
 
     @cached_property
     def _mesh_of(self) -> list[int]:
@@ -321,7 +321,7 @@ def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
     micro-batches."""
 
     def part(o: int) -> Part:
-        return Origin.from_attr(graph.ops[o].attributes["origin"]).part
+        return Origin.of(graph.ops[o]).part
 
     returned = set(graph.returned)
     return [

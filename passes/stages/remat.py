@@ -62,7 +62,7 @@ def rematerialise(function: func.FuncOp, layers: Collection[int] | None = None) 
     parts: dict[int, dict[Part, ir.OpView]] = {}
     for op in body(function).operations:
         if isinstance(op, mpmd.NamedComputationOp):
-            origin = Origin.from_attr(op.attributes["origin"])
+            origin = Origin.of(op)
             layer = origin.layer
             if layer is not None:
                 parts.setdefault(layer, {})[origin.part] = op
@@ -183,7 +183,7 @@ def _computation(
     inputs = list(dict.fromkeys(entering.values()))
     with ir.InsertionPoint(old):
         computation, block = named_computation(
-            Origin.from_attr(old.attributes["origin"]),
+            Origin.of(old),
             inputs,
             [value.type for value in returned],
             loc=old.location,

@@ -444,7 +444,7 @@ class Clustered:
         graph = Graph.of(body(main_function(module)))
         for op in graph.ops:
             assert isinstance(op, mpmd.NamedComputationOp), op.name
-        return cls(module, graph, [Origin.from_attr(op.attributes["origin"]) for op in graph.ops])
+        return cls(module, graph, [Origin.of(op) for op in graph.ops])
 
     def part(self, value: int) -> str:
         """The part that makes a value; "" for an argument."""

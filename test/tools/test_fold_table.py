@@ -76,8 +76,7 @@ def test_classes_hold_each_layer_and_op_once() -> None:
     computations = [
         op
         for op in body(main_function(module)).operations
-        if isinstance(op, mpmd.NamedComputationOp)
-        and Origin.from_attr(op.attributes["origin"]).layer is not None
+        if isinstance(op, mpmd.NamedComputationOp) and Origin.of(op).layer is not None
     ]
     ops = sum(len(body(op).operations) - 1 for op in computations)
     flops = sum(ir.IntegerAttr(op.attributes[FLOPS]).value for op in computations)

@@ -126,7 +126,7 @@ def test_every_layer_is_in_one_class_whose_program_is_valid(clustered: Clustered
 
 def test_links_are_all_that_layers_read_from_one_another(clustered: Clustered) -> None:
     graph = clustered.graph
-    layers = [Origin.from_attr(op.attributes["origin"]).layer for op in graph.ops]
+    layers = [Origin.of(op).layer for op in graph.ops]
     read = {
         (layers[graph.producer[v]], layers[o], v)
         for o, operands in enumerate(graph.operands)
