@@ -15,7 +15,7 @@ The first four run once. The other four run on a copy of the layers for each can
 
 * **Schedules.** 1F1B keeps at most as many micro-batches in flight as GPipe on each stage, and both
   run the same work in as many rounds. So a plan that fits under GPipe fits under 1F1B: 1F1B is
-  planned first, and if it cannot be planned, neither can GPipe. With one micro-batch or one mesh
+  planned first, and if it cannot be planned, GPipe is not tried. With one micro-batch or one mesh
   both take the same time, and GPipe is not planned. Otherwise stages are cut for GPipe, too. That
   plan is finished only if the cut predicts a shorter step than the cut for 1F1B, and kept if the
   finished plan's step is shorter.
@@ -175,8 +175,8 @@ class Alpa(Driver):
         if bound >= limit:
             raise NotFasterError(
                 main_function(layers),
-                f"no plan is faster than {limit:.4g} s: the compute alone, split evenly over all "
-                f"devices, takes {bound:.4g} s",
+                f"no plan is predicted to be faster than {limit:.4g} s: the compute alone, split "
+                f"evenly over all devices, takes {bound:.4g} s",
                 bound=bound,
             )
 

@@ -46,7 +46,7 @@ class NoRoomError(PassError):
 
 
 class NotFasterError(PassError):
-    """No plan is as fast as was asked for: each takes at least `bound` seconds per step."""
+    """No plan is predicted as fast as requested: each takes at least `bound` seconds per step."""
 
     def __init__(self, where: ir.OpView | ir.Operation, message: str, bound: float) -> None:
         super().__init__(where, message)

@@ -105,8 +105,8 @@ def _cut(report: PlanReport) -> list[str]:
     if not bound or bound == seconds:
         return []
     return [
-        f"cut into stages: estimated at {seconds_text(seconds)}; no cut can take less than "
-        f"{seconds_text(bound)}, by the same estimates of transfers"
+        f"cut into stages: estimated at {seconds_text(seconds)}; no cut of these layers "
+        f"is estimated below {seconds_text(bound)}"
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Self
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The steps that the search takes. Without one of them it is weaker, and never wrong."""
+    """The steps that the search takes. Its claims hold without any of them."""
 
     dominance: bool = True
     """``presolve`` drops strategies that another one is never worse than"""
