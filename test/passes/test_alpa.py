@@ -209,7 +209,9 @@ def test_the_bound_is_the_compute_split_evenly(program: str) -> None:
 def test_no_plan_is_faster_than_the_bound(program: str) -> None:
     options = "cluster=cpu:1x2 num-layers=2"
     failed: list[PassError] = []
-    with pytest.raises(ir.MLIRError, match=r"no plan is predicted to be faster than 1e-06 s: the compute alone"):
+    with pytest.raises(
+        ir.MLIRError, match=r"no plan is predicted to be faster than 1e-06 s: the compute alone"
+    ):
         passes.run(program, f"alpa{{{options} faster-than=1e-6}}", on_error=failed.append)
     (error,) = failed
     assert isinstance(error, NotFasterError)
