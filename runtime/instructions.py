@@ -5,11 +5,11 @@ A **key** names one version of a value. `(value, m)` is the version of micro-bat
 that the update phase produces.
 
 `write_script` makes one list for all meshes; `Script.on` selects a mesh's own list. Every stage
-follows the order of `passes.solve.schedule`. A value moves directly before the work that reads it
-first, and is freed after its last use. Each mesh can run its list independently, with sends and
-receives that block until the other side is ready. The first instruction of the common list that has
-not run can always run, so there is no deadlock. A sender that need not wait can offer a value as
-soon as it exists; its own list says when the value may be released.
+follows the order of `passes.solve.stages.schedule`. A value moves directly before the work that
+reads it first, and is freed after its last use. Each mesh can run its list independently, with
+sends and receives that block until the other side is ready. The first instruction of the common
+list that has not run can always run, so there is no deadlock. A sender that need not wait can
+offer a value as soon as it exists; its own list says when the value may be released.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Checks and simulates a script before it runs: deadlocks, times and memory of each mesh.
 
-`verify` runs every mesh's own list with blocking sends and receives. `simulate` predicts the times
-of a step, which `Timeline.chart` draws, under the assumptions of `passes.solve.schedule`. A mesh
-does one thing at a time. A move occupies the receiving mesh as soon as its value exists, and does
-not occupy the sender.
+`verify` runs every mesh's own list with blocking sends and receives. `simulate` predicts the
+times of a step, which `Timeline.chart` draws, under the assumptions of
+`passes.solve.stages.schedule`. A mesh does one thing at a time. A move occupies the receiving
+mesh as soon as its value exists, and does not occupy the sender.
 
 If each stage reads from its neighbours only, and updates wait for no other mesh, `simulate` gives
 the seconds of `schedule.simulate`. A value that skips stages gives fewer seconds: it is received
