@@ -83,6 +83,9 @@ def test_posing_a_tiny_program(tmp_path, capsys):
     assert case.gap == 0.02
     assert len(case.problem.usages) > 100
     assert case.problem.memory_limit < inf
+    tight = load(tmp_path / "wresnet-tiny-cpu-1x8-tight10.npz")
+    assert tight.kind == "memory"
+    assert 0 < tight.problem.memory_limit < case.problem.memory_limit
 
 
 def test_a_file_of_something_else_is_refused(tmp_path, capsys):

@@ -17,7 +17,8 @@ from alpa import passes
 from alpa.dialects import parse
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.solve.sharding import ilp, pareto
-from alpa.passes.solve.sharding.problem import Memory, Problem, Solution
+from alpa.passes.solve.sharding.fit import without_oversized
+from alpa.passes.solve.sharding.problem import Memory, OutOfMemoryError, Problem, Solution
 from alpa.tools import zoo
 from alpa.tools.bench.cases import Case
 
@@ -34,11 +35,16 @@ class Posed:
     """whether to capture the stage search's problems instead of one mesh's"""
     keep: int = 1
     """the number of the stage search's largest problems to keep"""
+    room: float | None = None
+    """lowers the memory limit to this part of the way from the least bytes to those of the cheapest
+    assignment"""
 
     @property
     def name(self) -> str:
         """The name of its cases' files."""
         kind = "prices" if self.searches else "mesh"
+        if self.room is not None:
+            kind = f"tight{100 * self.room:.0f}"
         return f"{self.program}-{self.cluster.replace(':', '-')}-{kind}"
 
 
@@ -48,6 +54,10 @@ def _mesh(program: str, cluster: str, size: int, count: int) -> Posed:
 
 def _search(program: str, cluster: str, size: int, count: int, keep: int = 1) -> Posed:
     return replace(_mesh(program, cluster, size, count), searches=True, keep=keep)
+
+
+def _tight(program: str, cluster: str, size: int, count: int, room: float) -> Posed:
+    return replace(_mesh(program, cluster, size, count), room=room)
 
 
 POSED = (
@@ -72,6 +82,16 @@ POSED = (
     _mesh("unet-256m", "v100-16gb:1x8", 8, 8),
     _mesh("llama-8b", "h100:1x8", 1, 64),
     _mesh("llama-8b", "h100:8x8", 8, 64),
+    _tight("gpt-tiny", "cpu:1x4", 4, 4, 0.3),
+    _tight("gpt-tiny", "cpu:1x4", 4, 4, 0.05),
+    _tight("moe-tiny", "cpu:2x4", 4, 4, 0.3),
+    _tight("moe-tiny", "cpu:2x4", 4, 4, 0.05),
+    _tight("llama-tiny", "cpu:1x4", 4, 4, 0.3),
+    _tight("unet-tiny", "cpu:2x4", 4, 4, 0.3),
+    _tight("wresnet-tiny", "cpu:1x8", 4, 4, 0.1),
+    _tight("t5-tiny", "cpu:2x4", 4, 4, 0.1),
+    _tight("moe-2.4b", "v100-16gb:1x8", 8, 128, 0.2),
+    _tight("gpt-15b", "h100:4x8", 8, 128, 0.2),
     _search("gpt-2.6b", "v100-16gb:1x8", 8, 128),
     _search("gpt-15b", "v100-16gb:4x8", 8, 128),
     _search("moe-2.4b", "v100-16gb:1x8", 8, 128),
@@ -120,14 +140,27 @@ def _one_mesh(posed: Posed, text: str) -> Case:
         pass
     problem = max(taken, key=lambda one: one.num_variables)
     bare = replace(problem, usages=())
-    cheapest = ilp.solve(bare, time_limit=5.0, relative_gap=0.1, branch_gap=0.1)
-    binds = Memory(problem).peak(cheapest.choice)[0] > problem.memory_limit
+    cheapest = ilp.solve(bare, time_limit=30.0, relative_gap=0.02, branch_gap=0.02)
+    peak = Memory(problem).peak(cheapest.choice)[0]
+    if posed.room is not None:
+        limit = _least(problem) * (1 - posed.room) + peak * posed.room
+        problem = replace(problem, memory_limit=limit)
+    binds = peak > problem.memory_limit
     return Case(
         name=posed.name,
         kind="memory" if binds else "free",
         problem=problem,
         gap=IlpShardAnnotate().gap,
     )
+
+
+def _least(problem: Problem) -> float:
+    """The bytes that any assignment needs, as far as nodes tell one by one."""
+    try:
+        without_oversized(replace(problem, memory_limit=0.0))
+    except OutOfMemoryError as error:
+        return error.needed
+    return 0.0
 
 
 def _prices(posed: Posed, text: str) -> list[Case]:
