@@ -22,7 +22,7 @@ import numpy as np
 from alpa.passes.solve.sharding.fuse import fuse
 from alpa.passes.solve.sharding.presolve import Core, Reduction
 from alpa.passes.solve.sharding.problem import Edge, Problem
-from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,8 +128,8 @@ def approach(
     reduction = Reduction(problem, settings)
     core = reduction.eliminate_all()
     problem = core.problem
-    read = [core.of(choice) for choice in known] if steps.fusion_of_seen else []
-    state = Messages(problem, messages if steps.warm_start else None, settings=settings)
+    read = [core.of(choice) for choice in known] if Step.FUSION_OF_SEEN in steps else []
+    state = Messages(problem, messages if Step.WARM_START in steps else None, settings=settings)
     bound, last, value = -inf, -inf, inf
     sweeps, next_look = 0, tuning.first_choices if gap > 0 else inf
     while True:
@@ -202,14 +202,16 @@ class Messages:
     ) -> None:
         """``begin`` with the shifts of a problem with the same nodes and edges."""
         self._problem = problem
-        self._rounds = settings.tuning.descent_rounds if settings.steps.descent else 0
+        self._rounds = settings.tuning.descent_rounds if Step.DESCENT in settings.steps else 0
         # Neighbours ahead stand behind the others, in any sweep's way.
         around = [sorted(mine, key=lambda end: end[2]) for mine in neighbours(problem)]
         sizes = [costs.size for costs in problem.node_costs]
         # Each node's stretch of the vector: the shifts at the other ends of its edges, in turn.
         starts = [np.cumsum([0, *(sizes[other] for _, _, other in mine)]) for mine in around]
         offsets = np.cumsum([0, *(int(ends[-1]) for ends in starts)])
-        self._shifts = np.zeros(int(offsets[-1])) if begin is None else begin._shifts.copy()
+        self._shifts: np.ndarray = np.zeros(int(offsets[-1]))
+        if begin is not None:
+            self._shifts[:] = begin._shifts
         self._first: list[tuple[int, int]] = [(0, 0)] * len(problem.edges)
         """per edge, where the shifts at its source and at its target begin"""
         at = [

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from alpa.passes.solve.sharding.problem import InfeasibleError, Memory, OutOfMemoryError, Problem
-from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def without_oversized(problem: Problem, *, settings: Settings = DEFAULT) -> Prob
 
     Raises ``OutOfMemoryError`` where even the least of every node is too much.
     """
-    if not settings.steps.oversized:
+    if Step.OVERSIZED not in settings.steps:
         return problem
     memory = Memory(problem)
     over_time = spans(problem, memory)

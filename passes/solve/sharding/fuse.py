@@ -1,20 +1,26 @@
-"""The best choice that is made of the strategies of several choices, without memory.
+"""The best choice that is made of the strategies of several choices.
 
 Choices read off a relaxation are each wrong somewhere else. With a handful of strategies per node
-the problem falls to presolve and tables (fusion moves: Lempitsky et al. 2010).
+the problem falls to presolve and tables (``fuse``; fusion moves: Lempitsky et al. 2010).
+
+Within memory, the solutions of the priced problems straddle the limit: cheap and too large, or
+expensive and small. Good choices take some of both, so branch and bound on the few strategies that
+some of them took finds one fast (``combine``, a restricted master heuristic; with an incumbent,
+RINS: Danna et al. 2005).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from alpa.passes.solve.sharding.buckets import eliminate
+from alpa.passes.solve.sharding.mip import branch
 from alpa.passes.solve.sharding.presolve import Reduction
-from alpa.passes.solve.sharding.problem import Problem, with_strategies
-from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+from alpa.passes.solve.sharding.problem import InfeasibleError, Problem, with_strategies
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
 
 def fuse(
@@ -24,7 +30,7 @@ def fuse(
 
     One of them at least has to be of finite cost.
     """
-    if not settings.steps.fusion:
+    if Step.FUSION not in settings.steps:
         return min(choices, key=problem.cost)
     few, taken = made_of(replace(problem, usages=()), choices)
     reduction = Reduction(few, settings).run()
@@ -35,6 +41,44 @@ def fuse(
             return min(choices, key=problem.cost)
         chosen |= core.numbered(best)
     return tuple(int(k[i]) for k, i in zip(taken, reduction.lift(chosen), strict=True))
+
+
+def combine(
+    problem: Problem,
+    choices: Sequence[tuple[int, ...]],
+    times: Iterable[int],
+    *,
+    deadline: float,
+    gap: float,
+    enough: float,
+    settings: Settings = DEFAULT,
+) -> tuple[int, ...] | None:
+    """A choice that fits at the given times; None where HiGHS finds none in its nodes or in time.
+
+    The search ends at a choice that costs ``enough`` or less, or with a proven ``gap``.
+    """
+    few, taken = made_of(problem, choices)
+    try:
+        reduction = Reduction(few, settings).run()
+        rest = reduction.rest()
+        if rest.nodes:
+            found = branch(
+                rest.problem,
+                deadline=deadline,
+                relative_gap=gap,
+                times=times,
+                max_nodes=settings.tuning.combination_nodes,
+                enough=enough,
+                settings=settings,
+            )
+            if found is None:
+                return None
+            whole = reduction.lift(rest.numbered(found.choice))
+        else:
+            whole = reduction.lift()
+    except InfeasibleError:
+        return None
+    return tuple(int(k[i]) for k, i in zip(taken, whole, strict=True))
 
 
 def made_of(

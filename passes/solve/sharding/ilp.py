@@ -19,7 +19,7 @@ does, with ``TimeoutError`` when the time limit comes before any choice.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -38,7 +38,7 @@ from alpa.passes.solve.sharding.problem import (
     Usage,
     verify,
 )
-from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Steps, Tuning
+from alpa.passes.solve.sharding.settings import ALL, DEFAULT, Settings, Step, Tuning
 from alpa.passes.solve.sharding.within import solve_within
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
     "Problem",
     "Solution",
     "SolverFailedError",
-    "Steps",
+    "Step",
     "Tuning",
     "Usage",
     "solve",
@@ -81,8 +81,8 @@ def solve(
     branch_gap: float = 1e-9,
     known: Sequence[int] | None = None,
     enough: float = inf,
-    steps: Steps | None = None,
-    tuning: Tuning | None = None,
+    steps: Collection[Step] = ALL,
+    tuning: Tuning = DEFAULT.tuning,
 ) -> Solution:
     """The cheapest choice. Reductions and relaxations go on until the gap is ``relative_gap``;
     where they leave a larger one, ``branch_gap`` is enough; at inf, and without memory, there is no
@@ -90,7 +90,8 @@ def solve(
 
     After ``time_limit`` seconds the best choice so far is returned with its bound. Deterministic
     but for that. The result costs no more than ``known``, a choice within memory. A bound of
-    ``enough`` is as good as the optimum. ``steps`` and ``tuning`` are the defaults unless given.
+    ``enough`` is as good as the optimum. Only ``steps`` are taken: without one the search is
+    weaker, and never wrong.
     Raises ``ValueError`` (not a problem), ``InfeasibleError``, ``TimeoutError``.
     """
     start = time.monotonic()
@@ -101,7 +102,7 @@ def solve(
         gap=relative_gap,
         branch_gap=branch_gap,
         enough=enough,
-        settings=Settings(steps=steps or Steps(), tuning=tuning or Tuning()),
+        settings=Settings(steps=steps, tuning=tuning),
     )
     try:
         solution = _solve(problem, search, start)
@@ -190,12 +191,12 @@ def _search_cores(problem: Problem, reduction: Reduction, search: _Targets) -> _
 def _search_core(problem: Problem, search: _Targets) -> _Found:
     settings = search.settings
     steps, tuning = settings.steps, settings.tuning
-    found = _tables(problem, tuning.entries) if steps.tables else None
+    found = _tables(problem, tuning.entries) if Step.TABLES in steps else None
     if found is not None:
         return found
     ascent = ascend(
         problem,
-        sweeps=tuning.sweeps if steps.ascent else 0,
+        sweeps=tuning.sweeps if Step.ASCENT in steps else 0,
         gap=search.gap,
         deadline=search.deadline,
         enough=search.enough,
@@ -259,7 +260,7 @@ def _usable(found: _Found) -> _Found:
 
 def _pruned(shifted: Problem, best: _Found, settings: Settings) -> Problem | None:
     """The problem without what cannot beat ``best``; None where that is too little to help."""
-    if best.value == inf or not settings.steps.fixing:
+    if best.value == inf or Step.FIXING not in settings.steps:
         return None
     slack = best.value - dual_bound(shifted)
     smaller, gone = prune(shifted, slack + 1e-9 * abs(best.value))

@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from alpa.passes.solve.errors import SolverFailedError
-from alpa.passes.solve.sharding.problem import InfeasibleError, Problem, Row
+from alpa.passes.solve.sharding.problem import InfeasibleError, Memory, Problem
 from alpa.passes.solve.sharding.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
     import cvxpy as cp
-    import scipy.sparse as sp
+    import scipy.sparse as sp  # pyright: ignore[reportMissingTypeStubs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,16 +54,15 @@ def branch(
     *,
     deadline: float,
     relative_gap: float,
-    rows: Sequence[Row] = (),
-    capacity: float = 1.0,
+    times: Iterable[int] = (),
     max_nodes: int | None = None,
     enough: float | None = None,
     settings: Settings = DEFAULT,
 ) -> Branched | None:
     """Solves the MIP by branch and bound; None if the deadline came before any solution.
 
-    Each of ``rows``, in a unit near the limit, may come to ``capacity`` at most. The search also
-    ends after ``max_nodes``, and at a choice that costs no more than ``enough``.
+    The memory limit holds at these ``times`` only. The search also ends after ``max_nodes``, and at
+    a choice that costs no more than ``enough``.
     """
     import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
 
@@ -71,10 +70,13 @@ def branch(
     count = int(matrices.offsets[-1])
     x = cp.Variable(count, boolean=True)
     e = cp.Variable(matrices.costs.size - count, nonneg=True)
-    both = cp.hstack([x, e])
-    constraints = [matrices.simplex @ both == 1, matrices.marginals @ both == 0]
-    if rows:
-        constraints.append(_memory(problem, matrices, rows) @ both <= capacity)
+    both: Any = cp.hstack([x, e])  # pyright: ignore[reportUnknownMemberType]
+    constraints: list[Any] = [matrices.simplex @ both == 1, matrices.marginals @ both == 0]
+    moments = list(times)
+    if moments:
+        # In parts of the limit, as far as that is above a byte.
+        held = _held(problem, matrices, moments)
+        constraints.append(held @ both <= min(problem.memory_limit, 1.0))
     options: dict[str, Any] = {
         "mip_rel_gap": relative_gap,
         "mip_feasibility_tolerance": 1e-9,
@@ -114,7 +116,8 @@ def _run(
         with warnings.catch_warnings():
             # cvxpy warns when the time limit ends the search; the status says so as well.
             warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
-            model.solve(solver=cp.HIGHS, highs_options={"random_seed": 0, "threads": 1, **options})
+            run = cast("Any", model.solve)  # pyright: ignore[reportUnknownMemberType]
+            run(solver=cp.HIGHS, highs_options={"random_seed": 0, "threads": 1, **options})
     except cp.SolverError as error:
         raise SolverFailedError(f"HiGHS failed on the sharding ILP: {error}") from error
     if model.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
@@ -131,7 +134,8 @@ def _run(
 
 def _matrices(problem: Problem, settings: Settings) -> _Matrices:
     """Costs and the constraint rows; forbidden strategies get a huge cost, forbidden pairs none."""
-    import scipy.sparse as sp  # noqa: PLC0415 - costs start-up time
+    # It costs start-up time.
+    import scipy.sparse as sp  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs]
 
     sizes = np.array([costs.size for costs in problem.node_costs])
     offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -167,21 +171,23 @@ def _matrices(problem: Problem, settings: Settings) -> _Matrices:
     return _Matrices(costs * scale, simplex, marginals, offsets, pairs, scale)
 
 
-def _memory(problem: Problem, matrices: _Matrices, rows: Sequence[Row]) -> sp.csr_matrix:
-    import scipy.sparse as sp  # noqa: PLC0415 - costs start-up time
+def _held(problem: Problem, matrices: _Matrices, times: Sequence[int]) -> sp.csr_matrix:
+    """What the columns hold at each time, as a part of the limit where that is above 1."""
+    # It costs start-up time.
+    import scipy.sparse as sp  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs]
 
+    memory, unit = Memory(problem), max(problem.memory_limit, 1.0)
     numbers = problem.edge_numbers()
     first = matrices.offsets[-1] + np.cumsum([0, *map(len, matrices.pairs)])
-    held = np.zeros((len(rows), matrices.costs.size))
-    for row_held, row in zip(held, rows, strict=True):
-        for nodes, shares in row.items():
+    held = np.zeros((len(times), matrices.costs.size))
+    for row, moment in zip(held, times, strict=True):
+        for nodes, size in memory.row(moment).items():
             if len(nodes) == 1:
-                begin, end = matrices.offsets[nodes[0]], matrices.offsets[nodes[0] + 1]
-                row_held[begin:end] += shares
+                row[matrices.offsets[nodes[0]] : matrices.offsets[nodes[0] + 1]] += size / unit
             else:
                 number = numbers[nodes]
-                there = shares if problem.edges[number].source == nodes[0] else shares.T
-                row_held[first[number] : first[number + 1]] += there[*matrices.pairs[number].T]
+                there = size if problem.edges[number].source == nodes[0] else size.T
+                row[first[number] : first[number + 1]] += there[*matrices.pairs[number].T] / unit
     return sp.csr_matrix(held)
 
 

@@ -8,7 +8,7 @@ there, but without branch and bound: that takes its time limit and seldom finds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -18,7 +18,7 @@ from alpa.passes.solve.sharding.bound import Messages, approach, dual_bound
 from alpa.passes.solve.sharding.presolve import Reduction
 from alpa.passes.solve.sharding.prices import priced
 from alpa.passes.solve.sharding.problem import Memory, Problem
-from alpa.passes.solve.sharding.settings import Settings, Steps, Tuning
+from alpa.passes.solve.sharding.settings import ALL, DEFAULT, Settings, Step, Tuning
 
 
 def solve(
@@ -28,8 +28,8 @@ def solve(
     gap: float,
     time_limit: float,
     enough: float = inf,
-    steps: Steps | None = None,
-    tuning: Tuning | None = None,
+    steps: Collection[Step] = ALL,
+    tuning: Tuning = DEFAULT.tuning,
 ) -> list[tuple[int, ...]]:
     """The choice of least cost, and for each price that of least
     cost + price * bytes / ``memory_limit`` * C.
@@ -41,7 +41,7 @@ def solve(
     returned alone, whichever is near.
     Raises ``InfeasibleError``, ``TimeoutError`` and ``SolverFailedError`` as ``ilp.solve``.
     """
-    settings = Settings(steps=steps or Steps(), tuning=tuning or Tuning())
+    settings = Settings(steps=steps, tuning=tuning)
     if all(np.isfinite(costs).all() for costs in problem.node_costs):
         return _solve(problem, prices, gap, time_limit, enough, settings)
     reduction = Reduction(problem, settings).run()

@@ -35,7 +35,7 @@ from alpa.passes.solve.sharding.problem import (
     with_edges_of_usages,
     with_strategies,
 )
-from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ class Reduction:
     def drop_dominated(self, node: int) -> bool:
         """Drops the strategies that another one is never worse than; of equals the first stays."""
         count = self.costs[node].size
-        if count == 1 or not self._steps.dominance:
+        if count == 1 or Step.DOMINANCE not in self._steps:
             return False
         excess = self.costs[node][:, None] - self.costs[node][None, :]
         np.fill_diagonal(excess, -inf)
@@ -240,7 +240,7 @@ class Reduction:
 
     def eliminate(self, node: int) -> bool:
         """Minimises the node out if it has at most two neighbours; says whether it did."""
-        if not self._steps.elimination:
+        if Step.ELIMINATION not in self._steps:
             return False
         around = self.edges[node]
         costs = self.costs[node]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
 from alpa.passes.solve.sharding.problem import Memory, Problem
-from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
 
 def priced(problem: Problem, memory: Memory, prices: Mapping[int, float]) -> Problem:
@@ -58,8 +59,6 @@ def next_prices(
     ``at`` numbers the times that have prices, ``centre`` holds those of ``bound``, the best known.
     A bound of ``enough`` is as good as a higher one. Prices are at most ``ceiling``.
     """
-    from scipy.optimize import linprog  # noqa: PLC0415 - costs start-up time
-
     size = max(limit, 1.0)
     costs = np.array([plane.cost for plane in planes])
     # There is no plane yet where all choices so far took a forbidden pair.
@@ -69,34 +68,48 @@ def next_prices(
     scale = np.abs(costs).max(initial=0.0) or 1.0
     unit = scale / size
     count = len(at)
-    top = linprog(
+    free = [(0.0, ceiling / unit)] * count
+    top = _linear_program(
         np.array([-1.0, *np.zeros(count)]),
-        A_ub=np.hstack([np.ones((len(costs), 1)), -excess]),
-        b_ub=costs / scale,
-        bounds=[(None, None), *[(0.0, ceiling / unit)] * count],
-        method="highs",
+        np.hstack([np.ones((len(costs), 1)), -excess]),
+        costs / scale,
+        [(None, None), *free],
     )
-    if not top.success:
+    if top is None:
         return None
-    upper = -float(top.fun) * scale
-    furthest = top.x[1:] * unit
-    if np.any(furthest >= 0.999 * ceiling) or not settings.steps.level:
+    upper = float(top[0]) * scale
+    furthest = top[1:] * unit
+    if np.any(furthest >= 0.999 * ceiling) or Step.LEVEL not in settings.steps:
         return upper, furthest
     level = (bound + settings.tuning.level * (upper - bound)) / scale
     # min d:  |lambda_t - centre_t| <= d,  cost_k + lambda . excess_k >= level
     beside = np.vstack([np.eye(count), -np.eye(count)])
-    near = linprog(
+    near = _linear_program(
         np.array([1.0, *np.zeros(count)]),
-        A_ub=np.vstack(
+        np.vstack(
             [
                 np.hstack([np.zeros((len(costs), 1)), -excess]),
                 np.hstack([-np.ones((2 * count, 1)), beside]),
             ]
         ),
-        b_ub=np.concatenate([costs / scale - level, centre / unit, -centre / unit]),
-        bounds=[(0.0, None), *[(0.0, ceiling / unit)] * count],
-        method="highs",
+        np.concatenate([costs / scale - level, centre / unit, -centre / unit]),
+        [(0.0, None), *free],
     )
-    nearest = near.x[1:] * unit if near.success else furthest
+    nearest = furthest if near is None else near[1:] * unit
     # Where v itself is not known to its last part, the planes may promise enough without a step.
     return upper, furthest if np.allclose(nearest, centre, rtol=1e-6, atol=0.0) else nearest
+
+
+def _linear_program(
+    costs: np.ndarray,
+    rows: np.ndarray,
+    most: np.ndarray,
+    bounds: Sequence[tuple[float | None, float | None]],
+) -> np.ndarray | None:
+    """Minimises ``costs . x`` with ``rows x <= most``; None where HiGHS fails."""
+    # It costs start-up time.
+    import scipy.optimize  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs]
+
+    solve = cast("Any", scipy.optimize.linprog)  # pyright: ignore[reportUnknownMemberType]
+    found = solve(costs, A_ub=rows, b_ub=most, bounds=bounds, method="highs")
+    return np.asarray(found.x) if found.success else None

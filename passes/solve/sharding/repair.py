@@ -16,7 +16,7 @@ import numpy as np
 
 from alpa.passes.solve.sharding.bound import neighbours
 from alpa.passes.solve.sharding.problem import Memory, Problem
-from alpa.passes.solve.sharding.settings import DEFAULT, Settings
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
 
 class Walk:
@@ -72,7 +72,7 @@ def repair(
     settings: Settings = DEFAULT,
 ) -> tuple[int, ...] | None:
     """A choice within memory near a given one; None where the greedy way ends before any."""
-    if not settings.steps.repair:
+    if Step.REPAIR not in settings.steps:
         return None
     walk = Walk(problem, memory, choice)
     heap: list[_Offer] = []
@@ -139,9 +139,9 @@ def _offer(walk: Walk, node: int, before: np.ndarray, excess: float) -> tuple[fl
     now = costs[walk.choice[node]]
     # From a forbidden pair any allowed one is a step forward.
     extra = costs - (now if now < inf else 0.0)
-    rate = np.divide(
-        extra, np.minimum(saved, excess), out=np.full(saved.size, inf), where=saved > 0
-    )
+    rate = np.full(saved.size, inf)
+    saves = saved > 0
+    rate[saves] = extra[saves] / np.minimum(saved[saves], excess)
     best = int(np.argmin(rate))
     return (float(rate[best]), best) if rate[best] < inf else None
 
@@ -155,7 +155,7 @@ def improve_within(
     settings: Settings = DEFAULT,
 ) -> tuple[int, ...]:
     """Changes one node at a time while that lowers the cost and fits into memory."""
-    if not settings.steps.descent_within:
+    if Step.DESCENT_WITHIN not in settings.steps:
         return choice
     walk = Walk(problem, memory, choice)
     waiting = set(range(len(choice)))

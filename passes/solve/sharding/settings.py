@@ -5,61 +5,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Self
+from enum import Enum
 
 
-@dataclass(frozen=True, kw_only=True)
-class Steps:
+class Step(Enum):
     """The steps that the search takes. Its claims hold without any of them."""
 
-    dominance: bool = True
+    DOMINANCE = "dominance"
     """``presolve`` drops strategies that another one is never worse than"""
-    elimination: bool = True
+    ELIMINATION = "elimination"
     """``presolve`` minimises out nodes with at most two neighbours"""
-    tables: bool = True
+    TABLES = "tables"
     """bucket elimination, where the graph is narrow"""
-    ascent: bool = True
+    ASCENT = "ascent"
     """dual ascent (``bound.ascend``) before branch and bound"""
-    fusion: bool = True
+    FUSION = "fusion"
     """choices read off a relaxation are fused with each other (``fuse``)"""
-    fusion_of_seen: bool = True
+    FUSION_OF_SEEN = "fusion_of_seen"
     """and with the last choices of other prices"""
-    descent: bool = True
+    DESCENT = "descent"
     """changes node by node, without memory (``Messages.improve``)"""
-    warm_start: bool = True
+    WARM_START = "warm_start"
     """dual ascent at new prices begins with the shifts of the last ones"""
-    fixing: bool = True
+    FIXING = "fixing"
     """without memory, what cannot beat the best choice is forbidden, and presolve runs again"""
-    oversized: bool = True
+    OVERSIZED = "oversized"
     """strategies that alone exceed the memory that is left are forbidden (``fit``)"""
-    glance: bool = True
+    GLANCE = "glance"
     """a few sweeps tell whether memory binds, before the problem without memory is solved"""
-    row_check: bool = True
+    ROW_CHECK = "row_check"
     """the least that any choice holds at a time, where no choice fits yet"""
-    rough_prices: bool = True
+    ROUGH_PRICES = "rough_prices"
     """prices by dual ascent alone"""
-    level: bool = True
+    LEVEL = "level"
     """prices near the best so far (level method), instead of where the planes are highest"""
-    more_sweeps: bool = True
+    MORE_SWEEPS = "more_sweeps"
     """dual ascent goes on at the best prices"""
-    combination: bool = True
+    COMBINATION = "combination"
     """branch and bound on the strategies of the choices seen (``combine``)"""
-    exact_prices: bool = True
+    EXACT_PRICES = "exact_prices"
     """prices by solving each priced problem"""
-    repair: bool = True
+    REPAIR = "repair"
     """a choice above the limit is repaired (``repair.repair``)"""
-    descent_within: bool = True
+    DESCENT_WITHIN = "descent_within"
     """changes node by node within memory (``repair.improve_within``)"""
 
-    def without(self, *names: str) -> Self:
-        """A copy without the named steps."""
-        return type(self)(**(vars(self) | dict.fromkeys(names, False)))
+
+ALL = tuple(Step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Numbers that decide how long each step runs. None of them affects correctness.
+    """Numbers that decide how long the search stays where. None of them can make it wrong.
 
     *Not measured*: no experiment is recorded that compares the number with others.
     """
@@ -176,7 +175,7 @@ class Tuning:
 class Settings:
     """What the solver's functions hand on to each other."""
 
-    steps: Steps = field(default_factory=Steps)
+    steps: Collection[Step] = ALL
     tuning: Tuning = field(default_factory=Tuning)
 
 

@@ -5,79 +5,34 @@ With a price ``lambda_t >= 0`` per byte at time t, the relaxed problem
     v(lambda) = min over choices of  cost + sum_t lambda_t (bytes_t - limit)
 
 is a sharding problem without memory; v is a lower bound, and its maximum over lambda
-(``prices``) that of the best convex relaxation (Geoffrion 1974). Times become rows when a
-choice first breaks the limit there. Every choice on the way is repaired and improved
-(``repair``). HiGHS closes the gap that is left.
+(``prices``) that of the best convex relaxation (Geoffrion 1974). Every choice on the way is noted
+(``memory_search``). HiGHS closes the gap that is left.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from math import inf
-from typing import Protocol
 
 import numpy as np
 
 from alpa.passes.solve.errors import SolverFailedError
-from alpa.passes.solve.sharding.bound import Messages, approach, dual_bound, prune
-from alpa.passes.solve.sharding.combine import combine, rows_at
+from alpa.passes.solve.sharding.bound import approach, dual_bound, prune
 from alpa.passes.solve.sharding.fit import without_oversized
+from alpa.passes.solve.sharding.fuse import combine
+from alpa.passes.solve.sharding.memory_search import MemorySearch, SolveFree
 from alpa.passes.solve.sharding.mip import branch
 from alpa.passes.solve.sharding.presolve import Reduction
-from alpa.passes.solve.sharding.prices import Plane, next_prices, priced
+from alpa.passes.solve.sharding.prices import next_prices, priced
 from alpa.passes.solve.sharding.problem import (
-    Edge,
     InfeasibleError,
     Memory,
     OutOfMemoryError,
     Problem,
-    Solution,
 )
-from alpa.passes.solve.sharding.repair import improve_within, repair
-from alpa.passes.solve.sharding.settings import DEFAULT, Settings
-
-
-class SolveFree(Protocol):
-    """Solves a problem without memory."""
-
-    def __call__(self, other: Problem, wanted: float, enough: float = inf, /) -> Solution:
-        """Relaxations go on until the gap is ``wanted`` or the bound ``enough``."""
-        ...
-
-
-@dataclass
-class _MemorySearch:
-    """What is known about one problem, reduced by presolve."""
-
-    problem: Problem
-    solve_free: SolveFree
-    deadline: float
-    gap: float
-    settings: Settings
-    best: tuple[int, ...] | None = None
-    value: float = inf
-    """of the best choice known, be it one of this problem or not"""
-    bound: float = -inf
-    prices: dict[int, float] = field(default_factory=dict)
-    """of the best bound, per byte at each time that is a row"""
-    planes: list[Plane] = field(default_factory=list)
-    seen: list[tuple[int, ...]] = field(default_factory=list)
-    """choices, as those of ``planes``"""
-    messages: Messages | None = None
-    """of the last prices that dual ascent alone looked at"""
-
-    def __post_init__(self) -> None:
-        self.memory = Memory(self.problem)
-        self.index = {int(t): i for i, t in enumerate(self.memory.times)}
-
-    @property
-    def done(self) -> bool:
-        return self.closed or time.monotonic() > self.deadline
-
-    @property
-    def closed(self) -> bool:
-        return self.value < inf and self.value - self.bound <= self.gap * abs(self.value)
+from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
 
 def solve_within(
@@ -101,7 +56,7 @@ def solve_within(
         rest = reduction.rest()
         if not rest.nodes:
             return _only(problem, reduction.lift())
-        search = _MemorySearch(rest.problem, solve_free, deadline, gap, settings)
+        search = MemorySearch(rest.problem, solve_free, deadline, gap, settings)
         if not _try_free(search, free_gap):
             if _largest_cost(rest.problem) > settings.tuning.never * search.value:
                 _run_without_dear(search)
@@ -125,54 +80,45 @@ def solve_within(
     return reduction.lift(rest.numbered(search.best)), min(search.bound, search.value)
 
 
-def _try_free(search: _MemorySearch, gap: float) -> bool:
+def _try_free(search: MemorySearch, gap: float) -> bool:
     """Whether the cheapest choice of all is within memory: then it is the best.
 
     Where memory binds it is of no use, and that it breaks the limit shows long before.
     """
     bare, limit = replace(search.problem, usages=()), search.problem.memory_limit
     tuning, peak = search.settings.tuning, inf
-    if search.settings.steps.glance:
+    if Step.GLANCE in search.settings.steps:
         glance = approach(bare, near=inf, enough=inf, deadline=inf, settings=search.settings)
         search.bound, search.messages = glance.bound, glance.messages
         peak, _ = search.memory.peak(glance.choice)
         if peak > tuning.surely * limit:
-            _see(search, glance.choice, far=True)
+            search.see(glance.choice, far=True)
             return False
     found = search.solve_free(bare, gap if peak <= limit else max(gap, tuning.coarse))
     if found.gap > gap and search.memory.peak(found.choice)[0] <= limit:
         found = search.solve_free(bare, gap)
     search.bound = max(search.bound, found.bound)
     if search.memory.peak(found.choice)[0] > limit:
-        _see(search, found.choice, far=True)
+        search.see(found.choice, far=True)
         return False
     search.best, search.value = found.choice, found.objective
     return True
 
 
-def _run(search: _MemorySearch) -> None:
-    steps = search.settings.steps
-    if steps.rough_prices:
-        _maximise_bound(search, rough=True)
-        if search.done:
-            return
-    if search.value < inf and steps.more_sweeps:
-        _sweep_on(search)
-        if search.done:
-            return
-    if search.value < inf and steps.combination:
-        _combine(search)
-        if search.done:
-            return
-    if steps.exact_prices:
-        _maximise_bound(search, rough=False)
+def _run(search: MemorySearch) -> None:
+    """Takes the steps from cheap to expensive, until the gap is closed."""
+    for step, take in _STEPS.items():
+        if step in search.settings.steps:
+            take(search)
         if search.done:
             return
     _branch(search)
 
 
-def _sweep_on(search: _MemorySearch) -> None:
+def _sweep_on(search: MemorySearch) -> None:
     """Raises the bound at the best prices, which were found by looks that ended early."""
+    if search.value == inf:
+        return
     paid = search.problem.memory_limit * sum(search.prices.values())
     found = approach(
         priced(search.problem, search.memory, search.prices),
@@ -185,10 +131,13 @@ def _sweep_on(search: _MemorySearch) -> None:
     )
     search.messages = found.messages
     search.bound = max(search.bound, min(found.bound - paid, search.value))
-    _see(search, found.choice)
+    search.see(found.choice)
 
 
-def _combine(search: _MemorySearch) -> None:
+def _combine(search: MemorySearch) -> None:
+    """Looks for a better choice among those made of the strategies of all seen."""
+    if search.value == inf:
+        return
     closed = search.settings.tuning.combination_gap * search.gap * abs(search.bound)
     found = combine(
         search.problem,
@@ -200,76 +149,10 @@ def _combine(search: _MemorySearch) -> None:
         settings=search.settings,
     )
     if found is not None:
-        _see(search, found)
+        search.see(found)
 
 
-def _see(search: _MemorySearch, choice: tuple[int, ...], *, far: bool = False) -> None:
-    """Notes a choice: a plane, perhaps a new row, perhaps, when repaired, the best so far.
-
-    One that is far above the limit is repaired only if asked: that is slow, and becomes dear.
-    """
-    used = search.memory.over_time(choice)
-    _add_plane(search, choice, used)
-    worst = int(np.argmax(used))
-    if used[worst] <= search.problem.memory_limit:
-        _offer(search, choice)
-        return
-    if far or used[worst] <= search.settings.tuning.far * search.problem.memory_limit:
-        # The first one within memory is worth being late for: it takes a second at most.
-        until = search.deadline if search.best is not None else inf
-        repaired = repair(
-            search.problem, search.memory, choice, deadline=until, settings=search.settings
-        )
-        if repaired is not None:
-            _offer(search, repaired)
-    moment = int(search.memory.times[worst])
-    if moment not in search.prices:
-        search.prices[moment] = 0.0
-        if search.value == inf and search.settings.steps.row_check:
-            _check_row(search, moment)
-
-
-def _add_plane(search: _MemorySearch, choice: tuple[int, ...], used: np.ndarray) -> None:
-    cost = search.problem.cost(choice)
-    if cost < inf:
-        search.planes.append(Plane(cost, used))
-        search.seen.append(choice)
-
-
-def _offer(search: _MemorySearch, choice: tuple[int, ...]) -> None:
-    """Takes a choice within memory, improved, where it is better than the best."""
-    better = improve_within(
-        search.problem, search.memory, choice, deadline=search.deadline, settings=search.settings
-    )
-    cost = search.problem.cost(better)
-    if cost < search.value:
-        search.best, search.value = better, cost
-        _add_plane(search, better, search.memory.over_time(better))
-
-
-def _check_row(search: _MemorySearch, moment: int) -> None:
-    """Looks for the choice that holds least at a time; raises where even that is too much."""
-    problem, row = search.problem, search.memory.row(moment)
-    least = Problem(
-        node_costs=tuple(
-            np.where(np.isfinite(costs), row.get((v,), 0.0), inf)
-            for v, costs in enumerate(problem.node_costs)
-        ),
-        edges=(
-            *(replace(e, costs=np.where(np.isfinite(e.costs), 0.0, inf)) for e in problem.edges),
-            *(Edge(vs[0], vs[1], held) for vs, held in row.items() if len(vs) == 2),
-        ),
-    )
-    try:
-        found = search.solve_free(least, 1e-9)
-    except TimeoutError:
-        return
-    if found.bound > problem.memory_limit * (1 + 1e-12):
-        raise OutOfMemoryError(found.bound, problem.memory_limit, moment, ())
-    _see(search, found.choice)
-
-
-def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
+def _maximise_bound(search: MemorySearch, *, rough: bool) -> None:
     """Looks for the prices of the best bound; ``rough`` ones are found by dual ascent alone."""
     limit, tuning = search.problem.memory_limit, search.settings.tuning
     ceiling = inf if search.value < inf else 10 * max(abs(search.bound), 1e-30) / max(limit, 1.0)
@@ -330,7 +213,7 @@ def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
         if value > search.bound:
             search.bound = value
             search.prices.update(prices)
-        _see(search, found.choice)
+        search.see(found.choice)
         if any(price >= 0.999 * ceiling for price in prices.values()):
             ceiling *= 10
         elif len(search.prices) > known:
@@ -339,7 +222,7 @@ def _maximise_bound(search: _MemorySearch, *, rough: bool) -> None:
             return
 
 
-def _run_without_dear(search: _MemorySearch) -> None:
+def _run_without_dear(search: MemorySearch) -> None:
     """Goes on with the strategies and pairs that alone cost less than the best choice."""
     try:
         slack = search.value - dual_bound(search.problem) + 1e-9 * abs(search.value)
@@ -349,10 +232,10 @@ def _run_without_dear(search: _MemorySearch) -> None:
         if not rest.nodes:
             choice = reduction.lift()
             if search.memory.peak(choice)[0] <= search.problem.memory_limit:
-                _offer(search, choice)
+                search.offer(choice)
             search.bound = search.value
             return
-        below = _MemorySearch(
+        below = MemorySearch(
             rest.problem,
             search.solve_free,
             search.deadline,
@@ -367,11 +250,11 @@ def _run_without_dear(search: _MemorySearch) -> None:
         search.bound = search.value
         return
     if below.best is not None:
-        _offer(search, reduction.lift(rest.numbered(below.best)))
+        search.offer(reduction.lift(rest.numbered(below.best)))
     search.bound = max(search.bound, min(below.bound, search.value))
 
 
-def _branch(search: _MemorySearch) -> None:
+def _branch(search: MemorySearch) -> None:
     """Closes the gap by branch and bound."""
     problem = search.problem
     while True:
@@ -380,8 +263,7 @@ def _branch(search: _MemorySearch) -> None:
                 problem,
                 deadline=search.deadline,
                 relative_gap=search.gap,
-                rows=rows_at(problem, search.prices),
-                capacity=min(problem.memory_limit, 1.0),
+                times=search.prices,
                 settings=search.settings,
             )
         except InfeasibleError as error:
@@ -396,10 +278,18 @@ def _branch(search: _MemorySearch) -> None:
                 f"HiGHS proved {found.bound} s for a choice that costs {cost} s"
             )
         known = len(search.prices)
-        _see(search, found.choice)
+        search.see(found.choice)
         search.bound = min(max(search.bound, found.bound), search.value)
         if len(search.prices) == known:
             return
+
+
+_STEPS: dict[Step, Callable[[MemorySearch], None]] = {
+    Step.ROUGH_PRICES: partial(_maximise_bound, rough=True),
+    Step.MORE_SWEEPS: _sweep_on,
+    Step.COMBINATION: _combine,
+    Step.EXACT_PRICES: partial(_maximise_bound, rough=False),
+}
 
 
 def _only(problem: Problem, choice: tuple[int, ...]) -> tuple[tuple[int, ...], float]:

@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from alpa.passes.solve.sharding.ilp import Edge, InfeasibleError, Problem
+from alpa.passes.solve.sharding.ilp import Edge, InfeasibleError, Problem, Usage
 from alpa.passes.solve.sharding.mip import branch
 
 FRUSTRATED = Problem(
@@ -32,13 +32,21 @@ def test_branching_closes_what_the_relaxation_leaves():
     assert whole.bound == pytest.approx(1e-3)
 
 
-def test_rows_hold():
+def test_the_limit_holds_at_the_times_that_are_given():
     """The cheap strategies are large: only one of the three nodes may take its own."""
-    problem = Problem(node_costs=tuple(np.array([0.0, k]) for k in (1.0, 2.0, 3.0)), edges=())
-    row = {(v,): np.array([0.6, 0.1]) for v in range(3)}
-    found = branch(problem, deadline=inf, relative_gap=1e-9, rows=[row])
+    held = np.array([6.0, 1.0])
+    problem = Problem(
+        node_costs=tuple(np.array([0.0, k]) for k in (1.0, 2.0, 3.0)),
+        edges=(),
+        usages=tuple(Usage(nodes=(v,), bytes=held, start=4, stop=5) for v in range(3)),
+        memory_limit=10.0,
+    )
+    found = branch(problem, deadline=inf, relative_gap=1e-9, times=[4])
     assert found is not None
     assert found.choice == (1, 1, 0)
+    free = branch(problem, deadline=inf, relative_gap=1e-9)
+    assert free is not None
+    assert free.choice == (0, 0, 0)
 
 
 def test_forbidden_pairs_are_no_variables():

@@ -14,7 +14,7 @@ from alpa.passes.solve.sharding.ilp import (
     InfeasibleError,
     OutOfMemoryError,
     Problem,
-    Steps,
+    Step,
     Usage,
     solve,
     verify,
@@ -89,7 +89,7 @@ def test_equals_brute_force(all_costs, problem):
 @pytest.mark.parametrize("seed", range(24))
 def test_a_wide_gap_proves_no_false_bound(all_costs, random_problem, seed):
     """Problems without easy reductions, with bytes that fall where costs rise."""
-    steps = Steps(tables=False)
+    steps = [step for step in Step if step is not Step.TABLES]
     rng = np.random.default_rng(seed)
     free = random_problem(seed)
     usages = tuple(
