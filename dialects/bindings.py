@@ -22,7 +22,6 @@ __all__ = [
     "chlo",
     "file_position",
     "filled",
-    "format_error",
     "func",
     "ir",
     "is_bytecode",
@@ -129,23 +128,6 @@ def attributes_of(op: ir.OpView) -> list[tuple[str, ir.Attribute | str]]:
         return list(op.attributes.items())
     except TypeError:
         return [("", str(op))]
-
-
-def format_error(error: ir.MLIRError) -> str:
-    """Formats an error's diagnostics like a compiler: `file:line:col: error: message`."""
-    lines: list[str] = []
-    for diagnostic in error.error_diagnostics:
-        lines.append(f"{_place(diagnostic.location)}: error: {diagnostic.message}")
-        lines += [f"{_place(note.location)}: note: {note.message}" for note in diagnostic.notes]
-    return "\n".join(lines) or error.message
-
-
-def _place(location: ir.Location) -> str:
-    position = file_position(location)
-    if position is not None:
-        return f"{position.filename}:{position.start_line}:{position.start_col}"
-    text = str(location)
-    return text.removeprefix("loc(").removesuffix(")").replace('"', "")
 
 
 def file_position(location: ir.Location) -> ir.FileLineColLoc | None:

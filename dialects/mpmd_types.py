@@ -65,10 +65,6 @@ def _write(tensor: MeshTensor) -> ir.Type:
     return ir.Type.parse(f'!mpmd.mesh_tensor<"{tensor.mesh}", {tensor.type}{sharding}>', context)
 
 
-def is_mesh_tensor(type_: ir.Type) -> bool:
-    return str(type_).startswith("!mpmd.mesh_tensor")
-
-
 def _split_brackets(text: str) -> tuple[str, str]:
     """Splits after the bracket that closes the first one opened."""
     depth, quoted = 0, False

@@ -7,10 +7,12 @@ import math
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Self
 
 from alpa.dialects import body, file_position, func, ir, terminator
+from alpa.dialects.checks import CheckError
 
 
 class PassError(Exception):
@@ -51,6 +53,17 @@ class NotFasterError(PassError):
     def __init__(self, where: ir.OpView | ir.Operation, message: str, bound: float) -> None:
         super().__init__(where, message)
         self.bound = bound
+
+
+@contextmanager
+def errors_at(where: ir.OpView | ir.Operation | ir.Location) -> Generator[None]:
+    """Raises what is wrong inside as a PassError: a ValueError here, a CheckError at its place."""
+    try:
+        yield
+    except CheckError as error:
+        raise PassError(error.location, error.message) from error
+    except ValueError as error:
+        raise PassError(where, str(error)) from error
 
 
 class OptionError(ValueError):

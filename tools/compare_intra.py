@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from alpa import passes
-from alpa.dialects import format_error, ir, main_function
+from alpa.dialects import ir, main_function
 from alpa.dialects.plan import read_solver_reports
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
+from alpa.passes.pipelines.diagnostics import format_error
 from alpa.passes.sharding.baselines import Intra
 from alpa.tools import zoo
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from alpa.dialects import format_error, ir
+from alpa.dialects import ir
 from alpa.dialects.checks import CheckError
 from alpa.passes import PassError
-from alpa.passes.pipelines.diagnostics import place_of
+from alpa.passes.pipelines.diagnostics import format_error, place_of
 
 
 def fail(error: Exception, file: str) -> int:

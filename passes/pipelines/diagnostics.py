@@ -55,6 +55,15 @@ def place_of(location: ir.Location) -> Place:
     return Place(str(location).removeprefix("loc(").removesuffix(")").replace('"', ""))
 
 
+def format_error(error: ir.MLIRError) -> str:
+    """The diagnostics of an error as a compiler prints them: `file:line:col: error: message`."""
+    lines: list[str] = []
+    for diagnostic in error.error_diagnostics:
+        lines.append(f"{place_of(diagnostic.location)}: error: {diagnostic.message}")
+        lines += [f"{place_of(note.location)}: note: {note.message}" for note in diagnostic.notes]
+    return "\n".join(lines) or error.message
+
+
 def with_notes(message: str, notes: tuple[tuple[ir.Location, str], ...]) -> str:
     """An error's message with its notes as further lines, since the bindings emit no notes."""
     return "\n".join([message] + [f"{place_of(where)}: note: {note}" for where, note in notes])

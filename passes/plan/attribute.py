@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from alpa.dialects import func
-from alpa.dialects.checks import CheckError, check_meshes
+from alpa.dialects.checks import check_meshes
 from alpa.dialects.plan import Plan, read_meshes
-from alpa.passes.base import PassError
-from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.base import PassError, errors_at
+from alpa.passes.cost.cluster import Cluster
 
 
 def plan_and_cluster(function: func.FuncOp) -> tuple[Plan, Cluster]:
@@ -17,16 +17,13 @@ def plan_and_cluster(function: func.FuncOp) -> tuple[Plan, Cluster]:
     """
     try:
         plan = Plan.read(function)
-        if plan is None:
-            raise PassError(function, "no alpa.plan; run stage-mesh-partition before this pass")
-        cluster = Cluster.parse(plan.cluster)
-        check_meshes(function)
-    except ClusterError as error:
-        raise PassError(function, str(error)) from error
-    except CheckError as error:
-        raise PassError(error.location, error.message) from error
     except ValueError as error:
         raise PassError(function, f"malformed alpa.plan: {error}") from error
+    if plan is None:
+        raise PassError(function, "no alpa.plan; run stage-mesh-partition before this pass")
+    with errors_at(function):
+        cluster = Cluster.parse(plan.cluster)
+        check_meshes(function)
     for mesh in read_meshes(function):
         hosts, devices = len(mesh.hosts), len(mesh.devices) // len(mesh.hosts)
         if hosts > cluster.hosts or devices > cluster.devices_per_host:

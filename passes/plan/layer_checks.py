@@ -30,12 +30,12 @@ from alpa.dialects.attributes import (
     read_results,
     state_pairs,
 )
-from alpa.dialects.checks import CheckError, check_planned
+from alpa.dialects.checks import check_planned
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.layer_placement import CHEAP
 from alpa.passes.analysis.step_parts import SAME_ELEMENTS
-from alpa.passes.base import PassError
+from alpa.passes.base import PassError, errors_at
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.update_checks import Unit, Updates
@@ -88,10 +88,8 @@ def check_layers(function: func.FuncOp) -> None:
     _check_once((unit.op, origin) for unit, origin in zip(units, origins, strict=True))
     _check_flow(units, "layer")
     _check_sums(units)
-    try:
+    with errors_at(function):
         states = state_pairs(read_arguments(function), read_results(function))
-    except ValueError as error:
-        raise PassError(function, str(error)) from error
     Updates.of(graph, operands, units, states).check()
 
 
@@ -101,10 +99,8 @@ def check_stages(module: ir.Module, function: func.FuncOp) -> None:
     Raises:
         PassError: at the fragment that is wrong.
     """
-    try:
+    with errors_at(function):
         check_planned(module)
-    except CheckError as error:
-        raise PassError(error.location, error.message) from error
     program = read_planned(module)
     ops = list(body(function).operations)[:-1]
     fragments = [

@@ -20,7 +20,7 @@ from alpa.dialects.plan import Plan, Reshard, read_meshes
 from alpa.dialects.records import typed
 from alpa.dialects.sharding import Mesh
 from alpa.passes.analysis.graph import element_bytes
-from alpa.passes.base import PassError
+from alpa.passes.base import PassError, errors_at
 from alpa.passes.plan.checks import check_program
 from alpa.passes.plan.data import (
     ACCUMULATORS,
@@ -45,12 +45,10 @@ def read_planned(module: ir.Module) -> Program:
     Raises:
         PassError: the micro-batches cannot be run as the plan says.
     """
-    try:
+    with errors_at(module.operation):
         main = main_function(module)
         arguments, results = read_arguments(main), read_results(main)
         plan = Plan.read(main) or Plan()
-    except ValueError as error:
-        raise PassError(module.operation, str(error)) from error
     meshes = read_topology(main)
     assigned = read_meshes(main)
     for mesh in assigned:
@@ -97,10 +95,8 @@ class _Reader:
         self.values: list[Value] = []
 
     def number(self, value: ir.Value, op: ir.OpView) -> int:
-        try:
+        with errors_at(op):
             tensor = MeshTensor.from_type(value.type)
-        except ValueError as error:
-            raise PassError(op, str(error)) from error
         shape, sharding = tuple(tensor.type.shape), tensor.sharding
         if sharding is not None and sharding.unreduced:
             shape, sharding = stored(shape, sharding, self.meshes[tensor.mesh])
@@ -116,13 +112,11 @@ class _Reader:
         return self.numbers[value]
 
     def step(self, op: ir.OpView) -> Fragment | Transfer:
-        try:
+        with errors_at(op):
             return self._step(op)
-        except ValueError as error:
-            raise PassError(op, str(error)) from error
 
     def _step(self, op: ir.OpView) -> Fragment | Transfer:
-        """Raises ValueError where an attribute is none that it can have."""
+        """Raises ValueError for an attribute with an invalid value."""
         if isinstance(op, mpmd.TransferOp):
             reshard = Reshard.read(op)
             return Transfer(

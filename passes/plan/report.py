@@ -29,7 +29,7 @@ from alpa.dialects.plan import (
     read_meshes,
     read_solver_reports,
 )
-from alpa.passes.base import PassError
+from alpa.passes.base import errors_at
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.plan.annotated import annotated_fragments
 from alpa.passes.plan.data import Transfer
@@ -263,10 +263,8 @@ class _Reader:
         self._program = read_planned(module)
 
     def solver(self) -> SolverSummary | None:
-        try:
+        with errors_at(self._function):
             return SolverSummary.of(tuple(read_solver_reports(self._function)))
-        except ValueError as error:
-            raise PassError(self._function, str(error)) from error
 
     def fields(self) -> dict[str, Any]:
         """The fields of a report that the module tells."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import jax
 
-from alpa.dialects import format_error, ir
+from alpa.dialects import ir
+from alpa.passes.pipelines.diagnostics import format_error
 from alpa.runtime import LoadError, load
 from alpa.runtime.prepared import PlanMismatchError
 from stress.fuzz.corpus import Corpus, batch, init, training_step

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 import alpa.passes
-from alpa.dialects import format_error, ir, make_context, parse
-from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
+from alpa.dialects import ir, make_context, parse
+from alpa.passes.pipelines.diagnostics import (
+    Diagnostic,
+    Place,
+    format_error,
+    listening,
+    place_of,
+)
 from alpa.passes.pipelines.expected import mismatches, read_expected
 
 

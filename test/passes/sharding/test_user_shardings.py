@@ -12,9 +12,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import alpa.passes
 import alpa.runtime
-from alpa.dialects import body, format_error, ir, main_function, parse, sdy, walk
+from alpa.dialects import body, ir, main_function, parse, sdy, walk
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import AxisRef, Sharding
+from alpa.passes.pipelines.diagnostics import format_error
 from alpa.passes.sharding.user_shardings import layouts_within
 from alpa.runtime.reference import compare, random_arguments, run_unplanned
 
