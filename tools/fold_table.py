@@ -133,7 +133,7 @@ def cost_table(reports: Sequence[SolverReport]) -> str:
         f"{_above(sum(folded), bound)}",
     ]
     if any(report.status == "time_limit" for report in reports):
-        lines.append("the whole search ran out of time, raise --time-limit to know more")
+        lines.append("the whole search ran out of time; raise --time-limit for a tighter bound")
     return "\n".join(lines)
 
 

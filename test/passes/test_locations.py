@@ -102,4 +102,4 @@ def test_independent_micro_batches_need_names_or_markers() -> None:
     assert layers(file_of_step(), given, stripped=False).startswith("module")
     refused = layers(file_of_step(), given, stripped=True)
     assert refused.startswith("nothing says which values are gradients")
-    assert "mark them by alpa.grad" in refused
+    assert "mark the gradients with alpa.grad" in refused

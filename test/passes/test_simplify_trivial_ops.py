@@ -68,7 +68,8 @@ def test_every_rewrite_has_a_lit_function(name: str):
 
 
 def test_module_docstring_lists_the_patterns():
-    listed = re.findall(r"^      (\S.*->.*)$", simplify_trivial_ops.__doc__ or "", re.MULTILINE)
+    prose = (simplify_trivial_ops.__doc__ or "").partition("**Before**")[0]
+    listed = re.findall(r"^      (\S.*->.*)$", prose, re.MULTILINE)
     assert listed == list(rewrites_with_patterns().values())
 
 
