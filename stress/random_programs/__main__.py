@@ -28,7 +28,7 @@ from alpa.tools.arguments import amount, count
 from alpa.tools.output import markdown_header, markdown_row
 from stress.random_programs import options as random_options
 from stress.random_programs.check import Kind, Outcome
-from stress.random_programs.program import draw
+from stress.random_programs.draw import draw
 from stress.random_programs.workers import outcomes
 
 _REFUSED = "refused as expected"

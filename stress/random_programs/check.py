@@ -39,7 +39,8 @@ from alpa.runtime.comparison import difference
 from alpa.runtime.executable import Executable
 from alpa.runtime.planning import PlanningError, run_pass
 from stress.random_programs import options
-from stress.random_programs.program import RandomProgram, draw
+from stress.random_programs.draw import draw
+from stress.random_programs.program import RandomProgram
 from stress.random_programs.truth import Truth
 
 STEPS = 2

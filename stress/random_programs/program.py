@@ -4,8 +4,8 @@
     jax.jit(program.reference())(*program.arguments(0))
 
 Its arguments are `state, batch, second, weights, flag, key` (`layouts.py`). A step returns `state,
-loss, others`, a forward pass `outputs, others`. Blocks, optimizer and `EXTRAS` are drawn here;
-features that may mix samples, and more that must not, in `features.py`.
+loss, others`, a forward pass `outputs, others`. Blocks, optimizer and `EXTRAS` are drawn in
+`draw.py`; features that may mix samples, and more that must not, in `features.py`.
 
 **Its label** is known by construction (`truth`): several micro-batches compute what the whole batch
 computes, or the same except for random numbers of samples, or something else. `reference` is plain
@@ -26,12 +26,11 @@ import numpy as np
 import optax
 
 import alpa
-from stress.random_programs import features as random_features
-from stress.random_programs import layers
-from stress.random_programs.features import Base, Features
+from stress.random_programs.blocks import Block, Given
+from stress.random_programs.features import Features
 from stress.random_programs.gradients import WAYS, Problem
 from stress.random_programs.insertions import wide
-from stress.random_programs.layers import FLAGS, INDICES, Inputs, Layer, Size
+from stress.random_programs.layers import FLAGS, INDICES, Inputs, Size
 from stress.random_programs.losses import LOSSES
 from stress.random_programs.metrics import METRICS
 from stress.random_programs.noise import Noise
@@ -40,49 +39,11 @@ from stress.random_programs.states import STATES, Values
 from stress.random_programs.truth import Truth
 
 CLASSES = 7
-_STREAM = 0x5EED
+STREAM = 0x5EED
 """Separates these random streams from other uses of small seeds."""
-
-DTYPES = {"f32": 0.5, "f64": 0.2, "bf16": 0.1, "f16": 0.08, "mixed": 0.12}
-"""How often each is drawn; `mixed` computes in bf16 and keeps parameters in f32."""
 
 
 NARROW = ("bf16", "f16")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A layer in a program, with the number of the block that owns its parameters.
-
-    `skip` is the number of a block whose output is added to its own, -1 for the input.
-    """
-
-    layer: Layer
-    owner: int
-    skip: int | None = None
-    checkpoint: bool = False
-    boundary: bool = False
-
-    def __str__(self) -> str:
-        notes = [
-            f" +skip {self.skip}" if self.skip is not None else "",
-            f" shares {self.owner}" if self.shared else "",
-            " checkpoint" if self.checkpoint else "",
-            " |" if self.boundary else "",
-        ]
-        return self.layer.name + "".join(notes)
-
-    shared: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """The arguments of one step besides the state, as the program computes with them."""
-
-    batch: Mapping[str, Any]
-    weights: Any
-    flag: Any
-    noise: Noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +160,7 @@ class RandomProgram:
 
     def params(self) -> dict[str, dict[str, np.ndarray]]:
         """The initial parameters."""
-        generator = np.random.default_rng([_STREAM, self.seed, 1])
+        generator = np.random.default_rng([STREAM, self.seed, 1])
         shapes: dict[str, Mapping[str, tuple[int, ...]]] = {
             f"block_{number:02}": block.layer.shapes
             for number, block in enumerate(self.blocks)
@@ -227,7 +188,7 @@ class RandomProgram:
 
     def batch(self, seed: int) -> dict[str, np.ndarray]:
         """The samples of one step."""
-        generator = np.random.default_rng([_STREAM, self.seed, 2, seed])
+        generator = np.random.default_rng([STREAM, self.seed, 2, seed])
         samples = self.micro_batch * self.micro_batches
         batch: dict[str, np.ndarray] = {
             "indices": generator.integers(0, INDICES, (samples, self.size[0])).astype(np.int32)
@@ -238,7 +199,7 @@ class RandomProgram:
         if self.training and self.head == "squares":
             y = 2 * generator.normal(size=(samples, *self.out))
             batch["y"] = y.astype(self._compute_dtype)
-        generator = np.random.default_rng([_STREAM, self.seed, 4, seed])
+        generator = np.random.default_rng([STREAM, self.seed, 4, seed])
         if "bytes" in self.features.reads:
             values = generator.integers(0, 256, (samples, self.size[0]))
             batch["bytes"] = values.astype(np.uint8)
@@ -248,7 +209,7 @@ class RandomProgram:
 
     def arguments(self, seed: int) -> tuple[Any, ...]:
         """The arguments of the first step; all but the state are those of step `seed`."""
-        flag = np.int32(np.random.default_rng([_STREAM, self.seed, 3, seed]).integers(FLAGS))
+        flag = np.int32(np.random.default_rng([STREAM, self.seed, 3, seed]).integers(FLAGS))
         key = None
         if self.training or self.draws:
             made = jax.random.key if self.features.keys.typed else _words
@@ -511,104 +472,6 @@ class RandomProgram:
         return others
 
 
-EXTRAS = {
-    "outputs": 0.2,
-    "mean": 0.2,
-    "count": 0.2,
-    "largest": 0.1,
-    "inputs": 0.1,
-    "gradients": 0.15,
-    "marks gradients": 0.4,
-    "twice": 0.1,
-    "frozen": 0.15,
-    "average": 0.12,
-    "running": 0.12,
-    "dropout": 0.12,
-    "early loss": 0.15,
-    "guarded": 0.12,
-}
-"""Parts of a program besides its blocks, and how often each is drawn."""
-NUMBERS = {"none": 0.8, "factor": 0.07, "uncertainty": 0.07, "rate": 0.06}
-"""The role of a scalar, and how often each is drawn: a parameter that is a factor of the loss or
-its uncertainty, or a rate of the update that depends on the loss."""
-_INFERENCE = frozenset({"outputs", "mean", "count", "largest", "inputs"})
-
-
-def draw(seed: int) -> RandomProgram:
-    """Draws the program of a seed."""
-    program = draw_base(seed)
-    base = Base(
-        seed=seed,
-        training=program.training,
-        narrow=program.narrow,
-        blocks=len(program.blocks),
-        groups=len(program.params()),
-        micro_batch=program.micro_batch,
-        inputs=frozenset(program.batch(0)),
-        running="running" in program.extras,
-        dropout="dropout" in program.extras,
-    )
-    return replace(program, features=random_features.draw(base))
-
-
-def draw_base(seed: int) -> RandomProgram:
-    """Draws the program of a seed without the features of `features.py`.
-
-    If it has running means, each of its micro-batches is a batch of its own.
-    """
-    generator = np.random.default_rng([_STREAM, seed, 0])
-    training = bool(generator.random() < 0.75)
-    dtype = str(generator.choice(list(DTYPES), p=list(DTYPES.values())))
-    size = int(generator.choice([3, 4, 6, 8])), int(generator.choice([4, 6, 8, 12]))
-    tokens = bool(generator.random() < 0.4)
-    blocks = _draw_blocks(generator, size)
-    out = blocks[-1].layer.size
-    heads = ["squares", "cross-entropy"]
-    if tokens and out[1] == size[1]:
-        heads.append("tied")
-    extras = {name for name, share in EXTRAS.items() if generator.random() < share}
-    program = RandomProgram(
-        seed=seed,
-        training=training,
-        dtype=dtype,
-        optimizer=str(generator.choice(list(OPTIMIZERS))),
-        size=size,
-        tokens=tokens,
-        head=str(generator.choice(heads)),
-        blocks=blocks,
-        extras=frozenset(extras if training else extras & _INFERENCE),
-        micro_batch=int(generator.choice([1, 2, 3, 4, 8])),
-        micro_batches=int(generator.choice([1, 2, 4], p=[0.12, 0.44, 0.44])),
-        number=str(generator.choice(list(NUMBERS), p=list(NUMBERS.values()))),
-    )
-    if "running" in program.extras:
-        program = replace(program, features=Features(mode="independent"))
-    return program if training else replace(program, number="none")
-
-
 def _words(seed: int) -> Any:
     """A random key as its two words."""
     return np.asarray(jax.random.PRNGKey(seed))
-
-
-def _draw_blocks(generator: np.random.Generator, size: Size) -> tuple[Block, ...]:
-    blocks: list[Block] = []
-    sizes = [size]
-    marks = generator.random() < 0.25
-    for number in range(int(generator.integers(2, 8))):
-        block = Block(layer=layers.draw(generator, sizes[-1]), owner=number)
-        like = [n for n in range(number) if sizes[n] == sizes[-1] and not blocks[n].shared]
-        if like and generator.random() < 0.15:
-            owner = int(generator.choice(like))
-            block = replace(block, layer=blocks[owner].layer, owner=owner, shared=True)
-        sizes.append(block.layer.size)
-        back = [n - 1 for n in range(number + 1) if sizes[n] == sizes[-1]]
-        if back and generator.random() < 0.35:
-            block = replace(block, skip=int(generator.choice(back)))
-        block = replace(
-            block,
-            checkpoint=bool(generator.random() < 0.12),
-            boundary=bool(marks and generator.random() < 0.6),
-        )
-        blocks.append(block)
-    return tuple(blocks)

@@ -14,7 +14,7 @@ from alpa.dialects import ir, parse
 from alpa.passes.pipeline import load_pass
 from alpa.passes.pipelines.text import element_text
 from stress.random_programs import options
-from stress.random_programs import program as programs
+from stress.random_programs.draw import draw
 
 STEPS = ("combine-micro-batches", "simplify-trivial-ops", "split-loops", "layer-cluster")
 
@@ -34,7 +34,7 @@ def layers(text: str, given: dict[str, str], *, stripped: bool) -> str:
 
 def lowered(seed: int) -> tuple[str, dict[str, str]] | None:
     """A random program with its locations, and options; None where it is refused before."""
-    program = programs.draw(seed)
+    program = draw(seed)
     given = options.draw(program)
     layout = program.features.layout
     state: Any = None

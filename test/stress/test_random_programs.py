@@ -10,8 +10,9 @@ import pytest
 
 from stress.random_programs import __main__ as tool
 from stress.random_programs.check import Outcome, RefusedError, check
+from stress.random_programs.draw import draw, draw_base
 from stress.random_programs.options import draw as draw_options
-from stress.random_programs.program import RandomProgram, draw, draw_base
+from stress.random_programs.program import RandomProgram
 from stress.random_programs.truth import Truth
 from stress.random_programs.workers import Worker, outcomes
 

@@ -20,8 +20,9 @@ from stress.random_programs.check import (
     differences,
     planned_step,
 )
+from stress.random_programs.draw import draw_base
 from stress.random_programs.faults.planting import Fault, Sound
-from stress.random_programs.program import RandomProgram, draw_base
+from stress.random_programs.program import RandomProgram
 
 
 @dataclass(frozen=True, kw_only=True)
