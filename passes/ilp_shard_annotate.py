@@ -76,6 +76,7 @@ from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.decoder import annotate
 from alpa.passes.sharding.fold import fold, unfold
+from alpa.passes.sharding.gradient_reductions import count_unplaced
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.rules import populated
 from alpa.passes.solve.errors import SolverFailedError
@@ -135,6 +136,13 @@ class IlpShardAnnotate(Pass):
             if value < 0:
                 raise PassError(function, f"{name} is {value:g}; at least 0")
         plan, cluster = plan_and_cluster(function)
+        unplaced = count_unplaced(function) if plan.num_micro_batches > 1 else 0
+        if unplaced:
+            remark(
+                function.location,
+                f"each reader of {unplaced} gradient(s) reduces them by itself; run "
+                "place-gradient-reductions before this pass to reduce each of them once",
+            )
         assignments: list[tuple[MeshProblem, list[int]]] = []
         reports: list[SolverReport] = []
         meshes = read_meshes(function)

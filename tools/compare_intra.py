@@ -70,7 +70,9 @@ def compare(
     for value in intra:
         start = time.monotonic()
         try:
-            module = passes.run(planned, f"ilp-shard-annotate{{intra={value}}}")
+            module = passes.run(
+                planned, f"place-gradient-reductions,ilp-shard-annotate{{intra={value}}}"
+            )
         except ir.MLIRError as error:
             needs = _NEEDS.search(str(error))
             if needs is None:

@@ -48,7 +48,7 @@ def search(partitioned: ir.Module, *, time_limit: float, gap: float) -> list[Sol
         ir.MLIRError: the program is not a partitioned one, or has no shardings that fit.
     """
     fields = f"fold=false time-limit={time_limit} gap={gap}"
-    module = passes.run(partitioned, f"ilp-shard-annotate{{{fields}}}")
+    module = passes.run(partitioned, f"place-gradient-reductions,ilp-shard-annotate{{{fields}}}")
     return read_solver_reports(main_function(module))
 
 

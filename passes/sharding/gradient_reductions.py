@@ -29,26 +29,44 @@ def place_reductions(function: func.FuncOp, totals: AbstractSet[int] = frozenset
         function: a planned `@main` with several micro-batches.
         totals: results of `@main` that are read as sums over the micro-batches.
     """
-    fragments = [op for op in body(function).operations if isinstance(op, mpmd.FragmentOp)]
-    pending: set[ir.Value] = set()
-    for fragment in fragments:
-        if read_part(fragment) == "backward":
-            results = summed_results(fragment, totals)
-            pending |= {fragment.results[i] for i in _partial(body(fragment), results)}
-    for fragment in fragments:
-        if read_part(fragment) != "update":
-            continue
+    for fragment, arguments in _pending(function, totals):
         block = body(fragment)
-        readers = [
-            (first_reader(argument, block), argument)
-            for argument, operand in zip(block.arguments, fragment.operands, strict=True)
-            if operand in pending and list(argument.uses)
-        ]
+        readers = [(first_reader(argument, block), argument) for argument in arguments]
         for reader, argument in sorted(readers, key=cmp_to_key(_in_order)):
             sharding = Sharding.open(mesh_of(fragment), ir.RankedTensorType(argument.type).rank)
             with ir.InsertionPoint(reader), fragment.location:
                 constraint = sdy.ShardingConstraintOp(argument, sharding.to_attr())
             argument.replace_all_uses_except(constraint.result, constraint.operation)
+
+
+def count_unplaced(function: func.FuncOp) -> int:
+    """The gradients for which `place_reductions` would insert a constraint."""
+    return sum(len(arguments) for _, arguments in _pending(function, frozenset()))
+
+
+def _pending(
+    function: func.FuncOp, totals: AbstractSet[int]
+) -> list[tuple[mpmd.FragmentOp, list[ir.Value]]]:
+    """Updates, and those of their arguments that may be partial sums and have no constraint."""
+    fragments = [op for op in body(function).operations if isinstance(op, mpmd.FragmentOp)]
+    partial: set[ir.Value] = set()
+    for fragment in fragments:
+        if read_part(fragment) == "backward":
+            results = summed_results(fragment, totals)
+            partial |= {fragment.results[i] for i in _partial(body(fragment), results)}
+    found: list[tuple[mpmd.FragmentOp, list[ir.Value]]] = []
+    for fragment in fragments:
+        if read_part(fragment) == "update":
+            pairs = zip(body(fragment).arguments, fragment.operands, strict=True)
+            waiting = [arg for arg, operand in pairs if operand in partial and not _is_placed(arg)]
+            found.append((fragment, waiting))
+    return found
+
+
+def _is_placed(argument: ir.Value) -> bool:
+    """Whether nothing reads a gradient but a constraint that completes it."""
+    users = [use.owner for use in argument.uses]
+    return all(isinstance(op, sdy.ShardingConstraintOp) and is_reduction(op) for op in users)
 
 
 def is_reduction(op: sdy.ShardingConstraintOp) -> bool:

@@ -21,7 +21,7 @@ _PIPELINES = (
     "alpa{cluster=cpu:1x2}",
     "alpa{cluster=cpu:1x4 num-layers=2 num-stages=2 num-micro-batches=2}",
     "stage-mesh-partition{cluster=cpu:1x2}",
-    "ilp-shard-annotate",
+    "place-gradient-reductions,ilp-shard-annotate",
     "insert-cross-mesh-reshard",
     "export-stages",
     "verify-layers",

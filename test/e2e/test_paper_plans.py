@@ -46,7 +46,7 @@ def planned(program: str, tmp_path, *, memory: str = "16GiB", intra: str = "auto
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(CLUSTER.format(memory=memory))
     text = partitioned(program, "v100-16gb:1x8").replace("v100-16gb:1x8", str(cluster))
-    return passes.run(text, f"ilp-shard-annotate{{intra={intra}}}")
+    return passes.run(text, f"place-gradient-reductions,ilp-shard-annotate{{intra={intra}}}")
 
 
 Cut = tuple[Argument, tuple[int, ...], tuple[tuple[str, ...], ...]]

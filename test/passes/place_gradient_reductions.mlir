@@ -1,6 +1,6 @@
-// RUN: alpa-opt %s --split-input-file --pipeline='place-gradient-reductions' | filecheck %s
+// RUN: alpa-opt %s --split-input-file --pipeline='place-gradient-reductions,place-gradient-reductions' | filecheck %s
 
-// A sum over samples may stay open until the update; a constraint stands before its first reader.
+// A sum over samples may stay open until the update; one constraint stands before its first reader, also when the pass runs twice.
 // CHECK-LABEL: origin=["update_0"]
 // CHECK-SAME: (%[[W:[a-z0-9]+]]: tensor<4x4xf32>, %[[G:[a-z0-9]+]]: tensor<4x4xf32>)
 // CHECK-NEXT: %[[N:.*]] = stablehlo.negate %[[W]]

@@ -1,7 +1,7 @@
 """Captures the sharding problems that the passes pose for zoo programs.
 
-While a pipeline runs here, in this process alone, ``ilp.solve`` and ``pareto.solve`` are replaced
-by functions that keep the problem.
+While the stage search runs here, in this process alone, ``pareto.solve`` is replaced by a function
+that keeps the problem.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from unittest.mock import patch
 import numpy as np
 
 from alpa import passes
-from alpa.dialects import parse
+from alpa.dialects import main_function, parse
+from alpa.dialects.plan import read_meshes
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
+from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.sharding.fold import fold
+from alpa.passes.sharding.mesh_problem import MeshProblem
+from alpa.passes.sharding.rules import populated
 from alpa.passes.solve.sharding import ilp, pareto
 from alpa.passes.solve.sharding.fit import without_oversized
-from alpa.passes.solve.sharding.problem import Memory, OutOfMemoryError, Problem, Solution
+from alpa.passes.solve.sharding.problem import Memory, OutOfMemoryError, Problem
 from alpa.tools import zoo
 from alpa.tools.bench.cases import Case
 
@@ -103,10 +108,6 @@ POSED = (
 )
 
 
-class _Taken(Exception):  # noqa: N818 - ends a pipeline once its problem is known; not an error
-    pass
-
-
 def pose(posed: Posed) -> Iterator[Case]:
     """Yields the cases of a program on a cluster, the largest first."""
     program = zoo.get(posed.program)
@@ -118,27 +119,20 @@ def pose(posed: Posed) -> Iterator[Case]:
 
 
 def _one_mesh(posed: Posed, text: str) -> Case:
-    """Captures the problem of `ilp-shard-annotate` for the whole program on one mesh, folded."""
-    taken: list[Problem] = []
-
-    def take(problem: Problem, **_: object) -> Solution:
-        taken.append(problem)
-        raise _Taken
-
+    """Poses the problem of the whole program on one mesh as `ilp-shard-annotate` does, folded."""
     parts = (
         "simplify-trivial-ops",
         "layer-cluster{num-layers=1}",
         f"stage-mesh-partition{{cluster={posed.cluster} num-stages=1 schedule=1f1b "
-        f"num-micro-batches={posed.num_micro_batches} "
-        "processes=0}",
-        "ilp-shard-annotate{processes=0}",
+        f"num-micro-batches={posed.num_micro_batches} processes=0}}",
+        "place-gradient-reductions",
     )
-    try:
-        with patch.object(ilp, "solve", take):
-            passes.run(parse(text), ",".join(parts))
-    except _Taken:
-        pass
-    problem = max(taken, key=lambda one: one.num_variables)
+    module = passes.run(parse(text), ",".join(parts))
+    function = main_function(module)
+    plan, cluster = plan_and_cluster(function)
+    (mesh,) = read_meshes(function)
+    with populated(module) as rule_of, module.context, function.location:
+        problem, _ = fold(MeshProblem.of(function, mesh, cluster, plan, rule_of).problem)
     bare = replace(problem, usages=())
     cheapest = ilp.solve(bare, time_limit=30.0, relative_gap=0.02, branch_gap=0.02)
     peak = Memory(problem).peak(cheapest.choice)[0]

@@ -159,7 +159,7 @@ def test_totals_cross_meshes_as_they_are(accumulate_dtype: str, size: int) -> No
     module = alpa.passes.run(
         TIED,
         "stage-mesh-partition{cluster=cpu:1x2 num-stages=2 mesh-shape=1 num-micro-batches=4 "
-        f"accumulate-dtype={accumulate_dtype}}},ilp-shard-annotate,insert-cross-mesh-reshard",
+        f"accumulate-dtype={accumulate_dtype}}},place-gradient-reductions,ilp-shard-annotate,insert-cross-mesh-reshard",
     )
     crossing = [
         (MeshTensor.from_type(op.results[0].type).type, Reshard.read(op))

@@ -138,7 +138,7 @@ def test_the_less_memory_the_more_layers(clustered: str, tmp_path: Path) -> None
 
 def test_the_shardings_fit_as_well(clustered: str, tmp_path: Path) -> None:
     stages = STAGES.format(cluster_of(tmp_path, "1200KiB"), "auto", " num-stages=1")
-    module = alpa.passes.run(clustered, f"{stages},ilp-shard-annotate")
+    module = alpa.passes.run(clustered, f"{stages},place-gradient-reductions,ilp-shard-annotate")
     (report,) = read_solver_reports(main_function(module))
     assert report.peak_bytes <= 1200 * 1024
 

@@ -217,7 +217,8 @@ def test_one_stage_costs_what_its_own_program_does(
 ) -> None:
     options = f"cluster={CLUSTER} num-micro-batches=4 num-stages=1 schedule=1f1b"
     planned = alpa.passes.run(
-        str(clustered.module), f"stage-mesh-partition{{{options}}},ilp-shard-annotate"
+        str(clustered.module),
+        f"stage-mesh-partition{{{options}}},place-gradient-reductions,ilp-shard-annotate",
     )
     (report,) = read_solver_reports(main_function(planned))
     (mesh,) = read_meshes(main_function(planned))
@@ -343,7 +344,7 @@ def test_a_baseline_costs_what_its_own_program_does(
         free, *_ = costed(found.solver, 2, 2, [tuple(map(int, shape.split("x")))])
         planned = alpa.passes.run(
             str(found.module),
-            f"stage-mesh-partition{{{options}}},ilp-shard-annotate{{intra={intra}}}",
+            f"stage-mesh-partition{{{options}}},place-gradient-reductions,ilp-shard-annotate{{intra={intra}}}",
         )
     (report,) = read_solver_reports(main_function(planned))
     last = (0, NUM_LAYERS - 1)
