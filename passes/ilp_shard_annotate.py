@@ -140,7 +140,7 @@ class IlpShardAnnotate(Pass):
         if unplaced:
             remark(
                 function.location,
-                f"each reader of {unplaced} gradient(s) reduces them by itself; run "
+                f"gradients that each reader reduces by itself: {unplaced}; run "
                 "place-gradient-reductions before this pass to reduce each of them once",
             )
         assignments: list[tuple[MeshProblem, list[int]]] = []
