@@ -7,7 +7,8 @@ go from cheap to expensive. Each keeps a valid bound and an assignment that is a
 2. ``buckets``: bucket elimination, where the graph is narrow
 3. ``bound``: dual ascent gives a bound and a choice; where they meet, done; else whatever
    cannot be better than the choice is forbidden, and the rest starts again at 1
-4. ``mip``: branch and bound on what is still open
+4. ``mip``: the linear relaxation, whose duals do the same as 3
+5. ``mip``: branch and bound on what is still open
 
 Where the cheapest choice does not fit into memory, ``within`` searches among those that do,
 with the steps above for its subproblems.
@@ -24,9 +25,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from alpa.passes.solve.errors import SolverFailedError
-from alpa.passes.solve.sharding.bound import ascend, dual_bound, prune
+from alpa.passes.solve.sharding.bound import Messages, ascend, dual_bound, prune
 from alpa.passes.solve.sharding.buckets import eliminate
-from alpa.passes.solve.sharding.mip import branch
+from alpa.passes.solve.sharding.mip import branch, relax
 from alpa.passes.solve.sharding.presolve import Reduction
 from alpa.passes.solve.sharding.problem import (
     Edge,
@@ -208,10 +209,24 @@ def _search_core(problem: Problem, search: _Targets) -> _Found:
     smaller = _pruned(ascent.problem, best, settings)
     if smaller is not None:
         return _restart(smaller, best, search)
+    shifted = ascent.problem
+    if Step.RELAXATION in steps:
+        relaxed = relax(shifted, deadline=search.deadline, settings=settings)
+        if relaxed is None:
+            return _usable(best)
+        shifted = relaxed.shifted
+        rounded = Messages(problem, settings=settings).improve(relaxed.choice)
+        best = _better(best, _Found(rounded, problem.cost(rounded), -inf))
+        best = _Found(best.choice, best.value, max(ascent.bound, dual_bound(shifted)))
+        if _closed(best, search):
+            return best
+        smaller = _pruned(shifted, best, settings)
+        if smaller is not None:
+            return _restart(smaller, best, search)
     if best.value < inf and best.value - best.bound <= search.branch_gap * abs(best.value):
         return best
     whole = branch(
-        ascent.problem, deadline=search.deadline, relative_gap=search.branch_gap, settings=settings
+        shifted, deadline=search.deadline, relative_gap=search.branch_gap, settings=settings
     )
     if whole is None:
         return _usable(best)

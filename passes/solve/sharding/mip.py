@@ -1,4 +1,4 @@
-"""The sharding ILP itself, in matrix form for cvxpy, solved by HiGHS.
+"""The sharding ILP and its linear relaxation, in matrix form for cvxpy, solved by HiGHS.
 
 Variables: ``x_v`` in {0, 1}^S_v per node, ``e_uv`` >= 0 per edge and allowed pair (paper, section
 4.2; e is integral where x is). With both marginals of e tied to x, not only e <= x, the relaxation
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from alpa.passes.solve.errors import SolverFailedError
-from alpa.passes.solve.sharding.problem import InfeasibleError, Memory, Problem
+from alpa.passes.solve.sharding.problem import Edge, InfeasibleError, Memory, Problem
 from alpa.passes.solve.sharding.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ class Branched:
 
 
 @dataclass(frozen=True, eq=False)
+class Relaxed:
+    """The linear relaxation: an assignment read off it, and the costs shifted by its duals."""
+
+    choice: tuple[int, ...]
+    shifted: Problem
+
+
+@dataclass(frozen=True, eq=False)
 class _Matrices:
     costs: np.ndarray
     simplex: sp.csr_matrix
@@ -47,6 +55,21 @@ class _Matrices:
     offsets: np.ndarray
     pairs: list[np.ndarray]
     scale: float
+
+
+def relax(problem: Problem, *, deadline: float, settings: Settings = DEFAULT) -> Relaxed | None:
+    """Solves the linear relaxation, without memory; None if the deadline came first."""
+    import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
+
+    matrices = _matrices(problem, settings)
+    x = cp.Variable(matrices.costs.size, nonneg=True)
+    tied = cast("Any", matrices.marginals @ x == 0)
+    stats = _run(matrices, x, [matrices.simplex @ x == 1, tied], deadline, {})
+    if not stats or x.value is None:
+        return None
+    shift = cast("np.ndarray", cast("Any", matrices.marginals).T @ np.asarray(tied.dual_value))
+    shifted = _split(problem, matrices, (matrices.costs + shift) / matrices.scale)
+    return Relaxed(_argmax(matrices, np.asarray(x.value)), shifted)
 
 
 def branch(
@@ -121,7 +144,7 @@ def _run(
     except cp.SolverError as error:
         raise SolverFailedError(f"HiGHS failed on the sharding ILP: {error}") from error
     if model.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
-        return model.solver_stats
+        return model.solver_stats if "mip_rel_gap" in options else None
     if model.status == cp.INFEASIBLE and "presolve" not in options:
         # Its presolve takes some problems that have solutions for infeasible (HiGHS issue 3090).
         return _run(matrices, x, constraints, deadline, {**options, "presolve": "off"})
@@ -199,3 +222,17 @@ def _argmax(matrices: _Matrices, x: np.ndarray) -> tuple[int, ...]:
     """Each node's strategy of largest weight."""
     ends = matrices.offsets.tolist()
     return tuple(int(x[begin:end].argmax()) for begin, end in pairwise(ends))
+
+
+def _split(problem: Problem, matrices: _Matrices, costs: np.ndarray) -> Problem:
+    """A problem with the costs of the matrix form's columns."""
+    ends = matrices.offsets.tolist()
+    edges: list[Edge] = []
+    at = ends[-1]
+    for edge, pair in zip(problem.edges, matrices.pairs, strict=True):
+        shifted = np.full(edge.costs.shape, inf)
+        shifted[pair[:, 0], pair[:, 1]] = costs[at : at + len(pair)]
+        edges.append(Edge(edge.source, edge.target, shifted))
+        at += len(pair)
+    nodes = tuple(costs[begin:end] for begin, end in pairwise(ends))
+    return Problem(node_costs=nodes, edges=tuple(edges))

@@ -111,7 +111,7 @@ def _near(
             tuning=settings.tuning,
         )
         return solution.choice, found.messages
-    # Where sweeps are slow, presolve and one more of them often settle the rest.
+    # Where sweeps are slow, the linear relaxation is faster. What it leaves open stays open.
     solution = ilp.solve(
         found.messages.problem(),
         time_limit=time_limit,

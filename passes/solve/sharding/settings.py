@@ -29,6 +29,8 @@ class Step(Enum):
     """changes node by node, without memory (``Messages.improve``)"""
     WARM_START = "warm_start"
     """dual ascent at new prices begins with the shifts of the last ones"""
+    RELAXATION = "relaxation"
+    """the linear relaxation, without memory, and an assignment read off it (``mip.relax``)"""
     FIXING = "fixing"
     """without memory, what cannot beat the best choice is forbidden, and presolve runs again"""
     OVERSIZED = "oversized"

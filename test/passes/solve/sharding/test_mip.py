@@ -5,14 +5,26 @@ from math import inf
 import numpy as np
 import pytest
 
+from alpa.passes.solve.sharding.bound import dual_bound
 from alpa.passes.solve.sharding.ilp import Edge, InfeasibleError, Problem, Usage
-from alpa.passes.solve.sharding.mip import branch
+from alpa.passes.solve.sharding.mip import branch, relax
 
 FRUSTRATED = Problem(
     # An odd cycle of nodes that want to differ: the relaxation takes halves and costs nothing.
     node_costs=(np.zeros(2),) * 3,
     edges=tuple(Edge(u, v, np.eye(2) * 1e-3) for u, v in ((0, 1), (1, 2), (0, 2))),
 )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_duals_of_the_relaxation_prove_a_bound(all_costs, random_problem, seed):
+    problem = random_problem(seed, nodes=6)
+    relaxed = relax(problem, deadline=inf)
+    assert relaxed is not None
+    assert all_costs(relaxed.shifted) == pytest.approx(all_costs(problem), rel=1e-9)
+    assert dual_bound(problem) < dual_bound(relaxed.shifted)
+    assert dual_bound(relaxed.shifted) <= all_costs(problem).min() * (1 + 1e-9)
+    assert problem.cost(relaxed.choice) >= all_costs(problem).min() * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -26,6 +38,9 @@ def test_equals_brute_force(all_costs, random_problem, seed):
 
 
 def test_branching_closes_what_the_relaxation_leaves():
+    relaxed = relax(FRUSTRATED, deadline=inf)
+    assert relaxed is not None
+    assert dual_bound(relaxed.shifted) == pytest.approx(0.0, abs=1e-12)
     whole = branch(FRUSTRATED, deadline=inf, relative_gap=1e-9)
     assert whole is not None
     assert FRUSTRATED.cost(whole.choice) == 1e-3
@@ -64,4 +79,5 @@ def test_infeasible():
 
 
 def test_deadline():
+    assert relax(FRUSTRATED, deadline=0.0) is None
     assert branch(FRUSTRATED, deadline=0.0, relative_gap=1e-9) is None
