@@ -102,6 +102,7 @@ POSED = (
     _search("moe-2.4b", "v100-16gb:1x8", 8, 128),
     _search("moe-27b", "v100-16gb:4x8", 8, 128, 2),
     _search("wresnet-4b", "v100-16gb:2x8", 32, 48, 2),
+    _search("wresnet-13b", "v100-16gb:8x8", 32, 48, 2),
     _search("t5-large", "v100-16gb:1x8", 8, 16),
     _search("unet-256m", "v100-16gb:1x8", 8, 8),
     _search("llama-8b", "h100:4x8", 8, 64),
