@@ -7,6 +7,7 @@ reduce all gradients where it begins, because their reduced forms would be held 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import cmp_to_key
 
@@ -46,7 +47,7 @@ def count_unplaced(function: func.FuncOp) -> int:
 
 def _pending(
     function: func.FuncOp, totals: AbstractSet[int]
-) -> list[tuple[mpmd.FragmentOp, list[ir.Value]]]:
+) -> list[tuple[mpmd.FragmentOp, Sequence[ir.Value]]]:
     """Updates, and those of their arguments that may be partial sums and have no constraint."""
     fragments = [op for op in body(function).operations if isinstance(op, mpmd.FragmentOp)]
     partial: set[ir.Value] = set()
@@ -54,7 +55,7 @@ def _pending(
         if read_part(fragment) == "backward":
             results = summed_results(fragment, totals)
             partial |= {fragment.results[i] for i in _partial(body(fragment), results)}
-    found: list[tuple[mpmd.FragmentOp, list[ir.Value]]] = []
+    found: list[tuple[mpmd.FragmentOp, Sequence[ir.Value]]] = []
     for fragment in fragments:
         if read_part(fragment) == "update":
             pairs = zip(body(fragment).arguments, fragment.operands, strict=True)
