@@ -12,7 +12,7 @@ from math import prod
 
 from alpa.dialects.attributes import read_part
 from alpa.dialects.bindings import body, func, ir, main_function, mpmd, sdy, walk
-from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.mpmd_types import MeshTensor, mesh_of, read_topology
 from alpa.dialects.plan import MeshAssignment, read_meshes
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 
@@ -130,7 +130,7 @@ def _check_value(op: ir.OpView, what: str, value: ir.Value, meshes: dict[str, Me
 
 
 def _check_fragment(op: mpmd.FragmentOp, meshes: dict[str, Mesh]) -> None:
-    name = ir.StringAttr(op.attributes["mesh_name"]).value
+    name = mesh_of(op)
     if name not in meshes:
         raise CheckError(
             op.location, f"the fragment is on {name}; the topology has {_list(meshes)}"

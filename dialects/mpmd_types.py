@@ -149,6 +149,11 @@ def named_computation(
     return op, block
 
 
+def mesh_of(fragment: mpmd.FragmentOp) -> str:
+    """The name of a fragment's mesh."""
+    return ir.StringAttr(fragment.attributes["mesh_name"]).value
+
+
 def fragment(
     mesh: str,
     origins: Sequence[Origin],

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 
 from alpa.dialects import body, func, ir, main_function, mpmd, sdy, walk
-from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.mpmd_types import MeshTensor, mesh_of, read_topology
 from alpa.dialects.plan import Plan, read_meshes
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.analysis.graph import element_bytes
@@ -109,7 +109,7 @@ def annotated_fragments(module: ir.Module) -> Iterator[Annotated]:
     meshes = logical_meshes(function)
     for op in list(body(function).operations):
         if isinstance(op, mpmd.FragmentOp):
-            yield Annotated.of(op, meshes[ir.StringAttr(op.attributes["mesh_name"]).value])
+            yield Annotated.of(op, meshes[mesh_of(op)])
 
 
 def logical_meshes(function: func.FuncOp) -> dict[str, LogicalMesh]:

@@ -8,6 +8,7 @@ from typing import cast
 
 from alpa.dialects import body, func, ir, main_function, mpmd, terminator
 from alpa.dialects.attributes import signature_attrs
+from alpa.dialects.mpmd_types import mesh_of
 from alpa.dialects.sharding import Mesh
 from alpa.dialects.symbols import meshes_by_name
 from alpa.passes.base import PassError
@@ -71,7 +72,7 @@ def fragment_modules(module: ir.Module) -> Iterator[FragmentModule]:
 
 
 def _read(op: mpmd.FragmentOp, name: str, nested: ir.Module) -> FragmentModule:
-    mesh_name = ir.StringAttr(op.attributes["mesh_name"]).value
+    mesh_name = mesh_of(op)
     functions = [inner for inner in nested.body.operations if isinstance(inner, func.FuncOp)]
     mesh = meshes_by_name(nested).get(mesh_name)
     if len(functions) != 1 or mesh is None:

@@ -15,7 +15,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.bindings import body, ir, main_function, mpmd, sdy, stablehlo, terminator
-from alpa.dialects.mpmd_types import MeshTensor, Origin, read_topology
+from alpa.dialects.mpmd_types import MeshTensor, Origin, mesh_of, read_topology
 from alpa.dialects.plan import Plan, Reshard, read_meshes
 from alpa.dialects.records import typed
 from alpa.dialects.sharding import Mesh
@@ -133,7 +133,7 @@ class _Reader:
         origins = tuple(Origin.from_attr(a) for a in ir.ArrayAttr(op.attributes["origin"]))
         symbol = op.attributes.get(MODULE)
         module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
-        mesh = ir.StringAttr(op.attributes["mesh_name"]).value
+        mesh = mesh_of(op)
         outputs = tuple(self.number(value, op) for value in op.results)
         return Fragment(
             name=module or f"{mesh}.{origin_name(origins)}.{part}",

@@ -13,14 +13,10 @@ from functools import cmp_to_key
 
 from alpa.dialects import body, func, ir, mpmd, sdy, terminator
 from alpa.dialects.attributes import read_part
+from alpa.dialects.mpmd_types import mesh_of
 from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.graph import first_reader
 from alpa.passes.sharding.sums import deferrable, linear_operands, starts_sums
-
-
-def mesh_of(fragment: mpmd.FragmentOp) -> str:
-    """The name of a fragment's mesh."""
-    return ir.StringAttr(fragment.attributes["mesh_name"]).value
 
 
 def place_reductions(function: func.FuncOp, totals: AbstractSet[int] = frozenset()) -> None:

@@ -23,7 +23,7 @@ from alpa.dialects.attributes import (
     read_part,
     read_results,
 )
-from alpa.dialects.mpmd_types import MeshTensor, read_topology
+from alpa.dialects.mpmd_types import MeshTensor, mesh_of, read_topology
 from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.base import NoRoomError
@@ -31,7 +31,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import StateKind, Tensors
-from alpa.passes.sharding.gradient_reductions import mesh_of, summed_results
+from alpa.passes.sharding.gradient_reductions import summed_results
 from alpa.passes.sharding.liveness import Held, Residence, held, op_at
 from alpa.passes.sharding.op_poser import OpPoser
 from alpa.passes.sharding.ops import Op
