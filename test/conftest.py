@@ -1,6 +1,6 @@
-"""What all tests share: eight virtual CPU devices, no deadline per example, a small cluster.
+"""Shared fixtures: eight virtual CPU devices, no deadline per example, a small cluster.
 
-jax reads its environment when it starts, so this stands before any test imports it.
+jax reads its environment when it starts, so this file sets it before any test imports jax.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from alpa.passes.stages.candidates import Candidate
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-# The default tier draws the same examples on every run. With any other mark expression, such as
-# `-m slow`, property tests draw new ones and count as slow tests, too. A failing one prints the
-# decorator `@reproduce_failure` that draws its example again. A profile applies to tests that are
+# The default tier draws the same examples on every run. With any other mark expression, such as `-m
+# slow`, property tests draw new examples and count as slow tests. A failing test prints the
+# decorator `@reproduce_failure`, which draws its example again. A profile applies to tests that are
 # imported after it is loaded, so the configuration loads it.
 settings.register_profile("alpa", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
@@ -93,8 +93,7 @@ def small_cluster(tmp_path: Path) -> SmallCluster:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes (`-n 2`) a file stays in one of them, and all files that use the one
-    Ray cluster in the same."""
+    """Keeps each test file in one of several processes, and all files that use Ray in one."""
     for item in items:
         if explores(config) and is_hypothesis_test(getattr(item, "function", None)):
             item.add_marker(pytest.mark.slow)
@@ -104,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """One Ray cluster for all tests, in this process, with more CPUs than there are."""
+    """One Ray cluster for all tests, in this process; it declares more CPUs than there are."""
     ray = pytest.importorskip("ray")  # a slow import, which most test files do without
     ray.init(
         address="local",
@@ -118,7 +117,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture
 def hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages are cut as if devices had more memory than they have."""
+    """Cuts stages as if devices had more memory."""
     exact = Candidate.max_in_flight
 
     def fitting(candidate: Candidate, memory: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is installed: the wheel holds our files, all of them and no others, and CMake finds it."""
+"""The wheel holds all of Alpa's files and no others, and CMake finds it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_checkout = pytest.mark.skipif(
 
 
 def source_files(folder: str) -> set[str]:
-    """The files of a folder that git has or would take."""
+    """The files of a folder that git tracks or would track."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", folder]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     names = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}

@@ -1,4 +1,4 @@
-"""`alpa.plan`, and in which type a plan adds up over the micro-batches."""
+"""`alpa.plan`, and the types in which a plan accumulates over the micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that MLIR's reader, which calls itself for each bracket, would not survive."""
+"""Deeply nested texts, which would overflow the stack of MLIR's recursive parser."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_a_planned_module_passes() -> None:
     check_planned(parse(GOOD))
 
 
-# What is replaced, by what, the text of the line of the error, and the message.
+# The text to replace, its replacement, the line of the error, and the message.
 CASES = {
     "meshes_left_out": (
         '{name = "mesh_1", hosts',

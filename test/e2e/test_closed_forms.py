@@ -1,10 +1,10 @@
 """Collectives of planned training steps, as XLA partitions them, against closed forms.
 
-What each program has to communicate can be derived by hand. All devices are on one axis, and sizes
-are such that bytes outweigh latencies. An all-reduce is as many bytes on the wire as a
-reduce-scatter and an all-gather of the same value: `summed` counts them alike, and holds that every
-reduce-scatter has its all-gather. XLA's program is read before collectives are merged, so that
-counts are exact. Collectives of at most `SMALL` bytes, such as the loss, are left out.
+The communication of each program can be derived by hand. All devices are on one axis, and tensors
+are so large that bytes outweigh latencies. An all-reduce moves as many bytes as a reduce-scatter
+and an all-gather of the same value: `summed` counts them alike and checks that every reduce-scatter
+has its all-gather. XLA's program is read before collectives are merged, so counts are exact.
+Collectives of at most `SMALL` bytes, such as the loss, are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def array(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def planned_and_compiled(loss: Loss, parameters: Any, *batch: Any) -> dict[str, ModuleCheck]:
-    """The parts of a step of gradient descent on one mesh, by `forward`, `backward`, `update`."""
+    """The parts of a step of gradient descent on one mesh: `forward`, `backward`, `update`."""
 
     def step(parameters: Any, *batch: jax.Array) -> tuple[Any, jax.Array]:
         value, gradients = jax.value_and_grad(loss)(parameters, *batch)
@@ -51,7 +51,7 @@ def planned_and_compiled(loss: Loss, parameters: Any, *batch: Any) -> dict[str, 
 
 
 def real(*modules: ModuleCheck) -> Found:
-    """What XLA runs in some modules together; each over all devices."""
+    """The collectives that XLA runs in some modules together; each spans all devices."""
     found: Found = {}
     for c in (c for module in modules for c in module.real.collectives if c.bytes > SMALL):
         assert c.devices == DEVICES
@@ -60,7 +60,9 @@ def real(*modules: ModuleCheck) -> Found:
 
 
 def summed(found: Found) -> Counter[int]:
-    """All-reduces, and reduce-scatters with an all-gather each; there is nothing else."""
+    """The all-reduces, and reduce-scatters that have an all-gather. There must be no other
+    collective.
+    """
     assert found.keys() <= {"all-reduce", "reduce-scatter", "all-gather"}
     scattered = found.get("reduce-scatter", Counter())
     assert found.get("all-gather", Counter()) == scattered
@@ -68,7 +70,7 @@ def summed(found: Found) -> Counter[int]:
 
 
 def sizes(parameters: Any) -> Counter[int]:
-    """How many parameters of which bytes there are."""
+    """The number of parameters of each size in bytes."""
     return Counter(4 * prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
 
 
@@ -80,7 +82,7 @@ def mlp(weights: list[jax.Array], x: jax.Array) -> jax.Array:
 
 
 def test_an_mlp_with_a_large_batch_sums_its_gradients() -> None:
-    """With the batch split, weights are needed whole and their gradients are partial sums."""
+    """With a split batch, weights are gathered and their gradients are partial sums."""
     weights = [array(1024, 1024)] * 4
     parts = planned_and_compiled(mlp, weights, array(65536, 1024))
     assert summed(real(*parts.values())) == sizes(weights)
@@ -88,12 +90,13 @@ def test_an_mlp_with_a_large_batch_sums_its_gradients() -> None:
 
 @pytest.mark.parametrize("layers", [2, 3, 4])
 def test_a_wide_mlp_with_a_small_batch_sums_activations(layers: int) -> None:
-    """L - 1 times the activation.
+    """Expects L - 1 sums of the activation's size.
 
-    Weights cut in turn by columns and rows: a layer cut by rows leaves partial sums of its result,
-    one cut by columns those of its input's gradient. The first layer's input has no gradient, so
-    that with columns first every layer but that one has one sum. Any other order of cuts has them
-    as well: one at each boundary between two layers cut alike, forwards and backwards half each.
+    Weights are split in turn by columns and rows. A layer split by rows leaves partial sums of its
+    result, one split by columns leaves partial sums of its input's gradient. The first layer's
+    input has no gradient, so with columns first every layer but the first has one sum. Any other
+    order has as many: one sum per boundary between two layers that are split alike, half of them in
+    the backward part.
     """
     batch, width = 512, 8192
     parts = planned_and_compiled(mlp, [array(width, width)] * layers, array(batch, width))
@@ -127,7 +130,7 @@ def normalised(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def encoder(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
-    """BERT's: normalised after each residual sum, every token attends to all."""
+    """An encoder like BERT: normalised after each residual sum, every token attends to all."""
     for p in layers:
         qkv = jnp.einsum("bsm,mknd->bsknd", x, p["qkv"]) + p["qkv_bias"]
         q, k, v = jnp.moveaxis(qkv, 2, 0)
@@ -142,11 +145,11 @@ def encoder(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_bert_encoder_under_tensor_parallelism(layers: int) -> None:
-    """4 L - 1 times batch x sequence x hidden.
+    """Expects 4 L - 1 sums of batch x sequence x hidden.
 
-    Heads and the inner width are cut: forwards the attention's output projection and the second
-    matrix leave partial sums, backwards the gradients of what q, k, v and the first matrix read.
-    The first layer's input, here the embedded tokens, has no gradient.
+    Heads and the inner width are split. In the forward part the attention's output projection and
+    the second matrix leave partial sums, in the backward part the gradients of the inputs of q, k,
+    v and the first matrix do. The first layer's input, here the embedded tokens, has no gradient.
     """
     parameters = [encoder_layer()] * layers
     parts = planned_and_compiled(encoder, parameters, array(BATCH, SEQUENCE, HIDDEN))
@@ -162,8 +165,8 @@ EXCHANGED = 4 * GROUPS * EXPERTS * SLOTS * WIDTH // DEVICES
 def mixture(p: dict[str, jax.Array], x: jax.Array, *, weigh_slots: bool) -> jax.Array:
     """A dense layer, so that the experts' input has a gradient, and experts, one per token.
 
-    The gate's weight multiplies what comes back from the slots, or, as in GShard, the tokens'
-    places in the slots.
+    The gate's weight multiplies the values that come back from the slots or, as in GShard, the
+    tokens' places in the slots.
     """
     x = jnp.tanh(x @ p["dense"])
     gates = jax.nn.softmax(x @ p["gate"])
@@ -196,8 +199,11 @@ def experts(*, weigh_slots: bool) -> dict[str, ModuleCheck]:
 
 @pytest.mark.parametrize("weigh_slots", [False, True])
 def test_experts_exchange_tokens_twice_on_the_way_forward(weigh_slots: bool) -> None:
-    """To the experts and back. The groups are split over all devices, so are the experts: their
-    gradients need no sum, those of the dense layer and of the gate do."""
+    """All-to-alls to the experts and back.
+
+    Groups and experts are split over all devices. The experts' gradients need no sum; those of the
+    dense layer and of the gate do.
+    """
     parts = experts(weigh_slots=weigh_slots)
     assert real(parts["forward"])["all-to-all"] == {EXCHANGED: 2}
     found = real(*parts.values())
@@ -207,8 +213,10 @@ def test_experts_exchange_tokens_twice_on_the_way_forward(weigh_slots: bool) -> 
 
 @pytest.mark.parametrize("weigh_slots", [False, True])
 def test_experts_exchange_gradients_twice_on_the_way_back(weigh_slots: bool) -> None:
-    """The gradients of the experts' outputs and inputs. What the weights' gradients need besides
-    has been exchanged on the way forward."""
+    """All-to-alls of the gradients of the experts' outputs and inputs.
+
+    The weights' gradients need nothing else that the forward part has not exchanged.
+    """
     assert real(experts(weigh_slots=weigh_slots)["backward"])["all-to-all"] == {EXCHANGED: 2}
 
 
@@ -222,7 +230,7 @@ def convolutions(p: dict[str, Any], images: jax.Array, labels: jax.Array) -> jax
 
 
 def test_a_convolution_net_sums_its_gradients() -> None:
-    """As the MLP with a large batch; without batch normalisation nothing else joins images."""
+    """The same as the MLP with a large batch: only batch normalisation would join images."""
     channels = [3, 256, 256, 256]
     parameters = {
         "convolutions": [array(3, 3, a, b) for a, b in pairwise(channels)],

@@ -1,4 +1,4 @@
-"""Every door plans in the same way: the same program and options give the same planned module.
+"""Every door plans alike: the same program and options give the same planned module.
 
 The doors are `alpa-opt`, `alpa.passes.run`, `alpa-plan` and `alpa.parallelize`. The program is the
 module that `alpa.parallelize` lowers.
@@ -27,7 +27,7 @@ from alpa.tools import alpa_opt, alpa_plan, zoo
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training step, arguments of it, and options of the planner by their names in Python."""
+    """A training step, its arguments, and the planner's options by their Python names."""
 
     step: Callable[..., Any]
     arguments: tuple[Any, ...]

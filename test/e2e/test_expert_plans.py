@@ -1,4 +1,4 @@
-"""Plans of unsharded programs against shardings that an expert wrote, both as XLA compiles them."""
+"""Plans of unsharded programs against an expert's shardings, both as XLA compiles them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WHOLE, ROWS, COLUMNS = PartitionSpec(), PartitionSpec("m", None), PartitionSpec(
 
 
 def gated(x, gate, up, down):
-    """The MLP of Llama; gate and up by columns, down by rows: one all-reduce at the end."""
+    """Llama's MLP, gate and up split by columns, down by rows: one all-reduce at the end."""
     return (jax.nn.silu(x @ gate) * (x @ up)) @ down
 
 
@@ -69,7 +69,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one device does: bytes that it sends and holds, and its FLOPs."""
+    """The work of one device: the bytes that it sends and holds, and its FLOPs."""
 
     sent: float
     peak: int
@@ -109,7 +109,7 @@ def test_a_plan_costs_no_more_than_the_expert(name, tmp_path):
     assert free.peak <= peak
     assert free.sent <= expert.sent
     assert free.flops <= expert.flops * 1.01
-    # With the memory that the expert's plan takes: the same or less of everything.
+    # With the memory of the expert's plan, the plan is no worse in any figure.
     tight, peak = planned(unsharded, expert.peak, tmp_path)
     assert tight.peak <= peak <= expert.peak
     assert tight.sent <= expert.sent

@@ -1,4 +1,4 @@
-"""What the paper finds: for one host of eight V100s, on two layers of its models, and for two."""
+"""The paper's findings: two layers of its models on one host of eight V100s, and two hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def partitioned(program: str, cluster: str) -> str:
 
 
 def planned(program: str, tmp_path, *, memory: str = "16GiB", intra: str = "auto") -> ir.Module:
-    """Stages are cut for a V100; sharding has what `memory` says."""
+    """Cuts stages for a V100 and shards with `memory` bytes."""
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(CLUSTER.format(memory=memory))
     text = partitioned(program, "v100-16gb:1x8").replace("v100-16gb:1x8", str(cluster))
@@ -78,12 +78,12 @@ def test_moe_partitions_the_experts(tmp_path):
 def test_gpt_with_memory_to_spare_partitions_the_batch(tmp_path):
     cuts = arguments(planned("gpt-350m", tmp_path))
     batches = [cut for attributes, _, cut in cuts if attributes.role == "batch"]
-    # The loss may be cut by the vocabulary, and then reads the labels of all samples.
+    # The loss may be split by the vocabulary; then it reads the labels of all samples.
     assert any(cut[0] for cut in batches)
 
 
 def test_zero_under_memory_pressure_costs_no_more(tmp_path):
-    """Optimizer states are cut and the step communicates no more than with replicated ones."""
+    """Optimizer states are split, and the step communicates no more than with replicated states."""
     replicated = planned("gpt-350m", tmp_path, intra="data-parallel")
     (report,) = read_solver_reports(main_function(replicated))
     pressed = planned("gpt-350m", tmp_path, memory=f"{report.peak_bytes // 2**20 // 2}MiB")
@@ -104,7 +104,7 @@ def test_auto_is_never_worse_than_a_baseline(tmp_path, intra):
 
 @pytest.mark.slow
 def test_wide_resnet_is_cut_into_three_uneven_stages_on_sixteen_devices():
-    """Section 8.6: 4, 4 and 8 devices, the activations of the first layers being the largest."""
+    """Section 8.6: 4, 4 and 8 devices, because the first layers have the largest activations."""
     module = passes.run(
         zoo.get("wresnet-4b").lower(16),
         "simplify-trivial-ops,layer-cluster,stage-mesh-partition"

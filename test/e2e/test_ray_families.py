@@ -1,21 +1,20 @@
-"""Every family of the zoo trains on Ray as plain jax does: all numbers of meshes and schedules.
+"""Every family of the zoo trains on Ray as plain JAX does: all numbers of meshes and schedules.
 
-Five steps of SGD with momentum on five batches, the state staying with the workers, which start
-from one random state. After each step every tensor of the state, and the loss, is held against
-plain jax that has gone the same way: `max|a-b| <= 1e-4 max|ref|`.
+Five steps of SGD with momentum on five batches. The workers hold the state and start from one
+random state. After each step every tensor of the state, and the loss, is compared with plain JAX on
+the same batches: `max|a-b| <= 1e-4 max|ref|`.
 
-A trajectory in f32 need not stay that near to another one for ever, however right both are. Where
-an input of a ReLU is zero but for rounding, one order of summation passes the gradient on and
-another does not; from there on the runs are apart by much more than a rounding error. With
-Wide-ResNet that is common: of 40 random sequences of batches plain jax itself left float64's
-trajectory by more than the bound in 26, and a plan in 29; they left each other's in 18. A tensor
-out of the bound is therefore held against a run in float64, by the rule for what amplifies noise:
-it may be at most 4 times as far from that as plain jax in f32 is. The bound itself is never wider.
-In 8 of the 40 some tensor of the plan was beyond that, too. Such batches are excluded by the seed,
-as ties in routing are.
+Two correct f32 trajectories may still drift apart. Where the input of a ReLU is zero but for
+rounding, one order of summation passes the gradient and another does not; from there on the runs
+differ by much more than a rounding error. With Wide-ResNet that is common: over 40 random sequences
+of batches plain JAX itself left float64's trajectory by more than the bound in 26, a plan in 29,
+and the two differed by more in 18. A tensor out of the bound is therefore compared with a float64
+run, by the rule for programs that amplify noise: its distance may be at most 4 times that of plain
+JAX in f32. The bound itself is never wider. In 8 of the 40 sequences some tensor of the plan failed
+that, too. The seed avoids such batches, as it avoids ties in routing.
 
-Meshes hold 2, 3 and 4 stages. Three and four are of unequal size, for no other powers of two make
-up the cluster; two powers of two that differ never do, so two meshes are equal.
+The plans have 2, 3 and 4 meshes. Three and four meshes have unequal sizes, because no other powers
+of two fill the cluster. Two meshes are equal, because two different powers of two never fill it.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from alpa.tools.zoo.program import TrainingProgram, TrainState
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 STEPS, MICRO_BATCH, NUM_MICRO_BATCHES = 5, 4, 4
-FURTHER = 4  # times as far from float64 as plain jax
+FURTHER = 4  # times as far from float64 as plain JAX
 FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet", "llama"]
 MESHES = {"cpu:1x4": [2, 2], "cpu:2x2": [1, 1, 2], "cpu:3x2": [1, 1, 2, 2]}
 
-# Fewer LLVM passes: these programs run a few times, and compile several times as fast.
+# Fewer LLVM passes: these programs run a few times, and compile several times faster.
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 Leaves = list[np.ndarray]
@@ -55,7 +54,7 @@ Step = Callable[[Any, Any], tuple[TrainState, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A program, the batches that it is trained on, and how plain jax does it."""
+    """A program, its training batches, and its run in plain JAX."""
 
     program: TrainingProgram
 
@@ -87,13 +86,16 @@ class Training:
 
     @cached_property
     def _parts(self) -> int:
-        """What plain jax takes in turn: the micro-batches where the forward pass writes state, as
-        batch statistics are those of a micro-batch, else the whole batch at once."""
+        """The inputs of plain JAX's calls, one after the other.
+
+        They are the micro-batches where the forward pass writes state, because batch statistics are
+        those of a micro-batch; else the whole batch.
+        """
         return NUM_MICRO_BATCHES if jax.tree.leaves(self.start.model_state) else 1
 
     @cached_property
     def _part(self) -> TrainingProgram:
-        """Updates after the last part of a batch, with the mean of the gradients."""
+        """Updates after the last micro-batch of a batch, with the mean of the gradients."""
         steps = optax.MultiSteps(self.program.optimizer, self._parts)
         return replace(self.program, optimizer=steps.gradient_transformation())
 
@@ -122,7 +124,7 @@ def leaves(tree: Any) -> Leaves:
 
 @cache
 def training(family: str) -> Training:
-    """Plain jax runs once for all plans of a family."""
+    """Runs plain JAX once for all plans of a family."""
     return Training(program=zoo.get(f"{family}-tiny", optimizer="sgd"))
 
 
@@ -138,7 +140,7 @@ def relative(result: np.ndarray, truth: np.ndarray) -> float:
 
 
 def wrong_tensors(runs: Training, number: int, results: Leaves) -> tuple[list[int], list[int]]:
-    """The tensors that are out of plain jax's bound, and those of them that are so by float64."""
+    """The tensors that exceed plain JAX's bound, and those that exceed float64's."""
     plain = runs.plain[number]
     out = [row.index for row in compare(results, plain) if not row.ok]
     further = [

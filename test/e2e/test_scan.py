@@ -1,4 +1,4 @@
-"""Training steps that keep their layers in `lax.scan`, planned and run as plain jax computes them.
+"""Training steps with their layers in `lax.scan` compute what plain JAX computes.
 
 The loops are cut between the stages: two meshes of two virtual devices, several micro-batches.
 """
@@ -68,7 +68,7 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class Step:
-    """A language model whose layers are scanned; each also reads its own number."""
+    """A language model with scanned layers; each layer also reads its own number."""
 
     num_layers: int
     optimizer: optax.GradientTransformation
@@ -120,7 +120,7 @@ def planned(step: Step, schedule: str, num_layers: int) -> ir.Module:
 
 
 def check(step: Step, module: ir.Module, steps: int = 2) -> None:
-    """Runs some steps, each on the state that the last one returned."""
+    """Runs some steps, each on the state that the previous one returned."""
     executable = runtime.load(module, compiler_options=FAST_COMPILE)
     state, batch = step.init(), tokens()
     results: Any = numpy_leaves(state)
@@ -132,7 +132,7 @@ def check(step: Step, module: ir.Module, steps: int = 2) -> None:
             row for row in compare(numpy_leaves(results), numpy_leaves((state, loss))) if not row.ok
         ]
         assert not wrong
-    # A stack of layers stays cut: in parts, or as one array on the devices of both meshes.
+    # A stack of layers stays cut: in parts, or as one array over the devices of both meshes.
     assert any(
         isinstance(result, CutArray) or len(result.sharding.device_set) == 4 for result in results
     )

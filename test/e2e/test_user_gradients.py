@@ -1,6 +1,6 @@
 """Gradients wherever users take them: in loops, branches and maps, several of them, or none.
 
-Each program equals plain jax with two micro-batches, or is refused with a remedy that works.
+Each program equals plain JAX with two micro-batches, or is rejected with a remedy that works.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def entropy(w: Any, x: Any, y: Any) -> Any:
 
 
 def in_a_branch(state: Any, x: Any) -> Any:
-    """One loss in even steps, another one in odd ones."""
+    """One loss in even steps, another loss in odd steps."""
     g = jax.lax.cond(
         state["count"] % 2 == 0,
         lambda w: jax.grad(squares)(w, x),
@@ -196,7 +196,7 @@ def test_slow_weights_that_synchronise() -> None:
 
 
 def epochs(w: Any, x: Any) -> Any:
-    """Several updates in one step, each by a gradient of all samples."""
+    """Several updates in one step, each with a gradient of all samples."""
 
     def once(w: Any, _: Any) -> Any:
         loss, g = jax.value_and_grad(squares)(w, x)
@@ -206,7 +206,7 @@ def epochs(w: Any, x: Any) -> Any:
 
 
 def until_small(w: Any, x: Any) -> Any:
-    """As many updates as the loss says."""
+    """The loss decides the number of updates."""
 
     def once(state: Any) -> Any:
         w, count = state
@@ -225,7 +225,7 @@ def sharp(w: Any, x: Any) -> Any:
 def sharp_and_scaled(
     state: Any, x: Any, *, first: Any = jax.grad, second: Any = jax.value_and_grad
 ) -> Any:
-    """With a scale that is learned: its gradient is a value that the loss is made of."""
+    """With a learned scale: its gradient is a value that the loss is computed from."""
 
     def scaled(state: Any) -> Any:
         return state["scale"] * squares(state["w"], x)
@@ -237,7 +237,7 @@ def sharp_and_scaled(
 
 
 def one_after_the_other(state: Any, x: Any) -> Any:
-    """The second network learns from what the first one has just become."""
+    """The second network learns from the first one's new state."""
     loss, g = alpa.value_and_grad(lambda a: squares(a, x @ state["b"]))(state["a"])
     a = state["a"] - 0.1 * g
     h = alpa.grad(lambda b: squares(a, x @ b))(state["b"])
@@ -343,7 +343,7 @@ def test_gradients_that_are_not_of_the_update_need_no_mark(case: str) -> None:
 
 
 def test_noise_in_loops_in_loops() -> None:
-    """Dropout in layers of a scan in a scan, from keys that are split."""
+    """Dropout in layers of a scan in a scan, with split keys."""
 
     def step(w: Any, x: Any, key: Any) -> Any:
         def inner(h: Any, given: Any) -> Any:

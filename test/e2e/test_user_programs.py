@@ -1,4 +1,4 @@
-"""Programs that users write: each equals plain jax, or is refused with a remedy that works."""
+"""Programs that users write: each equals plain JAX, or is rejected with a remedy that works."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def power_iteration(w: Any, u: Any, x: Any) -> Any:
 
 
 def masked_mean(w: Any, x: Any, y: Any) -> Any:
-    """The first micro-batch has other counts than the others."""
+    """The first micro-batch has different counts from the others."""
     mask = (y > 0) | (jnp.abs(x[:, 0]) < 0.3)
 
     def loss_fn(w: Any) -> Any:
@@ -140,7 +140,7 @@ def layers_in_a_loop(w: Any, x: Any) -> Any:
 
 
 def two_masked_means(state: Any, x: Any, y: Any) -> Any:
-    """The losses come back divided by a count; what leads to them is computed for each gradient."""
+    """The losses come back divided by a count; their inputs are computed for each gradient."""
 
     def loss_fn(w: Any, other: Any) -> Any:
         losses = optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x @ w) @ other, y)
@@ -160,7 +160,7 @@ def added_to_samples(w: Any, x: Any) -> Any:
 
 
 def evaluation_that_counts(state: Any, x: Any) -> Any:
-    """Nothing is learned from the samples."""
+    """The step learns nothing from the samples."""
     new = {"w": 0.9 * state["w"], "steps": state["steps"] + 1}
     return new, jnp.tanh(x @ state["w"]), jnp.tanh(x @ new["w"]).mean(), new["w"].sum()
 
@@ -296,7 +296,7 @@ def test_what_mixes_samples_is_refused_and_both_remedies_work(step: Callable[...
 
 
 def test_an_update_in_a_branch_with_independent_micro_batches() -> None:
-    """All new states are results of one op, which all gradients lead to."""
+    """All new states are results of one op that reads all gradients."""
     optimizer = optax.apply_if_finite(optax.sgd(0.1), 2)
 
     def loss_fn(w: Any, x: Any) -> Any:
@@ -325,7 +325,7 @@ def test_accumulation_of_ones_own_is_refused_and_runs_with_one_micro_batch() -> 
 
 
 def test_state_in_a_loop_with_samples_is_refused_and_runs_with_one_micro_batch() -> None:
-    """Each micro-batch would decay it once more."""
+    """Each micro-batch would apply the decay once more."""
 
     def step(state: Any, x: Any) -> Any:
         def layer(carried: Any, _: Any) -> tuple[Any, None]:
@@ -391,7 +391,7 @@ def test_state_that_no_sample_changes_is_written_once_per_step(mode: Any) -> Non
 
 
 def test_samples_in_another_dimension() -> None:
-    """By evidence, and as the user says."""
+    """Inferred, and as the user states it."""
 
     def step(w: Any, x: Any, y: Any) -> Any:
         def loss_fn(w: Any) -> Any:

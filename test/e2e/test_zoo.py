@@ -1,8 +1,8 @@
-"""Planned training steps of the zoo compute what plain jax computes.
+"""Planned training steps of the zoo compute what plain JAX computes.
 
-Two meshes of four virtual devices. SGD with momentum: new parameters and gradients are results,
-and every one of them is within the bounds of "how equal is equal". Adam amplifies rounding noise,
-so its parameters are held against a float64 run, as plain jax is.
+Two meshes of four virtual devices. The optimizer is SGD with momentum. New parameters and gradients
+are results, and each is within the bounds of "how equal is equal". Adam amplifies rounding noise,
+so its parameters are compared with a float64 run, as plain JAX's are.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PLAN = "alpa{{cluster=cpu:2x4 num-layers=4 num-stages=2 num-micro-batches={}}}"
 FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet", "llama"]
 SCHEDULES = ["gpipe", "1f1b"]
 
-# Fewer LLVM passes: these programs run once, and compile several times as fast.
+# Fewer LLVM passes: these programs run once, and compile several times faster.
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def looped_step(
     program: TrainingProgram, state: TrainState, batch: dict[str, Any], num_micro_batches: int
 ) -> list[np.ndarray]:
-    """One step of plain jax that loops over the micro-batches, model state carried along.
+    """One step of plain JAX that loops over the micro-batches and carries the model state.
 
     For a program whose forward pass writes no state this is one step at the full batch.
     """
@@ -89,8 +89,8 @@ def with_schedule(schedule: str, num_stages: int = 2) -> str:
     return PLAN.replace("num-stages=2", f"num-stages={num_stages} schedule={schedule}")
 
 
-# Half as deep as the tiny ones, which take twice as long to compile; GPT follows under both
-# schedules, and every tiny family in the slow tier.
+# Half as deep as the tiny models, which take twice as long to compile. GPT runs under both
+# schedules here, and every tiny family in the slow tier.
 @pytest.mark.parametrize(
     ("family", "schedule", "changes"),
     [("wresnet", "1f1b", {"stage_sizes": (1, 1)}), ("t5", "gpipe", {"num_layers": 1})],
@@ -118,7 +118,7 @@ def check_unequal_meshes(family: str, cluster: str, num_stages: int, **changes: 
 
 
 def with_plan(loaded: LocalExecutable, **changes: Any) -> LocalExecutable:
-    """A loaded program whose plan says something else."""
+    """A loaded program whose plan differs from it."""
     program = loaded.program
     program = replace(program, plan=replace(program.plan, **changes))
     placement = Placement(program=program, devices=tuple(jax.devices()))
@@ -126,7 +126,7 @@ def with_plan(loaded: LocalExecutable, **changes: Any) -> LocalExecutable:
 
 
 def test_meshes_of_unequal_size() -> None:
-    """Two devices, one and one: no other cut of four makes three stages."""
+    """Meshes of two, one and one devices: four devices have no other cut in three stages."""
     check_unequal_meshes("gpt", "cpu:1x4", 3, num_layers=2)
 
 
@@ -156,7 +156,7 @@ def test_rematerialised_layers_equal_plain_jax(family: str, schedule: str) -> No
 
 
 def kept_activations(planned: Program) -> list[set[int]]:
-    """For each mesh what its forward parts make and its backward parts read."""
+    """For each mesh the values that its forward parts make and its backward parts read."""
     kept: list[set[int]] = []
     for mesh in planned.meshes:
         here = [f for f in planned.fragments if f.mesh == mesh.name]
@@ -242,7 +242,7 @@ def test_every_number_of_stages_equals_plain_jax(
 
 
 def float64_text(text: str) -> str:
-    """A module's text in float64: its types, and its constants that are bit patterns."""
+    """A module's text in float64: its types, and its constants that are written as bits."""
 
     def widen(match: re.Match[str]) -> str:
         (value,) = struct.unpack(">f", bytes.fromhex(match[1]))
@@ -277,8 +277,8 @@ def test_adam_is_as_close_to_float64_as_plain_jax() -> None:
             exact = list(run_unplanned(module, [*exact, *leaves(batch)]))[: treedef.num_leaves]
         exact = leaves(exact)
 
-    # One gradient that is zero but for noise makes one tensor's distance a matter of luck: the
-    # distance is that of all parameters, and of all moments.
+    # A gradient that is zero but for noise makes the distance of its tensor random. So the distance
+    # is taken over all parameters, and over all moments.
     for part in ("params", "opt_state"):
         a, b, true = (
             np.concatenate([leaf.ravel() for leaf in leaves(getattr(treedef.unflatten(s), part))])

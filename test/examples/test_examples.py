@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @contextmanager
 def running_cluster(*, needed: bool) -> Generator[dict[str, str]]:
-    """A Ray cluster that this process does not join, as the environment variable that names it."""
+    """The address of a Ray cluster that this process does not join, as an environment variable."""
     if not needed:
         yield {}
         return
@@ -32,7 +32,7 @@ def running_cluster(*, needed: bool) -> Generator[dict[str, str]]:
 def test_an_example_learns(path: Path) -> None:
     if path.stem == "equinox_mlp":
         pytest.importorskip("equinox")
-    # The example asks for its devices itself.
+    # The example requests its devices itself.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, path]
     with running_cluster(needed=path.stem == "joined_cluster") as address:

@@ -1,7 +1,7 @@
-"""Checks what the analysis claims against numbers: the harness of the tests beside it.
+"""Compares the analysis's claims with numbers: the harness of the tests beside it.
 
 A function is lowered at the size of a micro-batch and at the size of the whole batch. Both programs
-run in plain XLA and return every value of their block. What is claimed of a value is then compared
+run in plain XLA and return every value of their block. Each claim about a value is then compared
 with the definition in `relation.py`.
 """
 
@@ -50,7 +50,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A function of arrays, with the dimension of each argument that holds samples."""
+    """A function of arrays, and the dimension of each argument that holds samples."""
 
     function: Callable[..., Any]
     arguments: tuple[np.ndarray, ...]
@@ -69,7 +69,7 @@ class Program:
     def lowered(self, number: int) -> tuple[ir.Module, ir.Module]:
         """The program at the size of a micro-batch and at that of the whole batch.
 
-        That of one sample is read off larger sizes, as a step's is.
+        The program of one sample is read off larger sizes, as for a step.
         """
         whole = lower(self.function, self.arguments)
         parts = self.parts(number)[0]
@@ -113,7 +113,9 @@ def return_values(module: ir.Module, values: Sequence[ir.Value]) -> None:
 
 
 def compiled(module: ir.Module) -> Callable[[Arrays], list[np.ndarray]]:
-    """A module in plain XLA, on one device; markers and what the passes alone read are left out."""
+    """Compiles a module with plain XLA for one device, without markers and attributes of the
+    passes.
+    """
     plain = separate(module.operation)
     with plain.context:
         main = main_function(plain)
@@ -142,13 +144,13 @@ def compiled(module: ir.Module) -> Callable[[Arrays], list[np.ndarray]]:
 
 
 def top_values(module: ir.Module) -> list[ir.Value]:
-    """What the ops of `@main` make, in order."""
+    """The values that the ops of `@main` make, in order."""
     ops = list(body(main_function(module)).operations)[:-1]
     return [value for op in ops for value in op.results]
 
 
 def tolerance(arrays: Iterable[np.ndarray]) -> float:
-    """The rounding of the least precise numbers among these, which others may be made of."""
+    """The rounding of the least precise type among these, which others may be computed from."""
     kinds = {str(array.dtype) for array in arrays if array.dtype.kind not in "biu"}
     return max((TOLERANCES.get(kind, 5e-2) for kind in kinds), default=0.0)
 
@@ -171,7 +173,7 @@ def close(actual: np.ndarray, expected: np.ndarray, rounding: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What is claimed of a program with so many micro-batches, and its values."""
+    """The claims about a program with this number of micro-batches, and its values."""
 
     program: Program
     number: int
@@ -212,7 +214,7 @@ class Checked:
 
     @cached_property
     def _micro_run(self) -> Callable[[Arrays], list[np.ndarray]]:
-        """A micro-batch with ones for the numbers of the step that are taken out."""
+        """A micro-batch with ones in the place of the step's numbers that are taken out."""
         values, results = self.values, self.results
         assert len(results) == len(terminator(body(main_function(self.micro))).operands)
         with self.micro.context:
@@ -301,7 +303,7 @@ def _moved(
     rolled: np.ndarray,
     replaced: np.ndarray,
 ) -> str:
-    """How the whole batch's value contradicts a relation when samples move."""
+    """The way in which the whole batch's value contradicts a relation when samples move."""
     fixed = relation.kind in ("same", "size", "position") and not relation.factors
     if fixed and not (close(rolled, whole, rounding) and close(replaced, whole, rounding)):
         return "depends on the samples"
@@ -317,7 +319,9 @@ def _moved(
 
 
 def blocked(whole: np.ndarray, relation: Relation, number: int) -> np.ndarray:
-    """Rows of the whole batch as (blocks, micro-batches, rows, …); nothing where that cannot be."""
+    """Rows of the whole batch as (blocks, micro-batches, rows, …); None where the shape does not
+    divide.
+    """
     if whole.shape[relation.dim] % (relation.outer * number):
         return np.zeros((0, number))
     front = np.moveaxis(whole, relation.dim, 0)
@@ -326,7 +330,7 @@ def blocked(whole: np.ndarray, relation: Relation, number: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """One value's relation, and the numbers that it is held against."""
+    """One value's relation, and the numbers to compare it with."""
 
     relation: Relation
     number: int
@@ -338,7 +342,7 @@ class _Claim:
     operands: list[Relation] = field(default_factory=list[Relation])
 
     def problem(self) -> str:
-        """What is wrong with it, or nothing."""
+        """The first contradiction, or None."""
         if self.relation.is_mixed:
             return "" if self.relation.reason is not None else "has no reason"
         if self.relation.kind in ("step", "size"):
@@ -377,7 +381,7 @@ class _Claim:
         return self._compare(total, whole)
 
     def _first(self, array: np.ndarray) -> np.ndarray:
-        """One of the equal elements along dimensions that are longer for the whole batch."""
+        """One of the equal elements along dimensions that are longer in the whole batch."""
         if self.parts[0].ndim != self.whole.ndim:
             return array
         for d in self.relation.free:
@@ -433,7 +437,7 @@ def run_split(program: Program, number: int, *, whole_is_known: bool = True) -> 
     """The results of a step that `combine-micro-batches` has split, run part by part.
 
     Raises:
-        PassError: the pass refuses it.
+        PassError: the pass rejects the step.
     """
     module, whole = program.lowered(number)
     main = main_function(module)
@@ -475,7 +479,7 @@ def _added(values: Sequence[np.ndarray], *, mean: bool) -> np.ndarray:
 
 
 def _forward(module: ir.Module, parts: Sequence[Arrays]) -> tuple[Arrays, Sequence[Arrays]]:
-    """What the markers accumulate, and the results of each micro-batch."""
+    """The values that the markers accumulate, and the results of each micro-batch."""
     forward = separate(module.operation)
     main = main_function(forward)
     marked = [op.operands[0] for op in body(main).operations if marker_of(op) == GRADIENT]
@@ -494,7 +498,7 @@ def values_are_real(array: np.ndarray) -> bool:
 
 
 def _once(module: ir.Module) -> Callable[[Arrays], list[np.ndarray]]:
-    """The program with what the markers accumulate as further arguments."""
+    """The program with the accumulated values of the markers as further arguments."""
     step = separate(module.operation)
     main = main_function(step)
     block = body(main)
@@ -511,7 +515,7 @@ def _once(module: ir.Module) -> Callable[[Arrays], list[np.ndarray]]:
 
 
 def refusal(program: Program, number: int) -> str:
-    """What the pass says of a program, or nothing; raises AssertionError for another result."""
+    """The pass's error for a program, or None. A result that differs raises AssertionError."""
     try:
         found = run_split(program, number)
     except PassError as error:

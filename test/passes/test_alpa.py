@@ -1,4 +1,4 @@
-"""The pipeline `alpa`: which candidates it plans, and what it keeps of them."""
+"""The pipeline `alpa`: the candidates that it plans, and the one that it keeps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def program() -> str:
 
 
 class Run:
-    """A run of the pipeline: which passes ran how often, what they remarked, the plan."""
+    """A run of the pipeline: the number of runs of each pass, the remarks, and the plan."""
 
     def __init__(self, text: str, options: str) -> None:
         self.passes: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Steps that `combine-micro-batches` splits, run part by part, give what the whole batch gives."""
+"""Steps that `combine-micro-batches` splits give the whole batch's results, run part by part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Case:
-    """A step, and what it is refused for; the first `states` results are new arguments."""
+    """A step and the reason to reject it; the first `states` results are new arguments."""
 
     function: Callable[..., Any]
     arguments: str

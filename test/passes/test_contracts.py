@@ -13,11 +13,11 @@ from alpa.tools.pass_page import Contract, PageError
 
 
 def is_printed_as(example: str, text: str) -> bool:
-    """Whether a printed module is what an example says.
+    """Whether a printed module matches an example.
 
-    White space in the example matches any, also none. Comments do not count. `…` stands for
-    any text, up to the first place where the example goes on. Each `%name` stands for one name, the
-    same in the whole function.
+    White space in the example matches any white space, also none. Comments do not count. `…` stands
+    for any text, up to the first place where the example continues. Each `%name` stands for one
+    name in the whole function.
     """
     example, text = re.sub(r"//.*", "", example).strip(), text.strip()
     if not example.startswith(("module {", "module attributes {")):
@@ -38,7 +38,7 @@ def is_printed_as(example: str, text: str) -> bool:
 
 
 def _expression(part: str, names: dict[str, str], *, is_last: bool) -> re.Pattern[str]:
-    """What matches a part of an example. Its groups are the names that `names` does not have."""
+    """A pattern that matches a part of an example. Its groups are the names that `names` lacks."""
     pieces: list[str] = []
     known = dict(names)
     for piece in re.split(r"(%\w+|\s+)", part):

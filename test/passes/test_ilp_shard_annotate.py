@@ -29,7 +29,7 @@ BEFORE = (
 
 
 def objectives(module: ir.Module) -> list[float]:
-    """What the pass says of each mesh: seconds of a step."""
+    """The seconds of a step that the pass reports for each mesh."""
     return [report.objective for report in read_solver_reports(main_function(module))]
 
 
@@ -42,7 +42,7 @@ def planned(text: str, *, stages: int = 1, cluster: str = CLUSTER, fold: bool = 
 
 
 class Writer:
-    """A random program of matrix products and what stands between them."""
+    """A random program of matrix products and ops between them."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -158,8 +158,11 @@ def test_posing_a_problem_changes_no_program(pose):
 
 
 def least_cost(graph: ShardGraph) -> float:
-    """The least cost of all choices. The table of costs has a dimension per node, which is
-    minimised out as soon as all edges of the node are in the table."""
+    """The least cost of all assignments.
+
+    The table of costs has a dimension per node. A dimension is minimised out as soon as all edges
+    of its node are in the table.
+    """
     count = len(graph.costs)
     total = np.zeros((1,) * count)
     for node, costs in enumerate(graph.costs):
@@ -180,7 +183,7 @@ def test_what_is_written_into_the_ir_costs_what_was_optimised(text):
     module = planned(text)
     (objective,) = objectives(module)
     fewest, most = cost_in_ir(module)
-    # A reshard that several ops share is counted once or for each, as their nodes are one or not.
+    # A reshard that several ops share counts once if their nodes are one, else once for each.
     assert fewest <= objective * (1 + 1e-9) + 1e-15
     assert objective <= most * (1 + 1e-9) + 1e-15
 
@@ -191,14 +194,16 @@ def test_the_costs_above_are_mostly_exact():
 
 
 def test_the_programs_above_reshard_and_reduce():
-    """They would say little if everything were replicated."""
+    """Fully replicated plans would test little."""
     modules = [planned(text) for text in PROGRAMS]
     assert sum(bool(reshards(module)) for module in modules) >= 8
     assert sum(bool(partial_sums(module)) for module in modules) >= 2
 
 
 def cost_in_ir(module: ir.Module) -> tuple[float, float]:
-    """A step's seconds from the annotations alone: with shared reshards counted once, and each."""
+    """A step's seconds from the annotations alone: with shared reshards counted once, and for each
+    op.
+    """
     function = main_function(module)
     cluster, mesh = Cluster.parse(CLUSTER), mesh_of(function)
     once = each = storage_seconds(function, cluster, mesh)
@@ -217,7 +222,7 @@ def cost_in_ir(module: ir.Module) -> tuple[float, float]:
 
 
 def storage_seconds(function: func.FuncOp, cluster: Cluster, mesh: LogicalMesh) -> float:
-    """What breaks ties between layouts of arguments."""
+    """The cost that breaks ties between layouts of arguments."""
     total = 0.0
     for argument in body(function).arguments:
         tensor = MeshTensor.from_type(argument.type)
@@ -302,7 +307,7 @@ def partial_sums(module: ir.Module) -> list[ir.OpView]:
 
 
 class Layouts:
-    """The layouts of the values in a fragment, from what is written there."""
+    """The layouts of a fragment's values, from its annotations."""
 
     def __init__(self, fragment: mpmd.FragmentOp) -> None:
         self._fragment = fragment
@@ -316,7 +321,7 @@ def layout(sharding: Sharding) -> Layout:
 
 
 def sharding_of(value: ir.Value, fragment: mpmd.FragmentOp) -> Sharding:
-    """A block argument has that of the operand outside, or of the loop around it."""
+    """A block argument has the layout of the operand outside, or of the enclosing loop."""
     owner = value.owner
     if not isinstance(owner, ir.Block):
         shardings = op_shardings(owner)
@@ -355,7 +360,7 @@ def mesh_of(function: func.FuncOp) -> LogicalMesh:
     return LogicalMesh.of(Cluster.parse(CLUSTER), hosts, per_host, assignment.logical_shape)
 
 
-# What holds in every annotated module
+# Properties of every annotated module
 
 
 def sgd(w, v, x, y):
@@ -527,7 +532,7 @@ CALL = """func.func public @main(%x: tensor<64x32xf32>) -> tensor<64x32xf32> {
 
 
 def test_gradients_are_reduced_where_the_update_first_reads_them():
-    """Not all at its beginning: they would be held all at once."""
+    """They are not all gathered at the beginning, which would hold all at once."""
     text = lowered(sgd, (64, 128), (128, 64), (256, 64), (256, 64)).replace(
         "tensor<f32> {jax.result_info", 'tensor<f32> {alpa.result = "mean", jax.result_info'
     )

@@ -1,5 +1,6 @@
-"""On random programs of up to eight ops, the optimum of the pass is that of all choices, within any
-memory."""
+"""On random programs of up to eight ops the pass finds the optimum of all assignments, under any
+memory limit.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ class FoundError(Exception):
     """The problem is known."""
 
 
-# A dimension that one axis of the mesh can cut, but not both, or none: few choices, large tensors.
+# A dimension that one axis of the mesh can split, but not both; or none: few choices, large
+# tensors.
 SIZES = st.sampled_from([1026, 999, 1026, 3])
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> str:
-    """A chain of products with what stands between them; what nothing uses is returned."""
+    """A chain of products with ops between them; unused values are returned."""
     arguments: list[str] = []
     lines: list[str] = []
     values: list[tuple[str, tuple[int, int]]] = []
@@ -98,7 +100,7 @@ def on_nodes(values: np.ndarray, nodes: tuple[int, ...], count: int) -> np.ndarr
 
 
 def costs_and_peaks(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """Of every choice, flat: its seconds, and the most bytes that it holds at a time."""
+    """The seconds of every assignment, flat, and the most bytes that it holds at a time."""
     sizes = [costs.size for costs in problem.node_costs]
     count = len(sizes)
     cost = np.zeros(sizes)
@@ -126,7 +128,7 @@ def test_the_solver_finds_the_best_of_all_choices(text, part):
     assert free.objective == pytest.approx(cost.min(), rel=1e-9)
     assert free.bound == pytest.approx(cost.min(), rel=1e-6)
 
-    # Between what the tightest choice needs and what the free optimum takes.
+    # Between the bytes of the smallest assignment and those of the free optimum.
     possible = peak[np.isfinite(cost)]
     limit = float(possible.min() + part * (peak[np.argmin(cost)] - possible.min()))
     limit *= 1 + 1e-9  # Bytes are sums of floats, in one order here and in others there.

@@ -34,7 +34,7 @@ def text_of(mesh: str, layout: Layout) -> str:
 
 
 def crossing(shape: tuple[int, ...], source: Layout, target: Layout, *, returned: bool) -> str:
-    """y = tanh(x) on mesh_0, z = y + y on mesh_1; y is returned as it lands, if wanted."""
+    """y = tanh(x) on mesh_0, z = y + y on mesh_1; optionally y is returned where it lands."""
     tensor = f"tensor<{'x'.join(map(str, (*shape, 'f32')))}>"
 
     def on(mesh: str, layout: Layout) -> str:
@@ -115,7 +115,7 @@ def test_methods_landings_and_bytes(shape, data, returned):
     plan = Plan.read(main_function(module))
     assert plan is not None
     assert plan.predicted_step_seconds == pytest.approx(2 + best.total.seconds)
-    # The destination's two hosts hold nothing yet, and need everything that they want.
+    # The destination's two hosts hold nothing yet, and need all that they read.
     size = 4 * prod(shape)
     assert best.total.slow_bytes == (size if split_by_hosts(target) else 2 * size)
     landed = MeshTensor.from_type(transfer.results[0].type).sharding
@@ -132,7 +132,7 @@ def test_methods_landings_and_bytes(shape, data, returned):
 
 
 def split_by_hosts(layout: Layout) -> bool:
-    """Whether the two hosts of a mesh, along axis 0, want different parts."""
+    """Whether the two hosts of a mesh, along axis 0, need different parts."""
     return any(0 in axes for axes in layout)
 
 

@@ -1,9 +1,9 @@
-"""`layer-cluster` on whole training steps: the numbers stay.
+"""`layer-cluster` on whole training steps: the numbers stay the same.
 
-A clustered step is run as the runtime will: forward and backward once per micro-batch, what flows
-from backward to update averaged, then the update once. That is held against plain jax at the full
-batch, so an op that stands in the wrong part shows as a wrong number. The pass itself checks what
-flows where (see `verify-layers`).
+A clustered step runs as in the runtime: forward and backward once per micro-batch, values that flow
+from backward to update averaged, then the update once. The results are compared with plain JAX at
+the full batch, so an op in the wrong part shows as a wrong number. The pass itself checks the flow
+of values (see `verify-layers`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 class Program:
     """A step `(state, batch) -> (state, metrics)`; `batch` takes the number of samples.
 
-    `by_halves` takes the two halves of the batch in turn, where that gives other numbers.
+    `by_halves` runs the two halves of the batch in turn, for steps where that changes the numbers.
     """
 
     step: Step
@@ -315,7 +315,7 @@ def mixed_precision() -> Program:
 
 
 def frozen_layer() -> Program:
-    """Layer 1 does not learn, though it is returned."""
+    """Layer 1 is returned, but does not learn."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         params = [params[0], jax.lax.stop_gradient(params[1]), *params[2:]]
@@ -384,7 +384,7 @@ def dots_saved() -> Program:
 
 
 def weight_normalisation() -> Program:
-    """A parameter is used through its own norm."""
+    """A parameter is divided by its own norm."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         x, y = batch
@@ -433,7 +433,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 
 @dataclass(frozen=True)
 class Clustered:
-    """A clustered module: its graph of named computations, and where each stands."""
+    """A clustered module: its graph of named computations, and the part and layer of each."""
 
     module: ir.Module
     graph: Graph
@@ -447,7 +447,7 @@ class Clustered:
         return cls(module, graph, [Origin.of(op) for op in graph.ops])
 
     def part(self, value: int) -> str:
-        """The part that makes a value; "" for an argument."""
+        """The part that computes a value; "" for an argument."""
         producer = self.graph.producer[value]
         return "" if producer < 0 else part_of(self.origins[producer])
 
@@ -508,7 +508,7 @@ def executable(clustered: Clustered, ops: list[int], inputs: list[int], outputs:
 
 
 def run_step(clustered: Clustered, arguments: Arrays, num_micro_batches: int) -> Arrays:
-    """One step as design.md, section 1, "Training steps" has it."""
+    """One step as in design.md, section 1, "Training steps"."""
     graph = clustered.graph
     roles = read_arguments(main_function(clustered.module))
     results = [result.role for result in read_results(main_function(clustered.module))]
@@ -562,7 +562,7 @@ def averaged(rows: list[Arrays]):
 
 
 def check_numbers(program: Program, clustered: Clustered, samples: int) -> None:
-    """Two micro-batches against the reference on all samples."""
+    """Compares two micro-batches with the reference on all samples."""
     batch = program.batch(2 * samples)
     step = jax.jit(program.by_halves or program.step)
     expected = [np.asarray(x) for x in jax.tree.leaves(step(program.state, batch))]
@@ -577,12 +577,12 @@ def check_numbers(program: Program, clustered: Clustered, samples: int) -> None:
 def test_a_clustered_step_is_the_step(name: str) -> None:
     program = PROGRAMS[name]()
     for pipeline in PIPELINES[1:]:
-        clustered_step(program, 4, pipeline)  # checks what it makes
+        clustered_step(program, 4, pipeline)  # checks its own result
     check_numbers(program, clustered_step(program, 4), 4)
 
 
-# A layer of a random program: which of three parameters it uses, which earlier value is added,
-# what it applies, and whether it is recomputed.
+# A layer of a random program: its parameter of three, the earlier value that is added, the function
+# that is applied, and whether it is recomputed.
 LAYERS = st.lists(
     st.tuples(
         st.integers(0, 2),
@@ -684,7 +684,7 @@ def test_a_mask_that_is_computed_once_more_draws_no_gradient_to_the_first_layer(
 
 
 def test_the_backward_part_reverses_kernels_itself() -> None:
-    """A convolution's gradient reads its kernel reversed, which no other layer should send it."""
+    """A convolution's gradient reads its kernel reversed; no other layer should send that."""
     step = clustered_step(convolutions(), 4)
     reversing = {
         part_of(origin)
@@ -694,8 +694,8 @@ def test_the_backward_part_reverses_kernels_itself() -> None:
     assert reversing == {"backward"}
 
 
-# The first layer embeds by @w, the third one projects back by it. What divides the loss is made
-# of the batch in the second layer, and the loss in the fourth one.
+# The first layer embeds by @w, the third one projects back by it. The loss's divisor is computed
+# from the batch in the second layer, and the loss in the fourth one.
 MASKED = """
 !m = tensor<8x8xf32>
 func.func public @main(

@@ -1,4 +1,4 @@
-"""What a program means does not depend on its locations: without them it gives the same layers."""
+"""A program means the same without locations: it is cut into the same layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = ("combine-micro-batches", "simplify-trivial-ops", "split-loops", "layer-
 
 
 def layers(text: str, given: dict[str, str], *, stripped: bool) -> str:
-    """The program cut into layers, as text without locations; or what the passes say of it."""
+    """The program cut into layers, as text without locations; or the passes' error."""
     words = ["strip-debuginfo"] if stripped else []
     for name in STEPS:
         known = load_pass(name).options()
@@ -33,7 +33,7 @@ def layers(text: str, given: dict[str, str], *, stripped: bool) -> str:
 
 
 def lowered(seed: int) -> tuple[str, dict[str, str]] | None:
-    """A random program with its locations, and options; None where it is refused before."""
+    """A random program with its locations, and options; None where it is rejected earlier."""
     program = draw(seed)
     given = options.draw(program)
     layout = program.features.layout
@@ -70,7 +70,7 @@ def test_random_programs(seeds: range) -> None:
 
 
 def step(params: Any, x: Any, running: Any) -> Any:
-    """A running mean, which the forward part writes, beside a parameter."""
+    """A running mean that the forward part writes, beside a parameter."""
 
     def loss(params: Any) -> Any:
         h = jnp.tanh(x @ params)

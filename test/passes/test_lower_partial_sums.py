@@ -1,4 +1,4 @@
-"""Gradients that are added up unreduced equal plain jax's, and communicate once per step."""
+"""Gradients accumulated as partial sums equal plain JAX's, and communicate once per step."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def planned_step(loss, shapes, small_cluster, rng):
     text = jax.jit(step, donate_argnums=0).lower(params, x[:ROWS]).as_text()
     module = parse(text)
     count = len(jax.tree.leaves(params))
-    # Roles are inferred where that is unique; the batch and the loss say theirs.
+    # Roles are inferred where they are unique; the batch and the loss state theirs.
     text = re.sub(
         rf"(%arg{count}: tensor<[^>]*>)( {{)?",
         lambda m: (

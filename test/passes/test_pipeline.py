@@ -1,4 +1,4 @@
-"""Pipelines: our passes beside MLIR's, and what is said where one is wrong or fails."""
+"""Pipelines: Alpa's passes beside MLIR's, and the messages about wrong or failing ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountOps(Pass):
-    """Remarks how many ops the function has."""
+    """Remarks the number of the function's ops."""
 
     name: ClassVar[str] = "count-ops"
     unit: str = option("ops", "what to call them")
@@ -51,7 +51,7 @@ class CountOps(Pass):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refuse(Pass):
-    """Fails in the way that is asked for."""
+    """Fails in the requested way."""
 
     name: ClassVar[str] = "refuse"
     how: Literal["nothing", "error", "option", "bug", "invalid"] = option("error", "the way")

@@ -1,4 +1,4 @@
-"""A custom call that is planned as sharded runs on shards, whatever XLA knows of it."""
+"""A custom call that is planned as sharded runs on shards, whether XLA can split it or not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_batch_of_matrices_is_factored_shard_by_shard():
     def function(x):
         return jnp.sin(jnp.linalg.cholesky(x))
 
-    # By this attribute XLA would split the call itself; other custom calls have none.
+    # With this attribute XLA would split the call itself; other custom calls lack it.
     text = re.sub(
         r"mhlo.frontend_attributes = {num_batch_dims[^}]*}, ",
         "",

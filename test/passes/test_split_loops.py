@@ -1,4 +1,4 @@
-"""`split-loops` on scans that jax lowers: the numbers stay, and what stacks the layers is cut."""
+"""`split-loops` on scans that jax lowers: equal numbers, and stacks of layers are cut."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def split(program: Callable[..., Any], arguments: list[Any], num_layers: int | s
 
 
 def run(module: ir.Module, arguments: list[Any]) -> list[np.ndarray]:
-    """The results of the given program; what is cut is taken apart before, and joined after."""
+    """The given program's results, with split arguments cut before and joined after the call."""
     main = main_function(module)
     given = [
         rows(arguments[i if a.input is None else a.input], a.slice)
@@ -118,7 +118,7 @@ def test_the_numbers_stay(program: Callable[..., Any], num_layers: int | str) ->
 
 @pytest.mark.parametrize(("num_layers", "loops"), [(1, 2), (2, 4), (3, 4), (5, 0)])
 def test_forward_and_backward_are_cut_at_the_same_trips(num_layers: int, loops: int) -> None:
-    """Five trips in one part stay whole, in two are loops of 2 and 3, in three of 1, 2 and 2."""
+    """Five trips stay whole in one part, are loops of 2 and 3 in two, of 1, 2 and 2 in three."""
     module = split(trained, [random(0, 5, 4, 4), random(1, 3, 4)], num_layers)
     main = main_function(module)
     names = [op.operation.name for op in walk(body(main))]
@@ -143,7 +143,7 @@ def test_loops_of_different_depth_share_the_parts() -> None:
 
     module = split(program, [random(0, 2, 4, 4), random(1, 6, 4, 4), random(2, 3, 4)], 4)
     inputs = [a.input for a in read_arguments(main_function(module)) if a.slice]
-    assert inputs == [1, 1, 1]  # of 8 trips 4 parts: one of 2 trips, three of 2
+    assert inputs == [1, 1, 1]  # 8 trips in 4 parts: one of 2 trips, three of 2
 
 
 def test_a_dimension_that_the_program_shards_is_not_cut() -> None:

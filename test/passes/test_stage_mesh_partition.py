@@ -51,7 +51,7 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
 
 
 def joined(planned: ir.Module) -> ir.Module:
-    """Fragments inlined, transfers gone, mesh tensors turned into tensors."""
+    """Fragments inlined, transfers removed, mesh tensors turned into tensors."""
     main = main_function(planned)
     with planned.context, ir.Location.unknown():
         plain = ir.Module.create()
@@ -98,7 +98,7 @@ def test_the_stages_compute_the_step(name: str, cluster: str, remat: str) -> Non
     planned = alpa.passes.run(text, f"{CLUSTERED},{stages}")
     main = main_function(planned)
     again = [layer for op in body(main).operations for layer in read_remat(op)]
-    # What the first layers make is read by the next ones, so it is kept.
+    # The next layers read the first ones' results, so these are kept.
     assert again == ([2] if remat == "layer" else [])
     inputs = [argument.input for argument in read_arguments(main)]
     outputs = [result.output for result in read_results(main)]
@@ -155,7 +155,7 @@ def test_rematerialised_random_layers_compute_the_same(seed: int) -> None:
     expected, found = (run_unplanned(joined(module), arguments) for module in planned.values())
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-    # The backward part reads arguments, and what the program returns anyway.
+    # The backward part reads arguments, and values that the program returns anyway.
     main = main_function(planned["layer"])
     forward, backward = list(body(main).operations)[:2]
     returned = list(terminator(body(main)).operands)
@@ -223,7 +223,7 @@ def test_more_micro_batches_in_flight_need_more_memory() -> None:
 
 
 def test_throughput_makes_more_stages_than_one_run_wants() -> None:
-    """Nothing can be split here: a mesh of two is as slow as one device, and needs no transfer."""
+    """Nothing can be split here: a mesh of two is as slow as one device, but needs no transfer."""
 
     def forward(params: list[jax.Array], x: jax.Array) -> jax.Array:
         for w in params:

@@ -1,4 +1,4 @@
-"""`verify-layers` on plans with one fault planted in each; what is no fault passes."""
+"""`verify-layers` on plans with one planted fault each, and on correct plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.plan.layer_checks import check_placed_once, placed_ops
 from alpa.tools import zoo
 
-# Two layers share a parameter; each makes its part of the gradient, and the update adds them up.
+# Two layers share a parameter; each computes its part of the gradient, and the update adds them up.
 TIED = """
 func.func public @main(%w: tensor<8x8xf32> {alpa.role = "state"},
                        %x: tensor<8x8xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})

@@ -1,5 +1,4 @@
-"""Eight virtual CPU devices, which have to be asked for before jax starts; a program for
-several executors."""
+"""Eight virtual CPU devices, requested before jax starts, and a program for several executors."""
 
 from __future__ import annotations
 
@@ -69,5 +68,5 @@ module {
 
 @pytest.fixture
 def moves() -> str:
-    """A planned program with values that move in every way."""
+    """A planned program whose values move in every way."""
     return _MOVES

@@ -1,6 +1,6 @@
 """The types of the API. pyright checks this file; nothing runs it.
 
-A line with `pyright: ignore` has to be an error: an ignore that is not needed is one, too.
+A line with `pyright: ignore` has to be an error: pyright reports an unneeded ignore.
 """
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true

@@ -26,7 +26,7 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
 def arguments(dtype: Any, compute: Any) -> tuple[Any, Any]:
     """State and batch whose numbers are those of a type, in the type to compute in."""
     params = {"a": 0.3 * _normal(0, 8, 16), "b": 0.2 * _normal(1, 16, 8)}
-    # Gradients that hardly change their sign: a sum of them grows, and its last bits with it.
+    # These gradients hardly change their sign, so their sum grows and its last bits with it.
     batch = _normal(2, 4 * BATCHES, 8) + 0.5, _normal(3, 4 * BATCHES, 8) + 2
 
     def rounded(array: np.ndarray) -> jax.Array:
@@ -45,7 +45,7 @@ def loss_of(params: Any, batch: Any) -> jax.Array:
 
 
 def step(state: Any, batch: Any) -> Any:
-    """The parameters move by the gradients as they are, the momentum by those in f32."""
+    """The parameters move by the unconverted gradients, the momentum by f32 ones."""
     params, momentum = state
     loss, grads = alpa.value_and_grad(loss_of)(params, batch)
     momentum = jax.tree.map(lambda m, g: m / 2 + g.astype(m.dtype), momentum, grads)
@@ -61,7 +61,7 @@ def scaled_step(state: Any, batch: Any) -> Any:
 
 
 def tied_step(state: Any, batch: Any) -> Any:
-    """The last layer of another mesh shares its parameter with the first one."""
+    """The last layer, on another mesh, shares its parameter with the first one."""
     params, momentum = state
 
     def tied(params: Any, batch: Any) -> jax.Array:
@@ -82,7 +82,7 @@ def reference(name: str, dtype: str) -> Any:
 
 
 def errors(name: str, dtype: str, options: dict[str, Any], accumulate_dtype: str) -> Any:
-    """The norm of each result's error as a part of its own."""
+    """The norm of each result's error, relative to the result's norm."""
     run = alpa.parallelize(
         STEPS[name], num_micro_batches=BATCHES, accumulate_dtype=accumulate_dtype, **options
     )
@@ -104,7 +104,7 @@ def test_many_micro_batches_are_as_exact_as_a_rounding(options: Any, dtype: str)
     assert max(*params.values(), loss) < ROUNDING[dtype]
     assert max(momentum.values()) < ROUNDING[dtype] / 2
     (narrow_params, narrow_momentum), narrow_loss = errors("step", dtype, options, "same")
-    assert narrow_loss > 2 * loss  # The executor adds it up: no update reads it.
+    assert narrow_loss > 2 * loss  # The executor accumulates it, because no update reads it.
     assert all(narrow_params[name] > 1.5 * params[name] for name in params)
     assert all(narrow_momentum[name] > 4 * momentum[name] for name in momentum)
 

@@ -1,4 +1,4 @@
-"""Wrong arguments are refused before anything runs: by both doors, and by their names."""
+"""Wrong arguments are rejected by name before anything runs, by both executors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def weights() -> tuple[jax.Array, jax.Array]:
 
 
 def opened(door: Door, batches: int = 1, **options: Any) -> tuple[Step, Callable[[int], str]]:
-    """The training step, and the names that its arguments have in errors."""
+    """The training step, and the names of its arguments in errors."""
     given: dict[str, Any] = {"cluster": "cpu:1x4", "batch_argnums": 2, "donate_argnums": (0, 1)}
     step = alpa.parallelize(train, num_micro_batches=batches, **(given | options))
     if door == "parallelize":
@@ -55,7 +55,7 @@ def assert_close(found: Any, expected: Any) -> None:
 @DOORS
 @BATCHES
 def test_a_donated_array_that_is_given_again(door: Door, batches: int) -> None:
-    """The program `deleted_argument.py`: plain jax ends the process on several CPU devices."""
+    """The program `deleted_argument.py`: plain JAX aborts the process on several CPU devices."""
     step, name = opened(door, batches)
     old = step(*weights(), X)
     new = step(*old, X)
@@ -66,7 +66,7 @@ def test_a_donated_array_that_is_given_again(door: Door, batches: int) -> None:
     with pytest.raises(RuntimeError, match=rf"{name(1)} was donated"):
         step(new[0], old[1], X)
     expected = train(*train(*train(*weights(), X), X), X)
-    assert_close(step(*new, X), expected)  # what was refused has changed nothing
+    assert_close(step(*new, X), expected)  # the rejected call has changed nothing
 
 
 @DOORS
@@ -93,7 +93,7 @@ def test_an_array_that_is_donated_twice(door: Door, batches: int) -> None:
     assert not w.is_deleted()
     assert not ema.is_deleted()
     same = np.full((6, 3), 0.5, np.float32)
-    assert_close(step(same, same, X), train(same, same, X))  # numpy's are copied
+    assert_close(step(same, same, X), train(same, same, X))  # NumPy arrays are copied
 
 
 @DOORS
@@ -123,7 +123,7 @@ def test_it_is_refused_before_the_search() -> None:
 
 @DOORS
 def test_donation_is_alike_where_nothing_is_overwritten(door: Door) -> None:
-    """Of a program without gradients no fragment writes over an argument."""
+    """In a program without gradients no fragment overwrites an argument."""
 
     def double(state: Any, x: Any) -> Any:
         return {"a": 2 * state["a"], "same": state["same"]}, x @ state["same"]
@@ -139,7 +139,7 @@ def test_donation_is_alike_where_nothing_is_overwritten(door: Door) -> None:
         old, _ = step(state, X)
         new, _ = step(old, X)
         arrays = [old["a"], new["same"]]
-    # What comes back unchanged is its own new value.
+    # An argument that is returned unchanged is its own new value.
     assert [array.is_deleted() for array in arrays] == [True, False]
     np.testing.assert_array_equal(arrays[1], np.ones((6, 3)))
 
@@ -166,7 +166,7 @@ def test_shapes_cannot_be_run(door: Door) -> None:
 
 
 def loaded() -> alpa.runtime.Executable:
-    """A program of a matrix, a number and a count."""
+    """A program of a matrix, a scalar and a counter."""
 
     def scaled(w: Any, rate: Any, count: Any) -> Any:
         return w * rate, count + 1

@@ -1,4 +1,4 @@
-"""On Ray, too, wrong arguments are refused before a worker is called, by the same words."""
+"""On Ray, too, wrong arguments are rejected before a worker is called, with the same messages."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_a_loaded_program_refuses() -> None:
     placed = executable.place(2, X)
     with pytest.raises(ValueError, match=r"argument 0 was placed as argument 2"):
         executable(placed, ema, X)
-    # In the same workers, and still another program.
+    # Another program in the same workers.
     other = alpa.runtime.load(
         step.prepare(w, ema, X).plan.module,
         executor="ray",
@@ -107,7 +107,7 @@ def test_what_a_loaded_program_refuses() -> None:
     expected = train(w, ema, X)
     found = executable(w, ema, placed)
     assert_close(found, expected)
-    # An array of these workers goes to any other executable while they live.
+    # Any other executable takes an array of these workers while they live.
     local = alpa.runtime.load(step.prepare(w, ema, X).plan.module)
     assert_close(local(*found, X), train(*expected, X))
     ray.kill(executable._group._actors[0])
@@ -133,7 +133,7 @@ def test_what_comes_back_unchanged_outlives_what_it_was() -> None:
 
 
 def test_a_state_that_is_made_with_a_print() -> None:
-    """The workers would call what is in the memory of this process."""
+    """The workers would call an address in this process's memory."""
 
     def init() -> Any:
         jax.debug.print("a new state")

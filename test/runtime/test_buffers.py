@@ -1,4 +1,4 @@
-"""Arrays that share buffers can be given in one call that donates one of them."""
+"""Arrays that share buffers may be arguments of one call that donates one of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def on_two_devices(array: jax.Array) -> jax.Array:
 
 
 def sharing() -> tuple[jax.Array, jax.Array]:
-    """An array, and one on more devices that has its buffer."""
+    """An array, and a second array on more devices that shares its buffer."""
     one = jnp.arange(1024.0)
     two = on_two_devices(one)
     assert pointers(one) & pointers(two)
@@ -65,7 +65,7 @@ def test_parts_of_a_cut_array() -> None:
 
 
 def test_a_step_takes_them() -> None:
-    """Plain jax refuses this, and ends the process on several CPU devices."""
+    """Plain JAX rejects this, and aborts the process on several CPU devices."""
 
     def step(w: Any, ema: Any) -> Any:
         return w + 1, 0.5 * ema + 0.5 * w

@@ -1,4 +1,4 @@
-"""On request a call says which of its results are not finite."""
+"""With `check_finite` a call names its results that are not finite."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from alpa.runtime.comparison import Comparison
 from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import run_pass
 
-# One step of a linear regression: momentum is a state that only the update reads.
+# One step of a linear regression. The momentum is a state that only the update reads.
 STEP = """
 func.func @main(
     %w: tensor<16x16xf32> {alpa.role = "state"}, %m: tensor<16x16xf32> {alpa.role = "state"},
@@ -51,7 +51,7 @@ def planned(module: ir.Module, **options: str) -> ir.Module:
 
 
 def compared(source: str, other: str) -> Comparison:
-    """A program against the plan of another one."""
+    """A program and the plan of another program."""
     return compare_programs(parse(source), planned(parse(other)))
 
 
@@ -107,7 +107,7 @@ def test_change_of_a_parameter_is_seen() -> None:
 
 
 def test_lost_gradient_is_seen() -> None:
-    """The new momentum would hide it, did the old one not start at zero."""
+    """The new momentum would hide the fault if the old one did not start at zero."""
     lost = STEP.replace("%m2 = stablehlo.add %decayed, %g", "%m2 = stablehlo.add %decayed, %m")
     report = compared(STEP, lost)
     assert wrong(report) == ["0", "1"]
@@ -163,9 +163,9 @@ def test_noise_that_an_optimizer_amplifies_is_no_fault() -> None:
 
 
 def test_upper_bound_that_is_an_argument_keeps_the_program_well_conditioned() -> None:
-    """Below zero it would make a constant of every activation, and nothing but noise of its norm.
+    """A batch norm of constants divides by rounding.
 
-    A batch norm divides by the deviation of what it is given, which of a constant is rounding.
+    Below zero the ReLU would make all activations equal, and the norm would return only noise.
     """
     text = """
     func.func @main(%x: tensor<64x8xf32>, %most: tensor<f32>, %s: tensor<8xf32>, %b: tensor<8xf32>)

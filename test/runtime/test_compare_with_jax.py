@@ -119,7 +119,7 @@ def test_reference_may_be_another_function() -> None:
 
 
 def test_cancellation_is_noise() -> None:
-    """Sums that all but cancel, over dimensions that the plan splits."""
+    """Sums that nearly cancel, over dimensions that the plan splits."""
 
     def normalized(w: Any, x: Any) -> Any:
         y = x @ w
@@ -137,7 +137,7 @@ def test_cancellation_is_noise() -> None:
 
 
 def reordered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same mathematics for reversed sums."""
+    """The same mathematics as for reversed sums."""
     return lambda w, x: function(w[::-1], x[:, ::-1])
 
 

@@ -1,4 +1,4 @@
-"""`alpa.runtime.comparison`: what is equal, what is noise, what a report shows first."""
+"""`alpa.runtime.comparison`: equality, noise, and the order of a report."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_what_is_found_is_not_compiled(tmp_path: Path) -> None:
 
 
 def damaged(path: Path, how: str, foreign: bytes) -> None:
-    """Harms a file of the cache."""
+    """Damages a file of the cache."""
     content = bytearray(path.read_bytes())
     path.unlink()
     if how == "a flipped bit":

@@ -1,4 +1,4 @@
-"""What a step returns of a state that is cut between meshes."""
+"""The arrays of a state that is cut between meshes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_equal_parts_are_one_array_of_jax(spec: PartitionSpec, expected: Partiti
         taken = part_of(array, slice_, part.sharding)
         assert (taken.sharding, pointers(taken)) == (part.sharding, pointers(part))
     for part in parts.parts.values():
-        part.delete()  # as a step does that it is donated to
+        part.delete()  # as a step does when the array is donated to it
     with pytest.raises(RuntimeError, match=r"Array has been deleted with shape=float32\[2,6,2\]"):
         np.asarray(array)
 
@@ -199,7 +199,7 @@ def test_a_part_that_is_wanted_otherwise_is_sliced(sharding: NamedSharding) -> N
 
 
 def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Descent by one step; the layers are rows of `w`."""
+    """One step of gradient descent; the layers are rows of `w`."""
 
     def loss_fn(w: jax.Array) -> jax.Array:
         y, _ = jax.lax.scan(lambda x, layer: (jnp.tanh(x @ layer), None), x, w)
@@ -223,7 +223,8 @@ def test_steps_take_a_stacked_state_where_it_lies(
 ) -> None:
     """The state of a scanned model.
 
-    Each case has other devices: jax 0.10 confuses meshes of other axes on the same ones.
+    Each case has other devices, because jax 0.10 confuses meshes with different axes on the same
+    devices.
     """
     draw = np.random.default_rng(0).normal
     weights = draw(scale=0.3, size=(layers, 16, 16)).astype(np.float32)

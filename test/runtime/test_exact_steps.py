@@ -1,4 +1,4 @@
-"""Small steps with micro-batches that equal plain jax; each was refused, or wrong, once."""
+"""Small steps with micro-batches that equal plain JAX; each was once rejected or wrong."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_marked_gradients_of_micro_batches_of_one_sample_equal_plain_jax() -> No
 
 @pytest.mark.parametrize("steps", [optax.MultiSteps, optax.apply_if_finite])
 def test_updates_in_a_branch_equal_plain_jax(steps: Callable[..., Any]) -> None:
-    """Both parameters are of the first layer, and the counters of none."""
+    """Both parameters belong to the first layer, the counters to none."""
     optimizer = steps(optax.adam(0.1), 2)
 
     def step(state: Any, x: Any) -> Any:

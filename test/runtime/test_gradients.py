@@ -1,4 +1,4 @@
-"""Gradients that are hard to tell from the rest of the step, unmarked, against plain jax."""
+"""Unmarked gradients that are hard to tell from the rest of the step, against plain JAX."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def squares(params: Any, batch: Any) -> Any:
 
 
 def scaled(params: Any, batch: Any) -> Any:
-    """The gradient of the scale is the mean, which is of the forward part."""
+    """The gradient of the scale is the mean, which belongs to the forward part."""
     return params["scale"] * jnp.mean(squares(params, batch))
 
 
 def weighted(params: Any, batch: Any) -> Any:
-    """Each output's error has a weight, whose gradient is that error."""
+    """Each output's error has a weight whose gradient is that error."""
     return jnp.sum(params["weights"] * jnp.mean(squares(params, batch), axis=0))
 
 
@@ -70,7 +70,7 @@ def penalised(params: Any, batch: Any) -> Any:
 
 
 def adversarial(params: Any, batch: Any) -> Any:
-    """The loss of samples that were moved along their own gradients."""
+    """The loss of samples that are moved along their own gradients."""
     slopes = jax.grad(lambda x: jnp.sum(squares(params, {**batch, "x": x})))(batch["x"])
     moved = jax.lax.stop_gradient(batch["x"] + 0.1 * jnp.sign(slopes))
     return jnp.mean(squares(params, {**batch, "x": moved}))
@@ -130,7 +130,7 @@ def test_the_text_of_a_step_tells_its_gradients() -> None:
 
 
 def num_markers(module: ir.Module) -> int:
-    """How many gradients a program marks."""
+    """The number of gradients that a program marks."""
     return sum(marker_of(op) == GRADIENT for op in walk(module.body))
 
 
@@ -157,7 +157,7 @@ def test_a_text_without_markers_says_what_it_cannot_tell(name: str) -> None:
 
 
 def test_names_are_kept_where_keys_are_folded() -> None:
-    """`where` is jitted by jax itself."""
+    """jax itself jits `where`."""
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
         noise = jax.random.normal(key, batch["y"].shape)
@@ -197,7 +197,7 @@ def test_noise_of_the_update_is_drawn_once() -> None:
 
 @pytest.mark.parametrize("order", ["both from the old", "one after the other"])
 def test_two_losses(order: str) -> None:
-    """A generative adversarial step, whose two parts each have a loss."""
+    """A generative adversarial step with one loss for each of its two parts."""
     optimizer = optax.adam(1e-2, eps=1e-3)
 
     def judged(critic: Any, samples: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Collectives read from HLO text, in each way that XLA writes groups, loops and shapes."""
+"""Collectives read from HLO text, with every notation of groups, loops and shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that call Python are refused by one sentence with the place in the user's program."""
+"""Programs that call Python are rejected with the place in the user's program."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_program_that_calls_python(function: Callable[..., Any], batches: int)
 
 
 def files_of(error: BaseException) -> list[str]:
-    """The files of the frames that Python would print, causes and contexts included."""
+    """The files of the frames that Python would print, including causes and contexts."""
     shown = traceback.TracebackException.from_exception(error)
     assert shown.__cause__ is None
     assert shown.__suppress_context__ or shown.__context__ is None

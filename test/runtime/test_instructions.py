@@ -1,4 +1,4 @@
-"""Scripts of random programs against what their micro-batches compute one after the other."""
+"""Instructions of random programs, compared with their micro-batches one after the other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MODULUS = (1 << 61) - 1
 
 @dataclass
 class Builder:
-    """A program, value by value; a value on another mesh is a transfer, made once."""
+    """A program, value by value; a value on another mesh is one transfer."""
 
     values: list[Value] = field(default_factory=list)
     steps: list[Fragment | Transfer] = field(default_factory=list)
@@ -88,8 +88,10 @@ class Builder:
 
 
 def random_program(seed: int, schedule: schedules.Schedule, batches: int) -> Program:
-    """Stages that read one another's values over any distance, tied and carried states, updates
-    that wait for one another; some stages have no backward."""
+    """Stages that read one another's values over any distance.
+
+    States are tied or carried, updates wait for one another, and some stages have no backward.
+    """
     rng, builder = random.Random(seed), Builder()
     count = rng.randint(1, 4)
     meshes = [f"mesh_{s}" for s in range(count)]
@@ -146,7 +148,7 @@ def random_program(seed: int, schedule: schedules.Schedule, batches: int) -> Pro
 
 
 def product(fragment: Fragment, number: int, inputs: list[int]) -> int:
-    """What a fragment makes: any function of all its inputs does."""
+    """A fragment's results: any function of all its inputs will do."""
     return hash((fragment.name, number, *inputs)) % MODULUS
 
 
@@ -156,7 +158,7 @@ def argument_of(program: Program, argument: ProgramArgument, m: int | None) -> i
 
 
 def run_in_turn(program: Program) -> list[object]:
-    """The results, of micro-batches that run one after the other."""
+    """The results of micro-batches that run one after the other."""
     batches = program.num_micro_batches
     states = {a.value: argument_of(program, a, None) for a in program.arguments}
     each: list[dict[int, int]] = []
@@ -242,7 +244,7 @@ def test_scripts_compute_what_the_micro_batches_do_in_turn(
 
 @cache
 def planned_zoo(family: str, num_stages: int) -> Program:
-    """Layers and stages only: scripts do not depend on shardings."""
+    """Layers and stages only, because instructions do not depend on shardings."""
     pipeline = (
         "simplify-trivial-ops,layer-cluster{num-layers=4},stage-mesh-partition"
         f"{{cluster=cpu:2x4 num-stages={num_stages} num-micro-batches=6}}"
@@ -256,7 +258,7 @@ def with_schedule(program: Program, schedule: schedules.Schedule) -> Program:
 
 
 def with_seconds(program: Program, rng: random.Random, skipping: range) -> Program:
-    """Random seconds; transfers that skip stages take some of `skipping`."""
+    """Random seconds; transfers that skip stages take one of `skipping`."""
     names = [mesh.name for mesh in program.meshes]
 
     def seconds(step: Fragment | Transfer) -> float:

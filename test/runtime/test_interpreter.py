@@ -1,4 +1,4 @@
-"""One mesh's part of a step, as a worker runs it, whose neighbour is late."""
+"""One mesh's part of a step, as a worker runs it, with a neighbour that is late."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.placement import Placement
 from alpa.runtime.tiles import Tiles
 
-# A counter that mesh_0 counts up, and of which mesh_1 has a copy.
+# mesh_0 counts up a counter, of which mesh_1 has a copy.
 COUNTER = """
 !n0 = !mpmd.mesh_tensor<"mesh_0", tensor<4xf32>>
 !n1 = !mpmd.mesh_tensor<"mesh_1", tensor<4xf32>>
@@ -49,7 +49,7 @@ module {
 
 
 class LateNeighbour:
-    """Takes in what it is sent after all steps."""
+    """Receives its messages only after all steps."""
 
     rank = 0
 

@@ -27,7 +27,7 @@ from alpa.runtime.planning import PlanningError
 from alpa.runtime.prepared import PlanMismatchError
 from alpa.runtime.reference import compare
 
-# Two meshes, of one device each where it is not said; the models mark where they part.
+# Two meshes of one device each unless a test says otherwise; markers say where the models part.
 two_stages = partial(alpa.parallelize, cluster="cpu:2x1", inter="equal-layers", mesh_shape="1x1")
 
 
@@ -178,7 +178,7 @@ def flax_step(state: FlaxState, batch: Any) -> Any:
 
 
 def by_micro_batches(state: FlaxState, batch: Any, count: int) -> Any:
-    """What `flax_step` means for several micro-batches: each has its own folded key."""
+    """`flax_step` with several micro-batches: each has its own folded key."""
     losses, logits, rights, sums, stats = [], [], [], None, state.batch_stats
     for m in range(count):
         part = jax.tree.map(lambda a, m=m: jnp.split(a, count)[m], batch)

@@ -1,4 +1,4 @@
-"""`alpa.parallelize` on Ray actors computes what plain jax does."""
+"""`alpa.parallelize` on Ray actors computes what plain JAX does."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ fetch = RemoteArray.fetch
 
 
 def fetch_of_keys(array: RemoteArray) -> np.ndarray:
-    """What a step may fetch of its state: the words of random keys."""
+    """The only parts of its state that a step may fetch: the words of random keys."""
     assert array.dtype == np.uint32
     return fetch(array)
 
@@ -121,7 +121,7 @@ def test_training_and_evaluation_share_state_and_workers(monkeypatch: pytest.Mon
     w = fetched[3]["w"]
     np.testing.assert_allclose(np.sum(weight) + 2 * weight, np.sum(w) + 2 * w, atol=1e-5)
     held = step.executable(ours, batch).held_bytes()
-    # Of four layers and two moments each mesh holds its own, on each device at most once.
+    # Each mesh holds its own of four layers and two moments, at most once on each device.
     assert sum(held.values()) <= 2 * 4 * 3 * 4 * (16 * 16 + 16) + 64
 
 

@@ -19,8 +19,8 @@ from alpa.runtime.placement import move
 from alpa.runtime.simulation import verify
 
 # Two linear layers with one weight, which lives on meshes of different shapes. `r` is a running
-# mean that the forward part carries. `dv` is a gradient that the backward of layer 0 reads per
-# micro-batch, too. The loss flows from a forward part into an update.
+# mean that the forward part carries. `dv` is a gradient that the backward of layer 0 also reads per
+# micro-batch. The loss flows from a forward part into an update.
 TIED = """
 #w = #sdy.sharding<@mesh_0, [{}, {"axis1"}]>
 !w0 = !mpmd.mesh_tensor<"mesh_0", tensor<16x16xf32>, sharding=<@mesh_0, [{}, {"axis1"}]>>
@@ -321,7 +321,7 @@ def test_values_that_move_once_per_micro_batch_or_once_per_step(moves: str) -> N
         squares = sum(part**2 for part in parts)
         expected = [new, p + squares, sum(hidden), x, sum(parts) / 3]
         assert_close([*results[:5], *results[6:]], [*expected, k, hidden[-1], squares])
-        # bf16 is added up in f32, micro-batch by micro-batch, and rounded once. With these
+        # bf16 is accumulated in f32, micro-batch by micro-batch, and rounded once. With these
         # numbers a sum in bf16 differs.
         assert results[5].dtype == jnp.bfloat16
         halves = [part.astype(jnp.bfloat16).astype(np.float32) for part in parts]
@@ -523,7 +523,7 @@ def test_sources_and_the_module_given_stays_as_it_is(tmp_path) -> None:
 
 
 def test_complex_numbers() -> None:
-    """Constants of which jaxlib's bindings have no Python class, and sums that begin with one."""
+    """Constants without a Python class in jaxlib's bindings, and sums that begin with one."""
 
     def spectrum(w: Any, x: Any) -> Any:
         y = jnp.fft.fft(jnp.tanh(x @ w)) * (2 + 1j)

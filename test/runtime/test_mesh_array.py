@@ -1,4 +1,4 @@
-"""An array on meshes is a `jax.Array` to everyone: what is fetched for that, and what is not."""
+"""An array on meshes behaves as a `jax.Array`: which operations fetch it, and which do not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = np.linspace(-1, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
 class Elsewhere(MeshArray):
-    """Numbers that count how often they are fetched."""
+    """An array that counts how often it is fetched."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         super().__init__(numbers.shape, numbers.dtype)

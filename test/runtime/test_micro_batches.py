@@ -81,7 +81,7 @@ def test_the_best_number_is_that_of_the_shortest_step() -> None:
 
 def test_what_cannot_win_is_not_planned() -> None:
     def padded(number: int) -> ir.Module:
-        """With 4 micro-batches, as much work in each as a whole batch has."""
+        """With 4 micro-batches each takes as long as the whole batch."""
         return parse(program(BATCH * 64 if number == 4 else BATCH // number))
 
     clock = Clock()

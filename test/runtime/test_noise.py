@@ -1,4 +1,4 @@
-"""`alpa.runtime.noise`: perturbed arguments, and noise beside differences."""
+"""`alpa.runtime.noise`: perturbed arguments, and noise compared with differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that cannot be are refused where they are given, with the value and what is expected."""
+"""Invalid options are rejected where the user gives them, with the value and the expectation."""
 
 from __future__ import annotations
 

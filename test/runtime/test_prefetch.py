@@ -1,4 +1,4 @@
-"""Batches are placed ahead of their steps, and steps leave them as they are."""
+"""Batches are placed ahead of their steps, and steps leave them unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alpa.runtime import Executable, WorkerOptions, prefetch
 
 
 def check(step: Executable, moves: str) -> None:
-    """Three steps of the program of `moves`, whose argument 3 is a batch, 0 and 1 states."""
+    """Three steps of the program of `moves`; argument 3 is a batch, 0 and 1 are states."""
     generator = np.random.default_rng(0)
     c, p, k = (generator.normal(size=4).astype(np.float32) for _ in range(3))
     xs = [generator.normal(size=12).astype(np.float32) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What a process holds is counted as it takes and gives back."""
+"""A process's resources are counted when it takes and releases them."""
 
 from __future__ import annotations
 

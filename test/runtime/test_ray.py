@@ -1,4 +1,4 @@
-"""Plans on Ray actors compute what plain numpy does, and say so when they cannot."""
+"""Plans on Ray actors compute what plain NumPy does, or report why they cannot."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_training_steps_on_two_meshes(schedule: Schedule, tmp_path: Path) -> Non
 
 
 def test_values_that_move_in_every_way(moves: str) -> None:
-    """Also what is array-like about results, and what becomes of a plan whose worker dies."""
+    """Results behave as arrays, and a plan whose worker dies reports it."""
     generator = np.random.default_rng(0)
     c, p, k, x = (generator.normal(size=n).astype(np.float32) for n in (4, 4, 4, 12))
     workers = WorkerOptions(cache_directory=None, transport="sockets", timeout_seconds=60)
@@ -201,7 +201,7 @@ def test_a_plan_that_is_larger_than_the_cluster(moves: str) -> None:
 def test_logs_of_workers_reach_the_caller(
     moves: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under the mesh's name, as much of them as the caller's own logger wants."""
+    """Lines carry the mesh's name, at the level that the caller's own logger sets."""
     workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
     caplog.set_level(logging.INFO, logger="alpa")
     text, deadline = "", time.monotonic() + 60
@@ -213,7 +213,7 @@ def test_logs_of_workers_reach_the_caller(
 
 
 def listening(process: int) -> set[str]:
-    """The addresses at which a process listens, as /proc has them: in hexadecimal, swapped."""
+    """The addresses at which a process listens, as in /proc: hexadecimal, with swapped bytes."""
     sockets = set[str]()
     for file in Path(f"/proc/{process}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -228,7 +228,7 @@ def listening(process: int) -> set[str]:
 
 
 def children(process: int) -> list[int]:
-    """Of a process, and of these in turn."""
+    """A process's children, and theirs."""
     direct = list[int]()
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):  # it may end meanwhile
@@ -245,7 +245,7 @@ def name_of(process: int) -> str:
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no /proc")
 @pytest.mark.parametrize("transport", ["device", "sockets"])
 def test_workers_on_one_node_listen_at_its_loopback_only(moves: str, transport: Any) -> None:
-    """Beside that of Ray, which each of its processes has at all addresses."""
+    """The only other listener on all addresses is Ray's, which each of its processes has."""
     ours, rays = "0100007F", "0" * 32
     before = listening(os.getpid())
     workers = WorkerOptions(cache_directory=None, timeout_seconds=60, transport=transport)

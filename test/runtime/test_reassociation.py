@@ -64,7 +64,7 @@ def module_of(function: Any) -> tuple[Any, list[np.ndarray]]:
 
 
 def assert_reordered(module: Any, arguments: list[np.ndarray], count: int) -> None:
-    """The results stay the same but for rounding, and some of them do round differently."""
+    """The results change by rounding only, and some do change."""
     before = run_unplanned(module, arguments)
     assert reassociate(module) == count
     module.operation.verify()

@@ -96,7 +96,7 @@ def test_random_arguments_are_small_repeatable_and_positive_below_a_root() -> No
 
 
 def test_random_arguments_keep_a_program_well_conditioned() -> None:
-    """A ReLU that ends below zero makes a constant of all activations; a divisor may not vanish."""
+    """A ReLU below zero would make all activations equal; a divisor must not vanish."""
 
     def bounded(x, most, divisor, ceiling, scale, variance):
         y = jax.lax.clamp(jnp.float32(0), x, most) / divisor

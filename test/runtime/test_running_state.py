@@ -1,5 +1,8 @@
-"""Running averages and counters that the loss reads: the forward part writes them, and what it has
-written goes on to the next micro-batch. They are no parameters, though they look like some."""
+"""Running averages and counters that the loss reads.
+
+The forward part writes them, and the next micro-batch reads the written values. They look like
+parameters, and are not.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ WRITTEN: dict[str, tuple[Loss, dict[str, Any]]] = {
 
 
 def step_of(loss: Loss, *, marked: bool) -> tuple[Any, Any]:
-    """A step of gradient descent, and the same from micro-batch to micro-batch in plain jax."""
+    """A step of gradient descent, and the same step in plain JAX, micro-batch by micro-batch."""
     value_and_grad = alpa.value_and_grad if marked else jax.value_and_grad
 
     def gradients(state: Any, batch: Any) -> Any:
@@ -178,7 +181,7 @@ def parts_of_new_states(loss: Loss, params: Any, kept: Any) -> dict[str, str | N
 
 
 def test_a_linear_last_layer_whose_gradient_is_a_mean_is_a_parameter() -> None:
-    """The gradient of `c` depends on no `c`, as a running mean's change depends on no mean."""
+    """The gradient of `c` does not depend on `c`, like the change of a running mean."""
 
     def critic(p: Any, s: Any, batch: Any) -> Any:
         return jnp.mean(jnp.tanh(jnp.tanh(batch["x"] @ p["a"]) @ p["b"]) @ p["c"]), s

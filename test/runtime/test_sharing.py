@@ -1,4 +1,4 @@
-"""Functions that share a state are planned for the meshes and shardings in which it lies."""
+"""Functions that share a state are planned for the meshes and shardings that hold it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_evaluation_reads_the_state_where_training_leaves_it() -> None:
     for found in (whole(state, batch["x"]), part(state["params"], batch["x"])):
         (row,) = compare([np.asarray(found)], [np.asarray(expected)])
         assert row.ok
-    # What the evaluation does not read stays where it is, too.
+    # State that the evaluation does not read stays in its place, too.
     taken = places(whole, state, batch["x"])
     assert {path: taken[path] for path in by_state if path in taken and path != "['x']"} == {
         path: held for path, held in by_state.items() if path not in ("['x']", "['y']")
@@ -124,4 +124,4 @@ def test_meshes_are_not_given_before_training_is_planned() -> None:
     early = alpa.parallelize(lambda state, x: forward(state["params"], x), like=train)
     plan = early.plan(jax.eval_shape(new_state), random_batch(16)["x"])
     assert len(train.plan(jax.eval_shape(new_state), random_batch(16)).meshes) == 2
-    assert len(plan.meshes) == 2  # those of its own settings: mesh_shape is taken, too
+    assert len(plan.meshes) == 2  # those of its own settings; mesh_shape is taken

@@ -1,4 +1,4 @@
-"""`alpa.runtime.shrink`: sizes change together, and what cannot shrink is said at its op."""
+"""`alpa.runtime.shrink`: sizes change together, and an error names the op that cannot shrink."""
 
 from __future__ import annotations
 

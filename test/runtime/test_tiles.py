@@ -1,4 +1,4 @@
-"""Transfers tile by tile: every device ends up with its tile, by the messages that were planned."""
+"""Transfers tile by tile: every device ends up with its tile, by the planned messages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ FINE: Dims = (("axis1", "axis0"), ())
 @pytest.mark.parametrize(
     ("shapes", "dims", "per_host"),
     [
-        (((2,), (2,)), (ROWS, ROWS), 4),  # tiles as they are
+        (((2,), (2,)), (ROWS, ROWS), 4),  # whole tiles
         (((2,), (2,)), (ROWS, COLUMNS), 4),  # every tile is cut
         (((4,), (1,)), (ROWS, WHOLE), 4),  # joined on one device
         (((1,), (4,)), (WHOLE, COLUMNS), 4),

@@ -1,4 +1,4 @@
-"""Nothing in the runtime is waited for without a timeout."""
+"""Every wait in the runtime has a timeout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def calls(source: str) -> Iterator[tuple[ast.Call, tuple[str, str]]]:
 
 
 def without_timeout(source: str) -> list[int]:
-    """The lines of waits that may be for ever."""
+    """The lines of waits without a timeout."""
     return [
         call.lineno
         for call, name in calls(source)

@@ -1,4 +1,4 @@
-"""Traces of steps: what is in the file, and how a step's seconds are split."""
+"""Traces of steps: the events of the file, and the parts of a step's seconds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def traced(step: Executable, path: Path, steps: int) -> tuple[Trace, list[dict[s
 
 
 def check_events(step: Executable, events: list[dict[str, Any]], steps: int) -> None:
-    """Processes are the meshes, rows what they do, and arrows go from sends to receives."""
+    """Processes are meshes, rows are their activities, and arrows lead from sends to receives."""
     processes = [e for e in events if e["name"] == "process_name"]
     names = {e["pid"]: e["args"]["name"].removesuffix(" on host 0") for e in processes}
     assert sorted(names.values()) == ["mesh_0", "mesh_1"]
@@ -83,7 +83,7 @@ def check_flows(step: Executable, events: list[dict[str, Any]], steps: int) -> N
         assert (start["name"], start["cat"]) == (end["name"], end["cat"])  # else they are no pair
         assert rows[start["pid"], start["tid"]] == f"send to {names[end['pid'], 0]}"
         assert rows[end["pid"], end["tid"]] == f"receive from {names[start['pid'], 0]}"
-        assert end["bp"] == "e"  # it belongs to the slice that it is in, not to the next one
+        assert end["bp"] == "e"  # it belongs to the slice around it, not to the next one
     for flow in (*starts.values(), *ends.values()):
         assert any(
             (s["pid"], s["tid"]) == (flow["pid"], flow["tid"])
@@ -93,7 +93,7 @@ def check_flows(step: Executable, events: list[dict[str, Any]], steps: int) -> N
 
 
 def names_of(what: str, events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
-    """Of processes or threads; a process is the thread 0 of itself."""
+    """The names of processes or threads; a process is thread 0 of itself."""
     return {
         (e["pid"], e["tid"]): re.sub(r" on host \d+$", "", e["args"]["name"])
         for e in events
@@ -112,7 +112,7 @@ def test_local_steps(moves: str, tmp_path: Path) -> None:
     for split in trace.splits().values():
         assert split.total == pytest.approx(sum(whole) / 2, rel=0.02)
         assert min(split.compute, split.transfer) > 0
-    # One after another in one process: no mesh computes while another one does.
+    # The meshes run one after another in one process: none computes while another one does.
     assert sum(split.compute for split in trace.splits().values()) <= 1.02 * sum(whole) / 2
 
 
@@ -158,7 +158,7 @@ def test_a_training_step_under_1f1b_on_ray(tmp_path: Path) -> None:
             (e for e in events if e["ph"] == "X" and e["pid"] == process), key=lambda e: e["ts"]
         )
         check_order(name, [(rows[e["pid"], e["tid"]], e["args"]["micro_batch"]) for e in slices])
-        # A worker does one thing after another. Nothing of its time counts twice, in microseconds.
+        # A worker does one thing at a time. No time counts twice, in microseconds.
         busy = 0.0
         for one, later in pairwise(slices):
             assert one["ts"] + one["dur"] <= later["ts"] + 1e-3 * one["dur"] + 1
@@ -175,7 +175,7 @@ def test_a_training_step_under_1f1b_on_ray(tmp_path: Path) -> None:
 
 
 def check_order(mesh: str, slices: list[tuple[str, int | None]]) -> None:
-    """Of four micro-batches under 1F1B: the first stage is one forward ahead of the last one."""
+    """For four micro-batches under 1F1B: the first stage is one forward ahead of the last one."""
     runs = [
         (row.rpartition(".")[2][0], m)
         for row, m in slices
@@ -196,7 +196,7 @@ def span(kind: Any, begin: float, end: float, move: int | None = None) -> Record
 def test_waiting_for_a_sender_is_idle() -> None:
     trace = Trace()
     first = [span("arguments", 0, 1), span("compute", 1, 5), span("send", 5, 6, move=7)]
-    # Waits from 1 to 5, and has what was sent at 8.
+    # Waits from 1 to 5, and receives the message at 8.
     second = [span("receive", 1, 8, move=7), span("compute", 8, 10)]
     trace.add(
         [

@@ -1,4 +1,4 @@
-"""Updates that read what the forward part computes: of the loss they see what the caller does."""
+"""Updates that read values of the forward part: they see the loss that the caller sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broken input is answered; and what is not answered is found."""
+"""Broken input is answered, and unanswered input is found."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_kind_of_broken_input_is_answered(tmp_path: Path) -> None:
 def test_a_state_that_is_another_one_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So is a folder that reading has changed."""
+    """A folder that reading has changed is a finding, too."""
     for step in (1, 2):
         alpa.save(tmp_path / "checkpoints", step, checkpoints.init(step))
     (tmp_path / "another").mkdir()
@@ -95,7 +95,7 @@ def test_a_state_that_is_another_one_is_found(
         pass
 
     def forged(folder: Path, generator: random.Random) -> None:
-        """The other step's checkpoint, by this one's number."""
+        """The other step's checkpoint, under this one's number."""
         shutil.rmtree(folder / "checkpoints" / "2")
         alpa.save(folder / "checkpoints", 2, checkpoints.init(1))
 
@@ -127,7 +127,7 @@ def test_what_is_a_finding(line: str, problem: str | None, tmp_path: Path) -> No
         "status, said = process.alone(lambda: case(1), said, 2)\n"
         "print(process.problem(status, said))"
     )
-    # In a process without jax's threads, which a fork would leave without their locks' owners.
+    # In a process without jax's threads: a fork would copy their locks but not their owners.
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     # The cases before and after it are answered.
     alone = "traceback" if problem == "wrote" else problem

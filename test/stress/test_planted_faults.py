@@ -1,4 +1,4 @@
-"""Random programs find the mistakes that are planted in what they are compiled to."""
+"""Random programs find mistakes that are planted in their compiled modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stress.random_programs.faults.search import Finding, SoundProgramError, sea
 
 SMALL = 22  # a seed: a program in 64 bits, on two meshes, with two micro-batches
 ROOMY = 7  # the same, and with sums over two devices of a mesh
-ENOUGH = 45  # programs; 14 were needed for all faults, one from ROOMY on for the three
+ENOUGH = 45  # programs; all faults needed 14, the three from ROOMY on needed one
 
 
 def by_name(name: str) -> Fault:

@@ -20,9 +20,9 @@ from stress.random_programs.workers import Worker, outcomes
 QUICK = (31, 83)
 # 0: the largest output, whose remedy is one micro-batch.
 REFUSED = (0,)
-# Those that have failed: 5, 22: complex constants, 6: a key that is only split, 12: a mixed one
+# Seeds that failed once: 5, 22: complex constants, 6: a key that is only split, 12: a mixed one
 # among gradients, 27: zeros that a loop begins with, 41: a root of a cross-entropy, 46: Cholesky.
-# Of their blocks: 11, 36: gradients of scanned layers come back, 56, 1915: scanned layers under
+# Their blocks: 11, 36: gradients of scanned layers are returned, 56, 1915: scanned layers under
 # jax.checkpoint, 1093: a depthwise convolution with one tap, 80, 105: a factor of the loss.
 FAILED_ONCE = (
     *(5, 6, 11, 12, 22, 27, 36, 41, 46, 56, 66, 80, 105, 127, 144, 145, 162, 242, 262, 364, 1031),
@@ -59,7 +59,7 @@ def test_one_micro_batch_and_independent_ones_are_exact() -> None:
         assert program.micro_batches > 1
         assert program.like(micro_batches=1, mode="exact").truth == Truth.EXACT
         other = program.like(micro_batches=program.micro_batches, mode="independent")
-        # Of one sample a number that is made of the size may not be known.
+        # With one sample, a number that is made of the size may be unknown.
         assert other.truth <= (Truth.NOISE if program.micro_batch > 1 else Truth.EITHER)
 
 
@@ -168,6 +168,6 @@ def test_a_run_goes_on_until_enough_programs_have_passed(
     monkeypatch.setattr(tool, "outcomes", outcomes)
     assert tool.main(["--seed", "8", "--passed", "9"]) == 0
     text = capsys.readouterr().out
-    # Of the first nine 8, 12 and 16 are refused.
+    # Of the first nine, 8, 12 and 16 are rejected.
     assert "seeds 8 to 19: 12 programs" in text
     assert "9 passed, 3 refused as expected, 0 refused without need" in text

@@ -1,4 +1,4 @@
-"""`soak`: what is recorded of a run, and what the verdict makes of it."""
+"""`soak`: the records of a run, and its verdict."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
     files: np.ndarray | None = None,
     store: np.ndarray | None = None,
 ) -> list[Sample]:
-    """Half an hour, a sample every five seconds, ten steps in each second; flat but for noise."""
+    """Half an hour, a sample every five seconds, ten steps per second; flat except for noise."""
     noise = np.random.default_rng(0).normal(size=count)
     own = 200.0 * MIB + 0.2 * MIB * noise if own is None else own
     files = np.full(count, 40) if files is None else files
@@ -120,7 +120,7 @@ def test_the_object_store_is_watched() -> None:
 
 
 def taken(fresh: list[float], old: list[float]) -> list[Round]:
-    """Rounds with steps of so many seconds, each of which takes as much processor time again."""
+    """Rounds with steps of this many seconds, each taking as much processor time again."""
     return [
         Round(
             old=Turn(step_seconds=late, processor_seconds=late),
@@ -216,25 +216,25 @@ def test_a_few_steps_are_recorded(tmp_path: Path) -> None:
         assert MIB < usage.own_bytes <= usage.resident_bytes
         assert 0 < usage.sockets < usage.open_files
     assert last.object_store_bytes is not None
-    # The eighth step of all was called, and saved neither; two checkpoints stay.
+    # The eighth step of all was called, and not saved; two checkpoints remain.
     assert alpa.latest_step(tmp_path) == 6
     assert len([it for it in tmp_path.iterdir() if it.is_dir()]) == 2
     files = [it for it in tmp_path.rglob("*") if it.is_file()]
     assert last.checkpoint_files == len(files)
     training.close()
-    # Of its calls Ray's head keeps nothing, which would grow with each step.
+    # Ray's head keeps nothing of its calls, which would grow with each step.
     assert not [name for name in records_of_ray() if "Worker" in name]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_twenty_minutes_are_flat() -> None:
-    # Whatever else runs on the machine changes its times; memory and files are not its business.
+    # Other load on the machine changes times, not memory and files.
     assert main(["--minutes", "20", "--rounds", "0"]) == 0
 
 
 def records_of_ray() -> list[str]:
-    """The calls that Ray's head has heard of, with one that is made now."""
+    """The calls that Ray's head has recorded, with one new call."""
 
     def marker() -> None: ...
 
@@ -254,7 +254,7 @@ def test_wrong_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no program is called 'gpt-tinny'; try gpt-tiny" in capsys.readouterr().err
     assert main(["gpt-tiny-dropout"]) == 1
     assert "draws random numbers" in capsys.readouterr().err
-    assert len(jax.devices()) == 8  # jax makes them when it is first asked
+    assert len(jax.devices()) == 8  # jax makes them on first use
     assert main(["--executor", "local", "--cluster", "cpu:4x4"]) == 1
     assert "the cluster has 16 devices, jax has made 8" in capsys.readouterr().err
     assert main(["--json", str(tmp_path / "no" / "soak.json")]) == 1
@@ -271,11 +271,11 @@ def test_a_run_too_short_to_say(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main([*arguments, "--json", str(path)]) == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "too short to say"
-    assert captured.err == ""  # quiet where it is no terminal
+    assert captured.err == ""  # quiet when the output is no terminal
     record = json.loads(path.read_text())
     assert [sample["steps"] for sample in record["samples"]] == [1, 2, 3]
     assert {it["grows"] for it in record["verdicts"]} == {None}
-    # A fresh run in a process of its own has taken turns with this one.
+    # A fresh run in a process of its own has alternated with this one.
     assert len(record["rounds"]) == 2
     for turn in (turn for one in record["rounds"] for turn in one.values()):
         assert 0 < turn["step_seconds"] < 10

@@ -1,4 +1,4 @@
-"""`alpa-plan`: files and zoo programs become plans, tables and numbers; what is wrong is said."""
+"""`alpa-plan`: files and zoo programs become plans, tables and numbers; errors are messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_zoo_program_becomes_a_plan_and_all_its_files(
     command = ["zoo:gpt-mini", "--cluster", "cpu:1x2", "--num-micro-batches", "2"]
     assert main([*command, *map(str, files)]) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""  # nothing but errors goes there unless it is a terminal
+    assert captured.err == ""  # only errors go there unless it is a terminal
     lines = captured.out.splitlines()
     assert lines[0].startswith("plan for cpu:1x2 (1 host x 2 CPU): ")
     assert "2 micro-batches" in lines[0]
@@ -353,7 +353,7 @@ def test_plan_of_a_file_is_compared_with_plain_jax(
 def test_plan_that_computes_something_else_has_exit_status_1(
     named: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan that is run is that of another program."""
+    """The plan in the folder is another program's."""
     other = named.with_name("other.mlir")
     other.write_text(NAMED.replace("stablehlo.subtract", "stablehlo.add"))
     whole = alpa_plan.plan

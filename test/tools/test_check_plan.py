@@ -1,4 +1,4 @@
-"""`alpa.tools.check_plan`: plans against what XLA compiles, and differences that it must find."""
+"""`alpa.tools.check_plan`: plans compared with XLA's programs, and differences to find."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_tolerances(extra: tuple[str, int], wrong: list[str]) -> None:
 
 
 def test_reduce_scatters_loops_and_exchanges_of_one_module() -> None:
-    """A hand-made plan whose every kind XLA confirms."""
+    """A plan written by hand whose every collective kind XLA confirms."""
     found = check(parse(HAND_MADE), jax.devices())
     assert [c.payloads for c in found] == [
         {

@@ -1,4 +1,4 @@
-"""`compare_inter`: a row for each way to plan, and a complaint where `auto` is not the best."""
+"""`compare_inter`: a row for each way to plan, and a complaint if `auto` is not the best."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def step(tmp_path: Path) -> str:
 
 
 def table(out: str) -> dict[str, list[str]]:
-    """The cells behind the first, by the first; the header and its rule are left out."""
+    """The cells of each row by its first cell, without the header and its rule."""
     lines = [line.strip("| ").split(" | ") for line in out.splitlines() if line.startswith("|")]
     return {first: cells for first, *cells in lines[2:]}
 

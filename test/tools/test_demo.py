@@ -1,4 +1,4 @@
-"""The demo runs, tells right from wrong, and says what is wrong with a command."""
+"""The demo runs, detects wrong results, and reports wrong arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = ["--cluster=cpu:1x4", "--micro-batch-size=2", "--num-micro-batches=2", "
 
 @pytest.fixture(autouse=True)
 def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    jax.devices()  # the demo makes its own devices unless there are some, which all tests share
+    jax.devices()  # the demo makes its own devices unless there are some; all tests share these
     monkeypatch.setattr(demo, "GPT_3M", TINY)
 
 
@@ -58,7 +58,7 @@ def test_a_plan_equals_plain_jax(
     assert [line.split()[0] for line in lines if line[:4].strip().isdigit()][-3:] == list("123")
     assert rule in lines
     assert lines[-1].startswith("EQUAL: all 3 losses and ")
-    assert captured.err == ""  # nothing but errors goes there unless it is a terminal
+    assert captured.err == ""  # only errors go there unless it is a terminal
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -107,7 +107,7 @@ def test_adam_is_held_against_the_distance_of_plain_jax() -> None:
     (good,) = state_rows(Run(losses=[2.0], state=state(3.961)), plain, exact, "float32")
     (bad,) = state_rows(Run(losses=[2.0], state=state(3.959)), plain, exact, "float32")
     assert (good.ok, bad.ok) == (True, False)
-    # Where plain jax is exact by luck, a last bit is no mistake.
+    # Where plain JAX happens to be exact, a different last bit is no mistake.
     (lucky,) = state_rows(Run(losses=[2.0], state=state(4.0000005)), exact, exact, "float32")
     assert lucky.ok
 
@@ -174,16 +174,16 @@ def test_counts_are_positive(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "steps"), [("", 5), ("--executor ray --steps 24", 24)])
 def test_in_a_process_of_its_own(options: str, steps: int) -> None:
-    """It makes its own devices, and its own Ray cluster, and writes into a pipe."""
+    """It makes its own devices and its own Ray cluster, and writes into a pipe."""
     command = f"python -m alpa.tools.demo {options}".rstrip()
     assert command in README.read_text() or not options
-    # What jax and these tests set for themselves, a user's shell does not have.
+    # A user's shell lacks the variables that jax and these tests set for themselves.
     ours = ("TF_CPP_MIN_LOG_LEVEL", "XLA_FLAGS", "JAX_PLATFORMS")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     words = [sys.executable, *command.split()[1:]]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0
-    assert options or not done.stderr  # Ray has notices of its own
+    assert options or not done.stderr  # Ray prints notices of its own
     assert done.stdout.splitlines()[-1].startswith(f"EQUAL: all {steps} losses and 152 tensors")
 
 

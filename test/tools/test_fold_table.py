@@ -1,4 +1,4 @@
-"""`fold_table`: the table and the cost of small models, and what is said where neither exists."""
+"""`fold_table`: the table and the cost of small models, and the errors where neither exists."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def written(directory: Path, text: str) -> str:
 
 
 def rows(text: str) -> list[tuple[int, int]]:
-    """Layers and ops each of the printed classes."""
+    """The layers and ops of each of the printed classes."""
     found = re.findall(r"^ +\d+ +(\d+) +(\d+) +[\d.]+% +[\d.]+%  layer_\d", text, re.MULTILINE)
     return [(int(layers), int(ops)) for layers, ops in found]
 

@@ -1,4 +1,4 @@
-"""The page of passes has the contracts that the passes have."""
+"""The page of passes shows the contracts of the passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`plan_table`: the whole text of a small plan, and what a less complete one leaves out."""
+"""`plan_table`: the whole text of a small plan, and the parts that an incomplete plan lacks."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def check_search(found: Times) -> None:
 def test_a_search_in_a_process_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "step.mlir"
     file.write_text(STEP)
-    # From a process as small as the tool's own: what a parent held counts for its children.
+    # In a process as small as the tool's own: a parent's memory counts for its children.
     script = (
         "import dataclasses, json\nfrom pathlib import Path\n"
         "from alpa.tools.search_times import Case, measure_file\n"
@@ -102,7 +102,7 @@ def test_medians_are_taken_number_by_number() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, int, str]]:
-    """What is asked for; answered by numbers of our own, but for gpt-39b."""
+    """The rows that were requested; all but gpt-39b have made-up numbers."""
     asked: list[tuple[Case, int, str]] = []
 
     def answer(case: Case, *, runs: int, schedule: str) -> list[Times]:

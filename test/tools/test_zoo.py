@@ -17,7 +17,7 @@ from alpa.tools.zoo.t5 import relative_bucket
 
 TINY = [name for name in zoo.names() if "tiny" in name]
 FULL = [name for name in zoo.names() if "tiny" not in name]
-# What runs is smaller than the tiny programs still: compiling is all that takes time.
+# The programs that run are smaller still than the tiny ones: compiling takes all the time.
 RUN = {
     "gpt-tiny": {"num_layers": 2},
     "moe-tiny": {"num_layers": 2},
@@ -136,7 +136,7 @@ def test_adam_lowers_the_loss():
     ],
 )
 def test_loss_is_the_mean_over_micro_batches(name):
-    # The smaller U-Net has one level, no skip over a change of size: here it has all of them.
+    # The smaller U-Net has one level and no skip over a change of size; this one has both.
     program = zoo.get(name, **({} if name == "unet-tiny" else RUN[name]))
     state, batch = program.init_state(0), program.random_batch(1, 8)
 

@@ -1,4 +1,4 @@
-"""What is proven of the zoo's programs with several micro-batches."""
+"""The proofs about the zoo's programs with several micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs, bytes and trip counts of ops, on ops written by hand and on loops that jax writes."""
+"""FLOPs, bytes and trip counts of ops: ops written by hand, and loops that jax writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an op multiplies what is made of two values, inside loops and branches, too."""
+"""Whether an op multiplies values that depend on two given ones, also inside loops and branches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CASES = {
     "a product with a value of neither": ("%0 = stablehlo.multiply %x, %z : tensor<4xf32>", False),
     "a loop of products": (LOOP.format("stablehlo.multiply %a, %b", "%c, %b"), True),
     "a loop of sums": (LOOP.format("stablehlo.add %a, %b", "%c, %b"), False),
-    # Squares at first; `a` and `b` of the second trip are made of one and the other.
+    # The first trip squares; in the second `a` and `b` each depend on one of the two.
     "a loop of squares that swaps": (LOOP.format("stablehlo.multiply %a, %a", "%b, %c"), False),
     "a loop that reads from outside": (LOOP.format("stablehlo.multiply %a, %y", "%c, %b"), True),
     "a branch of products": (CASE.format("stablehlo.multiply %x, %y"), True),
@@ -77,7 +77,7 @@ def module_of(text: str) -> ir.Module:
 
 
 def last_op(module: ir.Module) -> tuple[ir.OpView, list[ir.Value]]:
-    """And what the function is given."""
+    """The arguments of `function`."""
     block = body(main_function(module))
     *_, op, _return = block.operations
     return op, list(block.arguments)

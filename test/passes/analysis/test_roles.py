@@ -1,4 +1,4 @@
-"""Inferred roles of training steps, held against the pytrees that jax was given."""
+"""Inferred roles of training steps, compared with the pytrees that jax was given."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_is_asked_another_layout_is_no_state() -> None:
 
 
 def test_a_composite_hides_no_name() -> None:
-    """Its attribute `name` is not what kind of op it is."""
+    """Its attribute `name` does not name its kind of op."""
     text = """
     func.func public @main(%w: tensor<4xf32>, %x: tensor<4xf32>) -> tensor<4xf32> {
       %0 = stablehlo.composite "my.op" %w {decomposition = @f} : (tensor<4xf32>) -> tensor<4xf32>

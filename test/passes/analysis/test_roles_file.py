@@ -1,4 +1,4 @@
-"""Roles from a file: what each kind of entry means, and what is wrong in a file, by line."""
+"""Roles from a file: the meaning of each kind of entry, and errors by line."""
 
 from __future__ import annotations
 

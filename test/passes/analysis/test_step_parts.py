@@ -1,4 +1,4 @@
-"""What is forward, backward and update, where a program makes it hard to see."""
+"""Forward, backward and update in programs where they are hard to tell apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alpa.passes.analysis.step_parts import split_step
 
 
 def parts_of(text: str, *, exact: bool = False) -> dict[str, list[str | None]]:
-    """For each name of ops their parts, in program order."""
+    """For each op name its parts, in program order."""
     module = parse(text)
     function = main_function(module)
     graph = Graph.of(body(function))

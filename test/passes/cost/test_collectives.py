@@ -77,7 +77,7 @@ def test_bandwidth_of_a_view(hosts, devices, shape, bandwidths):
 
 
 def test_all_to_all_leaves_the_host_from_every_device():
-    """Two hosts of eight: each device sends half of its bytes through the shared link."""
+    """On two hosts of eight devices each device sends half of its bytes through the shared link."""
     view = LogicalMesh.of(Cluster.parse("v100-16gb:2x8"), 2, 8, (16,))
     assert all_to_all(view, 0, 1e9) == pytest.approx(15 * 20e-6 + 8 * 0.5e9 / SLOW)
 

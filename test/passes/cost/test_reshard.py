@@ -54,7 +54,7 @@ def test_cases_of_table_2(table, source, target, steps):
 
 
 def test_all_gather_may_send_a_part_only(table):
-    """Case 2 of table 2, S0 R -> R R: over the slow axis goes a quarter, the rest over the fast."""
+    """Case 2 of table 2, S0 R -> R R: a quarter crosses the slow axis, the rest the fast one."""
     path = table.path((S0, R), (R, R), (2**12, 2**12), ITEMSIZE)
     size = 2.0**24 * ITEMSIZE
     assert [(step.kind, step.axis, step.bytes) for step in path] == [
@@ -123,7 +123,7 @@ def test_no_way_through_a_dimension_that_does_not_divide(table):
 
 
 def test_an_uneven_end_is_padded(table):
-    """Three rows over two devices is no way for other pairs, but may be asked for."""
+    """No pair of layouts offers three rows over two devices, but a user may request them."""
     (step,) = table.path((S0, R), (R, R), (3, 1), ITEMSIZE)
     assert (step.kind, step.bytes) == ("all-gather", 12.0)
 

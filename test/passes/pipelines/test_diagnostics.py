@@ -1,4 +1,4 @@
-"""Diagnostics: where they are, and which ones a source expects."""
+"""Diagnostics: their places, and those that a source expects."""
 
 from __future__ import annotations
 

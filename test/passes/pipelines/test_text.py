@@ -1,4 +1,4 @@
-"""The text of a pipeline: what it means, and where it is wrong."""
+"""The text of a pipeline: its meaning, and the places of its errors."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_element_text_says_values_as_options_do() -> None:
 
 
 def is_read(text: str) -> bool:
-    """Whether the text parses; if not, the error is at a place of it."""
+    """Whether the text parses; if not, checks that the error's place is inside the text."""
     try:
         parse(text)
     except PipelineError as error:

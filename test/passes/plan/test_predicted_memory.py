@@ -1,4 +1,4 @@
-"""Peak memory read off annotated fragments, against sums of shards made by hand."""
+"""Predicted peak memory of annotated fragments, against sums of shards made by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def on(*dims: str) -> str:
 
 
 def predicted(ops: str, *layouts: str, result: str = "", attributes: str = "") -> FragmentMemory:
-    """Of a fragment on 4 devices whose arguments and result are 64x64; layouts are of rows."""
+    """The peak of a fragment on 4 devices with 64x64 arguments and result; layouts are of rows."""
     types = [f'!mpmd.mesh_tensor<"mesh_0", tensor<64x64xf32>, sharding={sharding(d, "")}>'
              for d in (*layouts, result)]  # fmt: skip
     outer = ", ".join(f"%a{i}: {type_}" for i, type_ in enumerate(types[:-1]))
@@ -95,7 +95,7 @@ def test_what_is_expensive_or_reads_more_is_written_for_two_users() -> None:
         ops += binary("g", "add", "e", "f") + binary("r", "add", "g", "d")
         return predicted(ops, "").temporaries
 
-    # A cheap one is computed twice from %a, %b: they stay, nothing is added.
+    # A cheap op is computed twice from %a, %b: they stay, nothing is added.
     assert twice(unary("c", "negate", "a")) == 3 * WHOLE
     assert twice(unary("c", "exponential", "a")) == 4 * WHOLE
     assert twice(binary("c", "add", "a", "b")) == 4 * WHOLE
@@ -147,7 +147,7 @@ def test_what_a_loop_reads_stays_until_its_end() -> None:
 
 
 def test_what_is_needed_late_is_made_late() -> None:
-    """As a reduced gradient is in an update, whatever the order in the program."""
+    """An update reads a reduced gradient in any order."""
     first = dot("a", "0", "0") + dot("b", "1", "1") + dot("c", "2", "2")
     then = dot("d", "a", "0") + dot("e", "d", "b") + dot("r", "e", "c")
     # In the program's order %a, %b, %c and %d exist together.

@@ -1,4 +1,4 @@
-"""`PlanReport`: the numbers of a small plan, and what `PLAN.json` holds."""
+"""`PlanReport`: the numbers of a small plan, and the contents of `PLAN.json`."""
 
 from __future__ import annotations
 

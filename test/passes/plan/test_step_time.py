@@ -1,4 +1,4 @@
-"""The predicted step: the schedule of the final plan, and how near the stage DP's T is to it."""
+"""The predicted step: the schedule of the final plan, and its distance from the stage DP's T."""
 
 from __future__ import annotations
 

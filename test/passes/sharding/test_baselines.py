@@ -1,4 +1,4 @@
-"""The paper's baselines: what each does to arguments, what it costs, that the numbers are equal."""
+"""The paper's baselines: their shardings of arguments, their costs, and equal numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def planned(intra: str, *, stages: int = 1, batches: int = 2) -> ir.Module:
 
 
 def shards(module: ir.Module) -> dict[str, set[int]]:
-    """Into how many parts matrices that are parameters, optimizer states and batches are cut."""
+    """The number of parts of matrices that are parameters, optimizer states and batches."""
     function = main_function(module)
     sizes = {"axis0": 2, "axis1": 2}
     found: dict[str, set[int]] = {"parameter": set(), "optimizer": set(), "batch": set()}

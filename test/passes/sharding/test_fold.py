@@ -12,7 +12,7 @@ from alpa.passes.solve.sharding.ilp import Edge, Problem, solve
 
 
 def layered(seed: int, depth: int, *, width: int = 3, strategies: int = 3) -> Problem:
-    """`depth` equal layers of `width` nodes between two ends that are different."""
+    """`depth` equal layers of `width` nodes between two different ends."""
     rng = np.random.default_rng(seed)
     inner = [rng.random(strategies) for _ in range(width)]
     within = {

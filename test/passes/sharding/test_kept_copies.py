@@ -1,4 +1,4 @@
-"""The backward part gets what the forward part has exchanged already, unless it is larger."""
+"""The backward part reads the forward part's exchanged copy, unless it is larger."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ module {{
 
 
 def rewritten(made: str, forward: str, backward: str, other: str = "%1") -> tuple[str, int, float]:
-    """The sharding in which the value crosses, how many constraints are left, and the seconds of
-    the backward fragment, where each constraint takes one."""
+    """The sharding in which the value crosses, the number of constraints that remain, and the
+    seconds of the backward fragment, where each constraint takes one second.
+    """
     module = parse(TEXT.format(forward=forward, backward=backward, other=other))
     with module.context:
         fragments = [
@@ -69,7 +70,7 @@ def test_an_exchanged_copy_crosses() -> None:
     ("made", "forward", "backward", "other"),
     [
         (ROWS, WHOLE, WHOLE, "%1"),  # a gathered copy would fill the memory
-        (ROWS, COLUMNS, '[{}, {"b"}]', "%1"),  # another layout is wanted
+        (ROWS, COLUMNS, '[{}, {"b"}]', "%1"),  # another layout is required
         (ROWS, COLUMNS, COLUMNS, "%a"),  # and the value's own layout, too
     ],
 )

@@ -1,4 +1,4 @@
-"""What a mesh holds when, and that plans fit into it."""
+"""Memory of a mesh over time, and that plans fit into it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def step(params, momentum, x):
 
 
 def partitioned(small_cluster, *, memory: str, layers: int = 2, batches: int = 1) -> str:
-    """Stages are cut for much memory, sharding has what `memory` says."""
+    """Cuts stages for much memory and shards with `memory` bytes."""
     params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * layers
     x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
     text = jax.jit(step, donate_argnums=(0, 1)).lower(params, params, x).as_text()
@@ -56,7 +56,7 @@ def partitioned(small_cluster, *, memory: str, layers: int = 2, batches: int = 1
 
 
 def least_and_most(problem: Problem) -> tuple[float, float]:
-    """The peak when each usage is as small, and as large, as it can be, without copies."""
+    """The smallest and the largest possible peak of the buffers, without copies."""
     usages = [usage for usage in problem.usages if len(usage.nodes) == 1]
     ends = range(max(usage.stop for usage in usages))
     return tuple(

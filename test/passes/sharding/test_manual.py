@@ -1,4 +1,4 @@
-"""Collectives that a program writes itself are read as axes of the mesh, and as XLA runs them."""
+"""A program's own collectives are read as axes of the mesh, and run as XLA runs them."""
 
 from __future__ import annotations
 

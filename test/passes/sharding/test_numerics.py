@@ -1,4 +1,4 @@
-"""Whatever shardings are chosen, the program computes the same: random choices are executed."""
+"""Any choice of shardings computes the same: random choices are executed."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def check(name: str, planned: ir.Module) -> alpa.runtime.Executable:
 def sharded_at_random(
     pose: Callable[[ir.Module], list[MeshProblem]], name: str, stages: int, seed: int
 ) -> ir.Module:
-    """A plan by random costs; what is forbidden stays so."""
+    """A plan by random costs; forbidden strategies stay forbidden."""
     rng = np.random.default_rng(seed)
 
     def random(costs: np.ndarray, scale: float) -> np.ndarray:
@@ -268,7 +268,7 @@ def test_a_random_choice_on_two_meshes(pose, name):
 
 @pytest.mark.parametrize("name", ["kernel_of_one_image", "kernel_of_groups"])
 def test_gradients_that_only_the_window_or_the_batch_could_split(name):
-    """XLA computes those wrongly where a mesh axis is left over: they must not be offered."""
+    """XLA computes those wrongly where a mesh axis is left over, so they must not be offered."""
     check(name, alpa.passes.run(lowered(name), "alpa{cluster=cpu:2x2 num-layers=1 num-stages=1}"))
 
 

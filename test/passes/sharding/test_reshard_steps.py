@@ -1,4 +1,4 @@
-"""The collectives of a change of layout, and that XLA runs those that are written."""
+"""The collectives of a change of layout, and that XLA runs the written ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_xla_runs_what_is_written(case: str) -> None:
 
 
 def test_xla_replicates_where_it_is_not_told_the_way() -> None:
-    """What `write_steps` is for; when XLA learns it, this test and the pass may go."""
+    """The case that needs `write_steps`. When XLA handles it, this test and the pass may go."""
     module = parse(written(*CASES["two exchanges"][:2]))
     (gather,) = truth(module, jax.devices()).collectives
     assert (gather.kind, gather.bytes) == ("all-gather", BYTES)

@@ -28,7 +28,7 @@ DOT = ShardingRule(
 
 @st.composite
 def rules(draw: st.DrawFn) -> ShardingRule:
-    """Each tensor has some of the factors, in any order, several to a dimension at times."""
+    """Each tensor has some of the factors, in any order, sometimes several in a dimension."""
     sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=4))
     factors = range(len(sizes))
 
@@ -74,8 +74,9 @@ def blocks(layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]) -> li
 
 
 def by_meaning(rule: ShardingRule, sizes: tuple[int, ...]) -> set[Strategy]:
-    """Every way to give axes to factors under which each device holds just the part of each
-    tensor that its blocks of the factors need."""
+    """Every assignment of axes to factors under which each device holds exactly the part of each
+    tensor that its blocks of the factors need.
+    """
     free = [
         f
         for f in range(len(rule.factor_sizes))

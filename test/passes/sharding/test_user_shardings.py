@@ -58,7 +58,7 @@ def shardings(draw: st.DrawFn) -> Sharding:
 
 
 def admits(wanted: Sharding, found: Sharding) -> bool:
-    """Written on its own: what a sharding says of a layout."""
+    """Whether a sharding fixes a layout, restated independently."""
     for d, (axes, given_) in enumerate(zip(found.dims, wanted.dims, strict=True)):
         if axes[: len(given_)] != given_ or (d not in wanted.open_dims and axes != given_):
             return False
@@ -177,7 +177,7 @@ def test_shard_map(function, transformed):
 
 
 def test_a_mesh_of_three_axes():
-    """FSDP over two axes and tensor parallelism over the third, as users of jax write it."""
+    """FSDP over two axes and tensor parallelism over the third, as jax users write it."""
     weights = 'sdy.sharding = #sdy.sharding<@mesh, [{"a", "b"}, {"c"}]>, '
     batch = 'sdy.sharding = #sdy.sharding<@mesh, [{"a", "b"}, {?}]>, '
     text = STEP.format(weights, batch, "", "", "stablehlo.negate ", "", "tensor<8x8xf32>")
@@ -199,7 +199,7 @@ APART = {
     "a result": (lambda x, y: x * y, (DATA, DATA), MODEL, ()),
     "a returned argument": (lambda x, y: (x, y, x), (DATA, MODEL), (MODEL, MODEL, DATA), ()),
     "a value twice": (lambda x, y: (x + y,) * 2, (None, None), (DATA, MODEL), ()),
-    # jax gives x's buffer to the first result, which is of its type and sharding.
+    # jax donates x's buffer to the first result of its type and sharding.
     "another state": (lambda x, y: (y * 1, x * 2), (DATA, MODEL), (DATA, MODEL), (0, 1)),
 }
 
@@ -240,7 +240,7 @@ def test_an_axis_of_one_device_makes_no_other_layout():
 
 
 def test_an_error_at_a_mesh_of_jax_has_a_place():
-    """jax gives a mesh no location, and a function none: what is over it has one."""
+    """jax gives meshes and functions no location; the error takes an op's instead."""
     step = jax.jit(lambda x: jax.lax.with_sharding_constraint(x + 1, DATA))
     text = step.lower(np.ones((4, 4), np.float32)).as_text(debug_info=True)
     with pytest.raises(ir.MLIRError) as raised:
@@ -251,7 +251,7 @@ def test_an_error_at_a_mesh_of_jax_has_a_place():
 
 
 def test_a_shard_map_over_one_device_runs_on_several():
-    """jax writes its body alone, where each device would take its own number."""
+    """jax writes only the body, where each device would read its own number."""
     one = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
 
     def local(x: jax.Array) -> jax.Array:

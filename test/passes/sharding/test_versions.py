@@ -1,4 +1,4 @@
-"""Versions of values against the instructions that the runtime runs."""
+"""Versions of values compared with the instructions that the runtime runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLUSTER = "cpu:2x4"
 
 @cache
 def cut() -> str:
-    """Stages that read of more than their neighbours."""
+    """Stages that read from stages other than their neighbours."""
     module = passes.run(
         zoo.get("unet-tiny", optimizer="sgd").lower(2),
         "simplify-trivial-ops,layer-cluster{num-layers=4},stage-mesh-partition"

@@ -53,7 +53,7 @@ def random_problem() -> Callable[..., Problem]:
 
 @pytest.fixture(scope="session")
 def num_calls() -> Callable[[Callable[[], object]], int]:
-    """How many calls a function makes, of Python and of C: its time, whatever the machine does."""
+    """The calls that a function makes, of Python and C: a measure of time without noise."""
 
     def count(function: Callable[[], object]) -> int:
         calls = 0

@@ -1,4 +1,4 @@
-"""What the tests of stages share."""
+"""Fixtures for the tests of stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Costed = Callable[..., list[Candidate]]
 
 @pytest.fixture(scope="session")
 def costed() -> Costed:
-    """All options of a submesh in these shapes, the fastest of each first."""
+    """All stage candidates of a submesh in these shapes, the fastest of each first."""
 
     def find(
         solver: ClassSolver,

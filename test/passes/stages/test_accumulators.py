@@ -1,4 +1,4 @@
-"""Accumulators of 16-bit gradients: the bytes of f32 are counted wherever memory is."""
+"""Accumulators of 16-bit gradients: every memory model counts the bytes of f32."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def returned(params, x):
 
 
 def text_of(step, role: str) -> str:
-    """A program of two parameters in bf16; `role` is that of its results, {} their numbers."""
+    """A program of two parameters in bf16; `role` is the role of its results, {} their numbers."""
     shape = jax.ShapeDtypeStruct((N, N), jnp.bfloat16)
     text = jax.jit(step).lower([shape] * 2, shape).as_text()
     tensor = f"tensor<{N}x{N}xbf16>"

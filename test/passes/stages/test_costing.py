@@ -1,4 +1,4 @@
-"""Costs of layer classes that are found in processes of their own."""
+"""Costs of layer classes, computed in processes of their own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROWS = ShardingRule(
 
 
 def program() -> str:
-    """Three products, each with a kernel behind it that is somebody's own."""
+    """Three products, each followed by a user's custom call."""
 
     def forward(params: list[jax.Array], x: jax.Array) -> jax.Array:
         for w in params:
@@ -76,7 +76,7 @@ def solver() -> Iterator[ClassSolver]:
 
 
 def test_a_process_finds_what_is_found_here(solver: ClassSolver) -> None:
-    """The rule of the kernel is registered here only."""
+    """The custom call's rule is registered in this process only."""
     with Workers(1) as workers:
         there = Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)()
     here = Costing(solver=solver).begin(Workers(0), (1, 4, (2, 2)), inf)()
@@ -97,7 +97,7 @@ def test_an_op_that_cannot_be_on_a_mesh_is_an_answer(
 
     monkeypatch.setattr(ClassSolver, "pose", fail)
     costing = Costing(solver=solver)
-    for _ in range(2):  # found and kept
+    for _ in range(2):  # computed and cached
         with pytest.raises(NoPlanError, match="no"):
             costing.begin(Workers(0), (1, 4, (2, 2)), inf)()
 

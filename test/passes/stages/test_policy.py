@@ -1,4 +1,4 @@
-"""Which policy the options choose, which options exclude each other, and which meshes there are."""
+"""The policy of each set of options, options that exclude each other, and the resulting meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers the stage search rematerialises, where memory binds and where it does not."""
+"""The layers that the stage search rematerialises, with and without a binding memory limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STAGES = "stage-mesh-partition{{cluster={} num-micro-batches=4 schedule=1f1b rem
 
 @pytest.fixture(scope="module")
 def clustered() -> str:
-    """Layers that compute much inside of them: narrow at their ends, wide between."""
+    """Layers with much computation inside: narrow at their ends, wide between."""
 
     def loss(params: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
         for wide, narrow in params:
@@ -75,7 +75,7 @@ def cluster_of(tmp_path: Path, memory: str) -> str:
 
 
 def planned(text: str, cluster: str, remat: str, options: str = "") -> tuple[Plan, list[int]]:
-    """The plan, and the layers that are rematerialised."""
+    """The plan, and the rematerialised layers."""
     module = alpa.passes.run(text, STAGES.format(cluster, remat, options))
     main = main_function(module)
     plan = Plan.read(main)
@@ -86,7 +86,7 @@ def planned(text: str, cluster: str, remat: str, options: str = "") -> tuple[Pla
 def all_options(
     text: str, cluster: Cluster, plan: Plan, costed: Callable[..., list[Candidate]]
 ) -> tuple[list[Candidate], Boundary]:
-    """Every submesh costed without rematerialisation, with, and mixed; transfers."""
+    """Costs every submesh without rematerialisation, with it, and mixed; and transfers."""
     module = alpa.passes.run(text, "simplify-trivial-ops")
     function = main_function(module)
     arguments, results = read_arguments(function), read_results(function)
@@ -144,7 +144,7 @@ def test_the_shardings_fit_as_well(clustered: str, tmp_path: Path) -> None:
 
 
 def option(seconds: np.ndarray, held: np.ndarray, transient: np.ndarray) -> Candidate:
-    """What layers cost one by one, as intervals."""
+    """The costs of single layers, added up over intervals."""
     count = len(transient)
     largest = np.array(
         [[transient[i : j + 1].max(initial=0.0) for j in range(count)] for i in range(count)]

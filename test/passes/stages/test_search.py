@@ -1,4 +1,4 @@
-"""Costs of classes of layers, and the search that uses them, on tiny training steps."""
+"""Costs of classes of layers, and the stage search that uses them, on tiny training steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Clustered:
 
 
 def skipping_loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
-    """Equal layers, of which the last reads what the first made, with tied ends."""
+    """Equal layers with tied ends; the last layer reads the first one's result."""
     h = first = jnp.tanh(x @ params[0])
     for w in params[1:]:
         h = jnp.tanh(h @ w)
@@ -62,7 +62,7 @@ def skipping_loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
 
 
 def straight_loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
-    """Equal layers that read of their neighbours only."""
+    """Equal layers that read only their neighbours."""
     h = x
     for w in params:
         h = jnp.tanh(h @ w)
@@ -232,7 +232,7 @@ def test_one_stage_costs_what_its_own_program_does(
 
 
 def storage_seconds(module: ir.Module) -> float:
-    """What breaks ties between layouts of arguments in the problem of a mesh. It is no time."""
+    """The cost that breaks ties between layouts of arguments in a mesh's problem. It is no time."""
     function = main_function(module)
     (mesh,) = read_meshes(function)
     sizes = dict(enumerate(mesh.logical_shape))
@@ -331,7 +331,7 @@ def test_layers_that_have_no_plan_on_one_device(failing: None) -> None:
     [
         *((intra, straight_step) for intra in ("data-parallel", "zero2", "zero3")),
         *((intra, straight_step) for intra in ("megatron", "none")),
-        # What another layer's update reads of a gradient is its sum: devices add up first.
+        # Another layer's update reads the sum of a gradient, so devices add up first.
         ("data-parallel", skipping_step),
     ],
 )
@@ -349,13 +349,14 @@ def test_a_baseline_costs_what_its_own_program_does(
     (report,) = read_solver_reports(main_function(planned))
     last = (0, NUM_LAYERS - 1)
     composed = PLAN.num_micro_batches * free.seconds[last] + free.update[last]
-    # What a baseline leaves has one optimum, which both problems are small enough to reach.
+    # With a baseline's restrictions one optimum remains, which both problems are small enough to
+    # reach.
     assert report.status == "optimal"
     assert composed + storage_seconds(planned) == pytest.approx(report.objective, rel=1e-9)
 
 
 def test_the_cut_of_a_baseline_is_by_its_costs() -> None:
-    """Devices that all do the same gain nothing: as many stages as there can be."""
+    """Devices that all do the same gain nothing, so there are as many stages as possible."""
     clustered = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
     stages: dict[str, int] = {}
     for intra in ("none", "data-parallel"):
@@ -366,8 +367,11 @@ def test_the_cut_of_a_baseline_is_by_its_costs() -> None:
 
 
 def test_what_crosses_between_stages() -> None:
-    """Of the tied step, per micro-batch: h, the first layer's result too, and their gradients. Once
-    per step: the gradient of the tied matrix to the first layer, and its new value back."""
+    """The transfers of the tied step.
+
+    Per micro-batch: h, which is also the first layer's result, and their gradients. Once per step:
+    the gradient of the tied matrix to the first layer, and its new value back.
+    """
     with costs_of(skipping_step()) as found:
         boundary = found.boundary
     activation, matrix = 64 * 128 * 4, 128 * 128 * 4
@@ -381,7 +385,7 @@ def test_what_crosses_between_stages() -> None:
 
 
 def test_rematerialised_layers_may_be_of_other_classes() -> None:
-    """Their costs are read by their own classes: here those of another program stand for them."""
+    """Each class reads its own costs: another program's costs take the place of one class's."""
     with costs_of(straight_step()) as plain, costs_of(skipping_step()) as again:
         assert plain.classes.links.keys() - again.classes.links.keys()
         costing = Costing(solver=again.solver)

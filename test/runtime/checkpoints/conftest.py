@@ -1,4 +1,4 @@
-"""A training program that is quick to plan and compile, with a random key in its state."""
+"""A training program that plans and compiles quickly, with a random key in its state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Training:
         mesh_shape: str = "1x2",
         **options: Any,
     ) -> Any:
-        """Two meshes of two devices, unless the cluster is another."""
+        """Two meshes of two devices, unless the caller names another cluster."""
         return alpa.parallelize(
             self.train_step,
             cluster=cluster,

@@ -1,4 +1,4 @@
-"""What is saved is what is restored, or there is an error that says why not."""
+"""A restored checkpoint equals the saved state, or an error explains why it cannot be restored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from alpa.runtime.cut_array import CutArray
 
 
 def fetched(tree: Any) -> list[np.ndarray]:
-    """The arrays of a tree, of random keys their words."""
+    """The arrays of a tree; for random keys, their words."""
     return [
         np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
         for leaf in jax.tree.leaves(tree)
@@ -60,7 +60,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(training: Any, tmp_path: Path
     assert training.run(step, resumed, range(3, 6))[1] == expected
     assert losses[0] != expected[0]
 
-    # Another plan, on one mesh; no plan at all; orbax without Alpa.
+    # Restored under another plan, on one mesh; without a plan; by orbax without Alpa.
     other = training.parallelize(cluster="cpu:1x4", mesh_shape="2x2")
     resumed = alpa.restore(tmp_path, training.init, other, training.batch(0))
     np.testing.assert_allclose(training.run(other, resumed, range(3, 6))[1], expected, rtol=1e-6)
@@ -106,7 +106,7 @@ def test_arrays_of_every_kind(tmp_path: Path) -> None:
 
 
 def as_jax(leaf: Any) -> Any:
-    """What `init` might make in the place of a leaf."""
+    """What `init` might return for a leaf."""
     if isinstance(leaf, jax.Array) or not hasattr(leaf, "dtype"):
         return leaf
     return jnp.asarray(np.asarray(leaf))
@@ -117,7 +117,7 @@ def new(shape: int = 4) -> dict[str, Any]:
 
 
 def sign(folder: Path, **changes: Any) -> None:
-    """Puts into a manifest what `changes` says, with the right checksum; None takes out."""
+    """Writes `changes` into a manifest, with the right checksum; None removes an entry."""
     path = folder / "alpa.json"
     content = json.loads(path.read_text()) | changes
     content = {key: it for key, it in content.items() if it is not None and key != "checksum"}
@@ -125,14 +125,14 @@ def sign(folder: Path, **changes: Any) -> None:
 
 
 def entry(folder: Path, **changes: Any) -> dict[str, Any]:
-    """The entries of a manifest, that of `b` with other values."""
+    """The entries of a manifest, with other values for `b`."""
     arrays = json.loads((folder / "alpa.json").read_text())["arrays"]
     arrays["state.b"] |= changes
     return arrays
 
 
 def damaged(folder: Path, how: str) -> None:
-    """Harms a checkpoint of `new()`."""
+    """Damages a checkpoint of `new()`."""
     chunk, manifest = folder / "state.b" / "c" / "0" / "0", folder / "alpa.json"
     description = folder / "state.b" / "zarr.json"
     if how == "a flipped bit":
@@ -282,7 +282,7 @@ def test_steps_are_kept_and_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_save_that_fails_harms_nothing(tmp_path: Path) -> None:
-    """An array is gone, or the disk takes no more; what is left behind goes with the next save."""
+    """An array is gone, or the disk is full; the next save removes the remains."""
     alpa.save(tmp_path, 1, new())
     gone = new()
     gone["b"].delete()
@@ -299,7 +299,7 @@ def test_a_save_that_fails_harms_nothing(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_harms_nothing(tmp_path: Path) -> None:
-    """A limit on the size of files stands for it, which the process sets itself."""
+    """A limit on file sizes, set by the process itself, stands for a full disk."""
     code = """
         import resource, sys
         import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A state that the plan cuts between meshes: one array on disk, from parts and into parts."""
+"""A state that the plan cuts between meshes is one array on disk, in chunks of its parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
 
 
 def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Descent by one step; the layers are rows of `w`."""
+    """One step of gradient descent; the layers are rows of `w`."""
 
     def loss_fn(w: jax.Array) -> jax.Array:
         y, _ = jax.lax.scan(lambda x, layer: (jnp.tanh(x @ layer), None), x, w)
@@ -45,7 +45,7 @@ def check_parts_go_and_come_back(executor: Any, directory: Path) -> None:
     entry = Manifest.read(folder).arrays["state.w"]
     assert entry.shape == (4, 16, 16)
     assert len(state.parts) > 1
-    assert entry.chunk[0] < 4  # no chunk is written by both meshes
+    assert entry.chunk[0] < 4  # both meshes write no chunk in common
     (restored,) = executable.restore([0], [entry.at(folder, "state.w")])
     assert isinstance(restored, CutArray)
     assert list(restored.parts) == list(state.parts)

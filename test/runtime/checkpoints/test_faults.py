@@ -1,6 +1,6 @@
-"""Whatever dies, the caller hears of it soon, and goes on from the last checkpoint.
+"""Whatever process dies, the caller gets an error soon, and continues from the last checkpoint.
 
-The random moments are drawn from a seed, the number of the test.
+The moments are random. The number of the test is their seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = ("starting", "in a step", "saving")
 
 
 def descendants(root: int) -> dict[int, str]:
-    """The processes below one, by their ids, and what they are called."""
+    """The processes below one, by their ids, and their names."""
     listed = subprocess.run(
         ["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], check=True, capture_output=True, text=True
     ).stdout
@@ -50,18 +50,17 @@ def descendants(root: int) -> dict[int, str]:
 
 
 def report(figure: str) -> None:
-    """Says what docs/figures.md holds, to whom runs pytest with `-s`."""
+    """Prints a figure of docs/figures.md for those who run pytest with `-s`."""
     print(figure)  # noqa: T201  Nothing but the test knows the figure.
 
 
 def workers() -> list[int]:
-    """The processes of this one's workers."""
+    """The processes of this process's workers."""
     return [pid for pid, name in descendants(os.getpid()).items() if name.startswith("ray::Worker")]
 
 
 class Killer(threading.Thread):
-    """Kills one of the workers that were not there before, some seconds after something has come
-    about."""
+    """Kills one of the new workers, some seconds after an event."""
 
     def __init__(
         self, when: Callable[[], bool], delay: float, draw: random.Random, before: set[int]
@@ -77,7 +76,7 @@ class Killer(threading.Thread):
                 return
         if self._given_up.wait(self._delay):
             return
-        # Others may still be ending, of programs before this one.
+        # Workers of earlier programs may still be ending.
         victims = sorted(set(workers()) - self._before)
         os.kill(self._draw.choice(victims), signal.SIGKILL)
         self.killed_at = time.monotonic()
@@ -88,7 +87,7 @@ class Killer(threading.Thread):
 
 
 class Run:
-    """A training that saves each step, and the losses that it has seen, by step."""
+    """A training that saves each step, and its losses by step."""
 
     def __init__(self, training: Any, directory: Path) -> None:
         self.directory = directory / "checkpoints"
@@ -108,20 +107,20 @@ class Run:
             state, loss = self._step(state, batch(number))
             self.state = state
             seen = self.losses.setdefault(number, float(loss))
-            assert seen == float(loss)  # what is run again gives the same
+            assert seen == float(loss)  # a repeated step gives the same loss
             number += 1
             self.doing = "saving"
             alpa.save(self.directory, number, state, keep=2)
             self.steps += 1
 
     def continued(self) -> Any:
-        """What another step gives after the last one."""
+        """The result of another step after the last one."""
         return self._step(self.state, self._training.batch(len(self.losses)))
 
     def train_until_killed(self, kind: str, draw: random.Random) -> float:
         """Seconds from the death of a worker to the error."""
         before, steps = set(workers()), draw.randrange(2)
-        self.doing = "starting"  # no longer what the last training did when it ended
+        self.doing = "starting"  # no longer the result at the end of the last training
         when: dict[str, tuple[Callable[[], bool], float]] = {
             "starting": (lambda: bool(set(workers()) - before), 4.0),
             "in a step": (lambda: self.doing == kind and self.steps >= steps, 0.02),
@@ -132,7 +131,7 @@ class Run:
         killer.start()
         try:
             with pytest.raises(WorkerError) as caught:
-                self.train(until=len(self.losses) + 200)  # long before that a worker is gone
+                self.train(until=len(self.losses) + 200)  # long before the loss is noticed
             heard = time.monotonic()
         finally:
             killer.give_up()
@@ -147,7 +146,7 @@ class Run:
 
 
 def assert_gone(processes: set[int], within: float = SOON) -> None:
-    """Waits until processes have ended, some seconds at most."""
+    """Waits, for some seconds at most, until processes have ended."""
     begin = time.monotonic()
     while left := [pid for pid in processes if alive(pid)]:
         assert time.monotonic() - begin < within, left
@@ -165,7 +164,7 @@ def alive(pid: int) -> bool:
 def assert_training_survives(
     training: Any, directory: Path, kinds: Sequence[str], seed: int
 ) -> list[float]:
-    """Kills a worker for each kind; the seconds until that was noticed."""
+    """Kills a worker for each kind; returns the seconds until that was noticed."""
     draw = random.Random(seed)
     run = Run(training, directory)
     seconds = [run.train_until_killed(kind, draw) for kind in kinds]
@@ -184,7 +183,7 @@ def test_a_worker_is_killed(training: Any, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_workers_that_hang_are_ended(training: Any, tmp_path: Path) -> None:
-    """The error names the timeout that was over, and they are gone though they do not listen."""
+    """The error names the expired timeout, and the workers are gone though they do not listen."""
     training.workers = replace(training.workers, checkpoint_timeout_seconds=1.0)
     before = set(workers())
     step = training.parallelize("ray")
@@ -213,9 +212,9 @@ def test_a_worker_is_killed_at_20_moments(training: Any, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_worker_hangs(training: Any, tmp_path: Path) -> None:
-    """It is stopped, as one that waits for a dead file system is."""
+    """It is stopped, like a process that waits for a dead file system."""
     training.workers = replace(training.workers, timeout_seconds=15)
-    before = set(workers())  # a test before this one may have left some to be collected
+    before = set(workers())  # an earlier test may have left some to be collected
     run = Run(training, tmp_path)
     run.train(until=2)
     mine = set(workers()) - before
@@ -238,7 +237,7 @@ SAVING = """
 
 
 def assert_checkpoint_survives(directory: Path, draw: random.Random) -> int:
-    """Kills a process that saves; the step of the checkpoint that is there afterwards."""
+    """Kills a saving process; returns the step of the checkpoint that exists afterwards."""
     code = textwrap.dedent(SAVING)
     child = subprocess.Popen(
         [sys.executable, "-c", code, directory], stdout=subprocess.PIPE, text=True
@@ -250,7 +249,7 @@ def assert_checkpoint_survives(directory: Path, draw: random.Random) -> int:
         child.kill()
         last = max((int(line) for line in child.stdout.read().split()), default=1)
     latest = alpa.latest_step(directory)
-    assert latest in (last, last + 1)  # it may have died before it could say so
+    assert latest in (last, last + 1)  # it may have died before it could report that
     state = alpa.restore(directory, lambda: dict.fromkeys("abcdefgh", jnp.zeros((64, 1024))))
     for array in state.values():
         np.testing.assert_array_equal(array, np.full((64, 1024), float(latest), np.float32))
@@ -307,12 +306,11 @@ class DriverRun:
     def kill(self, draw: random.Random, process: str = "", longest: float = SOON) -> float:
         """Starts the driver, and kills it, or a process of its cluster, at a random moment.
 
-        Returns:
-            The seconds until the driver has ended, too, and no worker that it has started is left.
+        Returns the seconds until the driver and all workers that it started have ended.
         """
         before = descendants(os.getpid())
         command = [sys.executable, "-c", textwrap.dedent(TRAINING), Path(__file__).parent]
-        with self.said.open("w") as said:  # a pipe nobody reads would stop it
+        with self.said.open("w") as said:  # a full pipe would stop it
             child = subprocess.Popen(
                 [*command, self.directory, self.address], stdout=said, stderr=subprocess.DEVNULL
             )
@@ -346,13 +344,13 @@ def test_the_driver_is_killed_at_20_moments(tmp_path: Path) -> None:
     seconds = [run.kill(draw) for _ in range(20)]
     report(f"all workers ended within {max(seconds):.1f} s; {len(run.losses)} steps")
     assert run.losses
-    # Two agents of Ray's wait for a minute that their cluster comes back.
+    # Two of Ray's agents wait for a minute for their cluster to come back.
     assert_gone(run.started, within=90)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    # Until Ray gives up the server of its cluster, which it does after a minute, training goes on.
+    # Training continues until Ray gives up its cluster's server, which it does after a minute.
     ("process", "longest"),
     [("raylet", SOON), ("gcs_server", 60 + SOON)],
 )
@@ -363,7 +361,7 @@ def test_a_process_of_the_cluster_is_killed_at_20_moments(
     run = DriverRun(tmp_path)
     seconds = [run.kill(draw, process, longest) for _ in range(20)]
     report(f"all ended within {max(seconds):.1f} s; {len(run.losses)} steps")
-    run.kill(draw)  # what is resumed gives the losses of before
+    run.kill(draw)  # the resumed training gives the losses of before
     assert run.losses
 
 

@@ -66,7 +66,7 @@ def assert_continues(directory: Path, plans: list[tuple[str, str, str]]) -> None
 
 
 def check_damage_is_survived(step: Any, state: Any, directory: Path) -> None:
-    """A worker refuses a flipped bit, and goes on with what it has."""
+    """A worker rejects a flipped bit, and continues with its state."""
     copy = directory / str(STEPS + 1)
     shutil.copytree(directory / str(STEPS), copy)
     manifest = Manifest.read(copy)

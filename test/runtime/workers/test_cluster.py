@@ -1,4 +1,4 @@
-"""Which worker is responsible for what, and what it asks Ray for."""
+"""The responsibilities of workers, and the resources that they request from Ray."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.slow
 def test_a_plan_lies_on_two_nodes_of_which_one_joins_later_and_is_lost() -> None:
-    """In a process of its own, as this one has joined the cluster of the other tests."""
+    """In a process of its own, because this one has joined the cluster of the other tests."""
     script = Path(__file__).with_name("two_nodes.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop("RAY_ADDRESS", None)

@@ -1,4 +1,4 @@
-"""Tiles between workers: here two of them in one process."""
+"""Tiles between workers: here two workers in one process."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_nobody_is_listened_to_without_the_secret() -> None:
     first, second = pair("sockets", seconds=0.5)
     ip, port, secret = second.address.split()
     first.connect([first.address, f"{ip} {port} {secret[::-1]}"])
-    with suppress(TransportError):  # the connection may be closed before all is sent
+    with suppress(TransportError):  # the connection may close before all is sent
         first.send(1, [jnp.ones(3)])
     with pytest.raises(TransportError, match="has waited"):
         second.receive(0, [shape_of(np.zeros(3, np.float32), 1)])
 
 
 def test_who_says_nothing_is_let_go() -> None:
-    """So that nobody can use up a worker's threads and files."""
+    """So nobody can exhaust a worker's threads and files."""
     _, second = pair("sockets", seconds=0.2)
     ip, port, _ = second.address.split()
     with socket.create_connection((ip, int(port)), timeout=20) as connection:
@@ -80,7 +80,7 @@ def test_who_says_nothing_is_let_go() -> None:
 
 
 def test_a_pause_between_messages_may_be_long() -> None:
-    """Longer than a receiver waits: it is not waiting yet."""
+    """Longer than a receiver waits: it has not begun to wait."""
     first, second = pair("sockets", seconds=0.3)
     for number in range(2):
         first.send(1, [jnp.full(3, number, jnp.float32)])

@@ -1,6 +1,6 @@
 """Run by `test_nodes.py`: trains on a Ray cluster of its own.
 
-The second node joins later, is lost, and another one takes its place.
+The second node joins later, is lost, and is replaced by another one.
 """
 
 from __future__ import annotations

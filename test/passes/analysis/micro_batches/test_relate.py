@@ -1,4 +1,4 @@
-"""What the analysis claims of programs, case by case and at random, against numbers."""
+"""The analysis's claims about programs, case by case and at random, against numbers."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class _Array:
 
 
 class _Author:
-    """Writes a random function: the same one whatever the number of samples is.
+    """Writes a random function, the same for every number of samples.
 
-    Choices look at how sizes depend on the number of samples and never at the sizes themselves.
+    Its choices depend on how sizes vary with the number of samples, never on the sizes themselves.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ def _binary(author: _Author, x: _Array) -> _Array:
 
 
 def _scaled_by(author: _Author, x: _Array) -> _Array:
-    """By one number, made of another array."""
+    """Divides by one number that is made of another array."""
     other = author.random.choice(author.pool).value
     number = author.random.choice([jnp.mean, jnp.sum, jnp.max])(other)
     functions: list[Callable[[jax.Array], jax.Array]] = [
@@ -448,7 +448,7 @@ def _random_program(program: type, seed: int, number: int) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """A function, and the kinds that its results are to have."""
+    """A function, and the expected kinds of its results."""
 
     function: Callable[..., Any]
     arguments: str
@@ -769,7 +769,7 @@ class Fault:
 
 
 def _wrapped(owner: Any, name: str, change: Callable[..., Any]) -> Callable[[Any], None]:
-    """A function or method that returns what `change` makes of its result and its arguments."""
+    """A function whose result `change` computes from the original's result and arguments."""
     original = getattr(owner, name)
     return lambda patch: patch.setattr(
         owner, name, lambda *args, **kwargs: change(original(*args, **kwargs), *args)
@@ -777,7 +777,7 @@ def _wrapped(owner: Any, name: str, change: Callable[..., Any]) -> Callable[[Any
 
 
 def _rule(table: dict[str, _Rule], op: str, change: Callable[..., Any]) -> Callable[[Any], None]:
-    """A rule that returns what `change` makes of its result, and of the operands' relations."""
+    """A rule whose result `change` computes from the result and the operands' relations."""
     original = table[op]
 
     def changed(context: Any, op: Any, operands: Any) -> Any:

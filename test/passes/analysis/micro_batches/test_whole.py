@@ -1,4 +1,4 @@
-"""A program beside itself at the size of the whole batch."""
+"""A program compared with itself at the size of the whole batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ X = "tensor<{size}x3xf32>"
 
 
 def aligned(micro: str, whole: str) -> list[str]:
-    """What is written on the ops of the program of 2 samples, beside that of 4."""
+    """The attributes written on the ops of the program of 2 samples, beside that of 4."""
     modules = [
         parse(f"func.func public @main(%x: {x}, %y: {x}) -> {x} {{ {text.format(x=x)} }}")
         for text, x in ((micro, X.format(size=2)), (whole, X.format(size=4)))

@@ -103,7 +103,7 @@ def test_one_op_above_the_bound_relaxes_it():
 
 
 def sequence(count: int, num_layers: int) -> Problem:
-    """Ops of which each reads the one before and one of the 30 before, a fifth of them large."""
+    """Ops that read the previous op and one of the 30 before it; a fifth of the ops are large."""
     rng = np.random.default_rng(0)
     values = [
         (
@@ -123,7 +123,7 @@ def test_3000_ops_in_48_layers():
 
 
 def test_an_op_is_one_step_for_numpy(num_calls):
-    """However many layers there are, and ops that a layer may begin with."""
+    """For any number of layers and of ops that a layer may begin with."""
     few, many, more_layers = (
         num_calls(lambda problem=problem: solve(problem))
         for problem in (sequence(500, 10), sequence(1000, 10), sequence(500, 20))

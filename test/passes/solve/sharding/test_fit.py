@@ -8,7 +8,7 @@ from alpa.passes.solve.sharding.problem import OutOfMemoryError, Problem, Usage
 
 
 def two(first: list[float], second: list[float], limit: float) -> Problem:
-    """Two nodes that hold something at the same time; the second also earlier, alone."""
+    """Two nodes whose buffers are live at the same time; the second is also live earlier, alone."""
     return Problem(
         node_costs=(np.zeros(len(first)), np.zeros(len(second))),
         edges=(),

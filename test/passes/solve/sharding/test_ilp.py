@@ -194,7 +194,7 @@ def test_infeasible_names_the_ends():
 
 
 def test_infeasible_core_names_its_nodes():
-    """Four nodes, all different, three strategies: nothing for presolve to find."""
+    """Four nodes with three strategies and no structure: nothing for presolve to find."""
     different = np.where(np.eye(3) == 1, inf, 0.0)
     edges = tuple(Edge(u, v, different) for u in range(1, 5) for v in range(u + 1, 5))
     problem = Problem(node_costs=(np.zeros(3),) * 5, edges=edges)

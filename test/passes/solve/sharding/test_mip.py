@@ -10,7 +10,7 @@ from alpa.passes.solve.sharding.ilp import Edge, InfeasibleError, Problem, Usage
 from alpa.passes.solve.sharding.mip import branch, relax
 
 FRUSTRATED = Problem(
-    # An odd cycle of nodes that want to differ: the relaxation takes halves and costs nothing.
+    # An odd cycle of nodes that should differ: the relaxation takes halves and costs nothing.
     node_costs=(np.zeros(2),) * 3,
     edges=tuple(Edge(u, v, np.eye(2) * 1e-3) for u, v in ((0, 1), (1, 2), (0, 2))),
 )
@@ -48,7 +48,7 @@ def test_branching_closes_what_the_relaxation_leaves():
 
 
 def test_the_limit_holds_at_the_times_that_are_given():
-    """The cheap strategies are large: only one of the three nodes may take its own."""
+    """The cheap strategies are large: only one of the three nodes can take its own."""
     held = np.array([6.0, 1.0])
     problem = Problem(
         node_costs=tuple(np.array([0.0, k]) for k in (1.0, 2.0, 3.0)),

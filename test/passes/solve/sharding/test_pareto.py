@@ -51,7 +51,7 @@ def bytes_of_all(problem: Problem) -> np.ndarray:
 
 @st.composite
 def dense_problems(draw: st.DrawFn) -> Problem:
-    """Each node is beside each other one, so that none is minimised out; pairs are forbidden."""
+    """All nodes are neighbours, so none is minimised out; some pairs are forbidden."""
     cost = st.sampled_from([0.0, 1.0, 2.0, 5.0, 30.0, inf, inf])
     sizes = draw(st.lists(st.integers(1, 3), min_size=4, max_size=5))
     edges: list[Edge] = []

@@ -25,7 +25,7 @@ from alpa.passes.solve.sharding.repair import Walk, improve_within, repair
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Costs fall where bytes rise, several usages per node, limits from loose to impossible."""
+    """Costs fall where bytes rise; several live ranges per node, loose to impossible limits."""
     cost = st.sampled_from([0.0, 1.0, 2.0, 5.0, 30.0, inf])
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
     nodes = tuple(np.array(draw(st.lists(cost, min_size=n, max_size=n))) for n in sizes)
@@ -161,7 +161,7 @@ def test_the_bound_of_the_relaxation_is_below_the_optimum(seed):
     problem = large(seed)
     best = solve(problem)
     assert best.status == "optimal"
-    # Where a gap is wanted, one is left, and it is told.
+    # Where a gap is allowed, one remains, and the result reports it.
     relaxed = solve(problem, branch_gap=0.2)
     assert relaxed.bound <= best.objective * (1 + 1e-9)
     assert relaxed.objective >= best.objective * (1 - 1e-9)
@@ -206,7 +206,7 @@ def test_no_time_gives_a_valid_answer_or_says_so(all_costs, problem):
         assert best == inf
         return
     except TimeoutError:
-        # Nothing but forbidden pairs can keep the repair from a choice that exists.
+        # Only forbidden pairs could keep the repair from an assignment that exists.
         assert any(np.isinf(edge.costs).any() for edge in problem.edges)
         return
     verify(problem, solution)
@@ -239,7 +239,7 @@ def test_verify_refuses_what_does_not_fit():
 
 
 def test_a_small_excess_is_repaired_by_what_is_just_enough():
-    """Not by what saves most for its cost, which costs far more than the excess is worth."""
+    """Not by the largest saving per cost, which costs far more than the excess requires."""
     costs = (np.array([0.0, 50.0]), np.array([0.0, 1.0]))
     usages = (
         Usage(nodes=(0,), bytes=np.array([1000.0, 0.0]), start=0, stop=1),

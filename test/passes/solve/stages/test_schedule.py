@@ -1,4 +1,4 @@
-"""Schedules against orders written down and an event simulation of another make."""
+"""Schedules against orders written down and an independent event simulation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
 def written_order(
     schedule: Schedule, batches: int, stages_to_last: int
 ) -> list[tuple[Direction, int]]:
-    """The order as its definition says it, phase by phase."""
+    """The order by its definition, phase by phase."""
     warm_up = batches if schedule == "gpipe" else min(batches, stages_to_last)
     works: list[tuple[Direction, int]] = [("forward", m) for m in range(warm_up)]
     for m in range(warm_up, batches):
@@ -36,7 +36,7 @@ def written_order(
 
 
 def event_simulation(pipeline: Pipeline) -> tuple[float, dict[tuple[int, Direction, int], float]]:
-    """The step's seconds and the end of each piece, by messages that arrive in order of time."""
+    """The step's seconds and the end of each piece, by messages in the order of their arrival."""
     count, batches = len(pipeline.forward), pipeline.num_micro_batches
     backward = pipeline.backward
     todo = [written_order(pipeline.schedule, batches, count - s)[::-1] for s in range(count)]

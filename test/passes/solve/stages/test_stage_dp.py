@@ -133,7 +133,7 @@ def test_a_cut_between_hosts_moves_what_is_cheap_to_send():
 
 
 def test_a_transfer_is_its_receivers():
-    """What comes back from the later stage occupies the earlier one, which is the longer."""
+    """The later stage's results return to the earlier stage, which is then the longer one."""
     problem = replace(uniform(2), t=uniform(2).t * np.array([[[2.0]], [[1.0]]]), num_stages=2)
     transfers = np.zeros((2, 3, 2))
     transfers[0] = 1.0
@@ -143,7 +143,7 @@ def test_a_transfer_is_its_receivers():
 
 
 def test_no_stage_lies_between_two_parts_of_a_host():
-    """What is sent from host to host is counted for sure: on 2x2 devices 1, 2, 1 is no order."""
+    """Transfers between hosts always count: on 2x2 devices 1, 2, 1 is no possible order."""
     problem = replace(uniform(3, 2, 2), num_stages=3, num_micro_batches=64)
     even = np.full_like(problem.t, inf)
     even[range(3), range(3)] = [[1.0, inf, inf], [2.0, 1.0, inf], [1.0, inf, inf]]
@@ -154,7 +154,9 @@ def test_no_stage_lies_between_two_parts_of_a_host():
 
 
 def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
-    """A stage on all devices gains less than four on one each; twice as slow stages cost T only."""
+    """One stage on all devices gains less than four stages on one each; at half the speed, stages
+    cost T only.
+    """
     problem = uniform()
     slow = problem.t * np.array([1.0, 1.1, 1.2])
     fast = solve(replace(problem, t=slow, minimise="throughput"))

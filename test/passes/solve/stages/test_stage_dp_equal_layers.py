@@ -41,7 +41,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 def brute_force(problem: Problem) -> float:
-    """T of the best cut whose counts of layers differ by one at most, on submeshes of one size."""
+    """T of the best cut whose numbers of layers differ by at most one, on submeshes of one size."""
     layers, best = problem.num_layers, inf
     for count in {problem.num_stages} if problem.num_stages else range(1, layers + 1):
         for cuts in combinations(range(1, layers), count - 1):

@@ -24,7 +24,7 @@ from alpa.passes.solve.stages.stage_dp import solve
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     layers, meshes = draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    # One mesh may be used in several ways, in any order, and another one in none.
+    # One mesh may be used in several ways, in any order, and another one not at all.
     mesh_of = tuple(draw(st.lists(st.integers(0, meshes - 1), min_size=1, max_size=4)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     size = (layers, layers, len(mesh_of))

@@ -37,7 +37,7 @@ SIZES = st.sampled_from(
 
 @st.composite
 def meshes(draw: st.DrawFn, rank: int, first: int, per_host: int) -> TiledMesh:
-    """Devices from `first` on, in some order; axes lie on dimensions in any order."""
+    """Devices from `first` on, in some order; axes split dimensions in any order."""
     sizes = draw(SIZES)
     dims: list[tuple[int, ...]] = [()] * rank
     for axis in draw(st.permutations(range(len(sizes)))):
@@ -73,7 +73,7 @@ def problems(draw: st.DrawFn) -> Problem:
 def shards(mesh: TiledMesh, shape: tuple[int, ...]) -> dict[int, np.ndarray]:
     """The numbers of the elements that each device holds: pads, splits evenly, drops the padding.
 
-    Knows nothing of boxes, and takes the axes one by one.
+    It uses no boxes and applies the axes one by one.
     """
     held = {}
     elements = np.arange(prod(shape)).reshape(shape)
@@ -92,8 +92,11 @@ def shards(mesh: TiledMesh, shape: tuple[int, ...]) -> dict[int, np.ndarray]:
 
 
 def execute(problem: Problem, solution: Solution) -> tuple[dict[int, np.ndarray], np.ndarray]:
-    """Sends values, and gathers; the values that each device has then, and how often each element
-    entered the host that it entered most often by a transfer."""
+    """Sends values, and gathers.
+
+    Returns the values that each device then has, and how often an element entered the host that it
+    entered most often by a transfer.
+    """
     count = prod(problem.shape)
     values = np.random.default_rng(0).normal(size=problem.shape)
     numbers = np.arange(count).reshape(problem.shape)
@@ -129,7 +132,7 @@ def execute(problem: Problem, solution: Solution) -> tuple[dict[int, np.ndarray]
 
 
 def lacking(problem: Problem) -> int:
-    """Bytes that destination hosts want and do not have, element by element."""
+    """Bytes that destination hosts need and lack, element by element."""
     here = shards(problem.source, problem.shape)
     there = shards(problem.target, problem.shape)
     total = 0
@@ -188,7 +191,7 @@ def test_each_device_receives_its_tile_over_links_or_has_it(problem):
     moved = solution.transfers
     assert moved.slow_bytes + moved.fast_bytes + kept == size
     for transfer in solution.steps[0] if solution.steps else ():
-        # A sender of the same host is taken wherever there is one.
+        # A sender on the same host is taken wherever there is one.
         if problem.hosts[transfer.source] != problem.hosts[transfer.target]:
             for device, box in problem.source.tiles(problem.shape).items():
                 near = problem.hosts[device] == problem.hosts[transfer.target]
