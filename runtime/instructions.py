@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import groupby
 
 from alpa.passes.plan.data import Fragment, Program, ProgramResult, Transfer
-from alpa.passes.solve.stages.schedule import Direction, StageTask, order
+from alpa.passes.solve.stages.schedule import Direction, StageTask, rounds
 
 Key = tuple[int, int | None]
 
@@ -276,42 +276,26 @@ class _Writer:
     def micro_batches(self) -> None:
         """Adds all forwards and backwards.
 
-        The stages advance in rounds. In each round, every stage that is ready does its next work,
-        after the values that this work reads have moved. A stage waits for its neighbour even if it
-        reads nothing from it, so that no stage exceeds the schedule's micro-batches in flight.
+        In each round of the schedule, every stage that is ready does its next work, after the
+        values that this work reads have moved.
         """
         program, stages = self._program, _stages(self._program)
-        backward = any(stage.backward for stage in stages)
-        schedule, batches = program.plan.schedule, program.num_micro_batches
-        todo = [
-            list(order(schedule, batches, len(stages) - s, backward=backward))[::-1]
-            for s in range(len(stages))
-        ]
-        done: dict[Direction, list[int]] = {
-            "forward": [0] * len(stages),
-            "backward": [0] * len(stages),
-        }
-        needs = [{k: stage.reads(k) for k in done} for stage in stages]
+        needs = [{k: stage.reads(k) for k in ("forward", "backward")} for stage in stages]
 
         def keys(s: int, work: StageTask) -> list[Key]:
             return [self._versions.version(v, work.micro_batch) for v in needs[s][work.kind]]
 
-        def is_ready(s: int, work: StageTask) -> bool:
-            neighbour = s - 1 if work.kind == "forward" else s + 1
-            if 0 <= neighbour < len(stages) and done[work.kind][neighbour] <= work.micro_batch:
-                return False
-            return all(self._is_made(key) for key in keys(s, work))
-
-        while any(todo):
-            ready = [s for s, works in enumerate(todo) if works and is_ready(s, works[-1])]
-            if not ready:
-                raise ValueError(f"no stage can continue under {schedule}: each waits for another")
-            for s in ready:
-                for key in keys(s, todo[s][-1]):
+        for ready in rounds(
+            program.plan.schedule,
+            program.num_micro_batches,
+            len(stages),
+            backward=any(stage.backward for stage in stages),
+            is_ready=lambda s, work: all(self._is_made(key) for key in keys(s, work)),
+        ):
+            for s, work in ready:
+                for key in keys(s, work):
                     self._fetch(key)
-            for s in ready:
-                work = todo[s].pop()
-                done[work.kind][s] += 1
+            for s, work in ready:
                 for fragment in stages[s].fragments(work.kind):
                     self._run(fragment, work.micro_batch)
 

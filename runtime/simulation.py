@@ -1,13 +1,12 @@
 """Checks and simulates a script before it runs: deadlocks, times and memory of each mesh.
 
 `verify` runs every mesh's own list with blocking sends and receives. `simulate` predicts the
-times of a step, which `Timeline.chart` draws, under the assumptions of
-`passes.solve.stages.schedule`. A mesh does one thing at a time. A move occupies the receiving
-mesh as soon as its value exists, and does not occupy the sender.
+times of a step, which `Timeline.chart` draws, by the rules of `Times` in
+`passes.solve.stages.schedule`.
 
-If each stage reads from its neighbours only, and updates wait for no other mesh, `simulate` gives
-the seconds of `schedule.simulate`. A value that skips stages gives fewer seconds: it is received
-while the stage still waits for its neighbour's.
+If each stage reads from its neighbours only, `simulate` gives the seconds of
+`passes/plan/step_time.py`. A value that skips stages gives fewer seconds: it is received while the
+stage still waits for its neighbour's.
 """
 
 from __future__ import annotations
@@ -16,7 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from alpa.passes.plan.data import Fragment
-from alpa.runtime.instructions import Add, Instruction, Key, Move, Run, Script, meshes_of, reads
+from alpa.passes.solve.stages.schedule import Times
+from alpa.runtime.instructions import (
+    Add,
+    Instruction,
+    Key,
+    Move,
+    Run,
+    Script,
+    meshes_of,
+    reads,
+    writes,
+)
 
 
 class ScriptError(ValueError):
@@ -205,26 +215,20 @@ def simulate(
     script: Script, *, run: Callable[[Fragment], float], move: Callable[[Move], float]
 ) -> Timeline:
     """Simulates one step. `run` and `move` give seconds; additions of results take none."""
-    free = {mesh.name: 0.0 for mesh in script.program.meshes}
-    made: dict[Key, float] = {}
+    times = Times()
     events: list[Event] = []
     # Each mesh follows its own list. An instruction's dependences precede it in the common list, so
     # that order knows every end time when it is needed.
     for instruction in script.instructions:
         mesh = meshes_of(script.program, instruction)[-1]
-        ready = max((made.get(key, 0.0) for key in reads(instruction)), default=0.0)
-        start = end = max(free[mesh], ready)
+        seconds = 0.0
         if isinstance(instruction, Run):
-            end += run(instruction.fragment)
-            made.update(dict.fromkeys(instruction.outputs, end))
+            seconds = run(instruction.fragment)
         elif isinstance(instruction, Move):
-            end += move(instruction)
-            made[instruction.target] = end
-        else:
-            made[instruction.total] = end
-        free[mesh] = end
+            seconds = move(instruction)
+        start, end = times.run(mesh, seconds, reads(instruction), writes(instruction))
         events.append(Event(instruction=instruction, mesh=mesh, start=start, end=end))
-    return Timeline(seconds=max(free.values(), default=0.0), events=tuple(events))
+    return Timeline(seconds=max(times.free.values(), default=0.0), events=tuple(events))
 
 
 def _letter(instruction: Instruction) -> str:

@@ -13,22 +13,17 @@ neighbour's value has arrived.
 from __future__ import annotations
 
 from alpa.passes.plan.data import Program, Transfer
-from alpa.passes.solve.stages.schedule import Direction, Pipeline, simulate
+from alpa.passes.solve.stages.schedule import Direction, Times, simulate
 
 
 def step_seconds(program: Program) -> float:
     """Seconds of one step; those of fragments and transfers are the program's."""
-    simulation = simulate(pipeline_of(program))
-    free = {
-        mesh.name: pieces[-1].end
-        for mesh, pieces in zip(program.meshes, simulation.stages, strict=True)
-    }
+    times = micro_batch_times(program)
+    number = {mesh.name: n for n, mesh in enumerate(program.meshes)}
     # What the micro-batches made is there when the mesh that made it is through with them.
-    made = {
-        value: free[program.values[value].mesh]
-        for value, part in enumerate(program.parts)
-        if part in ("forward", "backward")
-    }
+    for value, part in enumerate(program.parts):
+        if part in ("forward", "backward"):
+            times.made[value] = times.free[number[program.values[value].mesh]]
     for step in program.steps:
         if isinstance(step, Transfer):
             runs, read, outputs = _runs_late(program, step), (step.source,), (step.target,)
@@ -37,38 +32,31 @@ def step_seconds(program: Program) -> float:
             runs, read, outputs = int(step.part == "update"), step.inputs, step.outputs
             mesh = step.mesh
         if runs:
-            ready = max((made.get(value, 0.0) for value in read), default=0.0)
-            free[mesh] = max(free[mesh], ready) + runs * step.seconds
-            made.update(dict.fromkeys(outputs, free[mesh]))
-    return max(free.values())
+            times.run(number[mesh], runs * step.seconds, read, outputs)
+    return max(times.free.values())
 
 
-def pipeline_of(program: Program) -> Pipeline:
-    """The pipeline of the micro-batches; updates are left out."""
-    names = [mesh.name for mesh in program.meshes]
-    own: dict[Direction, list[float]] = {
-        kind: [0.0] * len(names) for kind in ("forward", "backward")
+def micro_batch_times(program: Program) -> Times:
+    """Times of the micro-batches, by the numbers of the meshes; updates are left out."""
+    number = {mesh.name: n for n, mesh in enumerate(program.meshes)}
+    # For each mesh what it receives, and what it does itself.
+    work: dict[Direction, list[list[float]]] = {
+        "forward": [[0.0, 0.0] for _ in number],
+        "backward": [[0.0, 0.0] for _ in number],
     }
-    receive: dict[Direction, list[float]] = {kind: [0.0] * len(names) for kind in own}
     for fragment in program.fragments:
         if fragment.part != "update":
-            own[fragment.part][names.index(fragment.mesh)] += fragment.seconds
+            work[fragment.part][number[fragment.mesh]][1] += fragment.seconds
     for step in program.transfers:
         kind = _received_with(program, step)
         if kind is not None:
-            receive[kind][names.index(program.values[step.target].mesh)] += step.seconds
-    # These wait for no neighbour: to receive is a part of their work.
-    own["forward"][0] += receive["forward"][0]
-    own["backward"][-1] += receive["backward"][-1]
+            work[kind][number[program.values[step.target].mesh]][0] += step.seconds
     has_backward = any(fragment.part == "backward" for fragment in program.fragments)
-    return Pipeline(
-        forward=tuple(own["forward"]),
-        backward=tuple(own["backward"]) if has_backward else None,
-        update=(0.0,) * len(names),
-        forward_transfer=tuple(receive["forward"][1:]),
-        backward_transfer=tuple(receive["backward"][:-1]),
-        num_micro_batches=program.num_micro_batches,
-        schedule=program.plan.schedule,
+    return simulate(
+        program.plan.schedule,
+        program.num_micro_batches,
+        work["forward"],
+        work["backward"] if has_backward else None,
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -13,15 +12,68 @@ from hypothesis import strategies as st
 
 from alpa.passes.solve.stages.schedule import (
     Direction,
-    Pipeline,
     Schedule,
-    StageTask,
+    Times,
     in_flight,
     order,
+    rounds,
     simulate,
 )
 
 SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """Seconds of every stage, first to last. A transfer belongs to the boundary i | i + 1."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...] | None = None
+    update: tuple[float, ...]
+    forward_transfer: tuple[float, ...]
+    backward_transfer: tuple[float, ...]
+    num_micro_batches: int
+    schedule: Schedule
+
+    @property
+    def p(self) -> list[float]:
+        """Seconds of a forward and the transfer into it."""
+        return [own + c for own, c in zip(self.forward, (0.0, *self.forward_transfer), strict=True)]
+
+    @property
+    def q(self) -> list[float]:
+        """Seconds of a backward and the transfer into it; zeros without backwards."""
+        backward = self.backward or (0.0,) * len(self.forward)
+        return [own + c for own, c in zip(backward, (*self.backward_transfer, 0.0), strict=True)]
+
+    def objective(self) -> float:
+        """T: what the stage DP minimises."""
+        a = [p + q for p, q in zip(self.p, self.q, strict=True)]
+        return sum(a) + (self.num_micro_batches - 1) * max(a) + max(self.update)
+
+    def bound(self) -> float:
+        """T+: no schedule takes longer."""
+        p, q = self.p, self.q
+        return sum(p) + sum(q) + (self.num_micro_batches - 1) * (max(p) + max(q)) + max(self.update)
+
+    def times(self) -> Times:
+        """The simulated micro-batches."""
+        forward = zip((0.0, *self.forward_transfer), self.forward, strict=True)
+        backward = None
+        if self.backward is not None:
+            backward = list(zip((*self.backward_transfer, 0.0), self.backward, strict=True))
+        return simulate(self.schedule, self.num_micro_batches, list(forward), backward)
+
+    def seconds(self) -> float:
+        """Of the simulated step. Each stage's update waits for its own last backward."""
+        free = self.times().free
+        return max(free[stage] + update for stage, update in enumerate(self.update))
+
+    def idle(self) -> list[float]:
+        """The share of the step in which each stage neither computes nor receives."""
+        ends = zip(self.p, self.q, self.update, strict=True)
+        busy = [self.num_micro_batches * (p + q) + update for p, q, update in ends]
+        return [1 - each / self.seconds() for each in busy]
 
 
 def written_order(
@@ -93,14 +145,11 @@ def pipelines(draw: st.DrawFn, backward: bool | None = None) -> Pipeline:
 
 @given(pipelines())
 def test_simulated_as_by_events(pipeline: Pipeline) -> None:
-    result = simulate(pipeline)
     seconds, ends = event_simulation(pipeline)
-    assert result.seconds == seconds
-    for stage, pieces in enumerate(result.stages):
-        assert {
-            (stage, p.work.kind, p.work.micro_batch): p.end for p in pieces if p.work is not None
-        } == {key: end for key, end in ends.items() if key[0] == stage}
-        assert all(p.end <= next.receive for p, next in pairwise(pieces))
+    assert pipeline.seconds() == seconds
+    made = pipeline.times().made
+    assert {(stage, kind, m): made[kind, stage, m] for stage, kind, m in ends} == ends
+    assert len(made) == len(ends)
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 9))
@@ -115,24 +164,33 @@ def test_order_and_what_is_in_flight(schedule: Schedule, batches: int, to_last: 
     assert not kept
 
 
-@given(pipelines(backward=True))
-def test_peaks_are_those_of_the_schedule(pipeline: Pipeline) -> None:
-    count, batches = len(pipeline.forward), pipeline.num_micro_batches
-    kept = [batches if pipeline.schedule == "gpipe" else min(batches, s) for s in range(1, 10)]
-    assert simulate(pipeline).in_flight == tuple(kept[:count][::-1])
+@given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 6))
+def test_rounds_run_neighbours_in_turn(schedule: Schedule, batches: int, count: int) -> None:
+    done: set[tuple[Direction, int, int]] = set()
+    for ready in rounds(schedule, batches, count):
+        for stage, task in ready:
+            sender = task.sender(stage)
+            assert sender not in range(count) or (task.kind, sender, task.micro_batch) in done
+        done |= {(task.kind, stage, task.micro_batch) for stage, task in ready}
+    assert len(done) == 2 * batches * count
+
+
+def test_stages_that_wait_for_one_another() -> None:
+    with pytest.raises(ValueError, match="no stage can continue under gpipe"):
+        list(rounds("gpipe", 2, 2, is_ready=lambda stage, task: task.kind == "forward"))
 
 
 @given(pipelines())
 def test_bounds(pipeline: Pipeline) -> None:
-    p, q = pipeline.forward_with_transfer, pipeline.backward_with_transfer
+    p, q = pipeline.p, pipeline.q
     a = [x + y for x, y in zip(p, q, strict=True)]
     batches, T, bound = pipeline.num_micro_batches, pipeline.objective(), pipeline.bound()
-    with_updates = simulate(pipeline).seconds
+    with_updates = pipeline.seconds()
     assert bound >= T
     assert with_updates <= bound
     # Without updates: what the pipeline itself takes.
     bare = replace(pipeline, update=(0.0,) * len(p))
-    seconds, T, bound = simulate(bare).seconds, bare.objective(), bare.bound()
+    seconds, T, bound = bare.seconds(), bare.objective(), bare.bound()
     if pipeline.backward is not None and pipeline.update[0] == max(pipeline.update):
         assert with_updates == seconds + pipeline.update[0]
     assert seconds >= sum(a) + (batches - 1) * a[-1]
@@ -147,7 +205,7 @@ def test_bounds(pipeline: Pipeline) -> None:
 @given(pipelines(backward=True))
 def test_1f1b_is_never_slower_than_gpipe(pipeline: Pipeline) -> None:
     bare = replace(pipeline, update=(0.0,) * len(pipeline.forward))
-    one, other = (simulate(replace(bare, schedule=s)).seconds for s in ("1f1b", "gpipe"))
+    one, other = (replace(bare, schedule=s).seconds() for s in ("1f1b", "gpipe"))
     assert one <= other
 
 
@@ -171,31 +229,27 @@ def test_equal_stages_take_t(
         num_micro_batches=batches,
         schedule=schedule,
     )
-    result = simulate(pipeline)
     each = forward + there + backward + back
-    assert result.seconds == pytest.approx((count - 1 + batches) * each + update, rel=1e-12)
-    assert result.seconds == pytest.approx(pipeline.objective(), rel=1e-12)
-    bare = simulate(replace(pipeline, update=(0.0,) * count))
+    taken = pipeline.seconds()
+    assert taken == pytest.approx((count - 1 + batches) * each + update, rel=1e-12)
+    assert taken == pytest.approx(pipeline.objective(), rel=1e-12)
+    bare = replace(pipeline, update=(0.0,) * count)
     if each:
-        assert bare.idle == pytest.approx([(count - 1) / (count - 1 + batches)] * count)
+        assert bare.idle() == pytest.approx([(count - 1) / (count - 1 + batches)] * count)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_one_stage_adds_up(schedule: Schedule) -> None:
-    result = simulate(
-        Pipeline(
-            forward=(2.0,),
-            backward=(3.0,),
-            update=(4.0,),
-            forward_transfer=(),
-            backward_transfer=(),
-            num_micro_batches=5,
-            schedule=schedule,
-        )
+    pipeline = Pipeline(
+        forward=(2.0,),
+        backward=(3.0,),
+        update=(4.0,),
+        forward_transfer=(),
+        backward_transfer=(),
+        num_micro_batches=5,
+        schedule=schedule,
     )
-    assert result.seconds == 5 * (2 + 3) + 4
-    assert result.idle == (0.0,)
-    assert result.in_flight == (5 if schedule == "gpipe" else 1,)
+    assert pipeline.seconds() == 5 * (2 + 3) + 4
 
 
 def test_t_is_neither_bound_of_1f1b() -> None:
@@ -210,7 +264,7 @@ def test_t_is_neither_bound_of_1f1b() -> None:
         num_micro_batches=8,
         schedule="1f1b",
     )
-    assert simulate(longer).seconds == longer.objective() + 1
+    assert longer.seconds() == longer.objective() + 1
     hidden = replace(
         longer,
         forward=(4.0, 1.0),
@@ -219,7 +273,7 @@ def test_t_is_neither_bound_of_1f1b() -> None:
         forward_transfer=(0.0,),
         backward_transfer=(0.0,),
     )
-    assert simulate(hidden).seconds == hidden.objective() - 2 == 8 * 8
+    assert hidden.seconds() == hidden.objective() - 2 == 8 * 8
 
 
 def test_forwards_only() -> None:
@@ -231,14 +285,11 @@ def test_forwards_only() -> None:
         num_micro_batches=3,
         schedule="1f1b",
     )
-    result = simulate(pipeline)
-    assert result.seconds == 1 + 3 * 3.5 == pipeline.objective()
-    assert result.in_flight == (1, 1)
-    assert [piece.work for piece in result.stages[1]] == [
-        *(StageTask("forward", m) for m in range(3)),
-        None,
-    ]
-    assert [piece.receive for piece in result.stages[1][:3]] == [1.0, 4.5, 8.0]
+    assert pipeline.seconds() == 1 + 3 * 3.5 == pipeline.objective()
+    made = pipeline.times().made
+    assert made == {("forward", 0, m): m + 1.0 for m in range(3)} | {
+        ("forward", 1, m): 1 + (m + 1) * 3.5 for m in range(3)
+    }
 
 
 def long_pipeline(count: int, batches: int, schedule: Schedule) -> Pipeline:
@@ -255,9 +306,9 @@ def long_pipeline(count: int, batches: int, schedule: Schedule) -> Pipeline:
 
 def test_time_of_a_long_pipeline() -> None:
     """64 stages and 1024 micro-batches: 131072 pieces."""
-    result = simulate(long_pipeline(64, 1024, "1f1b"))
-    assert result.seconds == 3 * (64 - 1 + 1024)
-    assert sum(piece.work is not None for one in result.stages for piece in one) == 131072
+    times = long_pipeline(64, 1024, "1f1b").times()
+    assert max(times.made.values()) == 3 * (64 - 1 + 1024)
+    assert len(times.made) == 131072
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -265,35 +316,9 @@ def test_a_simulation_is_linear_in_its_pieces(
     schedule: Schedule, num_calls: Callable[[Callable[[], object]], int]
 ) -> None:
     small, long, deep = (
-        num_calls(lambda size=size: simulate(long_pipeline(*size, schedule)))
+        num_calls(lambda size=size: long_pipeline(*size, schedule).times())
         for size in ((8, 32), (8, 64), (16, 32))
     )
     # Warm-up and drain are another share of a longer pipeline.
     assert long <= 2.2 * small
     assert deep <= 2.2 * small
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule": "zigzag"}, "gpipe or 1f1b, not 'zigzag'"),
-        ({"num_micro_batches": 0}, "0 micro-batches"),
-        ({"forward": ()}, "at least one stage"),
-        ({"update": (1.0,)}, "update needs 2 entries for 2 stages"),
-        ({"forward_transfer": ()}, "forward_transfer needs 1 entries"),
-        ({"backward": (1.0, -1.0)}, "backward must be finite and not negative"),
-        ({"forward": (1.0, float("inf"))}, "forward must be finite"),
-    ],
-)
-def test_check(changes: dict[str, object], message: str) -> None:
-    pipeline = Pipeline(
-        forward=(1.0, 1.0),
-        backward=(1.0, 1.0),
-        update=(1.0, 1.0),
-        forward_transfer=(0.0,),
-        backward_transfer=(0.0,),
-        num_micro_batches=2,
-        schedule="gpipe",
-    )
-    with pytest.raises(ValueError, match=message):
-        simulate(replace(pipeline, **changes))
