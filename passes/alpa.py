@@ -157,8 +157,8 @@ class Alpa(Driver):
             run_pass(step, module, remark)
         if self.faster_than is not None:
             self._check_bound(module, self.faster_than)
-        with LayerCosts() as costs:
-            best = _Search(alpa=self, layers=module, costs=costs, run_pass=run_pass).run()
+        costs = self.cut.costs or LayerCosts()
+        best = _Search(alpa=self, layers=module, costs=costs, run_pass=run_pass).run()
         for location, message in best.remarks:
             remark(location, message)
         _move(best.module, module)

@@ -60,7 +60,6 @@ and result must be known.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -197,25 +196,25 @@ class StageMeshPartition(Pass):
             raise PassError(
                 function, "there is nothing to plan: @main returns its arguments unchanged"
             )
-        kept = LayerCosts() if self.costs is None else nullcontext(self.costs)
-        with Workers(self.processes) as workers, kept as costs:
-            stages = policy.cut(program, costs, workers)
+        with Workers(self.processes) as workers:
+            stages = policy.cut(program, self.costs or LayerCosts(), workers)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
         for one in stages.dropped:
             remark(function.location, f"{one.what} is left out of the search: {one.reason}")
-        graph = Graph.of(body(function))
-        FragmentBuilder(module, function, graph, arguments, results, stages).rewrite(
-            replace(
-                plan,
-                estimated_step_seconds=stages.seconds,
-                estimated_step_bound=stages.bound,
-                predicted_step_seconds=stages.seconds,
-                predicted_peak_bytes=stages.peak_bytes,
-                dropped=stages.dropped,
-            ),
-            cluster,
+        plan = replace(
+            plan,
+            estimated_step_seconds=stages.seconds,
+            estimated_step_bound=stages.bound,
+            predicted_step_seconds=stages.seconds,
+            predicted_peak_bytes=stages.peak_bytes,
+            dropped=stages.dropped,
         )
+        builder = FragmentBuilder(Graph.of(body(function)), arguments, results, stages)
+        with ir.InsertionPoint(function), function.location:
+            builder.declare_meshes()
+            builder.build("main", plan, cluster)
+        function.erase()
         check_stages(module, check_input(module))
 
     def _checked(self, function: func.FuncOp) -> Cluster:

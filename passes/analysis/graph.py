@@ -6,7 +6,7 @@ Walking the bindings costs microseconds per step; every analysis shares one walk
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, reduce
 from typing import cast
@@ -70,6 +70,32 @@ class Graph:
     def made_by(self, ops: Iterable[int]) -> list[int]:
         """The values that ops make."""
         return [v for o in ops for v in self.results[o]]
+
+    def interface(self, ops: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The values that ops read and do not make, and those they make for others."""
+        inside, returned, made = set(ops), set(self.returned), self.made_by(ops)
+        own = set(made)
+        inputs = dict.fromkeys(v for o in ops for v in self.operands[o] if v not in own)
+        outputs = [v for v in made if v in returned or not inside.issuperset(self.users[v])]
+        return list(inputs), outputs
+
+    def part(self, ops: Sequence[int]) -> Graph:
+        """The graph of some ops alone, by numbers of its own; `interface` are its ends."""
+        inputs, outputs = self.interface(ops)
+        values = [*inputs, *self.made_by(ops)]
+        number = {v: n for n, v in enumerate(values)}
+        place = {o: n for n, o in enumerate(ops)}
+        return Graph(
+            ops=[self.ops[o] for o in ops],
+            operands=[[number[v] for v in self.operands[o]] for o in ops],
+            results=[[number[v] for v in self.results[o]] for o in ops],
+            values=[self.values[v] for v in values],
+            producer=[place.get(self.producer[v], -1) for v in values],
+            users=[[place[o] for o in self.users[v] if o in place] for v in values],
+            bytes=[self.bytes[v] for v in values],
+            returned=[number[v] for v in outputs],
+            num_arguments=len(inputs),
+        )
 
     def cone(self, values: Iterable[int]) -> list[bool]:
         """For each op whether one of the values depends on it."""

@@ -81,15 +81,29 @@ def register_sharding_rule(target: str, rule: CustomRule) -> None:
 
 @contextmanager
 def populated(module: ir.Module) -> Generator[RuleOf]:
-    """Writes the rules that Shardy or the user knows on all ops, and gives `rule_of`.
+    """As `populate`, and gives `rule_of`; the attributes that it wrote are removed at the end.
 
-    The attributes that it wrote are removed at the end.
+    Used as:
 
         with populated(module) as rule_of:
             rule = rule_of(op)
     """
     # A list: the bindings hash an op by its Python object, of which there may be several.
     given = [op.operation for op in walk(module.body) if _ATTRIBUTE in op.attributes]
+    try:
+        populate(module)
+        yield rule_of
+    finally:
+        for op in walk(module.body):
+            if _ATTRIBUTE in op.attributes and op.operation not in given:
+                del op.attributes[_ATTRIBUTE]
+
+
+def populate(module: ir.Module) -> None:
+    """Writes the rules that Shardy or the user knows on all ops.
+
+    The text of the module then has all rules, for a process that has no registry.
+    """
     # Shardy warns of each op that it has no rule for; we have rules for those, or say so ourselves.
     handler: Any = module.context.attach_diagnostic_handler(
         lambda diagnostic: "sharding rule registry" in diagnostic.message
@@ -99,19 +113,12 @@ def populated(module: ir.Module) -> Generator[RuleOf]:
             passmanager.PassManager.parse(_POPULATE).run(module.operation)
     finally:
         handler.detach()
-    try:
-        # The text of the module then has all rules, for a process that has no registry.
-        for op in walk(module.body):
-            if isinstance(op, stablehlo.CustomCallOp) and _ATTRIBUTE not in op.attributes:
-                rule = CUSTOM_CALL_RULES.rule_of(op)
-                if rule is not None:
-                    with module.context:
-                        op.attributes[_ATTRIBUTE] = rule.to_attr()
-        yield rule_of
-    finally:
-        for op in walk(module.body):
-            if _ATTRIBUTE in op.attributes and op.operation not in given:
-                del op.attributes[_ATTRIBUTE]
+    for op in walk(module.body):
+        if isinstance(op, stablehlo.CustomCallOp) and _ATTRIBUTE not in op.attributes:
+            rule = CUSTOM_CALL_RULES.rule_of(op)
+            if rule is not None:
+                with module.context:
+                    op.attributes[_ATTRIBUTE] = rule.to_attr()
 
 
 def rule_of(op: ir.OpView) -> ShardingRule | None:

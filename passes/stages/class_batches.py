@@ -6,19 +6,17 @@ their programs give them. Dimensions are followed along the links until nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from alpa.passes.sharding.batch_dims import BatchDims
-from alpa.passes.sharding.rules import RuleOf
-from alpa.passes.stages.layer_classes import LayerClasses, returned
+from alpa.passes.sharding.rules import rule_of
+from alpa.passes.stages.layer_classes import LayerClasses
 
 
-def class_batches(classes: LayerClasses, rules: Sequence[RuleOf]) -> tuple[BatchDims, ...]:
+def class_batches(classes: LayerClasses) -> tuple[BatchDims, ...]:
     """The batch's dimensions in each class's program."""
     layers = classes.classes
     known: list[dict[int, int]] = [{} for _ in layers]
-    found = [BatchDims(layer.function, rule) for layer, rule in zip(layers, rules, strict=True)]
-    results = [returned(layer) for layer in layers]
+    found = [BatchDims(layer.function, rule_of) for layer in layers]
+    results = [layer.returned for layer in layers]
     fresh = set(range(len(layers)))
     while fresh:
         changed: set[int] = set()
@@ -31,7 +29,7 @@ def class_batches(classes: LayerClasses, rules: Sequence[RuleOf]) -> tuple[Batch
                 if value not in found[link.reader].of:
                     changed.add(link.reader)
         for reader in changed:
-            found[reader] = BatchDims(layers[reader].function, rules[reader], known[reader])
+            found[reader] = BatchDims(layers[reader].function, rule_of, known[reader])
         fresh = changed
     sizes = set[int]().union(*(one.sizes for one in found))
     for one in found:

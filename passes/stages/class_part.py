@@ -18,7 +18,7 @@ from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.strategies import splittable
 from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
-from alpa.passes.stages.layer_classes import MESH, LayerClass, returned
+from alpa.passes.stages.layer_classes import MESH, LayerClass
 
 _ONE = Versions(mesh=MESH, kept={MESH: 1})
 """One micro-batch in flight: the stage decides how many there are."""
@@ -56,7 +56,7 @@ class ClassPart:
             resident=resident,
             passing=Problem(node_costs=tuple(posed.graph.costs), edges=(), usages=passing),
             arguments=[placed[argument] for argument in body(layer.function).arguments],
-            results=[placed[value] for value in returned(layer)],
+            results=[placed[value] for value in layer.returned],
         )
 
     @property
@@ -127,7 +127,7 @@ def _memory(layer: LayerClass, posed: MeshProblem) -> tuple[list[Resident], tupl
         resident.append(Resident(kind=kind, node=placed.node, bytes=held))
 
     fragments = posed.fragments()
-    elsewhere = [returned(layer)[r] for r in layer.totals]
+    elsewhere = [layer.returned[r] for r in layer.totals]
     for number, (value, argument) in enumerate(zip(values, attributes, strict=True)):
         if number not in layer.boundary:
             stays("state", value, posed.plan.num_micro_batches if argument.role == "batch" else 1)

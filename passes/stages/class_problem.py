@@ -17,8 +17,7 @@ program find assignments that need less memory: higher prices give slower, small
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -32,7 +31,7 @@ from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.fold import fold, unfold
-from alpa.passes.sharding.rules import RuleOf, populated
+from alpa.passes.sharding.rules import rule_of
 from alpa.passes.sharding.shard_graph import GraphCache, ShardGraph
 from alpa.passes.solve.sharding.problem import Problem, Usage
 from alpa.passes.solve.sharding.terms import Terms
@@ -53,20 +52,21 @@ tenth of it; if time ends a search, the stages depend on the load of the machine
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassSolver:
-    """Costs of all classes on any logical mesh. Made by `class_solver`."""
+    """Costs of all classes on any logical mesh."""
 
     classes: LayerClasses
     cluster: Cluster
     plan: Plan
-    rules: tuple[RuleOf, ...]
-    intra: Intra
-    batches: tuple[BatchDims, ...] | None
-    """of the classes' programs; None where the whole space is searched"""
+    intra: Intra = "auto"
 
     @cached_property
     def exchange(self) -> Exchange:
         """The values that stages exchange, by class."""
         return Exchange.of(self.classes)
+
+    @cached_property
+    def _batches(self) -> Sequence[BatchDims]:
+        return class_batches(self.classes)
 
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
         """The problem of a mesh. Raises PassError where an op cannot be on it."""
@@ -74,39 +74,12 @@ class ClassSolver:
         cache = GraphCache()
         parts: list[ClassPart] = []
         for number, layer in enumerate(self.classes.classes):
-            graph = ShardGraph(mesh, self.cluster, self.rules[number], cache)
+            graph = ShardGraph(mesh, self.cluster, rule_of, cache)
             posed = pose_class(layer, graph, self.plan)
-            if self.batches is not None:
-                restrict(graph, self.intra, self.batches[number], posed.tensors())
+            if self.intra != "auto":
+                restrict(graph, self.intra, self._batches[number], posed.tensors())
             parts.append(ClassPart.of(layer, posed))
         return ClassProblem.of(self, parts)
-
-
-@contextmanager
-def class_solver(
-    classes: LayerClasses,
-    cluster: Cluster,
-    plan: Plan,
-    intra: Intra = "auto",
-) -> Generator[ClassSolver]:
-    """A solver for the classes' programs, which have their sharding rules until the end."""
-    with ExitStack() as stack:
-        rules = tuple(stack.enter_context(populated(layer.module)) for layer in classes.classes)
-        yield solver_of(classes, cluster, plan, intra, rules)
-
-
-def solver_of(
-    classes: LayerClasses, cluster: Cluster, plan: Plan, intra: Intra, rules: tuple[RuleOf, ...]
-) -> ClassSolver:
-    """A solver for programs that already have their sharding rules."""
-    return ClassSolver(
-        classes=classes,
-        cluster=cluster,
-        plan=plan,
-        rules=rules,
-        intra=intra,
-        batches=None if intra == "auto" else class_batches(classes, rules),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

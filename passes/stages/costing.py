@@ -6,24 +6,20 @@ programs as text, with their sharding rules, and keeps what it made of them for 
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from alpa.dialects import body, walk
-from alpa.dialects.plan import Plan
+from alpa.dialects import body, main_function, walk
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
-from alpa.passes.cost.cluster import Cluster
-from alpa.passes.sharding.baselines import Intra
-from alpa.passes.sharding.rules import rule_of
 from alpa.passes.stages.candidates import PRICES, Candidate, Submesh, candidate_of
 from alpa.passes.stages.class_costs import ClassCosts, Work
-from alpa.passes.stages.class_problem import ClassSolver, class_solver, solver_of
+from alpa.passes.stages.class_problem import ClassSolver
 from alpa.passes.stages.clustered import Clustered
-from alpa.passes.stages.layer_classes import ClassesText, layer_classes
+from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.remat import rematerialised
 from alpa.passes.workers import Workers
 
@@ -64,7 +60,7 @@ class Costing:
 
     def where(self, workers: Workers) -> Workers:
         """The processes if the classes are worth them, else none."""
-        ops = sum(1 for one in self.solver.classes.classes for _ in walk(one.module.body))
+        ops = sum(1 for _ in walk(self.solver.classes.module.body))
         return workers if ops >= self.worth else Workers(0)
 
     def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:
@@ -77,8 +73,7 @@ class Costing:
         if submesh in self._ended:
             return self._ended[submesh].result
         if workers.count:
-            given = (self._text, self.solver.cluster, self.solver.plan, self.solver.intra)
-            begun = workers.submit(_solve_text, given, submesh, enough)
+            begun = workers.submit(_solve_pickled, self._pickled, submesh, enough)
         else:
             begun = workers.submit(_solve, self.solver, submesh, enough)
 
@@ -89,43 +84,46 @@ class Costing:
         return finish
 
     @cached_property
-    def _text(self) -> ClassesText:
-        return ClassesText.of(self.solver.classes)
+    def _pickled(self) -> bytes:
+        return pickle.dumps(replace(self.solver))  # without what it has made of the programs
 
 
-class LayerCosts(ExitStack):
+class LayerCosts:
     """Costs of the layers of one program, as they are and rematerialised, found once.
 
     They depend on neither the schedule nor the reserve: `alpa` keeps them between its cuts, each of
     which is made on a copy of the same layers.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, solver: type[ClassSolver] = ClassSolver) -> None:
+        self._solver = solver
         self._found: dict[bool, Costing] = {}
         """with and without rematerialisation"""
 
     def of(self, program: Clustered, workers: Workers, *, remat: bool = False) -> Costing:
         """The costs of a program's layers, which are those of each of its copies."""
+        function = program.function
         if not self._found:
-            ops = sum(1 for _ in walk(body(program.function)))
+            ops = sum(1 for _ in walk(body(function)))
             workers.prepare(__name__, ops=ops, calls=workers.count)
         if remat not in self._found:
-            with rematerialised(program.function) if remat else nullcontext(program.function) as it:
-                classes = layer_classes(
-                    Graph.of(body(it)),
-                    program.arguments,
-                    program.results,
-                    program.num_layers,
-                    program.cluster,
-                    program.plan,
+            if remat:
+                module = rematerialised(function)
+                function = main_function(module)
+            classes = layer_classes(
+                Graph.of(body(function)),
+                program.arguments,
+                program.results,
+                program.num_layers,
+                program.cluster,
+                program.plan,
+            )
+            self._found[remat] = Costing(
+                solver=self._solver(
+                    classes=classes, cluster=program.cluster, plan=program.plan, intra=program.intra
                 )
-            solver = class_solver(classes, program.cluster, program.plan, program.intra)
-            self._found[remat] = Costing(solver=self.enter_context(solver))
+            )
         return self._found[remat]
-
-
-_Given = tuple[ClassesText, Cluster, Plan, Intra]
 
 
 def _solve(solver: ClassSolver, submesh: Submesh, enough: float) -> Costs:
@@ -136,15 +134,12 @@ def _solve(solver: ClassSolver, submesh: Submesh, enough: float) -> Costs:
     return problem.solve(PRICES, enough)
 
 
-def _solve_text(given: _Given, submesh: Submesh, enough: float) -> Costs:
-    solver = _solver(given)
-    with solver.classes.classes[0].module.context:
+def _solve_pickled(pickled: bytes, submesh: Submesh, enough: float) -> Costs:
+    solver = _solver(pickled)
+    with solver.classes.module.context:
         return _solve(solver, submesh, enough)
 
 
 @lru_cache(maxsize=2)  # with rematerialised layers, and without
-def _solver(given: _Given) -> ClassSolver:
-    text, cluster, plan, intra = given
-    classes = text.parse()
-    with classes.classes[0].module.context:
-        return solver_of(classes, cluster, plan, intra, (rule_of,) * len(classes.classes))
+def _solver(pickled: bytes) -> ClassSolver:
+    return pickle.loads(pickled)

@@ -14,7 +14,7 @@ import numpy as np
 
 from alpa.dialects import mpmd
 from alpa.dialects.attributes import read_part
-from alpa.passes.stages.layer_classes import LayerClass, LayerClasses, returned
+from alpa.passes.stages.layer_classes import LayerClass, LayerClasses
 
 End = tuple[int, int]
 """A class, and a result or an argument of its program."""
@@ -68,7 +68,7 @@ def _readers(classes: LayerClasses) -> dict[tuple[int, int], dict[int, int]]:
 
 def _stays(layer: LayerClass, result: int) -> bool:
     """Whether the layer's own backward part reads what its forward part makes."""
-    value = returned(layer)[result]
+    value = layer.returned[result]
     made = isinstance(value.owner, mpmd.FragmentOp) and read_part(value.owner) == "forward"
     users = (use.owner for use in value.uses)
     return made and any(

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from alpa.dialects import body, func, ir, main_function, parse, terminator
+from alpa.dialects import body, func, ir, parse, terminator
 from alpa.dialects.attributes import Argument, Part, Result, ResultRole, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import MeshAssignment, Plan
 from alpa.passes.analysis.graph import Graph, recipe
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.gradient_reductions import place_reductions
+from alpa.passes.sharding.rules import populate
 from alpa.passes.stages.merge import FragmentBuilder, Stages, totals_of
 
 MESH = "mesh_0"
-"""the mesh of a class's program"""
+"""the mesh of all programs of classes"""
+_ONE_DEVICE = MeshAssignment(name=MESH, hosts=(0,), devices=(0,), logical_shape=(1,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +42,15 @@ class Link:
     """of the reader's computation that reads it"""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LayerClass:
     """Equal layers and the program of one of them.
 
     `boundary` numbers the program's arguments that other layers make.
     """
 
-    layers: tuple[int, ...]
     function: func.FuncOp
-    module: ir.Module
+    layers: tuple[int, ...]
     boundary: frozenset[int]
     kept: frozenset[int]
     """boundary arguments that another layer's forward part makes and this one's backward reads"""
@@ -56,62 +58,36 @@ class LayerClass:
     """the program's results that are gradients for updates of other layers, which read them as sums
     over the micro-batches"""
 
+    @property
+    def returned(self) -> list[ir.Value]:
+        """The values that the program returns."""
+        return list(terminator(body(self.function)).operands)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerClasses:
-    """All layers by class, and the linked layers: pairs (producer, reader) per link."""
+    """All layers by class, the module of their programs, and the linked layers: pairs (producer,
+    reader) per link.
 
+    The ops have their sharding rules. Pickled, the programs are text, which is parsed in a fresh
+    context.
+    """
+
+    module: ir.Module
     classes: tuple[LayerClass, ...]
     class_of: tuple[int, ...]
     links: dict[Link, tuple[tuple[int, int], ...]]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = [(one.layers, one.boundary, one.kept, one.totals) for one in self.classes]
+        return _parsed, (str(self.module), facts, self.class_of, self.links)
 
-@dataclass(frozen=True, kw_only=True)
-class ClassesText:
-    """Layer classes as text, which can be sent to another process and compared."""
 
-    programs: tuple[str, ...]
-    layers: tuple[tuple[int, ...], ...]
-    boundary: tuple[frozenset[int], ...]
-    kept: tuple[frozenset[int], ...]
-    totals: tuple[frozenset[int], ...]
-    class_of: tuple[int, ...]
-    links: tuple[tuple[Link, tuple[tuple[int, int], ...]], ...]
-
-    @classmethod
-    def of(cls, classes: LayerClasses) -> ClassesText:
-        """Prints the programs with their current attributes."""
-        return cls(
-            programs=tuple(str(one.module) for one in classes.classes),
-            layers=tuple(one.layers for one in classes.classes),
-            boundary=tuple(one.boundary for one in classes.classes),
-            kept=tuple(one.kept for one in classes.classes),
-            totals=tuple(one.totals for one in classes.classes),
-            class_of=classes.class_of,
-            links=tuple(classes.links.items()),
-        )
-
-    def parse(self) -> LayerClasses:
-        """Parses the programs in a fresh context."""
-        first = parse(self.programs[0])
-        modules = [first, *(parse(text, first.context) for text in self.programs[1:])]
-        return LayerClasses(
-            classes=tuple(
-                LayerClass(
-                    layers=layers,
-                    function=main_function(module),
-                    module=module,
-                    boundary=boundary,
-                    kept=kept,
-                    totals=totals,
-                )
-                for module, layers, boundary, kept, totals in zip(
-                    modules, self.layers, self.boundary, self.kept, self.totals, strict=True
-                )
-            ),
-            class_of=self.class_of,
-            links=dict(self.links),
-        )
+def _parsed(text: str, facts: Sequence[tuple[Any, ...]], class_of: Any, links: Any) -> LayerClasses:
+    module = parse(text)
+    functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
+    classes = tuple(LayerClass(f, *fact) for f, fact in zip(functions, facts, strict=True))
+    return LayerClasses(module=module, classes=classes, class_of=class_of, links=links)
 
 
 def layer_classes(
@@ -125,19 +101,62 @@ def layer_classes(
     """The layer classes of a clustered program, whose named computations are the graph's ops."""
     members = layer_members(graph, num_layers)
     equal = equal_layers(graph, arguments, results, members)
-    programs = [_Program.of(graph, arguments, results, members[layers[0]]) for layers in equal]
-    class_of = [0] * num_layers
-    for number, layers in enumerate(equal):
-        for layer in layers:
-            class_of[layer] = number
+    states = {
+        graph.returned[r]: ResultRole("state", a)
+        for r, a in state_pairs(arguments, results).items()
+    }
+
+    def argument(v: int) -> Argument:
+        if v >= graph.num_arguments:
+            return Argument(input=v)
+        given = arguments[v]
+        donor = given.donor or given.aliasing_output is not None
+        return replace(given, input=v, slice=None, aliasing_output=None, donor=donor)
+
+    def class_of_layers(number: int, layers: Sequence[int]) -> LayerClass:
+        mine = members[layers[0]]
+        inputs, outputs = graph.interface(mine)
+        builder = FragmentBuilder(
+            graph.part(mine),
+            [argument(v) for v in inputs],
+            [Result(role=states.get(v), output=r) for r, v in enumerate(outputs)],
+            Stages(layer_stage=dict.fromkeys(layers, 0), meshes=[_ONE_DEVICE]),
+        )
+        if not number:
+            builder.declare_meshes()
+        with graph.ops[mine[0]].location:
+            function = builder.build(f"class_{number}", plan, cluster)
+        totals = frozenset(map(outputs.index, totals_of(graph, outputs)))
+        if plan.num_micro_batches > 1:
+            place_reductions(function, totals)
+        boundary = [i for i, v in enumerate(inputs) if v >= graph.num_arguments]
+        return LayerClass(
+            layers=tuple(layers),
+            function=function,
+            boundary=frozenset(boundary),
+            kept=frozenset(i for i in boundary if _is_kept(graph, mine, inputs[i])),
+            totals=totals,
+        )
+
+    with graph.ops[0].context, graph.ops[0].location:
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            classes = tuple(class_of_layers(n, layers) for n, layers in enumerate(equal))
+        populate(module)
+    class_of = {layer: n for n, layers in enumerate(equal) for layer in layers}
+    numbers = tuple(class_of[layer] for layer in range(num_layers))
     return LayerClasses(
-        classes=tuple(
-            program.build(tuple(layers), cluster, plan)
-            for program, layers in zip(programs, equal, strict=True)
-        ),
-        class_of=tuple(class_of),
-        links=_links(graph, members, class_of, programs),
+        module=module,
+        classes=classes,
+        class_of=numbers,
+        links=_links(graph, members, numbers),
     )
+
+
+def _is_kept(graph: Graph, mine: Sequence[int], v: int) -> bool:
+    """Whether a value is made by a forward part and read by the backward part of this layer."""
+    parts = {_part(graph, o) for o in mine if v in graph.operands[o]}
+    return _part(graph, graph.producer[v]) == "forward" and "backward" in parts
 
 
 def layer_members(graph: Graph, num_layers: int) -> list[list[int]]:
@@ -212,169 +231,29 @@ def _block_recipe(block: ir.Block) -> Hashable:
     return tuple(ops)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Program:
-    """The arguments and results of a class's program, by the numbers of the whole graph."""
-
-    graph: Graph
-    arguments: Sequence[Argument]
-    results: Sequence[Result]
-    members: Sequence[int]
-    inputs: list[int]
-    outputs: list[int]
-
-    @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        arguments: Sequence[Argument],
-        results: Sequence[Result],
-        members: Sequence[int],
-    ) -> _Program:
-        made = {v for o in members for v in graph.results[o]}
-        inside, returned = set(members), set(graph.returned)
-        inputs = list(dict.fromkeys(v for o in members for v in graph.operands[o] if v not in made))
-        outputs = [
-            v
-            for o in members
-            for v in graph.results[o]
-            if v in returned or any(u not in inside for u in graph.users[v])
-        ]
-        return cls(
-            graph=graph,
-            arguments=arguments,
-            results=results,
-            members=members,
-            inputs=inputs,
-            outputs=outputs,
-        )
-
-    def build(self, layers: tuple[int, ...], cluster: Cluster, plan: Plan) -> LayerClass:
-        graph = self.graph
-        number = {v: i for i, v in enumerate(self.inputs)}
-        states = {
-            graph.returned[r]: ResultRole("state", a)
-            for r, a in state_pairs(self.arguments, self.results).items()
-        }
-        context = graph.ops[0].context
-        with context, graph.ops[self.members[0]].location:
-            module = ir.Module.create()
-            with ir.InsertionPoint(module.body):
-                function = func.FuncOp(
-                    "main",
-                    ir.FunctionType.get(
-                        [graph.values[v].type for v in self.inputs],
-                        [graph.values[v].type for v in self.outputs],
-                    ),
-                    visibility="public",
-                )
-            arguments = [
-                replace(
-                    self.arguments[v],
-                    input=v,
-                    slice=None,
-                    aliasing_output=None,
-                    donor=self._donated(v),
-                )
-                if v < graph.num_arguments
-                else Argument(input=v)
-                for v in self.inputs
-            ]
-            results = [Result(role=states.get(v), output=r) for r, v in enumerate(self.outputs)]
-            function.attributes["arg_attrs"] = ir.ArrayAttr.get(
-                [argument.to_attr() for argument in arguments]
-            )
-            function.attributes["res_attrs"] = ir.ArrayAttr.get(
-                [result.to_attr() for result in results]
-            )
-            block = function.add_entry_block()
-            inside = {graph.values[v]: block.arguments[i] for v, i in number.items()}
-            with ir.InsertionPoint(block):
-                for o in self.members:
-                    clone = graph.ops[o].operation.clone()
-                    for i, operand in enumerate(clone.operands):
-                        clone.operands[i] = inside[operand]
-                    inside.update(zip(graph.ops[o].results, clone.results, strict=True))
-                func.ReturnOp([inside[graph.values[v]] for v in self.outputs])
-            mesh = MeshAssignment(name=MESH, hosts=(0,), devices=(0,), logical_shape=(1,))
-            stages = Stages(layer_stage=dict.fromkeys(layers, 0), meshes=[mesh])
-            inner = Graph.of(body(function))
-            FragmentBuilder(module, function, inner, arguments, results, stages).rewrite(
-                plan, cluster
-            )
-        planned = module.body.operations[len(module.body.operations) - 1]
-        assert isinstance(planned, func.FuncOp)
-        boundary = {i for v, i in number.items() if v >= graph.num_arguments}
-        totals = frozenset(map(self.outputs.index, totals_of(graph, self.outputs)))
-        if plan.num_micro_batches > 1:
-            with context:
-                place_reductions(planned, totals)
-        return LayerClass(
-            layers=layers,
-            function=planned,
-            module=module,
-            boundary=frozenset(boundary),
-            kept=frozenset(i for i in boundary if self._kept(self.inputs[i])),
-            totals=totals,
-        )
-
-    def _donated(self, v: int) -> bool:
-        return self.arguments[v].donor or self.arguments[v].aliasing_output is not None
-
-    def _kept(self, v: int) -> bool:
-        """Whether the value is made by a forward part and read by this layer's backward part."""
-        graph = self.graph
-        parts = {_part(graph, o) for o in self.members if v in graph.operands[o]}
-        return _part(graph, graph.producer[v]) == "forward" and "backward" in parts
-
-
 def _part(graph: Graph, o: int) -> Part:
     return Origin.of(graph.ops[o]).part
 
 
 def _links(
-    graph: Graph,
-    members: Sequence[Sequence[int]],
-    class_of: Sequence[int],
-    programs: Sequence[_Program],
+    graph: Graph, members: Sequence[Sequence[int]], class_of: Sequence[int]
 ) -> dict[Link, tuple[tuple[int, int], ...]]:
-    """The links of all layers. Equal layers have equal links."""
-    layer = {o: number for number, mine in enumerate(members) for o in mine}
-    # Equal layers have their values at the same places: (computation, result) names them.
-    outputs = [
-        {_place(graph, program.members, v): r for r, v in enumerate(program.outputs)}
-        for program in programs
-    ]
-    inputs = [{v: i for i, v in enumerate(program.inputs)} for program in programs]
+    """The links of all layers. Equal layers have equal ends, in the same order."""
+    ends = [graph.interface(mine) for mine in members]
+    maker = {v: layer for layer, mine in enumerate(members) for v in graph.made_by(mine)}
     found: dict[Link, list[tuple[int, int]]] = {}
     for reader, mine in enumerate(members):
-        program = programs[class_of[reader]]
-        seen: set[tuple[int, Part]] = set()
-        for k, o in enumerate(mine):
-            part = _part(graph, o)
-            of_class = graph.operands[program.members[k]]
-            for v, same in zip(graph.operands[o], of_class, strict=True):
-                producer = layer.get(graph.producer[v]) if v >= graph.num_arguments else None
-                if producer is None or producer == reader or (v, part) in seen:
-                    continue
-                seen.add((v, part))
-                place = _place(graph, members[producer], v)
+        reads = ((v, _part(graph, o)) for o in mine for v in graph.operands[o])
+        read: dict[tuple[int, Part], None] = dict.fromkeys(reads)
+        for v, part in read:
+            producer = maker.get(v, reader)
+            if producer != reader:
                 link = Link(
                     producer=class_of[producer],
-                    result=outputs[class_of[producer]][place],
+                    result=ends[producer][1].index(v),
                     reader=class_of[reader],
-                    argument=inputs[class_of[reader]][same],
+                    argument=ends[reader][0].index(v),
                     part=part,
                 )
                 found.setdefault(link, []).append((producer, reader))
     return {link: tuple(pairs) for link, pairs in found.items()}
-
-
-def _place(graph: Graph, members: Sequence[int], v: int) -> tuple[int, int]:
-    o = graph.producer[v]
-    return members.index(o), graph.results[o].index(v)
-
-
-def returned(layer: LayerClass) -> list[ir.Value]:
-    """The values that the program of a class returns."""
-    return list(terminator(body(layer.function)).operands)

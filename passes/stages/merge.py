@@ -1,4 +1,4 @@
-"""Merges named computations into fragments on meshes, and moves @main onto mesh tensors.
+"""Merges named computations into fragments on meshes, in a function of mesh tensors.
 
 Fragments come in execution order: the forward of each stage, the backward from the last stage on,
 then the updates by level. The level of an update counts the changes of mesh on the way to it. On
@@ -76,10 +76,8 @@ class _Group:
 
 @dataclass(frozen=True)
 class FragmentBuilder:
-    """Builds the new @main before the old one, then erases that."""
+    """Builds a function of fragments from a graph of named computations, which stay as they are."""
 
-    module: ir.Module
-    old: func.FuncOp
     graph: Graph
     arguments: Sequence[Argument]
     results: Sequence[Result]
@@ -87,20 +85,20 @@ class FragmentBuilder:
     _values: dict[_Place, ir.Value] = field(default_factory=dict[_Place, ir.Value])
     """the values that are on a mesh so far"""
 
-    def rewrite(self, plan: Plan, cluster: Cluster) -> None:
-        """Replaces @main."""
+    def declare_meshes(self) -> None:
+        """Adds the meshes at the insertion point."""
+        for name, shape in self._shapes.items():
+            sdy.MeshOp(name, sdy.MeshAttr(shape.to_attr()))
+
+    def build(self, name: str, plan: Plan, cluster: Cluster) -> func.FuncOp:
+        """Adds the function at the insertion point."""
         copies = self._argument_copies()
         outputs = self._outputs(copies)
-        meshes = self.stages.meshes
-        with ir.InsertionPoint(self.old), self.old.location:
-            shapes = {mesh.name: _mesh_of(mesh, self.stages.axis_names) for mesh in meshes}
-            for name, shape in shapes.items():
-                sdy.MeshOp(name, sdy.MeshAttr(shape.to_attr()))
-            types = [self._type(v, m) for v, m in copies]
-            function_type = ir.FunctionType.get(types, [self._type(v, m) for v, m, _ in outputs])
-            new = func.FuncOp("main", function_type, visibility="public")
-        new.attributes["topology"] = topology_attr(shapes)
-        new.attributes[MESHES] = ir.ArrayAttr.get([mesh.to_attr() for mesh in meshes])
+        types = [self._type(v, m) for v, m in copies]
+        function_type = ir.FunctionType.get(types, [self._type(v, m) for v, m, _ in outputs])
+        new = func.FuncOp(name, function_type, visibility="public")
+        new.attributes["topology"] = topology_attr(self._shapes)
+        new.attributes[MESHES] = ir.ArrayAttr.get([mesh.to_attr() for mesh in self.stages.meshes])
         plan.write(new)
         self._write_interface(new, copies, outputs)
         block = new.add_entry_block()
@@ -111,9 +109,18 @@ class FragmentBuilder:
                     self._build_sums()
                 for group in same:
                     self._build(group, cluster)
-            with self.old.location:
-                func.ReturnOp([self._get(v, m) for v, m, _ in outputs])
-        self.old.erase()
+            func.ReturnOp([self._get(v, m) for v, m, _ in outputs])
+        return new
+
+    @cached_property
+    def _shapes(self) -> dict[str, Mesh]:
+        """Each mesh by its name."""
+        found: dict[str, Mesh] = {}
+        for mesh in self.stages.meshes:
+            sizes = mesh.logical_shape
+            names = self.stages.axis_names or tuple(f"axis{i}" for i in range(len(sizes)))
+            found[mesh.name] = Mesh(tuple(zip(names, sizes, strict=True)))
+        return found
 
     def _type(self, value: int, mesh: int) -> ir.Type:
         name = self.stages.meshes[mesh].name
@@ -280,18 +287,8 @@ class FragmentBuilder:
             op.attributes[FLOPS] = i64(0)
 
     def _build(self, group: _Group, cluster: Cluster) -> None:
-        graph, members = self.graph, set(group.members)
-        made = {v for o in members for v in graph.results[o]}
-        inputs = list(
-            dict.fromkeys(v for o in group.members for v in graph.operands[o] if v not in made)
-        )
-        returned = set(graph.returned)
-        outputs = [
-            v
-            for o in group.members
-            for v in graph.results[o]
-            if v in returned or any(u not in members for u in graph.users[v])
-        ]
+        graph = self.graph
+        inputs, outputs = graph.interface(group.members)
         computations = [graph.ops[o] for o in group.members]
         op, block = self._fragment(
             group.mesh,
@@ -301,17 +298,20 @@ class FragmentBuilder:
             outputs,
             computations[0].location,
         )
-        inside: dict[int, ir.Value] = dict(zip(inputs, block.arguments, strict=True))
-        again = [o for o in group.members if REMAT in graph.ops[o].attributes]
+        inside: dict[ir.Value, ir.Value] = dict(
+            zip((graph.values[v] for v in inputs), block.arguments, strict=True)
+        )
+        for computation in computations:
+            results = _inlined(computation, [inside[v] for v in computation.operands], block)
+            inside.update(zip(computation.results, results, strict=True))
+        with ir.InsertionPoint(block), op.location:
+            return_([inside[graph.values[v]] for v in outputs])
+        again = [self._origins[o] for o in group.members if REMAT in graph.ops[o].attributes]
+        if again:
+            layers = sorted(origin.layer or 0 for origin in again)
+            op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(layers)
         devices = len(self.stages.meshes[group.mesh].devices)
         seconds = sum(computation_seconds(c, cluster) for c in computations) / devices
-        for o, computation in zip(group.members, computations, strict=True):
-            inside.update(_inline(graph, o, computation, inside, block))
-        with ir.InsertionPoint(block), op.location:
-            return_([inside[v] for v in outputs])
-        if again:
-            layers = sorted(self._origins[o].layer or 0 for o in again)
-            op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(layers)
         op.attributes[SECONDS] = f64(seconds)
         op.attributes[FLOPS] = i64(sum(read_int(c, FLOPS) or 0 for c in computations))
 
@@ -334,24 +334,17 @@ def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
     ]
 
 
-def _inline(
-    graph: Graph,
-    o: int,
-    computation: ir.OpView,
-    inside: dict[int, ir.Value],
-    block: ir.Block,
-) -> dict[int, ir.Value]:
-    """Moves a computation's ops into a fragment's block; returns the values of its results."""
-    inner = body(computation)
-    number = {graph.values[v]: v for v in graph.operands[o]}
-    for argument, value in zip(inner.arguments, computation.operands, strict=True):
-        argument.replace_all_uses_with(inside[number[value]])
+def _inlined(
+    computation: ir.OpView, operands: Sequence[ir.Value], block: ir.Block
+) -> list[ir.Value]:
+    """Appends copies of a computation's ops to a block; returns the values of its results."""
+    copy = computation.operation.clone(ip=ir.InsertionPoint(block))
+    inner = body(copy)
+    for argument, value in zip(inner.arguments, operands, strict=True):
+        argument.replace_all_uses_with(value)
     *ops, end = inner.operations
     for op in ops:
         block.append(op.operation)
-    return dict(zip(graph.results[o], end.operands, strict=True))
-
-
-def _mesh_of(mesh: MeshAssignment, names: tuple[str, ...] | None) -> Mesh:
-    names = names or tuple(f"axis{i}" for i in range(len(mesh.logical_shape)))
-    return Mesh(tuple(zip(names, mesh.logical_shape, strict=True)))
+    results = list(end.operands)
+    copy.erase()
+    return results

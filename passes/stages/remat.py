@@ -18,11 +18,10 @@ compiler can merge a copy with its original.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from alpa.dialects import body, func, ir, mpmd, stablehlo, walk
+from alpa.dialects import body, func, ir, main_function, mpmd, stablehlo, walk
 from alpa.dialects.attributes import FLOPS, REMAT, Part
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.dialects.records import i64
@@ -71,15 +70,13 @@ def rematerialise(function: func.FuncOp, layers: Collection[int] | None = None) 
             _rematerialise(mine["forward"], mine["backward"])
 
 
-@contextmanager
-def rematerialised(function: func.FuncOp) -> Generator[func.FuncOp]:
-    """A copy of a clustered program in which all layers are, in a module that lives as long."""
+def rematerialised(function: func.FuncOp) -> ir.Module:
+    """A module with a copy of a clustered program in which all layers are."""
     with function.location:
         module = ir.Module.create()
-        copy = function.operation.clone(ip=ir.InsertionPoint(module.body)).opview
-    assert isinstance(copy, func.FuncOp)
-    rematerialise(copy)
-    yield copy
+        function.operation.clone(ip=ir.InsertionPoint(module.body))
+    rematerialise(main_function(module))
+    return module
 
 
 def _rematerialise(forward: ir.OpView, backward: ir.OpView) -> None:

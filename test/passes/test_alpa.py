@@ -18,10 +18,11 @@ from alpa import passes
 from alpa.dialects import ir, main_function, parse
 from alpa.dialects.plan import Plan, Schedule, read_meshes
 from alpa.passes.alpa import STEPS, Alpa, fingerprint, lower_bound, planned_for
-from alpa.passes.base import NotFasterError, PassError, Remark
+from alpa.passes.base import NotFasterError, Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
+from alpa.passes.stages.costing import LayerCosts
 
 WIDTH, ROWS, LAYERS = 128, 64, 6
 
@@ -143,21 +144,27 @@ def test_gpipe_is_finished_only_if_its_stages_are_faster(
         assert found.plan.schedule == taken
 
 
-def test_each_mesh_is_costed_once_for_all_cuts(
-    program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_mesh_is_costed_once_for_all_cuts(program: str) -> None:
     posed: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
-    pose = ClassSolver.pose
 
-    def counted(
-        self: ClassSolver, hosts: int, devices: int, shape: tuple[int, ...]
-    ) -> ClassProblem:
-        posed[hosts, devices, shape] += 1
-        return pose(self, hosts, devices, shape)
+    class Counted(ClassSolver):
+        def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
+            posed[hosts, devices, shape] += 1
+            return super().pose(hosts, devices, shape)
 
-    monkeypatch.setattr(ClassSolver, "pose", counted)
-    run = Run(program, f"{TWO.replace('1x2', '1x4')} remat=none processes=0")
-    assert run.passes["stage-mesh-partition"] == 2
+    cuts: list[str] = []
+
+    def run(step: Pass, module: ir.Module, remark: Remark) -> None:
+        cuts.extend([step.schedule] if isinstance(step, StageMeshPartition) else [])
+        step.run(module, remark)
+
+    options = f"{TWO.replace('1x2', '1x4')} remat=none processes=0".split()
+    alpa = Alpa.from_options(dict(option.split("=") for option in options))
+    alpa = replace(alpa, cut=replace(alpa.cut, costs=LayerCosts(Counted)))
+    module = parse(program)
+    with module.context, ir.Location.unknown():
+        alpa.drive(module, lambda *_: None, run)
+    assert cuts == ["1f1b", "gpipe"]
     assert posed == {(1, 1, (1,)): 1, (1, 2, (2,)): 1}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from math import inf
 
@@ -19,9 +20,9 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.stages.candidates import PRICES
-from alpa.passes.stages.class_problem import ClassSolver, class_solver
+from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.costing import Costing, NoPlanError
-from alpa.passes.stages.layer_classes import ClassesText, layer_classes
+from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.workers import Workers
 
 NUM_LAYERS = 3
@@ -69,8 +70,7 @@ def solver() -> Iterator[ClassSolver]:
         with module.context:
             graph = Graph.of(body(function))
             classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
-            with class_solver(classes, cluster, PLAN) as found:
-                yield found
+            yield ClassSolver(classes=classes, cluster=cluster, plan=PLAN)
     finally:
         CUSTOM_CALL_RULES.unregister("kernel")
 
@@ -87,27 +87,31 @@ def test_a_process_finds_what_is_found_here(solver: ClassSolver) -> None:
         assert mine.links == other.links
 
 
-def test_an_op_that_cannot_be_on_a_mesh_is_an_answer(
-    solver: ClassSolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise alpa.passes.PassError(
-            ir.Location.unknown(solver.classes.classes[0].module.context), "no"
-        )
+class Refusing(ClassSolver):
+    """No op can be on any mesh."""
 
-    monkeypatch.setattr(ClassSolver, "pose", fail)
-    costing = Costing(solver=solver)
-    for _ in range(2):  # computed and cached
+    def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
+        raise alpa.passes.PassError(ir.Location.unknown(self.classes.module.context), "no")
+
+
+def test_an_op_that_cannot_be_on_a_mesh_is_an_answer(solver: ClassSolver) -> None:
+    refusing = Refusing(classes=solver.classes, cluster=solver.cluster, plan=solver.plan)
+    costing = Costing(solver=refusing)
+    for _ in range(2):  # found and kept
         with pytest.raises(NoPlanError, match="no"):
             costing.begin(Workers(0), (1, 4, (2, 2)), inf)()
 
 
-def test_classes_are_their_text(solver: ClassSolver) -> None:
-    text = ClassesText.of(solver.classes)
-    again = ClassesText.of(text.parse())
-    assert again == text
-    assert hash(again) == hash(text)
-    assert "sdy.sharding_rule" in text.programs[0]
+def test_classes_can_be_sent_as_text(solver: ClassSolver) -> None:
+    classes = solver.classes
+    again = pickle.loads(pickle.dumps(classes))
+    assert str(again.module) == str(classes.module)
+    assert "sdy.sharding_rule" in str(again.module)
+    assert (again.class_of, again.links) == (classes.class_of, classes.links)
+    for one, same in zip(classes.classes, again.classes, strict=True):
+        assert str(one.function) == str(same.function)
+        for name in ("layers", "boundary", "kept", "totals"):
+            assert getattr(one, name) == getattr(same, name)
 
 
 def test_a_mesh_on_which_all_take_too_long_is_not_searched(solver: ClassSolver) -> None:

@@ -21,7 +21,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.solve.stages import placement, stage_dp
 from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.candidates import SHARES, Candidate, stage_problem, with_shares
-from alpa.passes.stages.class_problem import class_solver
+from alpa.passes.stages.class_problem import ClassSolver
 from alpa.passes.stages.intervals import intervals
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.policy import logical_shapes
@@ -92,20 +92,18 @@ def all_options(
     arguments, results = read_arguments(function), read_results(function)
     graph = Graph.of(body(function))
     found: list[Candidate] = []
-    with module.context, rematerialised(function) as copy:
+    with module.context:
+        again = rematerialised(function)
         of = [
             layer_classes(g, arguments, results, NUM_LAYERS, cluster, plan)
-            for g in (graph, Graph.of(body(copy)))
+            for g in (graph, Graph.of(body(main_function(again))))
         ]
-        with (
-            class_solver(of[0], cluster, plan) as plain,
-            class_solver(of[1], cluster, plan) as all_,
-        ):
-            for submesh in placement.submeshes(cluster.hosts, cluster.devices_per_host):
-                for shape in logical_shapes(*submesh, 2):
-                    without = costed(plain, *submesh, [shape])
-                    whole = costed(all_, *submesh, [shape], 1.0)
-                    found += without + with_shares(without, whole)
+        plain, all_ = (ClassSolver(classes=it, cluster=cluster, plan=plan) for it in of)
+        for submesh in placement.submeshes(cluster.hosts, cluster.devices_per_host):
+            for shape in logical_shapes(*submesh, 2):
+                without = costed(plain, *submesh, [shape])
+                whole = costed(all_, *submesh, [shape], 1.0)
+                found += without + with_shares(without, whole)
     return found, boundary_of(graph, arguments, results, NUM_LAYERS)
 
 

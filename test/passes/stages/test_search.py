@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +19,17 @@ from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.mpmd_types import MeshTensor, Origin
 from alpa.dialects.plan import Plan, Schedule, read_meshes, read_solver_reports
 from alpa.passes.analysis.graph import Graph, type_bytes
+from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.mesh_problem import STORAGE_WEIGHT
 from alpa.passes.solve.stages import placement, stage_dp
+from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of, stage_problem
 from alpa.passes.stages.class_costs import ClassCosts
-from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, class_solver
-from alpa.passes.stages.costing import Costing
+from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
+from alpa.passes.stages.costing import Costing, LayerCosts
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
 from alpa.passes.stages.policy import logical_shapes
@@ -111,8 +114,8 @@ def costs_of(text: str, intra: Intra = "auto") -> Generator[Clustered]:
     arguments, results = read_arguments(function), read_results(function)
     with module.context:
         classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
-        with class_solver(classes, cluster, PLAN, intra) as solver:
-            yield Clustered(module, graph, classes, solver)
+        solver = ClassSolver(classes=classes, cluster=cluster, plan=PLAN, intra=intra)
+        yield Clustered(module, graph, classes, solver)
 
 
 def test_every_layer_is_in_one_class_whose_program_is_valid(clustered: Clustered) -> None:
@@ -121,7 +124,7 @@ def test_every_layer_is_in_one_class_whose_program_is_valid(clustered: Clustered
     assert sorted(members) == list(range(NUM_LAYERS))
     for number, one in enumerate(classes.classes):
         assert all(classes.class_of[layer] == number for layer in one.layers)
-        assert one.module.operation.verify()
+    assert classes.module.operation.verify()
 
 
 def test_links_are_all_that_layers_read_from_one_another(clustered: Clustered) -> None:
@@ -246,35 +249,33 @@ def storage_seconds(module: ir.Module) -> float:
     return STORAGE_WEIGHT * total / Cluster.parse(CLUSTER).device.memory_bandwidth
 
 
-@pytest.fixture
-def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No class has a plan on submeshes of these shapes."""
-    pose = ClassSolver.pose
+def planned(
+    num_stages: int | Literal["auto"], remarks: list[str], failing: Sequence[tuple[int, int]]
+) -> ir.Module:
+    """Stages of the tied step, where no class has a plan on submeshes of these shapes."""
 
-    def fail_on(
-        self: ClassSolver, hosts: int, devices: int, shape: tuple[int, ...]
-    ) -> ClassProblem:
-        if (hosts, devices) in request.param:
-            raise TimeoutError("no choice was found")
-        return pose(self, hosts, devices, shape)
+    class Failing(ClassSolver):
+        def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
+            if (hosts, devices) in failing:
+                raise TimeoutError("no choice was found")
+            return super().pose(hosts, devices, shape)
 
-    monkeypatch.setattr(ClassSolver, "pose", fail_on)
-
-
-def planned(num_stages: str, remarks: list[str]) -> ir.Module:
-    pipeline = (
-        f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}},"
-        f"stage-mesh-partition{{cluster=cpu:1x4 num-stages={num_stages} num-micro-batches=4}}"
+    cut = StageMeshPartition(
+        cluster="cpu:1x4", num_stages=num_stages, num_micro_batches=4, costs=LayerCosts(Failing)
     )
-    return alpa.passes.run(
-        skipping_step(), pipeline, on_remark=lambda _, message: remarks.append(message)
-    )
+    pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
+    module = alpa.passes.run(skipping_step(), pipeline)
+    with module.context, ir.Location.unknown():
+        cut.run(module, lambda _, message: remarks.append(message))
+    return module
 
 
-@pytest.mark.parametrize("failing", [[(1, 4)], [(1, 2), (1, 4)]], indirect=True)
-def test_a_submesh_of_which_nothing_is_known_in_time_is_left_out(failing: None) -> None:
+@pytest.mark.parametrize("failing", [[(1, 4)], [(1, 2), (1, 4)]])
+def test_a_submesh_of_which_nothing_is_known_in_time_is_left_out(
+    failing: list[tuple[int, int]],
+) -> None:
     remarks: list[str] = []
-    function = main_function(planned("auto", remarks))
+    function = main_function(planned("auto", remarks, failing))
     assert max(len(mesh.devices) for mesh in read_meshes(function)) < 4
     plan = Plan.read(function)
     assert plan is not None
@@ -312,18 +313,16 @@ def test_no_cut_has_a_smaller_t_than_the_bound(step: Callable[[], str]) -> None:
             assert best <= plan.estimated_step_seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("failing", [[(1, 2)]], indirect=True)
-def test_where_no_submesh_has_a_plan_the_reason_is_said(failing: None) -> None:
+def test_where_no_submesh_has_a_plan_the_reason_is_said() -> None:
     message = r"no plan on their submesh \(infinite time\); 1x2: no choice was found"
-    with pytest.raises(ir.MLIRError, match=message):
-        planned("2", [])
+    with pytest.raises(PassError, match=message):
+        planned(2, [], [(1, 2)])
 
 
-@pytest.mark.parametrize("failing", [[(1, 1)]], indirect=True)
-def test_layers_that_have_no_plan_on_one_device(failing: None) -> None:
+def test_layers_that_have_no_plan_on_one_device() -> None:
     message = "the layers cannot be planned on one device: no choice was found"
-    with pytest.raises(ir.MLIRError, match=message):
-        planned("auto", [])
+    with pytest.raises(PassError, match=message):
+        planned("auto", [], [(1, 1)])
 
 
 @pytest.mark.parametrize(
