@@ -72,9 +72,8 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self, cast
 
-from alpa.dialects import body, ir, main_function, mpmd
+from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import HELD, PROGRAM
-from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import Dropped, Plan, Schedule, read_meshes
 from alpa.passes.base import (
     Driver,
@@ -93,10 +92,10 @@ from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
-from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
+from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
 
 _TO_LAYERS = (CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
@@ -171,7 +170,7 @@ class Alpa(Driver):
             cluster = Cluster.parse(self.cut.cluster)
         except ClusterError as error:
             raise PassError(main_function(layers), str(error)) from error
-        bound = lower_bound(layers, cluster, self.cut.num_micro_batches)
+        bound = even_seconds(main_function(layers), cluster, self.cut.num_micro_batches)
         if bound >= limit:
             raise NotFasterError(
                 main_function(layers),
@@ -197,19 +196,6 @@ def planned_for(module: ir.Module) -> str | None:
     """The fingerprint of the program that a module is the plan of, if it says so."""
     attr = module.operation.attributes.get(PROGRAM)
     return attr.value if isinstance(attr, ir.StringAttr) else None
-
-
-def lower_bound(layers: ir.Module, cluster: Cluster, num_micro_batches: int) -> float:
-    """Seconds of a step that no plan of a program cut into layers undercuts.
-
-    Its roofline compute, split evenly over all devices, with nothing sent and no device waiting.
-    """
-    seconds = 0.0
-    for op in body(main_function(layers)).operations:
-        if isinstance(op, mpmd.NamedComputationOp):
-            is_update = Origin.of(op).part == "update"
-            seconds += computation_seconds(op, cluster) * (1 if is_update else num_micro_batches)
-    return seconds / cluster.num_devices
 
 
 @dataclass(frozen=True, kw_only=True)

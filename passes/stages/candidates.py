@@ -37,9 +37,7 @@ Submesh = tuple[int, int, tuple[int, ...]]
 class Candidate:
     """What each interval of layers costs on a submesh in a logical shape: arrays [K, K]."""
 
-    hosts: int
-    devices: int
-    shape: tuple[int, ...]
+    submesh: Submesh
     seconds: np.ndarray
     update: np.ndarray
     state_bytes: np.ndarray
@@ -60,7 +58,7 @@ class Candidate:
     @property
     def size(self) -> int:
         """The number of devices."""
-        return self.hosts * self.devices
+        return self.submesh[0] * self.submesh[1]
 
     @property
     def fixed_bytes(self) -> np.ndarray:
@@ -81,14 +79,13 @@ class Candidate:
         return range(first, first + ceil(self.remat * (last + 1 - first)))
 
 
-def candidate_of(
-    solver: ClassSolver, costs: ClassCosts, hosts: int, devices: int, shape: tuple[int, ...]
-) -> Candidate:
+def candidate_of(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> Candidate:
     """The costs of intervals of layers, from those of their classes."""
     classes, exchange = solver.classes, solver.exchange
-    at = np.array(classes.class_of)
-    count = len(at)
-    valid = np.triu(np.ones((count, count), dtype=bool))
+    by_layer = costs.by_class[:, classes.class_of]
+    forward, backward, update, state, activation, transient = by_layer
+    count = len(classes.class_of)
+    below = np.tril(np.full((count, count), np.inf), -1)
     between = {"forward": np.zeros((count, count)), "update": np.zeros((count, count))}
     for link, pairs in classes.links.items():
         kind = "update" if link.part == "update" else "forward"
@@ -97,37 +94,19 @@ def candidate_of(
         for producer, reader in pairs:
             ends = (producer, producer) if stays else (producer, reader)
             between[kind][min(ends), max(ends)] += costs.links[link]
-    seconds = intervals((costs.forward + costs.backward)[at]) + pairs_inside(between["forward"])
-    update = intervals(costs.update[at]) + pairs_inside(between["update"])
     exchanged = np.zeros((count, count))
     for held, values in ((costs.sent, exchange.sent), (costs.received, exchange.received)):
         for end, number in values.items():
             exchanged += held[end] * number
+    seconds = intervals(forward + backward) + pairs_inside(between["forward"])
     return Candidate(
-        hosts=hosts,
-        devices=devices,
-        shape=shape,
-        seconds=np.where(valid, seconds, np.inf),
-        update=np.where(valid, update, np.inf),
-        state_bytes=intervals(costs.state[at]),
-        transient_bytes=largest(costs.transient[at]),
-        activation_bytes=intervals(costs.activation[at]),
+        submesh=submesh,
+        seconds=seconds + below,
+        update=intervals(update) + pairs_inside(between["update"]) + below,
+        state_bytes=intervals(state),
+        transient_bytes=largest(transient),
+        activation_bytes=intervals(activation),
         exchanged_bytes=exchanged,
-    )
-
-
-def impossible(num_layers: int, submesh: Submesh, problem: str) -> Candidate:
-    """A submesh on which there is no plan: infinite seconds."""
-    hosts, devices, shape = submesh
-    never, nothing = np.full((num_layers, num_layers), np.inf), np.zeros((num_layers, num_layers))
-    return Candidate(
-        hosts=hosts,
-        devices=devices,
-        shape=shape,
-        seconds=never,
-        update=never,
-        **dict.fromkeys(_BYTES, nothing),
-        problem=problem,
     )
 
 
@@ -200,7 +179,7 @@ def stage_problem(
 ) -> Problem:
     """The stage DP's problem; its submeshes are the candidates in their order."""
     memory = cluster.device.memory
-    submeshes = [(o.hosts, o.devices) for o in candidates]
+    submeshes = [o.submesh[:2] for o in candidates]
     into, back = np.stack([boundary.seconds(cluster, *submesh) for submesh in submeshes], axis=2)
     once = [boundary.once_seconds(cluster, *submesh) for submesh in submeshes]
     return Problem(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -12,24 +12,17 @@ from alpa.passes.sharding.strategies import most_ways
 from alpa.passes.stages.exchange import End
 from alpa.passes.stages.layer_classes import Link
 
-_PARTS = ("forward", "backward", "update")
-_KINDS = ("state", "activation", "transient")
+ROWS = ("forward", "backward", "update", "state", "activation", "transient")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassCosts:
-    """Per class: seconds of one forward, one backward and one update, and bytes per device.
+    """What each class of layers costs."""
 
-    `state` includes accumulators of gradients. `activation` is kept for one micro-batch in flight.
-    `transient` is the most that is needed besides at any time.
-    """
-
-    forward: np.ndarray
-    backward: np.ndarray
-    update: np.ndarray
-    state: np.ndarray
-    activation: np.ndarray
-    transient: np.ndarray
+    by_class: np.ndarray
+    """[6, C], the rows being `ROWS`: seconds of one forward, one backward and one update, and bytes
+    per device. The state includes accumulators of gradients. Activations are kept for one
+    micro-batch in flight. Transient is the most that is needed besides at any time."""
     links: dict[Link, float]
     """seconds each time that a link's value goes from one layer to another"""
     sent: dict[End, float]
@@ -54,14 +47,13 @@ class Work:
         memory, is split evenly, and nothing is sent.
         """
         count = prod(sizes)
-        seconds = {part: getattr(self.costs, part).copy() for part in _PARTS}
+        by_class = self.costs.by_class.copy()
         for c, mine in enumerate(self.by_factors):
             for (part, factors), whole in mine.items():
-                seconds[part][c] += whole * (count / most_ways(factors, sizes) - 1)
-        return replace(
-            self.costs,
-            **{part: found / count for part, found in seconds.items()},
-            **{kind: getattr(self.costs, kind) / count for kind in _KINDS},
+                more = count / most_ways(factors, sizes) - 1
+                by_class[ROWS.index(part), c] += whole * more
+        return ClassCosts(
+            by_class=by_class / count,
             links=dict.fromkeys(self.costs.links, 0.0),
             sent={end: held / count for end, held in self.costs.sent.items()},
             received={end: held / count for end, held in self.costs.received.items()},

@@ -28,20 +28,12 @@ Factors = dict[tuple[str, tuple[int, ...]], float]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Resident:
-    """Bytes that stay, by strategy of a node: `kind` "state" once, "activation" per micro-batch."""
-
-    kind: str
-    node: int
-    bytes: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class ClassPart:
     """A class on a mesh."""
 
     posed: MeshProblem
-    resident: list[Resident]
+    resident: dict[tuple[str, int], np.ndarray]
+    """bytes that stay, by strategy of a node: "state" once, "activation" per micro-batch"""
     passing: Problem
     """the memory rows of values that do not stay"""
     arguments: list[Placed]
@@ -65,17 +57,13 @@ class ClassPart:
         return self.posed.graph
 
     def costs(self, choice: Sequence[int]) -> list[float]:
-        """What an assignment costs a layer.
-
-        Seconds of one forward, one backward and one update; bytes of state, of one micro-batch's
-        activations, and of what is needed besides at any time.
-        """
+        """What an assignment costs a layer: the rows of `ClassCosts.by_class`."""
         seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
         for step, cost in zip(self.graph.steps, self.graph.step_seconds(choice), strict=True):
             seconds[_part_of(step)] += cost
         kept = {"state": 0.0, "activation": 0.0}
-        for one in self.resident:
-            kept[one.kind] += float(one.bytes[choice[one.node]])
+        for (kind, node), sizes in self.resident.items():
+            kept[kind] += float(sizes[choice[node]])
         batches = self.posed.plan.num_micro_batches
         return [
             seconds["forward"] / batches,
@@ -113,39 +101,36 @@ def pose_class(layer: LayerClass, graph: ShardGraph, plan: Plan) -> MeshProblem:
     return MeshProblem(layer.function, MESH, plan, graph, bandwidth, _ONE, layer.totals).posed()
 
 
-def _memory(layer: LayerClass, posed: MeshProblem) -> tuple[list[Resident], tuple[Usage, ...]]:
+def _memory(
+    layer: LayerClass, posed: MeshProblem
+) -> tuple[dict[tuple[str, int], np.ndarray], tuple[Usage, ...]]:
     """The bytes that stay, and the usages of the values that do not."""
-    graph, block = posed.graph, body(layer.function)
+    graph, batches, fragments = posed.graph, posed.plan.num_micro_batches, posed.fragments()
     sizes = LocalBytes(graph)
-    attributes = read_arguments(layer.function)
-    values = list(block.arguments)
-    resident: list[Resident] = []
+    resident: dict[tuple[str, int], np.ndarray] = {}
 
     def stays(kind: str, value: ir.Value, copies: int = 1) -> None:
         placed = graph.placed[value]
-        held = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
-        resident.append(Resident(kind=kind, node=placed.node, bytes=held))
+        more = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
+        resident[kind, placed.node] = resident.get((kind, placed.node), 0.0) + more
 
-    fragments = posed.fragments()
-    elsewhere = [layer.returned[r] for r in layer.totals]
-    for number, (value, argument) in enumerate(zip(values, attributes, strict=True)):
-        if number not in layer.boundary:
-            stays("state", value, posed.plan.num_micro_batches if argument.role == "batch" else 1)
-    for number in layer.kept:
-        stays("activation", values[number])
+    arguments = zip(body(layer.function).arguments, read_arguments(layer.function), strict=True)
+    for number, (value, argument) in enumerate(arguments):
+        if number in layer.kept:
+            stays("activation", value)
+        elif number not in layer.boundary:
+            stays("state", value, batches if argument.role == "batch" else 1)
     made = {r for f in fragments if read_part(f) == "forward" for r in f.results}
+    read = {v for f in fragments if read_part(f) == "update" for v in f.operands}
+    read |= {layer.returned[r] for r in layer.totals}
     for fragment in fragments:
-        part = read_part(fragment)
-        if part == "backward":
+        if read_part(fragment) == "backward":
             for value in fragment.operands:
                 if value in made:
                     stays("activation", value)
-            if posed.plan.num_micro_batches > 1:
-                updates = [f for f in fragments if read_part(f) == "update"]
-                read = {v for f in updates for v in f.operands} | set(elsewhere)
-                for value in fragment.results:
-                    if value in read:
-                        stays("state", value)
+            for value in fragment.results:
+                if value in read and batches > 1:
+                    stays("state", value)
     rows = held(
         graph,
         [],

@@ -137,9 +137,9 @@ class ClassProblem:
             count = 1 if each_once else len(self.solver.classes.classes[number].layers)
             for costs in part.graph.costs:
                 terms.add_node(count * costs)
-            for one in part.resident:
-                at = self.offset[number] + one.node
-                held[at] = held.get(at, 0.0) + count * one.bytes
+            for (_, node), size in part.resident.items():
+                at = self.offset[number] + node
+                held[at] = held.get(at, 0.0) + count * size
             for (a, b), matrix in part.graph.edges.items():
                 terms.add((self.offset[number] + a, self.offset[number] + b), count * matrix)
         for link, (source, target, matrix) in self.links.items():
@@ -160,8 +160,7 @@ class ClassProblem:
     def _costs(self, choice: Sequence[int]) -> ClassCosts:
         """The costs of an assignment, class by class."""
         mine = [choice[begin:end] for begin, end in pairwise(self.offset)]
-        rows = [part.costs(own) for part, own in zip(self.parts, mine, strict=True)]
-        forward, backward, update, state, activation, transient = np.array(rows).T
+        columns = [part.costs(own) for part, own in zip(self.parts, mine, strict=True)]
         links = {
             link: float(matrix[choice[source], choice[target]])
             for link, (source, target, matrix) in self.links.items()
@@ -169,12 +168,7 @@ class ClassProblem:
         # The one that is made while the one before is on its way (`sharding/versions.py`).
         versions = min(2, self._micro_batches)
         return ClassCosts(
-            forward=forward,
-            backward=backward,
-            update=update,
-            state=state,
-            activation=activation,
-            transient=transient,
+            by_class=np.array(columns).T,
             links=links,
             sent={
                 (c, r): versions * self.parts[c].held(self.parts[c].results[r], mine[c])

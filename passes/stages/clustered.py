@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from alpa.dialects import body, func
+from alpa.dialects import body, func, mpmd
 from alpa.dialects.attributes import (
     Argument,
     Result,
@@ -21,6 +21,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
+from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.remat import Remat
 
@@ -74,6 +75,19 @@ class Clustered:
         """The cluster with the memory that is left without the reserve."""
         memory = int(self.cluster.device.memory * (1 - self.reserve))
         return replace(self.cluster, device=replace(self.cluster.device, memory=memory))
+
+
+def even_seconds(function: func.FuncOp, cluster: Cluster, num_micro_batches: int) -> float:
+    """Seconds of a step that no plan of a program cut into layers undercuts.
+
+    Its roofline compute, split evenly over all devices, with nothing sent and no device waiting.
+    """
+    seconds = 0.0
+    for op in body(function).operations:
+        if isinstance(op, mpmd.NamedComputationOp):
+            is_update = Origin.of(op).part == "update"
+            seconds += computation_seconds(op, cluster) * (1 if is_update else num_micro_batches)
+    return seconds / cluster.num_devices
 
 
 def require_roles(

@@ -56,7 +56,7 @@ class Costing:
 
     def candidate(self, costs: ClassCosts, submesh: Submesh) -> Candidate:
         """The costs of intervals of layers, from those of their classes."""
-        return candidate_of(self.solver, costs, *submesh)
+        return candidate_of(self.solver, costs, submesh)
 
     def where(self, workers: Workers) -> Workers:
         """The processes if the classes are worth them, else none."""

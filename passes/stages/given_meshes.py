@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from alpa.dialects import func, ir
 from alpa.dialects.attributes import HELD, Slice, State, argument_state, read_arguments
 from alpa.dialects.plan import MeshAssignment
-from alpa.dialects.records import entries, i64, typed
+from alpa.dialects.records import Record, entry
 from alpa.dialects.sharding import Sharding
-from alpa.passes.base import OptionError, PassError, location_of
+from alpa.passes.base import OptionError, PassError, errors_at, location_of
 from alpa.passes.cost.cluster import Cluster
 
 Places = Mapping[State, tuple[Sharding, ...]]
@@ -109,32 +111,26 @@ def _check(word: str, devices: tuple[int, ...], shape: tuple[int, ...], cluster:
     raise OptionError(f"option 'meshes' holds '{word}'; {problem}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Held(Record):
+    """An entry of `alpa.held`."""
+
+    NAME: ClassVar[str] = HELD
+
+    input: int
+    slice: Slice | None = entry(None)
+    shardings: tuple[Sharding, ...]
+
+
 def write_held(function: func.FuncOp, places: Places) -> None:
     """Sets `alpa.held` if there are places."""
-    found: list[ir.Attribute] = []
-    for (number, part), shardings in places.items():
-        attrs: dict[str, ir.Attribute] = {
-            "input": i64(number),
-            "shardings": ir.ArrayAttr.get([sharding.to_attr() for sharding in shardings]),
-        }
-        if part is not None:
-            attrs["slice"] = part.to_attr()
-        found.append(ir.DictAttr.get(attrs))
-    if found:
-        function.attributes[HELD] = ir.ArrayAttr.get(found)
-
-
-def read_held(function: func.FuncOp) -> dict[State, tuple[Sharding, ...]]:
-    """Reads `alpa.held`. Raises ValueError for another form."""
-    found: dict[State, tuple[Sharding, ...]] = {}
-    if HELD in function.attributes:
-        for attr in typed(HELD, function.attributes[HELD], ir.ArrayAttr):
-            attrs = entries(typed(f"an entry of {HELD}", attr, ir.DictAttr))
-            number = typed(f"input of {HELD}", attrs.get("input"), ir.IntegerAttr).value
-            part = Slice.from_attr(attrs["slice"]) if "slice" in attrs else None
-            shardings = typed(f"shardings of {HELD}", attrs.get("shardings"), ir.ArrayAttr)
-            found[number, part] = tuple(map(Sharding.from_attr, shardings))
-    return found
+    if places:
+        function.attributes[HELD] = ir.ArrayAttr.get(
+            [
+                _Held(input=number, slice=part, shardings=shardings).to_attr()
+                for (number, part), shardings in places.items()
+            ]
+        )
 
 
 def take_held(
@@ -145,10 +141,8 @@ def take_held(
     Raises:
         PassError: a sharding is not over a given mesh, or does not fit its shape.
     """
-    try:
-        places = read_held(function)
-    except ValueError as error:
-        raise PassError(function, str(error)) from error
+    with errors_at(function):
+        places = {(it.input, it.slice): it.shardings for it in _Held.read_list(function)}
     if HELD in function.attributes:
         del function.attributes[HELD]
     numbers = {mesh.name: number for number, mesh in enumerate(meshes)}

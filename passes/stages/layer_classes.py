@@ -243,9 +243,10 @@ def _links(
     maker = {v: layer for layer, mine in enumerate(members) for v in graph.made_by(mine)}
     found: dict[Link, list[tuple[int, int]]] = {}
     for reader, mine in enumerate(members):
-        reads = ((v, _part(graph, o)) for o in mine for v in graph.operands[o])
-        read: dict[tuple[int, Part], None] = dict.fromkeys(reads)
-        for v, part in read:
+        reads: list[tuple[int, Part]] = [
+            (v, _part(graph, o)) for o in mine for v in graph.operands[o]
+        ]
+        for v, part in dict.fromkeys(reads):
             producer = maker.get(v, reader)
             if producer != reader:
                 link = Link(

@@ -20,15 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
-from alpa.passes.stages.candidates import (
-    Candidate,
-    Submesh,
-    impossible,
-    remat_bounds,
-    with_shares,
-)
+from alpa.passes.stages.candidates import Candidate, Submesh, remat_bounds, with_shares
 from alpa.passes.stages.costing import Costing, NoPlanError
 from alpa.passes.workers import Workers
 
@@ -72,49 +68,38 @@ class MeshCandidates:
     """why no costs are known, though there may be a plan"""
     is_only: bool = False
     """all stages are on it anyway, so that bounds do for costs"""
-    _plain: list[Candidate] | None = None
-    """those without rematerialisation, the fastest first; None: not found yet"""
-    _remat: list[Candidate] | None = None
-    """those with rematerialisation"""
+    _found: dict[bool, list[Candidate]] = field(default_factory=dict[bool, list[Candidate]])
+    """without rematerialisation, the fastest first, and with it, as far as the costs are known"""
     _finish: Callable[[], None] | None = None
     """waits for a search that has begun"""
 
-    @classmethod
-    def of(cls, one: OneDevice, number: int, submesh: Submesh) -> MeshCandidates:
-        """The candidates of a mesh; those of one device are known already."""
-        mesh = cls(number=number, submesh=submesh, one=one)
-        if mesh.num_devices == 1:
-            mesh._plain = [replace(one.candidate, shape=submesh[2])]
-        return mesh
+    def __post_init__(self) -> None:
+        if self.num_devices == 1:
+            self._found[False] = [replace(self.one.candidate, submesh=self.submesh)]
 
     @property
     def num_devices(self) -> int:
         """The number of devices of the submesh."""
         return self.submesh[0] * self.submesh[1]
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the costs without rematerialisation are known."""
-        return self._plain is not None
-
     def candidates(self) -> list[Candidate]:
         """All candidates: with costs as far as these are known, else with bounds."""
         if self.is_only:
             return [replace(self._split(), is_bound=False)]
-        plain = self._plain or [self._split()]
-        if self._remat is not None:
-            return [*plain, *with_shares(plain, self._remat)]
+        plain = self._plain()
+        if True in self._found:
+            return [*plain, *with_shares(plain, self._found[True])]
         if not self.one.may_rematerialise or plain[0].problem:
             return plain
         return [*plain, *remat_bounds(plain[0], self.one.candidate, self.one.again)]
 
     def is_like(self, other: MeshCandidates) -> bool:
         """Whether it is the same submesh, as much is known of it, and it is about as fast."""
-        if self.submesh[:2] != other.submesh[:2] or self._remat is not None:
+        if self.submesh[:2] != other.submesh[:2] or True in self._found:
             return False
-        mine, others = ((mesh._plain or [mesh._split()])[0] for mesh in (self, other))
+        mine, others = self._plain()[0], other._plain()[0]
         near = mine.seconds[0, -1] <= (1 + _NEAR) * others.seconds[0, -1]
-        return bool(near and self.is_known == other.is_known)
+        return bool(near and mine.is_bound == others.is_bound)
 
     def begin(self) -> None:
         """Begins to find the next costs that are not known."""
@@ -130,33 +115,32 @@ class MeshCandidates:
     def _begun(self) -> Callable[[], None]:
         if self.num_devices == 1:
             assert self.one.again is not None, "one device is rematerialised before its mesh"
-            self._remat = [replace(self.one.again, shape=self.submesh[2])]
+            self._found[True] = [replace(self.one.again, submesh=self.submesh)]
             return lambda: None
-        costing = self.one.remat_costing() if self.is_known else self.one.costing
+        remat = False in self._found
+        costing = self.one.remat_costing() if remat else self.one.costing
         least = self._split()
         micro_batches = costing.solver.plan.num_micro_batches
         enough = HOPELESS * float(micro_batches * least.seconds[0, -1] + least.update[0, -1])
         wait = costing.begin(self.one.workers, self.submesh, enough)
-        remat = 1.0 if self.is_known else 0.0
 
         def finish() -> None:
             try:
                 costed = [costing.candidate(costs, self.submesh) for costs in wait()]
-                found = [replace(candidate, remat=remat) for candidate in costed]
-            except (NoPlanError, InfeasibleError) as error:
-                found = [self._impossible(str(error))]
-            except (TimeoutError, SolverFailedError) as error:
-                self.dropped.append(str(error))
-                found = [self._impossible(str(error))]
-            if remat:
-                self._remat = found
-            else:
-                self._plain = found
+            except (NoPlanError, InfeasibleError, TimeoutError, SolverFailedError) as error:
+                if isinstance(error, TimeoutError | SolverFailedError):
+                    self.dropped.append(str(error))
+                never = np.full_like(least.seconds, np.inf)
+                costed = [
+                    replace(least, seconds=never, update=never, is_bound=False, problem=str(error))
+                ]
+            self._found[remat] = [replace(candidate, remat=float(remat)) for candidate in costed]
 
         return finish
 
-    def _impossible(self, problem: str) -> Candidate:
-        return impossible(len(self.one.candidate.seconds), self.submesh, problem)
+    def _plain(self) -> list[Candidate]:
+        """Those without rematerialisation."""
+        return self._found.get(False) or [self._split()]
 
     def _split(self) -> Candidate:
         """Bounds of the fastest sharding."""

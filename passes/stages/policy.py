@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,13 +19,12 @@ from alpa.dialects.sharding import Sharding
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import axes_differ
-from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
 from alpa.passes.solve.stages.problem import Given, Objective
 from alpa.passes.solve.stages.schedule import in_flight
 from alpa.passes.stages.candidates import Candidate, Submesh
-from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.clustered import Clustered, even_seconds
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.intervals import intervals
 from alpa.passes.stages.merge import Stages
@@ -35,16 +33,7 @@ from alpa.passes.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy(ABC):
-    """Cuts a program into stages on meshes."""
-
-    @abstractmethod
-    def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
-        """The best stages that are allowed. Raises PassError."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramMesh(Policy):
+class ProgramMesh:
     """One stage on the mesh that the program's shardings name."""
 
     given: UserShardings
@@ -52,10 +41,7 @@ class ProgramMesh(Policy):
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """All layers, with seconds split evenly: no more is known before they are sharded."""
         cluster, batches = program.cluster, program.plan.num_micro_batches
-        seconds = sum(
-            computation_seconds(op, cluster) * (1 if origin.part == "update" else batches)
-            for op, origin in zip(program.graph.ops, program.origins, strict=True)
-        )
+        seconds = even_seconds(program.function, cluster, batches)
         mesh = MeshAssignment(
             name=self.given.name,
             hosts=tuple(range(cluster.hosts)),
@@ -65,15 +51,15 @@ class ProgramMesh(Policy):
         return Stages(
             layer_stage=dict.fromkeys(range(program.num_layers), 0),
             meshes=[mesh],
-            seconds=seconds / cluster.num_devices,
-            bound=seconds / cluster.num_devices,
+            seconds=seconds,
+            bound=seconds,
             axis_names=tuple(name for name, _ in self.given.mesh.axes),
             shardings={(a, 0): sharding for a, sharding in self.given.arguments.items()},
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyMeshes(Policy):
+class AnyMeshes:
     """Stages on submeshes of the cluster that together are all of it."""
 
     objective: Objective
@@ -133,7 +119,7 @@ class AnyMeshes(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExistingMeshes(Policy):
+class ExistingMeshes:
     """Stages on given meshes in their order. A mesh may stay without layers."""
 
     objective: Objective
@@ -179,6 +165,10 @@ class ExistingMeshes(Policy):
         return moved
 
 
+Policy = ProgramMesh | AnyMeshes | ExistingMeshes
+"""Cuts a program into the best stages that are allowed. `cut` raises PassError."""
+
+
 def _stages(
     program: Clustered, cut: Cut, meshes: list[MeshAssignment], numbers: Sequence[int]
 ) -> Stages:
@@ -205,13 +195,13 @@ def _stages(
 def _placed(candidates: Sequence[Candidate], cluster: Cluster) -> list[MeshAssignment]:
     """A mesh for each stage, in their order."""
     each = cluster.devices_per_host
-    places = placement.place(cluster.hosts, each, [(it.hosts, it.devices) for it in candidates])
+    places = placement.place(cluster.hosts, each, [it.submesh[:2] for it in candidates])
     return [
         MeshAssignment(
             name=f"mesh_{stage}",
             hosts=tuple(dict.fromkeys(host for host, _ in place)),
             devices=tuple(host * each + device for host, device in place),
-            logical_shape=found.shape,
+            logical_shape=found.submesh[2],
         )
         for stage, (place, found) in enumerate(zip(places, candidates, strict=True))
     ]

@@ -73,7 +73,9 @@ class Search:
             workers=costing.where(self.workers),
         )
         self._planned_on_one_device(lambda: one.candidate)
-        every = [MeshCandidates.of(one, n, submesh) for n, submesh in enumerate(self.submeshes)]
+        every = [
+            MeshCandidates(one=one, number=n, submesh=it) for n, it in enumerate(self.submeshes)
+        ]
         meshes = every
         bound: float | None = None
         only = self._only(one, meshes)
@@ -223,5 +225,5 @@ def _dropped(meshes: Sequence[MeshCandidates]) -> Iterator[Dropped]:
 
 def _problems(offers: Sequence[_Offer]) -> str:
     """Why there is no plan on some submeshes."""
-    problems = {o.problem: f"; {o.hosts}x{o.devices}: {o.problem}" for o, _ in offers if o.problem}
-    return "".join(problems.values())
+    problems = {o.problem: o.submesh for o, _ in offers if o.problem}
+    return "".join(f"; {n}x{m}: {problem}" for problem, (n, m, _) in problems.items())

@@ -17,11 +17,12 @@ import pytest
 from alpa import passes
 from alpa.dialects import ir, main_function, parse
 from alpa.dialects.plan import Plan, Schedule, read_meshes
-from alpa.passes.alpa import STEPS, Alpa, fingerprint, lower_bound, planned_for
+from alpa.passes.alpa import STEPS, Alpa, fingerprint, planned_for
 from alpa.passes.base import NotFasterError, Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
+from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
 
 WIDTH, ROWS, LAYERS = 128, 64, 6
@@ -206,9 +207,9 @@ def test_the_bound_is_the_compute_split_evenly(program: str) -> None:
     to_layers = "combine-micro-batches,simplify-trivial-ops,split-loops,layer-cluster"
     layers = passes.run(program, to_layers)
     two, four = (Cluster.parse(f"cpu:1x{n}") for n in (2, 4))
-    once = lower_bound(layers, two, 1)
-    assert lower_bound(layers, four, 1) == pytest.approx(once / 2)
-    assert once < lower_bound(layers, two, 2) < 2 * once  # the update runs once
+    once = even_seconds(main_function(layers), two, 1)
+    assert even_seconds(main_function(layers), four, 1) == pytest.approx(once / 2)
+    assert once < even_seconds(main_function(layers), two, 2) < 2 * once  # the update runs once
     step_seconds = Run(program, "cluster=cpu:1x2").plan.predicted_step_seconds
     assert once <= step_seconds
 

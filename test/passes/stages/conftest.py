@@ -26,7 +26,7 @@ def costed() -> Costed:
     ) -> list[Candidate]:
         prices = PRICES if hosts * devices > 1 else ()
         return [
-            replace(candidate_of(solver, costs, hosts, devices, shape), remat=remat)
+            replace(candidate_of(solver, costs, (hosts, devices, shape)), remat=remat)
             for shape in shapes
             for costs in solver.pose(hosts, devices, shape).solve(prices)
         ]

@@ -17,6 +17,7 @@ from alpa.passes.plan.predicted_collectives import predicted_collectives
 from alpa.passes.plan.predicted_memory import predicted_memory
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.stages.accumulators import widen_accumulators
+from alpa.passes.stages.class_costs import ROWS
 from alpa.passes.stages.class_problem import ClassSolver
 from alpa.passes.stages.layer_classes import layer_classes
 
@@ -103,7 +104,7 @@ def test_stages_are_cut_by_the_bytes_of_f32() -> None:
             classes = layer_classes(graph, arguments, results, 1, cluster, plan)
             solver = ClassSolver(classes=classes, cluster=cluster, plan=plan)
             (costs, *_) = solver.pose(1, 1, (1,)).solve((), 1.0)
-        states.append(float(costs.state.sum()))
+        states.append(float(costs.by_class[ROWS.index("state")].sum()))
     assert states[0] - states[1] == 2 * NARROW
 
 

@@ -148,9 +148,7 @@ def option(seconds: np.ndarray, held: np.ndarray, transient: np.ndarray) -> Cand
         [[transient[i : j + 1].max(initial=0.0) for j in range(count)] for i in range(count)]
     )
     return Candidate(
-        hosts=1,
-        devices=2,
-        shape=(2,),
+        submesh=(1, 2, (2,)),
         seconds=intervals(seconds),
         update=intervals(2 * seconds),
         state_bytes=intervals(3 * held),

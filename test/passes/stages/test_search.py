@@ -159,8 +159,8 @@ def test_nothing_undercuts_the_work_of_one_device(
     valid = np.triu_indices(NUM_LAYERS)
     for hosts, devices in ((1, 2), (2, 2)):
         for option in costed(clustered.solver, hosts, devices, logical_shapes(hosts, devices, 2)):
-            where = (hosts, devices, option.shape)
-            least = candidate_of(clustered.solver, work.split(option.shape), *where)
+            shape = option.submesh[2]
+            least = candidate_of(clustered.solver, work.split(shape), option.submesh)
             for name in ("seconds", "update", "fixed_bytes", "activation_bytes"):
                 real, bound = getattr(option, name)[valid], getattr(least, name)[valid]
                 assert (real >= bound * (1 - 1e-6)).all(), name
@@ -171,7 +171,7 @@ def test_what_no_axis_divides_is_not_split(clustered: Clustered) -> None:
     (costs,) = problem.solve(())
     work = problem.work(costs)
     whole, halved, odd = (
-        candidate_of(clustered.solver, work.split((n,)), 1, n, (n,)).seconds[0, -1]
+        candidate_of(clustered.solver, work.split((n,)), (1, n, (n,))).seconds[0, -1]
         for n in (1, 2, 7)
     )
     assert whole == pytest.approx(costs_sum(clustered, costs))
@@ -181,7 +181,7 @@ def test_what_no_axis_divides_is_not_split(clustered: Clustered) -> None:
 
 
 def costs_sum(clustered: Clustered, costs: ClassCosts) -> float:
-    return float((costs.forward + costs.backward)[list(clustered.classes.class_of)].sum())
+    return float(costs.by_class[:2, clustered.classes.class_of].sum())
 
 
 def test_a_price_on_memory_gives_less_memory(
@@ -394,13 +394,13 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
             may_rematerialise=True,
             workers=Workers(0),
         )
-        mesh = MeshCandidates.of(one, 0, (1, 2, (2,)))
+        mesh = MeshCandidates(one=one, number=0, submesh=(1, 2, (2,)))
         for _ in range(2):
             mesh.begin()
             mesh.finish()
         found = mesh.candidates()[-1]
         *_, costs = again.solver.pose(1, 2, (2,)).solve(PRICES)
-    expected = candidate_of(again.solver, costs, 1, 2, (2,))
+    expected = candidate_of(again.solver, costs, (1, 2, (2,)))
     assert found.remat == 1
     for name in ("seconds", "update", "state_bytes", "activation_bytes", "exchanged_bytes"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), err_msg=name)
