@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterable, Mapping
 
 _NAME = re.compile(r"[^\s,(){}=]+")
-_SPACE = re.compile(r"\s*")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _QUOTES = "\"'"
 
@@ -176,6 +175,8 @@ class _Reader:
         """An option's value, without one pair of quotes or braces around the whole of it."""
         start = self._at
         closers: list[str] = []
+        end_of_first: int | None = None
+        """where the first character, and what it opens, ends"""
         while self._at < len(self._text):
             char = self._text[self._at]
             if char in _QUOTES:
@@ -188,7 +189,10 @@ class _Reader:
             elif closers and char == closers[-1]:
                 closers.pop()
             elif not closers and (char == "}" or char.isspace()):
-                return _stripped(self._text[start : self._at])
+                is_whole = end_of_first == self._at - 1 and self._text[start] in "{" + _QUOTES
+                return self._text[start + is_whole : self._at - is_whole]
+            if end_of_first is None and not closers:
+                end_of_first = self._at
             self._at += 1
         if closers:
             raise self._error(f"'{closers[-1]}' is missing in the value", start)
@@ -213,28 +217,8 @@ class _Reader:
         return True
 
     def _skip_space(self) -> None:
-        match = _SPACE.match(self._text, self._at)
-        self._at = match.end() if match else self._at
+        while self._text[self._at : self._at + 1].isspace():
+            self._at += 1
 
     def _error(self, message: str, position: int | None = None) -> PipelineError:
         return PipelineError(self._text, self._at if position is None else position, message)
-
-
-def _stripped(value: str) -> str:
-    if len(value) < 2:
-        return value
-    first, last = value[0], value[-1]
-    whole_quote = first in _QUOTES and value.find(first, 1) == len(value) - 1
-    if whole_quote or (first == "{" and last == "}" and _closes_at_end(value)):
-        return value[1:-1]
-    return value
-
-
-def _closes_at_end(value: str) -> bool:
-    """Whether the first brace is closed by the last one."""
-    depth = 0
-    for at, char in enumerate(value):
-        depth += (char == "{") - (char == "}")
-        if depth == 0:
-            return at == len(value) - 1
-    return False
