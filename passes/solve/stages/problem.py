@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -107,45 +107,31 @@ class Problem:
 
     def check(self) -> None:
         """Raises ``ValueError`` for what is no problem."""
-        shape = (self.num_layers, self.num_layers, len(self.submeshes))
-        for name in ("t", "u", "max_in_flight"):
-            if getattr(self, name).shape != shape:
-                raise ValueError(f"{name} must have shape {shape}, not {getattr(self, name).shape}")
-        if self.c.shape[1:] != (shape[2], 2) or self.c.size == 0 or self.c[0].any():
-            raise ValueError(
-                "c needs two entries per layer and submesh, which are 0 for the first layer"
-            )
-        if self.back.shape != self.c.shape or self.back[-1].any():
-            raise ValueError(
-                f"back must have shape {self.c.shape}, and be 0 for the last layer; its shape is "
-                f"{self.back.shape}"
-            )
+        layers, submeshes, given = self.num_layers, len(self.submeshes), self.given
+        each, ends = (layers, layers, submeshes), (layers, submeshes, 2)
+        arrays = {name: (getattr(self, name), each) for name in ("t", "u", "max_in_flight")}
+        arrays |= {name: (getattr(self, name), ends) for name in ("c", "back")}
+        if given is not None:
+            arrays["moved"] = given.moved, (layers, layers, len(given.far))
+        for name, (array, shape) in arrays.items():
+            if array.shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, not {array.shape}")
+            used = array if shape is ends else array[np.triu_indices(layers)]
+            if not (used >= 0).all():
+                raise ValueError(f"{name} must not be negative or NaN")
+        if self.c[0].any() or self.back[-1].any():
+            raise ValueError("c must be 0 for the first layer, and back for the last")
         if self.num_micro_batches < 1:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
-        if self.minimise not in get_args(Objective):
-            raise ValueError(f"minimise must be step or throughput, not {self.minimise!r}")
-        if self.schedule not in get_args(Schedule):
-            raise ValueError(f"schedule must be gpipe or 1f1b, not {self.schedule!r}")
-        upper = np.triu_indices(self.num_layers)
-        costs = {"t": self.t[upper], "u": self.u[upper], "c": self.c, "back": self.back}
-        for name, values in costs.items():
-            if np.isnan(values).any() or (values < 0).any():
-                raise ValueError(f"{name} must not be negative or NaN")
-        if self.given is not None:
-            self._check_given(self.given)
-
-    def _check_given(self, given: Given) -> None:
+        if given is None:
+            return
         if self.num_stages is not None or self.equal_layers:
             raise ValueError("given meshes leave neither num_stages nor equal_layers open")
-        shape = (self.num_layers, self.num_layers, len(given.far))
-        if not given.far or given.moved.shape != shape:
-            raise ValueError(f"moved must have shape {shape}, not {given.moved.shape}")
-        if (given.moved < 0).any():
-            raise ValueError("moved must not be negative")
-        if len(given.mesh_of) != len(self.submeshes) or not {*given.mesh_of} <= {*range(shape[2])}:
+        meshes = len(given.far)
+        if len(given.mesh_of) != submeshes or not {*given.mesh_of} <= {*range(meshes)}:
             raise ValueError(
-                f"mesh_of must give each of {len(self.submeshes)} submeshes one of the {shape[2]} "
-                f"meshes, not {given.mesh_of}"
+                f"mesh_of must give each of {submeshes} submeshes one of the {meshes} meshes, not "
+                f"{given.mesh_of}"
             )
 
     def in_flight(self, stages_to_last: int) -> int:
@@ -183,11 +169,15 @@ class Problem:
             before += self.sizes[s.submesh]
         return found
 
+    def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:
+        """(largest a, largest u, sum of a) of a cut."""
+        a = self.a(stages)
+        return max(a), max(float(self.u[s.first, s.last, s.submesh]) for s in stages), sum(a)
+
     def step_seconds(self, stages: tuple[Stage, ...]) -> float:
         """T of a cut, in seconds."""
-        a = self.a(stages)
-        u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
-        return sum(a) + (self.num_micro_batches - 1) * max(a) + max(u)
+        a, u, total = self.maxima(stages)
+        return total + (self.num_micro_batches - 1) * a + u
 
     def moved(self, stages: tuple[Stage, ...]) -> float:
         """Bytes of held state that a cut moves."""

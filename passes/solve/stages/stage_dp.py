@@ -87,57 +87,52 @@ def _equal(problem: Problem, count: int) -> Problem:
 
 def _solve(problem: Problem) -> Solution:
     table = _Table(problem)
-    if problem.minimise == "step":
-        stages, evaluations = _shortest_step(problem, table)
-    else:
-        stages, evaluations = _highest_throughput(table)
+    find = _shortest_step if problem.minimise == "step" else _highest_throughput
+    stages = find(problem, table)
     if stages is None:
         raise _infeasible(problem)
     solution = Solution(
         objective=problem.objective(stages),
         stages=stages,
         moved=table.moved,
-        evaluations=evaluations,
+        evaluations=table.evaluations,
     )
     verify(problem, solution)
     return solution
 
 
-def _highest_throughput(table: _Table) -> tuple[tuple[Stage, ...] | None, int]:
-    """The cut of least max a, then of least sum; how many DPs that took."""
+def _highest_throughput(_: Problem, table: _Table) -> tuple[Stage, ...] | None:
+    """The cut of least max a, then of least sum."""
     values = _values(table.a)
-    best, evaluations = table.cut(inf, inf), 1
+    best = table.cut(inf, inf)
     low, high = 0, values.size - 1  # The best cut's max a is one of values[low : high + 1].
     while best is not None and low < high:
         middle = (low + high) // 2
         stages = table.cut(float(values[middle]), inf)
-        evaluations += 1
         if stages is None:
             low = middle + 1
         else:
             best, high = stages, middle
-    return best, evaluations
+    return best
 
 
-def _shortest_step(problem: Problem, table: _Table) -> tuple[tuple[Stage, ...] | None, int]:
-    """The cut of least T, and how many DPs that took."""
+def _shortest_step(problem: Problem, table: _Table) -> tuple[Stage, ...] | None:
+    """The cut of least T."""
     a_values = _values(table.a)
     u_values = _values(table.u)
     best: tuple[float, tuple[Stage, ...]] = (inf, ())
     factor = problem.num_micro_batches - 1
-    evaluations = 0
     # A box holds the solutions whose maxima are in a_values[a0:a1] and u_values[u0:u1].
-    boxes = [(-inf, 0, a_values.size, 0, u_values.size, 0.0)]
+    boxes = [(-inf, 0, a_values.size, 0, u_values.size)]
     while boxes:
-        bound, a0, a1, u0, u1, _ = heapq.heappop(boxes)
+        bound, a0, a1, u0, u1 = heapq.heappop(boxes)
         if bound >= best[0] - _ROUNDING * abs(best[0]):
             break
-        evaluations += 1
         stages = table.cut(float(a_values[a1 - 1]), float(u_values[u1 - 1]))
         if stages is None:
             continue
         best = min(best, (problem.objective(stages), stages), key=lambda found: found[0])
-        a_max, u_max, total = table.maxima(stages)
+        a_max, u_max, total = problem.maxima(stages)
         a_at = int(np.searchsorted(a_values, a_max))
         u_at = int(np.searchsorted(u_values, u_max))
         # Nothing in the box has a smaller sum, so something better has a smaller maximum.
@@ -151,8 +146,8 @@ def _shortest_step(problem: Problem, table: _Table) -> tuple[tuple[Stage, ...] |
         for a_from, a_to, u_from, u_to in parts:
             if a_from < a_to and u_from < u_to:
                 least = total + factor * float(a_values[a_from]) + float(u_values[u_from])
-                heapq.heappush(boxes, (least, a_from, a_to, u_from, u_to, total))
-    return best[1] or None, evaluations
+                heapq.heappush(boxes, (least, a_from, a_to, u_from, u_to))
+    return best[1] or None
 
 
 def _values(costs: np.ndarray) -> np.ndarray:
@@ -184,6 +179,8 @@ class _Table:
         possible = (problem.max_in_flight >= least) & (problem.t < inf) & (problem.u < inf)
         possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
         self.moved = 0.0
+        self.evaluations = 0
+        """how often `cut` ran"""
         # [k, d]: whether the first of the last d meshes may stay without layers.
         self._may_be_empty = np.zeros((layers + 1, self._width + 1), dtype=bool)
         if given is not None:
@@ -219,6 +216,7 @@ class _Table:
 
     def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
         """The cut of least sum of a under the bounds; None if there is none."""
+        self.evaluations += 1
         layers = self._problem.num_layers
         costs = np.where((self.a <= a_max) & (self.u <= u_max)[..., None], self.a, inf)
         fastest = self._fastest(costs)
@@ -277,12 +275,6 @@ class _Table:
             stages.append(Stage(first=k, last=k + int(last), submesh=int(mine[at])))
             k, d = k + int(last) + 1, d - int(sizes[mine[at]])
         return tuple(stages)
-
-    def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:
-        """(largest a, largest u, sum of a) of a cut."""
-        a = self._problem.a(stages)
-        u = [float(self.u[s.first, s.last, s.submesh]) for s in stages]
-        return max(a), max(u), sum(a)
 
 
 def _fewest_bytes(given: Given, possible: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
