@@ -186,36 +186,27 @@ def _signature(
     graph: Graph, arguments: Sequence[Argument], results: Sequence[Result], mine: Sequence[int]
 ) -> Hashable:
     """A key that is the same for layers with equal computations on the same kinds of values."""
-    position = {v: (k, r) for k, o in enumerate(mine) for r, v in enumerate(graph.results[o])}
-    first: dict[int, int] = {}
+    part, (inputs, outputs) = graph.part(mine), graph.interface(mine)
+    kinds: list[Hashable] = []
+    for v in inputs:
+        if v < graph.num_arguments:
+            kind = replace(arguments[v], input=None, slice=None, aliasing_output=None)
+            kinds.append((kind, arguments[v].aliasing_output is not None))
+        else:
+            kinds.append("outside")
     returned: dict[int, list[Hashable]] = {}
     for v, result in zip(graph.returned, results, strict=True):
         returned.setdefault(v, []).append(None if result.role is None else result.role.kind)
-    inside = set(mine)
-    totals = set(totals_of(graph, (v for o in mine for v in graph.results[o])))
-    parts: list[Hashable] = []
-    for o in mine:
-        op = graph.ops[o]
-        read: list[Hashable] = []
-        for v in graph.operands[o]:
-            if v < graph.num_arguments:
-                kind = replace(arguments[v], input=None, slice=None, aliasing_output=None)
-                donated = arguments[v].aliasing_output is not None
-                read.append(("argument", kind, donated, first.setdefault(v, len(first))))
-            else:
-                read.append(position.get(v, ("outside", first.setdefault(v, len(first)))))
-        outside = tuple(
-            (
-                any(u not in inside for u in graph.users[v]),
-                v in totals,
-                tuple(returned.get(v, ())),
-            )
-            for v in graph.results[o]
-        )
-        origin = Origin.of(op)
-        ops = _block_recipe(body(op))
-        parts.append((origin.part, tuple(read), outside, ops))
-    return tuple(parts)
+    inside, totals = set(mine), set(totals_of(graph, outputs))
+    given = [
+        (not inside.issuperset(graph.users[v]), v in totals, tuple(returned.get(v, ())))
+        for v in outputs
+    ]
+    computations = [
+        (Origin.of(op).part, tuple(operands), _block_recipe(body(op)))
+        for op, operands in zip(part.ops, part.operands, strict=True)
+    ]
+    return tuple(kinds), tuple(part.returned), tuple(given), tuple(computations)
 
 
 def _block_recipe(block: ir.Block) -> Hashable:
