@@ -17,7 +17,7 @@ The first four run once. The other four run on a copy of the layers for each can
   run the same work in as many rounds. So a plan that fits under GPipe fits under 1F1B: 1F1B is
   planned first, and if it cannot be planned, GPipe is not tried. With one micro-batch or one mesh
   both take the same time, and GPipe is not planned. Otherwise stages are cut for GPipe, too. That
-  plan is finished only if the cut predicts a shorter step than the cut for 1F1B, and kept if the
+  plan is finished only if the cut predicts a shorter step than the plan for 1F1B, and kept if the
   finished plan's step is shorter.
 * **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a
   stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
@@ -81,13 +81,13 @@ from alpa.passes.base import (
     NotFasterError,
     Option,
     Pass,
-    PassError,
     Remark,
     RunPass,
+    errors_at,
     option,
 )
 from alpa.passes.combine_micro_batches import CombineMicroBatches
-from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.cluster import Cluster
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
@@ -138,16 +138,11 @@ class Alpa(Driver):
     def from_options(cls, options: dict[str, str]) -> Self:
         own = cls.own_options().keys()
         shared = {name: text for name, text in options.items() if name not in own}
-
-        def made(step: type[Pass]) -> Pass:
-            return step.from_options({k: v for k, v in shared.items() if k in step.options()})
-
-        alpa = super().from_options({k: v for k, v in options.items() if k in own})
         return replace(
-            alpa,
-            to_layers=tuple(map(made, _TO_LAYERS)),
-            cut=made(StageMeshPartition),
-            to_plan=tuple(map(made, _TO_PLAN)),
+            super().from_options({name: options[name] for name in options.keys() & own}),
+            to_layers=tuple(step.from_options(shared) for step in _TO_LAYERS),
+            cut=StageMeshPartition.from_options(shared),
+            to_plan=tuple(step.from_options(shared) for step in _TO_PLAN),
         )
 
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
@@ -166,10 +161,8 @@ class Alpa(Driver):
 
     def _check_bound(self, layers: ir.Module, limit: float) -> None:
         """Raises NotFasterError where no plan takes less than `limit` seconds."""
-        try:
+        with errors_at(main_function(layers)):
             cluster = Cluster.parse(self.cut.cluster)
-        except ClusterError as error:
-            raise PassError(main_function(layers), str(error)) from error
         bound = even_seconds(main_function(layers), cluster, self.cut.num_micro_batches)
         if bound >= limit:
             raise NotFasterError(
@@ -198,13 +191,15 @@ def planned_for(module: ir.Module) -> str | None:
     return attr.value if isinstance(attr, ir.StringAttr) else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Candidate:
     """A copy of the layers on its way to a plan."""
 
     module: ir.Module
-    schedule: Schedule
-    remarks: tuple[tuple[ir.Location, str], ...]
+    remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
+
+    def remark(self, location: ir.Location, message: str) -> None:
+        self.remarks.append((location, message))
 
     @property
     def step_seconds(self) -> float:
@@ -224,33 +219,33 @@ class _Search:
     def run(self) -> _Candidate:
         """The best plan (see the top of the file). Raises PassError."""
         alpa = self.alpa
-        stages, best = self._fitting("1f1b" if alpa.schedule == "auto" else alpa.schedule)
+        best = self._fitting("1f1b" if alpa.schedule == "auto" else alpa.schedule)
         meshes = read_meshes(main_function(best.module))
         if alpa.schedule != "auto" or alpa.cut.num_micro_batches == 1 or len(meshes) == 1:
             return best
         try:
             other = self._stages("gpipe", alpa.cut.reserve)
-            if other.step_seconds >= stages.step_seconds:
+            if other.step_seconds >= best.step_seconds:
                 return best
-            other = self._finished(other)
+            self._finish(other)
         except NoRoomError as error:
-            said = (error.location, f"gpipe is left out of the search: {error.message}")
+            best.remark(error.location, f"gpipe is left out of the search: {error.message}")
             if error.missing is None:
                 _write_dropped(best.module, Dropped(what="gpipe", reason=error.message))
-            return replace(best, remarks=(*best.remarks, said))
+            return best
         return other if other.step_seconds < best.step_seconds else best
 
-    def _fitting(self, schedule: Schedule) -> tuple[_Candidate, _Candidate]:
-        """Stages that fit, as they were cut and as a finished plan."""
+    def _fitting(self, schedule: Schedule) -> _Candidate:
+        """The plan of the first stages that fit."""
         reserve, again = self.alpa.cut.reserve, list[tuple[ir.Location, str]]()
         refused: NoRoomError | None = None
         for _ in range(_CUTS):
             try:
-                stages = self._stages(schedule, reserve)
+                candidate = self._stages(schedule, reserve)
             except NoRoomError as error:
                 raise refused or error from None
             try:
-                plan = self._finished(stages)
+                self._finish(candidate)
             except NoRoomError as error:
                 refused = refused or error
                 reserve += max(reserve, (error.missing or 0.0) + _MORE)
@@ -258,30 +253,22 @@ class _Search:
                 text = f"{reason}: stages are cut again with reserve={reserve:.3f}"
                 again.append((error.location, text))
             else:
-                return stages, replace(plan, remarks=(*again, *plan.remarks))
+                candidate.remarks[:0] = again
+                return candidate
         assert refused is not None
         raise refused
 
     def _stages(self, schedule: Schedule, reserve: float) -> _Candidate:
         """A copy of the layers, cut into stages."""
-        candidate = _Candidate(module=_copied(self.layers), schedule=schedule, remarks=())
+        candidate = _Candidate(_copied(self.layers))
         cut = replace(self.alpa.cut, schedule=schedule, reserve=reserve, costs=self.costs)
-        return self._after(cut, candidate)
+        self.run_pass(cut, candidate.module, candidate.remark)
+        return candidate
 
-    def _finished(self, stages: _Candidate) -> _Candidate:
-        """The plan of these stages, which become it."""
+    def _finish(self, candidate: _Candidate) -> None:
+        """Makes a plan of stages."""
         for step in self.alpa.to_plan:
-            stages = self._after(step, stages)
-        return stages
-
-    def _after(self, step: Pass, candidate: _Candidate) -> _Candidate:
-        remarks = list(candidate.remarks)
-
-        def remark(location: ir.Location, message: str) -> None:
-            remarks.append((location, message))
-
-        self.run_pass(step, candidate.module, remark)
-        return replace(candidate, remarks=tuple(remarks))
+            self.run_pass(step, candidate.module, candidate.remark)
 
 
 def _write_dropped(module: ir.Module, dropped: Dropped) -> None:

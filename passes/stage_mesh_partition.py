@@ -68,8 +68,8 @@ from alpa.dialects.attributes import read_arguments, read_results, state_pairs
 from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.base import Pass, PassError, Remark, option
-from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.base import Pass, PassError, Remark, errors_at, option
+from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.layer_checks import check_layers, check_stages
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
@@ -165,10 +165,8 @@ class StageMeshPartition(Pass):
         check_layers(function)
         if self.objective == "throughput":
             require_forwards(function)
-        try:
+        with errors_at(function):
             arguments, results = read_arguments(function), read_results(function)
-        except ValueError as error:
-            raise PassError(function, str(error)) from error
         pairs = state_pairs(arguments, results)
         given = take_user_shardings(module, function, pairs, cluster, remark)
         plan = Plan(
@@ -225,10 +223,8 @@ class StageMeshPartition(Pass):
                 "no cluster to plan for; name one with the option cluster, for example "
                 "cluster=h100:1x8 (hosts x devices per host) or a TOML file",
             )
-        try:
+        with errors_at(function):
             cluster = Cluster.parse(self.cluster)
-        except ClusterError as error:
-            raise PassError(function, str(error)) from error
         if self.num_micro_batches < 1:
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
         if not 0 <= self.reserve < 1:

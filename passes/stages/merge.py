@@ -66,15 +66,6 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Named computations that become one fragment."""
-
-    mesh: int
-    part: Part
-    members: list[int] = field(default_factory=list[int])
-
-
-@dataclass(frozen=True)
 class FragmentBuilder:
     """Builds a function of fragments from a graph of named computations, which stay as they are."""
 
@@ -104,11 +95,11 @@ class FragmentBuilder:
         block = new.add_entry_block()
         self._values.update(zip(copies, block.arguments, strict=True))
         with ir.InsertionPoint(block):
-            for part, same in groupby(self._groups, key=lambda group: group.part):
+            for part, same in groupby(self._groups, key=lambda mine: self._origins[mine[0]].part):
                 if part == "update" and plan.num_micro_batches > 1:
                     self._build_sums()
-                for group in same:
-                    self._build(group, cluster)
+                for members in same:
+                    self._build(members, cluster)
             func.ReturnOp([self._get(v, m) for v, m, _ in outputs])
         return new
 
@@ -152,8 +143,8 @@ class FragmentBuilder:
         return {v: mesh for values, mesh in made for v in values}
 
     @cached_property
-    def _groups(self) -> list[_Group]:
-        """The fragments in execution order (see the top of the file)."""
+    def _groups(self) -> list[list[int]]:
+        """The computations of each fragment, in execution order (see the top of the file)."""
         graph, where = self.graph, self._mesh_of
         level: dict[int, int] = {}
         for o, origin in enumerate(self._origins):
@@ -167,7 +158,7 @@ class FragmentBuilder:
             users = {u for v in graph.results[o] for u in graph.users[v]}
             if any(where[u] != where[o] or (u in awaited and level[u] == level[o]) for u in users):
                 awaited.add(o)
-        groups: dict[tuple[int, ...], _Group] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for o, origin in enumerate(self._origins):
             mesh = where[o]
             if origin.part == "forward":
@@ -176,7 +167,7 @@ class FragmentBuilder:
                 key = (1, -mesh)
             else:
                 key = (2, level[o], o not in awaited, mesh)
-            groups.setdefault(key, _Group(mesh, origin.part)).members.append(o)
+            groups.setdefault(key, []).append(o)
         return [groups[key] for key in sorted(groups)]
 
     def _argument_copies(self) -> list[_Place]:
@@ -286,17 +277,13 @@ class FragmentBuilder:
             op.attributes[SECONDS] = f64(0.0)
             op.attributes[FLOPS] = i64(0)
 
-    def _build(self, group: _Group, cluster: Cluster) -> None:
-        graph = self.graph
-        inputs, outputs = graph.interface(group.members)
-        computations = [graph.ops[o] for o in group.members]
+    def _build(self, members: Sequence[int], cluster: Cluster) -> None:
+        graph, mesh = self.graph, self._mesh_of[members[0]]
+        inputs, outputs = graph.interface(members)
+        computations = [graph.ops[o] for o in members]
+        origins = [self._origins[o] for o in members]
         op, block = self._fragment(
-            group.mesh,
-            group.part,
-            [self._origins[o] for o in group.members],
-            inputs,
-            outputs,
-            computations[0].location,
+            mesh, origins[0].part, origins, inputs, outputs, computations[0].location
         )
         inside: dict[ir.Value, ir.Value] = dict(
             zip((graph.values[v] for v in inputs), block.arguments, strict=True)
@@ -306,11 +293,14 @@ class FragmentBuilder:
             inside.update(zip(computation.results, results, strict=True))
         with ir.InsertionPoint(block), op.location:
             return_([inside[graph.values[v]] for v in outputs])
-        again = [self._origins[o] for o in group.members if REMAT in graph.ops[o].attributes]
+        again = sorted(
+            origin.layer or 0
+            for origin, computation in zip(origins, computations, strict=True)
+            if REMAT in computation.attributes
+        )
         if again:
-            layers = sorted(origin.layer or 0 for origin in again)
-            op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(layers)
-        devices = len(self.stages.meshes[group.mesh].devices)
+            op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(again)
+        devices = len(self.stages.meshes[mesh].devices)
         seconds = sum(computation_seconds(c, cluster) for c in computations) / devices
         op.attributes[SECONDS] = f64(seconds)
         op.attributes[FLOPS] = i64(sum(read_int(c, FLOPS) or 0 for c in computations))
