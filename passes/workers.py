@@ -19,7 +19,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import IO, Any, Literal, ParamSpec, TypeVar
 
 from alpa.passes.solve.errors import SolverFailedError
@@ -53,12 +52,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Ends the processes, in the middle of their work where an exception is on its way."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)

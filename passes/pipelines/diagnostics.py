@@ -17,7 +17,7 @@ from alpa.dialects import file_position, ir
 Severity = Literal["error", "warning", "remark", "note"]
 
 _NOTE = re.compile(r"(?P<file>.*):(?P<line>\d+):(?P<column>\d+): note: (?P<message>.*)")
-_ESCAPE = re.compile(rb"\\(\\|[0-9A-F]{2})")
+_HEX = re.compile(rb"\\([0-9A-F]{2})")
 _OPERATION_NOTE = "see current operation: "
 
 
@@ -71,13 +71,10 @@ def with_notes(message: str, notes: tuple[tuple[ir.Location, str], ...]) -> str:
 
 def is_utf8(module: ir.Module) -> bool:
     """Whether all strings of a module are UTF-8. MLIR prints other bytes than ASCII in hex."""
-
-    def byte(match: re.Match[bytes]) -> bytes:
-        return match[1] if match[1] == b"\\" else bytes([int(match[1], 16)])
-
     text = cast(str, module.operation.get_asm(enable_debug_info=True))
+    plain = text.replace("\\\\", "/").encode()  # An escaped backslash begins no byte.
     try:
-        _ESCAPE.sub(byte, text.encode()).decode()
+        _HEX.sub(lambda match: bytes.fromhex(match[1].decode()), plain).decode()
     except UnicodeDecodeError:
         return False
     return True

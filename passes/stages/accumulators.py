@@ -34,8 +34,7 @@ makes, a result is the mean or the sum of, and an update reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from alpa.dialects import attributes_of, body, func, ir, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, Result
@@ -61,7 +60,7 @@ def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: P
     losses = {v for v, r in pairs if r.role is not None and r.role.kind in ("mean", "sum")}
     added = 0
     for o, op in enumerate(graph.ops):
-        totals: list[_Total] = []
+        totals: dict[int, tuple[ir.RankedTensorType, bool]] = {}
         for number, v in enumerate(graph.results[o]):
             updates = [u for u in graph.users[v] if parts[u] == "update"]
             is_total = parts[o] == "backward" or (parts[o] == "forward" and v in losses)
@@ -72,48 +71,35 @@ def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: P
             if wide != type_:
                 is_alone = updates == graph.users[v] and v not in graph.returned
                 added += type_bytes(wide) - graph.bytes[v]
-                totals.append(_Total(number=number, type=wide, is_alone=is_alone))
+                totals[number] = wide, is_alone
         if totals:
             _widen(op, totals)
     return added
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Total:
-    """A result of a computation that is added up over the micro-batches, and the type of the sum.
-
-    `is_alone`: only updates read it.
-    """
-
-    number: int
-    type: ir.RankedTensorType
-    is_alone: bool
-
-
-def _widen(op: ir.OpView, totals: Sequence[_Total]) -> None:
-    """Gives updates wide results of a computation."""
+def _widen(op: ir.OpView, totals: Mapping[int, tuple[ir.RankedTensorType, bool]]) -> None:
+    """Gives updates wide results of a computation: by number the type, and whether only they read
+    the result."""
     end = terminator(body(op))
     returned, types = list(end.operands), [result.type for result in op.results]
     place: list[int] = []
     with ir.InsertionPoint(end), end.location:
-        for total in totals:
-            converted = _convert(returned[total.number], total.type).result
-            if total.is_alone:
-                place.append(total.number)
-                returned[total.number], types[total.number] = converted, total.type
+        for number, (wide, is_alone) in totals.items():
+            converted = _convert(returned[number], wide).result
+            if is_alone:
+                place.append(number)
+                returned[number], types[number] = converted, wide
             else:
                 place.append(len(returned))
                 returned.append(converted)
-                types.append(total.type)
+                types.append(wide)
     new = _with_results(op, returned, types)
-    for total, wide in zip(totals, place, strict=True):
-        for use in list(new.results[total.number].uses):
-            reader, number = use.owner, use.operand_number
-            if not isinstance(reader, mpmd.NamedComputationOp):
-                continue
-            if Origin.of(reader).part == "update":
-                reader.operands[number] = new.results[wide]
-                _narrow(reader, number, total.type)
+    for (number, (wide, _)), at in zip(totals.items(), place, strict=True):
+        for use in list(new.results[number].uses):
+            reader, operand = use.owner, use.operand_number
+            if isinstance(reader, mpmd.NamedComputationOp) and Origin.of(reader).part == "update":
+                reader.operands[operand] = new.results[at]
+                _narrow(reader, operand, wide)
 
 
 def _with_results(

@@ -12,9 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from alpa.dialects import mpmd
-from alpa.dialects.attributes import read_part
-from alpa.passes.stages.layer_classes import LayerClass, LayerClasses
+from alpa.passes.stages.layer_classes import LayerClasses
 
 End = tuple[int, int]
 """A class, and a result or an argument of its program."""
@@ -36,7 +34,7 @@ class Exchange:
         received: dict[End, np.ndarray] = defaultdict(lambda: np.zeros((count, count)))
         for (maker, result), readers in _readers(classes).items():
             end = (classes.class_of[maker], result)
-            stays = _stays(classes.classes[end[0]], result)
+            stays = result in classes.classes[end[0]].stays
             behind = sorted(layer for layer in readers if layer > maker)
             before = sorted((layer for layer in readers if layer < maker), reverse=True)
             if behind and not stays:
@@ -64,13 +62,3 @@ def _readers(classes: LayerClasses) -> dict[tuple[int, int], dict[int, int]]:
             for producer, reader in pairs:
                 found[producer, link.result][reader] = link.argument
     return found
-
-
-def _stays(layer: LayerClass, result: int) -> bool:
-    """Whether the layer's own backward part reads what its forward part makes."""
-    value = layer.returned[result]
-    made = isinstance(value.owner, mpmd.FragmentOp) and read_part(value.owner) == "forward"
-    users = (use.owner for use in value.uses)
-    return made and any(
-        isinstance(user, mpmd.FragmentOp) and read_part(user) == "backward" for user in users
-    )

@@ -54,6 +54,8 @@ class LayerClass:
     boundary: frozenset[int]
     kept: frozenset[int]
     """boundary arguments that another layer's forward part makes and this one's backward reads"""
+    stays: frozenset[int]
+    """the program's results that its own forward part makes and its backward reads"""
     totals: frozenset[int]
     """the program's results that are gradients for updates of other layers, which read them as sums
     over the micro-batches"""
@@ -79,7 +81,9 @@ class LayerClasses:
     links: dict[Link, tuple[tuple[int, int], ...]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = [(one.layers, one.boundary, one.kept, one.totals) for one in self.classes]
+        facts = [
+            (one.layers, one.boundary, one.kept, one.stays, one.totals) for one in self.classes
+        ]
         return _parsed, (str(self.module), facts, self.class_of, self.links)
 
 
@@ -135,6 +139,7 @@ def layer_classes(
             function=function,
             boundary=frozenset(boundary),
             kept=frozenset(i for i in boundary if _is_kept(graph, mine, inputs[i])),
+            stays=frozenset(r for r, v in enumerate(outputs) if _is_kept(graph, mine, v)),
             totals=totals,
         )
 

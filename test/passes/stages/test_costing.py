@@ -109,7 +109,7 @@ def test_classes_can_be_sent_as_text(solver: ClassSolver) -> None:
     assert (again.class_of, again.links) == (classes.class_of, classes.links)
     for one, same in zip(classes.classes, again.classes, strict=True):
         assert str(one.function) == str(same.function)
-        for name in ("layers", "boundary", "kept", "totals"):
+        for name in ("layers", "boundary", "kept", "stays", "totals"):
             assert getattr(one, name) == getattr(same, name)
 
 
