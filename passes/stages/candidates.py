@@ -81,7 +81,7 @@ class Candidate:
 
 def candidate_of(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> Candidate:
     """The costs of intervals of layers, from those of their classes."""
-    classes, exchange = solver.classes, solver.exchange
+    classes = solver.classes
     by_layer = costs.by_class[:, classes.class_of]
     forward, backward, update, state, activation, transient = by_layer
     count = len(classes.class_of)
@@ -95,9 +95,8 @@ def candidate_of(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> Ca
             ends = (producer, producer) if stays else (producer, reader)
             between[kind][min(ends), max(ends)] += costs.links[link]
     exchanged = np.zeros((count, count))
-    for held, values in ((costs.sent, exchange.sent), (costs.received, exchange.received)):
-        for end, number in values.items():
-            exchanged += held[end] * number
+    for end, number in solver.exchanged.items():
+        exchanged += costs.exchanged[end] * number
     seconds = intervals(forward + backward) + pairs_inside(between["forward"])
     return Candidate(
         submesh=submesh,

@@ -25,10 +25,8 @@ class ClassCosts:
     micro-batch in flight. Transient is the most that is needed besides at any time."""
     links: dict[Link, float]
     """seconds each time that a link's value goes from one layer to another"""
-    sent: dict[End, float]
-    """bytes per device of values that a stage sends, of all versions held at a time"""
-    received: dict[End, float]
-    """bytes per device of values that a stage receives"""
+    exchanged: dict[End, float]
+    """bytes per device of values that a stage sends, of all versions held at a time, or receives"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +53,5 @@ class Work:
         return ClassCosts(
             by_class=by_class / count,
             links=dict.fromkeys(self.costs.links, 0.0),
-            sent={end: held / count for end, held in self.costs.sent.items()},
-            received={end: held / count for end, held in self.costs.received.items()},
+            exchanged={end: held / count for end, held in self.costs.exchanged.items()},
         )

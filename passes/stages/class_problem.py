@@ -38,7 +38,7 @@ from alpa.passes.solve.sharding.terms import Terms
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.class_costs import ClassCosts, Work
 from alpa.passes.stages.class_part import ClassPart, pose_class
-from alpa.passes.stages.exchange import Exchange
+from alpa.passes.stages.exchange import End, exchanged_values
 from alpa.passes.stages.layer_classes import LayerClasses, Link
 
 GAP = 3e-2
@@ -60,9 +60,9 @@ class ClassSolver:
     intra: Intra = "auto"
 
     @cached_property
-    def exchange(self) -> Exchange:
-        """The values that stages exchange, by class."""
-        return Exchange.of(self.classes)
+    def exchanged(self) -> dict[End, np.ndarray]:
+        """How many values of each kind stages exchange."""
+        return exchanged_values(self.classes)
 
     @cached_property
     def _batches(self) -> Sequence[BatchDims]:
@@ -165,17 +165,12 @@ class ClassProblem:
             link: float(matrix[choice[source], choice[target]])
             for link, (source, target, matrix) in self.links.items()
         }
-        # The one that is made while the one before is on its way (`sharding/versions.py`).
-        versions = min(2, self._micro_batches)
-        return ClassCosts(
-            by_class=np.array(columns).T,
-            links=links,
-            sent={
-                (c, r): versions * self.parts[c].held(self.parts[c].results[r], mine[c])
-                for c, r in self.solver.exchange.sent
-            },
-            received={
-                (c, a): self.parts[c].held(self.parts[c].arguments[a], mine[c])
-                for c, a in self.solver.exchange.received
-            },
-        )
+        exchanged: dict[End, float] = {}
+        for end in self.solver.exchanged:
+            is_sent, c, number = end
+            part = self.parts[c]
+            placed = (part.results if is_sent else part.arguments)[number]
+            # The one that is made while the one before is on its way (`sharding/versions.py`).
+            versions = min(2, self._micro_batches) if is_sent else 1
+            exchanged[end] = versions * part.held(placed, mine[c])
+        return ClassCosts(by_class=np.array(columns).T, links=links, exchanged=exchanged)

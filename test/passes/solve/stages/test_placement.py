@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,16 +46,3 @@ def test_neighbours_lie_side_by_side():
     assert [mesh[0] for mesh in growing] == [(0, 0), (0, 1), (0, 2), (1, 0)]
     inside = place(2, 4, [(1, 1), (1, 2), (1, 1), (1, 4)])
     assert [mesh[0] for mesh in inside] == [(0, 2), (0, 0), (0, 3), (1, 0)]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: submeshes(0, 4), "has no devices"),
-        (lambda: place(2, 4, [(2, 2), (1, 4)]), "2x2 is no submesh of 2x4"),
-        (lambda: place(2, 4, [(1, 4)]), "4 devices together, the cluster has 8"),
-    ],
-)
-def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
