@@ -65,39 +65,32 @@ def boundary_of(
     A state that several layers read is computed in one of them, and returns to the others once per
     step.
     """
-    sizes, values = np.zeros((2, 2, num_layers))
-    once: set[tuple[int, int, int]] = set()  # (value, layer that makes it, layer that reads it)
+    # Bytes and numbers of values; into a stage and back, by the layer that it begins with.
+    crossing = np.zeros((2, 2, num_layers))
+    once = np.zeros((2, num_layers, num_layers))
     origins = [Origin.of(op) for op in graph.ops]
     states: dict[int, list[int]] = {}
     for r, a in state_pairs(arguments, results).items():
         states.setdefault(graph.returned[r], []).append(a)
-    for o, made in enumerate(graph.results):
-        here = origins[o].layer
+    for origin, made in zip(origins, graph.results, strict=True):
+        here = origin.layer
         if here is None:
             continue
         for v in made:
-            # (0: into, 1: back; the layer that a stage begins with)
-            crossed: set[tuple[int, int]] = set()
+            size = np.array([graph.bytes[v], 1.0])
+            readers = [origins[u] for u in graph.users[v]]
+            layers = [it.layer for it in readers if it.part != "update" and it.layer is not None]
+            crossing[:, 0, here + 1 : max(layers, default=here) + 1] += size[:, None]
+            crossing[:, 1, min(layers, default=here) + 1 : here + 1] += size[:, None]
             wanted = {origins[u].layer for a in states.get(v, ()) for u in graph.users[a]}
-            wanted |= {origins[u].layer for u in graph.users[v] if origins[u].part == "update"}
-            once |= {(v, here, there) for there in wanted if there not in (None, here)}
-            for reader in (origins[u] for u in graph.users[v]):
-                there = reader.layer
-                if there is not None and there != here and reader.part != "update":
-                    low, high = min(here, there), max(here, there)
-                    crossed |= {(int(there < here), layer) for layer in range(low + 1, high + 1)}
-            for way, layer in crossed:
-                sizes[way, layer] += graph.bytes[v]
-                values[way, layer] += 1
-    once_bytes, once_values = np.zeros((2, num_layers, num_layers))
-    for v, here, there in once:
-        once_bytes[here, there] += graph.bytes[v]
-        once_values[here, there] += 1
+            wanted |= {it.layer for it in readers if it.part == "update"}
+            for there in wanted - {None, here}:
+                once[:, here, there] += size
     return Boundary(
-        bytes=sizes,
-        values=values,
-        once_bytes=_from_outside(once_bytes),
-        once_values=_from_outside(once_values),
+        bytes=crossing[0],
+        values=crossing[1],
+        once_bytes=_from_outside(once[0]),
+        once_values=_from_outside(once[1]),
     )
 
 

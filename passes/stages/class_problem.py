@@ -79,7 +79,15 @@ class ClassSolver:
             if self.intra != "auto":
                 restrict(graph, self.intra, self._batches[number], posed.tensors())
             parts.append(ClassPart.of(layer, posed))
-        return ClassProblem.of(self, parts)
+        offset = np.cumsum([0, *(len(part.graph.costs) for part in parts)]).tolist()
+        links: dict[Link, tuple[int, int, np.ndarray]] = {}
+        for link in self.classes.links:
+            reader, producer = parts[link.reader], parts[link.producer]
+            source, target = producer.results[link.result], reader.arguments[link.argument]
+            matrix = reader.graph.reshard_seconds(source.layouts, target.layouts, target.type)
+            ends = offset[link.producer] + source.node, offset[link.reader] + target.node
+            links[link] = (*ends, matrix)
+        return ClassProblem(solver=self, parts=parts, offset=offset, links=links)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,18 +99,6 @@ class ClassProblem:
     offset: list[int]
     links: dict[Link, tuple[int, int, np.ndarray]]
     """ends, and seconds of one crossing; ends may be equal"""
-
-    @classmethod
-    def of(cls, solver: ClassSolver, parts: list[ClassPart]) -> ClassProblem:
-        offset = np.cumsum([0, *(len(part.graph.costs) for part in parts)]).tolist()
-        links: dict[Link, tuple[int, int, np.ndarray]] = {}
-        for link in solver.classes.links:
-            reader, producer = parts[link.reader], parts[link.producer]
-            source, target = producer.results[link.result], reader.arguments[link.argument]
-            matrix = reader.graph.reshard_seconds(source.layouts, target.layouts, target.type)
-            ends = offset[link.producer] + source.node, offset[link.reader] + target.node
-            links[link] = (*ends, matrix)
-        return cls(solver=solver, parts=parts, offset=offset, links=links)
 
     def solve(self, prices: Sequence[float], enough: float = inf) -> list[ClassCosts]:
         """The costs of the fastest assignment, and of the best one for each price of memory.
@@ -125,10 +121,6 @@ class ClassProblem:
         """The work of each class, from the problem and the costs of one device."""
         return Work(costs=costs, by_factors=[part.factors() for part in self.parts])
 
-    @property
-    def _micro_batches(self) -> int:
-        return self.solver.plan.num_micro_batches
-
     def _problem(self, *, each_once: bool = False) -> Problem:
         """All layers, or one of each class and of each kind of link."""
         terms = Terms()
@@ -144,7 +136,8 @@ class ClassProblem:
                 terms.add((self.offset[number] + a, self.offset[number] + b), count * matrix)
         for link, (source, target, matrix) in self.links.items():
             count = 1 if each_once else len(self.solver.classes.links[link])
-            terms.add((source, target), count * self._weight(link) * matrix)
+            runs = 1 if link.part == "update" else self.solver.plan.num_micro_batches
+            terms.add((source, target), count * runs * matrix)
         return Problem(
             node_costs=tuple(terms.nodes),
             edges=terms.edge_list(),
@@ -153,9 +146,6 @@ class ClassProblem:
             ),
             memory_limit=float(self.solver.cluster.device.memory),
         )
-
-    def _weight(self, link: Link) -> int:
-        return 1 if link.part == "update" else self._micro_batches
 
     def _costs(self, choice: Sequence[int]) -> ClassCosts:
         """The costs of an assignment, class by class."""
@@ -171,6 +161,6 @@ class ClassProblem:
             part = self.parts[c]
             placed = (part.results if is_sent else part.arguments)[number]
             # The one that is made while the one before is on its way (`sharding/versions.py`).
-            versions = min(2, self._micro_batches) if is_sent else 1
+            versions = min(2, self.solver.plan.num_micro_batches) if is_sent else 1
             exchanged[end] = versions * part.held(placed, mine[c])
         return ClassCosts(by_class=np.array(columns).T, links=links, exchanged=exchanged)

@@ -78,15 +78,11 @@ def order(
     if not backward:
         return tuple(StageTask("forward", m) for m in range(num_micro_batches))
     kept = in_flight(schedule, num_micro_batches, stages_to_last)
-    works: list[StageTask] = []
-    begun = ended = 0
-    while ended < num_micro_batches:
-        if begun < num_micro_batches and begun - ended < kept:
-            works.append(StageTask("forward", begun))
-            begun += 1
-        else:
-            works.append(StageTask("backward", ended))
-            ended += 1
+    works = [StageTask("forward", m) for m in range(kept)]
+    for m in range(num_micro_batches):
+        works.append(StageTask("backward", m))
+        if m + kept < num_micro_batches:
+            works.append(StageTask("forward", m + kept))
     return tuple(works)
 
 
