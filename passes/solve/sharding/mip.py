@@ -1,4 +1,4 @@
-"""The sharding ILP and its linear relaxation, in matrix form for cvxpy, solved by HiGHS.
+"""The sharding ILP and its linear relaxation in matrix form, solved by HiGHS.
 
 Variables: ``x_v`` in {0, 1}^S_v per node, ``e_uv`` >= 0 per edge and allowed pair (paper, section
 4.2; e is integral where x is). With both marginals of e tied to x, not only e <= x, the relaxation
@@ -12,12 +12,11 @@ is that of the local polytope, which is integral on most programs:
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,8 +25,7 @@ from alpa.passes.solve.sharding.problem import Edge, InfeasibleError, Memory, Pr
 from alpa.passes.solve.sharding.settings import DEFAULT, Settings
 
 if TYPE_CHECKING:
-    import cvxpy as cp
-    import scipy.sparse as sp  # pyright: ignore[reportMissingTypeStubs]
+    import highspy
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,29 +45,17 @@ class Relaxed:
     shifted: Problem
 
 
-@dataclass(frozen=True, eq=False)
-class _Matrices:
-    costs: np.ndarray
-    simplex: sp.csr_matrix
-    marginals: sp.csr_matrix
-    offsets: np.ndarray
-    pairs: list[np.ndarray]
-    scale: float
-
-
 def relax(problem: Problem, *, deadline: float, settings: Settings = DEFAULT) -> Relaxed | None:
     """Solves the linear relaxation, without memory; None if the deadline came first."""
-    import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
-
-    matrices = _matrices(problem, settings)
-    x = cp.Variable(matrices.costs.size, nonneg=True)
-    tied = cast("Any", matrices.marginals @ x == 0)
-    stats = _run(matrices, x, [matrices.simplex @ x == 1, tied], deadline, {})
-    if not stats or x.value is None:
+    form = _Form(problem, settings)
+    highs = form.start()
+    if not _run(highs, deadline) or highs.getModelStatus().name != "kOptimal":
         return None
-    shift = cast("np.ndarray", cast("Any", matrices.marginals).T @ np.asarray(tied.dual_value))
-    shifted = _split(problem, matrices, (matrices.costs + shift) / matrices.scale)
-    return Relaxed(_argmax(matrices, np.asarray(x.value)), shifted)
+    duals = np.array(highs.getSolution().row_dual)
+    # Those of the first rows would move costs between nodes.
+    duals[: len(problem.node_costs)] = 0.0
+    paid = np.bincount(form.columns, form.values * duals[form.rows])
+    return Relaxed(form.assignment(highs), form.with_costs(form.costs - paid))
 
 
 def branch(
@@ -87,152 +73,132 @@ def branch(
     The memory limit holds at these ``times`` only. The search also ends after ``max_nodes``, and at
     a choice that costs no more than ``enough``.
     """
-    import cvxpy as cp  # noqa: PLC0415 - costs seconds, and most problems never come here
-
-    matrices = _matrices(problem, settings)
-    count = int(matrices.offsets[-1])
-    x = cp.Variable(count, boolean=True)
-    e = cp.Variable(matrices.costs.size - count, nonneg=True)
-    both: Any = cp.hstack([x, e])  # pyright: ignore[reportUnknownMemberType]
-    constraints: list[Any] = [matrices.simplex @ both == 1, matrices.marginals @ both == 0]
-    moments = list(times)
-    if moments:
-        # In parts of the limit, as far as that is above a byte.
-        held = _held(problem, matrices, moments)
-        constraints.append(held @ both <= min(problem.memory_limit, 1.0))
-    options: dict[str, Any] = {
-        "mip_rel_gap": relative_gap,
-        "mip_feasibility_tolerance": 1e-9,
-    }
+    form = _Form(problem, settings)
+    highs = form.start(mip_rel_gap=relative_gap, mip_feasibility_tolerance=1e-9)
     if max_nodes is not None:
         # A dive for a good choice: strong branching and restarts are for proofs.
-        options |= {
-            "mip_max_nodes": max_nodes,
-            "mip_pscost_minreliable": 0,
-            "mip_allow_restart": False,
-        }
+        highs.setOptionValue("mip_max_nodes", max_nodes)
+        highs.setOptionValue("mip_pscost_minreliable", 0)
+        highs.setOptionValue("mip_allow_restart", False)
     if enough is not None:
-        options["objective_target"] = enough * matrices.scale
-    stats = _run(matrices, both, constraints, deadline, options)
-    if not stats or x.value is None:
+        highs.setOptionValue("objective_target", enough * form.scale)
+    count = form.begins[-1]
+    highs.changeColsIntegrality(count, np.arange(count), np.ones(count, np.uint8))
+    for moment in times:
+        # In parts of the limit, as far as that is above a byte.
+        held = form.held(moment) / max(problem.memory_limit, 1.0)
+        columns = np.flatnonzero(held)
+        most = min(problem.memory_limit, 1.0)
+        highs.addRow(-inf, most, columns.size, columns, held[columns])
+    if not _run(highs, deadline) or not highs.getInfo().primal_solution_status:
         return None
-    bound = float(stats.extra_stats.mip_dual_bound) / matrices.scale
-    return Branched(_argmax(matrices, np.asarray(x.value)), bound)
+    return Branched(form.assignment(highs), highs.getInfo().mip_dual_bound / form.scale)
 
 
-def _run(
-    matrices: _Matrices,
-    x: cp.Expression,
-    constraints: list[Any],
-    deadline: float,
-    options: dict[str, Any],
-) -> Any:
-    import cvxpy as cp  # noqa: PLC0415 - see branch
-
+def _run(highs: highspy.Highs, deadline: float) -> bool:
+    """Whether there was time to run at all; raises ``InfeasibleError``."""
     left = deadline - time.monotonic()
     if left <= 0:
-        return None
-    if left < inf:
-        options = {**options, "time_limit": left}
-    model = cp.Problem(cp.Minimize(matrices.costs @ x), constraints)
-    try:
-        with warnings.catch_warnings():
-            # cvxpy warns when the time limit ends the search; the status says so as well.
-            warnings.filterwarnings("ignore", "Solution may be inaccurate", UserWarning)
-            run = cast("Any", model.solve)  # pyright: ignore[reportUnknownMemberType]
-            run(solver=cp.HIGHS, highs_options={"random_seed": 0, "threads": 1, **options})
-    except cp.SolverError as error:
-        raise SolverFailedError(f"HiGHS failed on the sharding ILP: {error}") from error
-    if model.status in (cp.USER_LIMIT, cp.OPTIMAL_INACCURATE):
-        return model.solver_stats if "mip_rel_gap" in options else None
-    if model.status == cp.INFEASIBLE and "presolve" not in options:
+        return False
+    highs.setOptionValue("time_limit", highs.getRunTime() + left)
+    highs.run()
+    status = highs.getModelStatus().name
+    if status in ("kInfeasible", "kUnboundedOrInfeasible"):
+        _, presolve = highs.getOptionValue("presolve")
+        if presolve == "off":
+            raise InfeasibleError(())
         # Its presolve takes some problems that have solutions for infeasible (HiGHS issue 3090).
-        return _run(matrices, x, constraints, deadline, {**options, "presolve": "off"})
-    if model.status == cp.INFEASIBLE:
-        raise InfeasibleError(tuple(range(matrices.offsets.size - 1)))
-    if model.status != cp.OPTIMAL:
-        raise SolverFailedError(f"HiGHS found the sharding ILP {model.status}")
-    return model.solver_stats
+        highs.setOptionValue("presolve", "off")
+        highs.clearSolver()
+        return _run(highs, deadline)
+    if status not in ("kOptimal", "kTimeLimit", "kSolutionLimit", "kObjectiveTarget"):
+        raise SolverFailedError(f"HiGHS failed on the sharding ILP: {status}")
+    return True
 
 
-def _matrices(problem: Problem, settings: Settings) -> _Matrices:
-    """Costs and the constraint rows; forbidden strategies get a huge cost, forbidden pairs none."""
-    # It costs start-up time.
-    import scipy.sparse as sp  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs]
+class _Form:
+    """A problem in matrix form: costs of the columns (x, e), and entries of the rows, which come to
+    1 for each node and to 0 for each marginal. Forbidden pairs are no columns; all strategies are.
+    """
 
-    sizes = np.array([costs.size for costs in problem.node_costs])
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    count = int(offsets[-1])
-    pairs = [np.argwhere(edge.costs < inf) for edge in problem.edges]
-    costs = np.concatenate(
-        [
-            *problem.node_costs,
-            *(e.costs[p[:, 0], p[:, 1]] for e, p in zip(problem.edges, pairs, strict=True)),
-        ]
-    )
-    largest = float(np.abs(costs).max(initial=0.0))
-    scale = settings.tuning.largest_cost / largest if largest > 0 else 1.0
-    row, column = 0, count
-    r: list[np.ndarray] = []
-    c: list[np.ndarray] = []
-    v: list[np.ndarray] = []
-    for edge, pair in zip(problem.edges, pairs, strict=True):
-        here = column + np.arange(len(pair))
-        for axis, end in enumerate((edge.source, edge.target)):
-            r += [row + pair[:, axis], row + np.arange(sizes[end])]
-            c += [here, offsets[end] + np.arange(sizes[end])]
-            v += [np.ones(len(pair)), -np.ones(sizes[end])]
-            row += int(sizes[end])
-        column += len(pair)
-    simplex = sp.csr_matrix(
-        (np.ones(count), (np.repeat(np.arange(sizes.size), sizes), np.arange(count))),
-        shape=(sizes.size, column),
-    )
-    marginals = sp.csr_matrix(
-        (_joined(v), (_joined(r).astype(int), _joined(c).astype(int))), shape=(row, column)
-    )
-    return _Matrices(costs * scale, simplex, marginals, offsets, pairs, scale)
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        self._problem = problem
+        sizes = [costs.size for costs in problem.node_costs]
+        self._pairs = [np.argwhere(edge.costs < inf) for edge in problem.edges]
+        """allowed ones of each edge, as its columns"""
+        self.begins: list[int] = np.cumsum([0, *sizes]).tolist()
+        """where each node's columns begin, and the edges'"""
+        pairs = zip(problem.edges, self._pairs, strict=True)
+        costs = [*problem.node_costs, *(edge.costs[*pair.T] for edge, pair in pairs)]
+        self.costs = np.concatenate(costs)
+        self.scale = settings.tuning.largest_cost / (np.abs(self.costs).max(initial=0.0) or 1.0)
+        self.costs = self.costs * self.scale
+        row, column = len(sizes), self.begins[-1]
+        entries = [(np.repeat(np.arange(row), sizes), np.arange(column), np.ones(column))]
+        for edge, pair in zip(problem.edges, self._pairs, strict=True):
+            here = np.arange(column, column + len(pair))
+            column += here.size
+            for axis, end in enumerate((edge.source, edge.target)):
+                own = np.arange(sizes[end])
+                entries.append((row + pair[:, axis], here, np.ones(here.size)))
+                entries.append((row + own, self.begins[end] + own, -np.ones(own.size)))
+                row += own.size
+        self.rows, self.columns, self.values = (
+            np.concatenate(parts) for parts in zip(*entries, strict=True)
+        )
 
+    def start(self, **options: bool | float) -> highspy.Highs:
+        """The linear relaxation, ready to run."""
+        import highspy  # noqa: PLC0415 - costs start-up time, and most problems never come here
 
-def _held(problem: Problem, matrices: _Matrices, times: Sequence[int]) -> sp.csr_matrix:
-    """What the columns hold at each time, as a part of the limit where that is above 1."""
-    # It costs start-up time.
-    import scipy.sparse as sp  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs]
+        highs, size = highspy.Highs(), self.costs.size
+        options |= {"output_flag": False, "random_seed": 0, "threads": 1}
+        for name, value in options.items():
+            highs.setOptionValue(name, value)
+        highs.addCols(size, self.costs, np.zeros(size), np.full(size, inf), 0, [], [], [])
+        order, lengths = np.argsort(self.rows, kind="stable"), np.bincount(self.rows)
+        sums = (np.arange(lengths.size) < len(self._problem.node_costs)).astype(float)
+        highs.addRows(
+            lengths.size,
+            sums,
+            sums,
+            order.size,
+            np.cumsum(lengths) - lengths,
+            self.columns[order],
+            self.values[order],
+        )
+        return highs
 
-    memory, unit = Memory(problem), max(problem.memory_limit, 1.0)
-    numbers = problem.edge_numbers()
-    first = matrices.offsets[-1] + np.cumsum([0, *map(len, matrices.pairs)])
-    held = np.zeros((len(times), matrices.costs.size))
-    for row, moment in zip(held, times, strict=True):
-        for nodes, size in memory.row(moment).items():
+    def held(self, moment: int) -> np.ndarray:
+        """The bytes of each column at a time."""
+        numbers = self._problem.edge_numbers()
+        ends = self._edge_ends()
+        held = np.zeros(self.costs.size)
+        for nodes, size in Memory(self._problem).row(moment).items():
             if len(nodes) == 1:
-                row[matrices.offsets[nodes[0]] : matrices.offsets[nodes[0] + 1]] += size / unit
+                held[self.begins[nodes[0]] : self.begins[nodes[0] + 1]] += size
             else:
                 number = numbers[nodes]
-                there = size if problem.edges[number].source == nodes[0] else size.T
-                row[first[number] : first[number + 1]] += there[*matrices.pairs[number].T] / unit
-    return sp.csr_matrix(held)
+                there = size if self._problem.edges[number].source == nodes[0] else size.T
+                held[ends[number] : ends[number + 1]] += there[*self._pairs[number].T]
+        return held
 
+    def assignment(self, highs: highspy.Highs) -> tuple[int, ...]:
+        """Each node's strategy of largest weight."""
+        weights = np.array(highs.getSolution().col_value)
+        return tuple(int(weights[i:j].argmax()) for i, j in pairwise(self.begins))
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0)
+    def with_costs(self, costs: np.ndarray) -> Problem:
+        """The problem with such costs of the columns."""
+        costs = costs / self.scale
+        edges: list[Edge] = []
+        ends = pairwise(self._edge_ends())
+        for edge, pair, (i, j) in zip(self._problem.edges, self._pairs, ends, strict=True):
+            shifted = np.full(edge.costs.shape, inf)
+            shifted[*pair.T] = costs[i:j]
+            edges.append(Edge(edge.source, edge.target, shifted))
+        nodes = tuple(costs[i:j] for i, j in pairwise(self.begins))
+        return Problem(node_costs=nodes, edges=tuple(edges))
 
-
-def _argmax(matrices: _Matrices, x: np.ndarray) -> tuple[int, ...]:
-    """Each node's strategy of largest weight."""
-    ends = matrices.offsets.tolist()
-    return tuple(int(x[begin:end].argmax()) for begin, end in pairwise(ends))
-
-
-def _split(problem: Problem, matrices: _Matrices, costs: np.ndarray) -> Problem:
-    """A problem with the costs of the matrix form's columns."""
-    ends = matrices.offsets.tolist()
-    edges: list[Edge] = []
-    at = ends[-1]
-    for edge, pair in zip(problem.edges, matrices.pairs, strict=True):
-        shifted = np.full(edge.costs.shape, inf)
-        shifted[pair[:, 0], pair[:, 1]] = costs[at : at + len(pair)]
-        edges.append(Edge(edge.source, edge.target, shifted))
-        at += len(pair)
-    nodes = tuple(costs[begin:end] for begin, end in pairwise(ends))
-    return Problem(node_costs=nodes, edges=tuple(edges))
+    def _edge_ends(self) -> list[int]:
+        return np.cumsum([self.begins[-1], *map(len, self._pairs)]).tolist()
