@@ -15,7 +15,7 @@ axes in any order, but a dimension on the way is never sharded more finely than 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, prod
 from typing import Literal
 
@@ -67,44 +67,24 @@ def _with(layout: Layout, dim: int, axes: tuple[int, ...]) -> Layout:
     return (*layout[:dim], axes, *layout[dim + 1 :])
 
 
-@dataclass(frozen=True)
-class _Paths:
-    seconds: np.ndarray
-    previous: np.ndarray
-
-
-_Cache = dict[tuple[tuple[int, ...], int], _Paths]
-"""By shape and bytes per element."""
-
-
-@dataclass(frozen=True)
 class ReshardTable:
     """Resharding costs of tensors of one rank on one mesh; results are cached by shape."""
 
-    mesh: LogicalMesh
-    rank: int
-    layouts: tuple[Layout, ...] = field(init=False, repr=False, compare=False)
-    """every layout, also those with axes out of order"""
-    _index: dict[Layout, int] = field(init=False, repr=False, compare=False)
-    _moves: list[tuple[Kind, int, int, int]] = field(init=False, repr=False, compare=False)
-    _cache: _Cache = field(init=False, repr=False, compare=False, default_factory=_Cache)
-
-    def __post_init__(self) -> None:
-        layouts = tuple(enumerate_layouts(len(self.mesh.sizes), self.rank, any_order=True))
-        index = {layout: number for number, layout in enumerate(layouts)}
-        moves = [
-            (kind, axis, number, index[after])
-            for number, layout in enumerate(layouts)
-            for kind, axis, after in _steps(layout, len(self.mesh.sizes))
-        ]
-        object.__setattr__(self, "layouts", layouts)
-        object.__setattr__(self, "_index", index)
-        object.__setattr__(self, "_moves", moves)
+    def __init__(self, mesh: LogicalMesh, rank: int) -> None:
+        self.mesh, self.rank = mesh, rank
+        self.layouts = enumerate_layouts(len(mesh.sizes), rank, any_order=True)
+        """every layout, also those with axes out of order"""
+        self._index = {layout: number for number, layout in enumerate(self.layouts)}
+        self._moves: dict[tuple[int, int], tuple[Kind, int]] = {
+            (number, self._index[after]): (kind, axis)
+            for number, layout in enumerate(self.layouts)
+            for kind, axis, after in _steps(layout, len(mesh.sizes))
+        }
+        self._cache: dict[tuple[tuple[int, ...], int], tuple[np.ndarray, np.ndarray]] = {}
 
     def cost(self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int) -> float:
         """Seconds from ``source`` to ``target`` for a tensor of ``shape``."""
-        paths = self._paths(shape, itemsize)
-        return float(paths.seconds[self._number(source), self._number(target)])
+        return float(self.matrix([source], [target], shape, itemsize)[0, 0])
 
     def matrix(
         self,
@@ -116,24 +96,22 @@ class ReshardTable:
         """Seconds, ``[len(sources), len(targets)]``: an edge's matrix of the sharding ILP."""
         rows = [self._number(layout) for layout in sources]
         columns = [self._number(layout) for layout in targets]
-        return self._paths(shape, itemsize).seconds[np.ix_(rows, columns)]
+        seconds, _ = self._paths(shape, itemsize)
+        return seconds[np.ix_(rows, columns)]
 
     def path(
         self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int
     ) -> list[Step]:
         """The steps of the cheapest path; their seconds add up to ``cost``."""
-        paths = self._paths(shape, itemsize)
+        _, previous = self._paths(shape, itemsize)
         start, at = self._number(source), self._number(target)
-        hops: list[tuple[int, int]] = []
-        while at != start:
-            before = int(paths.previous[start, at])
-            hops.append((before, at))
-            at = before
         local = self._local_bytes(shape, itemsize)
-        kinds: dict[tuple[int, int], tuple[Kind, int]] = {
-            (i, j): (kind, axis) for kind, axis, i, j in self._moves
-        }
-        return [self._step(*kinds[hop], hop, local) for hop in reversed(hops)]
+        steps: list[Step] = []
+        while at != start:
+            before = int(previous[start, at])
+            steps.append(self._step(before, at, local))
+            at = before
+        return steps[::-1]
 
     def _number(self, layout: Layout) -> int:
         if layout not in self._index:
@@ -156,15 +134,17 @@ class ReshardTable:
             dtype=float,
         )
 
-    def _step(self, kind: Kind, axis: int, hop: tuple[int, int], local: np.ndarray) -> Step:
-        after, size, seconds = self.layouts[hop[1]], 0.0, 0.0
+    def _step(self, before: int, after: int, local: np.ndarray) -> Step:
+        kind, axis = self._moves[before, after]
+        size, seconds = 0.0, 0.0
         if kind != "slice":
-            size = float(local[hop[1]])
+            size = float(local[after])
             collective = all_gather if kind == "all-gather" else all_to_all
             seconds = collective(self.mesh, axis, size)
-        return Step(kind=kind, axis=axis, bytes=size, seconds=seconds, layout=after)
+        return Step(kind=kind, axis=axis, bytes=size, seconds=seconds, layout=self.layouts[after])
 
-    def _paths(self, shape: Sequence[int], itemsize: int) -> _Paths:
+    def _paths(self, shape: Sequence[int], itemsize: int) -> tuple[np.ndarray, np.ndarray]:
+        """``[from, to]``: the seconds, and the layout before the last step."""
         if len(shape) != self.rank:
             raise ValueError(f"shape {tuple(shape)} has rank {len(shape)}, not {self.rank}")
         key = (tuple(int(size) for size in shape), itemsize)
@@ -172,15 +152,15 @@ class ReshardTable:
             self._cache[key] = self._shortest(*key)
         return self._cache[key]
 
-    def _shortest(self, shape: tuple[int, ...], itemsize: int) -> _Paths:
+    def _shortest(self, shape: tuple[int, ...], itemsize: int) -> tuple[np.ndarray, np.ndarray]:
         """Floyd-Warshall with only those layouts on the way that divide the shape evenly."""
         count = len(self.layouts)
         local = self._local_bytes(shape, itemsize)
         seconds = np.full((count, count), np.inf)
         np.fill_diagonal(seconds, 0.0)
         previous = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, count))
-        for kind, axis, i, j in self._moves:
-            seconds[i, j] = self._step(kind, axis, (i, j), local).seconds
+        for before, after in self._moves:
+            seconds[before, after] = self._step(before, after, local).seconds
         for k, layout in enumerate(self.layouts):
             if any(s % n for s, n in zip(shape, self._shards(layout), strict=True)):
                 continue
@@ -188,7 +168,7 @@ class ReshardTable:
             better = through < seconds
             seconds = np.where(better, through, seconds)
             previous = np.where(better, previous[None, k, :], previous)
-        return _Paths(seconds, previous)
+        return seconds, previous
 
 
 def _steps(layout: Layout, num_axes: int) -> Iterator[tuple[Kind, int, Layout]]:
