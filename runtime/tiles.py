@@ -76,7 +76,7 @@ class Tiles:
                     f"a transfer has the method {transfer.method!r}; there are "
                     f"{', '.join(get_args(Method))}"
                 )
-            steps, _ = deliver(crossing, cast(Method, transfer.method))
+            steps = deliver(crossing, cast(Method, transfer.method))
             self._known[transfer] = crossing, steps
         return self._known[transfer]
 

@@ -157,16 +157,16 @@ class Message:
     box: Box
 
 
-def deliver(crossing: Crossing, method: Method) -> tuple[tuple[tuple[Message, ...], ...], bool]:
-    """The steps that bring a tensor into the layout in which it lands, ``crossing.target``'s, and
-    whether the senders are known to be balanced. What is planned and what is run are the same."""
+def deliver(crossing: Crossing, method: Method) -> tuple[tuple[Message, ...], ...]:
+    """The steps that bring a tensor into the layout in which it lands, ``crossing.target``'s. What
+    is planned and what is run are the same."""
     demands, passed_on = _demands(crossing, once_per_host=method == "broadcast")
-    senders, balanced = balance(demands, crossing.hosts)
+    senders = balance(demands, crossing.hosts)
     received = tuple(
         Message(source=sender, target=demand.target, box=demand.box)
         for sender, demand in zip(senders, demands, strict=True)
     )
-    return tuple(step for step in (received, *passed_on) if step), balanced
+    return tuple(step for step in (received, *passed_on) if step)
 
 
 @dataclass(frozen=True)

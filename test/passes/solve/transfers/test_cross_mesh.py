@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import permutations, product
 from math import ceil, prod
@@ -25,7 +26,7 @@ from alpa.passes.solve.transfers.cross_mesh import (
     solve,
     verify,
 )
-from alpa.passes.solve.transfers.senders import Demand, balance, greedy, peak
+from alpa.passes.solve.transfers.senders import Demand, balance
 from alpa.passes.solve.transfers.tiles import Message, TiledMesh
 
 SLOW = Link(bandwidth=1e9, latency=20e-6)
@@ -285,8 +286,11 @@ def test_equal_meshes_are_point_to_point(dims, per_host):
     problem = problem_of((8, 8), mesh_of(0, dims, per_host), mesh_of(4, dims, per_host))
     solution = of_method(problem, "send_recv", dims)
     (step,) = solution.steps
-    assert [(t.source, t.target) for t in step] == [(d, d + 4) for d in range(4)]
-    assert solution.balanced
+    pairs = [(t.source, t.target) for t in step]
+    if dims == ((), ()):  # All hold all: each sends to one.
+        assert sorted(source for source, _ in pairs) == [0, 1, 2, 3]
+    else:
+        assert pairs == [(d, d + 4) for d in range(4)]
     if not problem.target.free_axes or per_host == 1:
         assert solve(problem) == solution
 
@@ -447,6 +451,16 @@ def demand_lists(draw: st.DrawFn) -> tuple[list[Demand], dict[int, int]]:
     ], hosts
 
 
+def peak(demands: list[Demand], hosts: dict[int, int], senders: tuple[int, ...]) -> tuple[int, int]:
+    """(most bytes that a host sends over slow links, most bytes that a device sends)."""
+    by_host: Counter[int] = Counter()
+    by_device: Counter[int] = Counter()
+    for demand, sender in zip(demands, senders, strict=True):
+        by_device[sender] += demand.num_bytes
+        by_host[hosts[sender]] += demand.num_bytes * demand.slow
+    return max(by_host.values(), default=0), max(by_device.values(), default=0)
+
+
 def least_peak(demands: list[Demand], hosts: dict[int, int]) -> tuple[int, int]:
     choices = product(*(demand.senders for demand in demands))
     return min(peak(demands, hosts, choice) for choice in choices)
@@ -454,36 +468,33 @@ def least_peak(demands: list[Demand], hosts: dict[int, int]) -> tuple[int, int]:
 
 @settings(max_examples=80, deadline=None)
 @given(given_=demand_lists())
-def test_small_problems_are_balanced_exactly(given_):
+def test_senders_hold_what_they_send(given_):
     demands, hosts = given_
-    senders, proven = balance(demands, hosts)
-    assert proven
+    senders = balance(demands, hosts)
     assert all(s in d.senders for s, d in zip(senders, demands, strict=True))
-    exact = least_peak(demands, hosts)
-    assert peak(demands, hosts, senders) == exact
-    assert peak(demands, hosts, greedy(demands, hosts)) >= exact
+    assert peak(demands, hosts, senders) >= least_peak(demands, hosts)
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=7), count=st.integers(1, 4))
-def test_greedy_is_near_the_optimum_where_every_host_holds_all(sizes, count):
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=7), count=st.integers(1, 3))
+def test_senders_are_near_the_optimum_where_every_host_holds_all(sizes, count):
     hosts = {device: device for device in range(count)}
     demands = [
         Demand(target=9 + k, box=(), num_bytes=size, senders=tuple(hosts), slow=True)
         for k, size in enumerate(sizes)
     ]
-    chosen, _ = peak(demands, hosts, greedy(demands, hosts))
-    exact = peak(demands, hosts, balance(demands, hosts)[0])[0]
+    chosen, _ = peak(demands, hosts, balance(demands, hosts))
+    exact, _ = least_peak(demands, hosts)
     assert exact <= chosen <= (4 / 3 - 1 / (3 * count)) * exact
 
 
-def test_large_problems_are_balanced_greedily():
+def test_many_demands_are_balanced():
     hosts = {device: device // 8 for device in range(64)}
     demands = [
         Demand(target=99, box=(), num_bytes=3 + k % 7, senders=tuple(hosts), slow=True)
         for k in range(1000)
     ]
-    senders, _ = balance(demands, hosts)
+    senders = balance(demands, hosts)
     by_host, by_device = peak(demands, hosts, senders)
     total = sum(demand.num_bytes for demand in demands)
     assert by_host <= total / 8 + 9
