@@ -213,7 +213,7 @@ class StageMeshPartition(Pass):
             builder.declare_meshes()
             builder.build("main", plan, cluster)
         function.erase()
-        check_stages(module, check_input(module))
+        check_stages(module)
 
     def _checked(self, function: func.FuncOp) -> Cluster:
         """The cluster, where it and the numbers are valid. Raises PassError."""

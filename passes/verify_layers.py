@@ -61,6 +61,6 @@ class VerifyLayers(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
         if read_topology(function):
-            check_stages(module, function)
+            check_stages(module)
         else:
             check_layers(function)

@@ -20,44 +20,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from alpa.dialects import body, func, ir, mpmd, stablehlo, terminator
-from alpa.dialects.attributes import (
-    Part,
-    marker_of,
-    read_arguments,
-    read_results,
-    state_pairs,
-)
+from alpa.dialects import body, func, ir, main_function, mpmd, stablehlo, terminator
+from alpa.dialects.attributes import Part, marker_of
 from alpa.dialects.checks import check_planned
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.layer_placement import CHEAP
 from alpa.passes.analysis.step_parts import SAME_ELEMENTS
 from alpa.passes.base import PassError, errors_at
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.reader import read_planned
-from alpa.passes.plan.update_checks import Unit, Updates
+from alpa.passes.plan.update_checks import Unit, check_updates
 
 _NAME = re.compile(r"layer_\d+|update_(\d+|global)")
 _ORDER: dict[Part, int] = {"forward": 0, "backward": 1, "update": 2}
 
-
-def origins_of(graph: Graph) -> list[Origin]:
-    """The origins of a clustered module's computations.
-
-    Raises:
-        PassError: an op is outside of any layer, or the name of one is not `layer-cluster`'s.
-    """
-    origins: list[Origin] = []
-    for op in graph.ops:
-        if not isinstance(op, mpmd.NamedComputationOp):
-            raise PassError(
-                op, f"{op.name} is outside of any layer; run layer-cluster before this pass"
-            )
-        origins.append(_known(op, Origin.of(op)))
-    return origins
+Makers = Mapping[ir.Value, Unit]
+"""What makes each value of @main, transfers apart; arguments are left out."""
 
 
 def check_layers(function: func.FuncOp) -> None:
@@ -66,53 +47,48 @@ def check_layers(function: func.FuncOp) -> None:
     Raises:
         PassError: at the computation that is wrong.
     """
-    graph = Graph.of(body(function))
-    origins = origins_of(graph)
-    places = [origin.layer for origin in origins]
-    number = {value: v for v, value in enumerate(graph.values)}
-    operands = [[number[value] for value in op.operands] for op in graph.ops]
-    returned = set(graph.returned)
-    units = [
-        Unit(
-            op=op,
-            part=origin.part,
-            place=-1 if place is None else place,
-            name=_text(origin),
-            inputs=[graph.producer[v] for v in used],
-            readers=[None if v in returned else set(graph.users[v]) for v in results],
-        )
-        for op, origin, place, used, results in zip(
-            graph.ops, origins, places, operands, graph.results, strict=True
-        )
-    ]
-    _check_once((unit.op, origin) for unit, origin in zip(units, origins, strict=True))
-    _check_flow(units, "layer")
-    _check_sums(units)
-    with errors_at(function):
-        states = state_pairs(read_arguments(function), read_results(function))
-    Updates.of(graph, operands, units, states).check()
+    units: list[Unit] = []
+    for op in list(body(function).operations)[:-1]:
+        if not isinstance(op, mpmd.NamedComputationOp):
+            raise PassError(
+                op, f"{op.name} is outside of any layer; run layer-cluster before this pass"
+            )
+        origin = Origin.of(op)
+        place = -1 if origin.layer is None else origin.layer
+        name = _text(origin)
+        units.append(Unit(op=op, origins=(origin,), part=origin.part, place=place, name=name))
+    makers: Makers = {value: unit for unit in units for value in unit.op.results}
+    _check_once(units)
+    _check_flow(units, makers, "layer")
+    _check_sums(units, makers)
+    check_updates(function, units)
 
 
-def check_stages(module: ir.Module, function: func.FuncOp) -> None:
+def check_stages(module: ir.Module) -> None:
     """Checks a planned `@main`.
 
     Raises:
         PassError: at the fragment that is wrong.
     """
-    with errors_at(function):
+    with errors_at(module.operation):
         check_planned(module)
-    program = read_planned(module)
-    ops = list(body(function).operations)[:-1]
-    fragments = [
-        (op, step)
-        for op, step in zip(ops, program.steps, strict=True)
-        if isinstance(step, Fragment)
-    ]
-    _check_once((op, _known(op, origin)) for op, f in fragments for origin in f.origins)
-    _check_intervals(program, fragments)
-    units = _fragment_units(program, fragments)
-    _check_flow(units, "mesh")
-    _check_sums(units)
+    program, function = read_planned(module), main_function(module)
+    numbers = {mesh.name: number for number, mesh in enumerate(program.meshes)}
+    units: list[Unit] = []
+    makers: dict[ir.Value, Unit] = {}
+    for op, step in zip(body(function).operations, program.steps, strict=False):
+        if isinstance(step, Fragment):
+            name = f"the {step.part} of {', '.join(map(_text, step.origins))}"
+            place = numbers[step.mesh]
+            unit = Unit(op=op, origins=step.origins, part=step.part, place=place, name=name)
+            units.append(unit)
+            makers.update(dict.fromkeys(op.results, unit))
+        elif op.operands[0] in makers:
+            makers[op.results[0]] = makers[op.operands[0]]
+    _check_once(units)
+    _check_intervals(units, list(numbers))
+    _check_flow(units, makers, "mesh")
+    _check_sums(units, makers)
     _check_copies(program, function)
 
 
@@ -131,8 +107,8 @@ def check_placed_once(before: Counter[str], function: func.FuncOp) -> None:
     Raises:
         PassError: at the function, with the kind of op that was lost or repeated.
     """
-    inner = (op for computation in body(function).operations for op in _inner(computation))
-    after = placed_ops(inner)
+    computations = list(body(function).operations)[:-1]
+    after = placed_ops(op for it in computations for op in list(body(it).operations)[:-1])
     for name in sorted(before.keys() | after.keys()):
         if before[name] != after[name]:
             raise PassError(
@@ -142,35 +118,23 @@ def check_placed_once(before: Counter[str], function: func.FuncOp) -> None:
             )
 
 
-def _known(op: ir.OpView, origin: Origin) -> Origin:
-    transposed = origin.transpose_count
-    if not _NAME.fullmatch(origin.name) or transposed not in (0, 1):
-        raise PassError(
-            op,
-            f"{_text(origin)} is no layer: expected layer_<number>, its backward "
-            "layer_<number>(1), update_<number> or update_global",
-        )
-    if transposed and origin.part == "update":
-        raise PassError(op, f"{_text(origin)}: an update has no backward")
-    return origin
-
-
 def _text(origin: Origin) -> str:
     return f"{origin.name}({origin.transpose_count})" if origin.transpose_count else origin.name
 
 
-def _inner(op: ir.OpView) -> list[ir.OpView]:
-    """The ops of a computation."""
-    if not isinstance(op, mpmd.NamedComputationOp):
-        return []
-    return list(body(op).operations)[:-1]
-
-
-def _check_once(origins: Iterable[tuple[ir.OpView, Origin]]) -> None:
+def _check_once(units: Sequence[Unit]) -> None:
     """Updates may stand in several places: what they wait for comes between."""
     first: dict[Origin, ir.OpView] = {}
-    for op, origin in origins:
+    for op, origin in ((unit.op, origin) for unit in units for origin in unit.origins):
+        if not _NAME.fullmatch(origin.name) or origin.transpose_count not in (0, 1):
+            raise PassError(
+                op,
+                f"{_text(origin)} is no layer: expected layer_<number>, its backward "
+                "layer_<number>(1), update_<number> or update_global",
+            )
         if origin.part == "update":
+            if origin.transpose_count:
+                raise PassError(op, f"{_text(origin)}: an update has no backward")
             continue
         if origin in first:
             raise PassError(
@@ -182,12 +146,12 @@ def _check_once(origins: Iterable[tuple[ir.OpView, Origin]]) -> None:
             raise PassError(op, f"{_text(origin)} has no forward: {origin.name} is not there")
 
 
-def _check_flow(units: Sequence[Unit], what: str) -> None:
+def _check_flow(units: Sequence[Unit], makers: Makers, what: str) -> None:
     for unit in units:
-        for number, made_by in enumerate(unit.inputs):
-            if made_by < 0:
+        for number, value in enumerate(unit.op.operands):
+            maker = makers.get(value)
+            if maker is None:
                 continue
-            maker = units[made_by]
             note = ((maker.op, f"made here, by {maker.name}"),)
             if _ORDER[maker.part] > _ORDER[unit.part]:
                 raise PassError(
@@ -210,26 +174,37 @@ def _check_flow(units: Sequence[Unit], what: str) -> None:
                 )
 
 
-def _check_sums(units: Sequence[Unit]) -> None:
+def _check_sums(units: Sequence[Unit], makers: Makers) -> None:
     """No gradient is summed with what another place made of it."""
+    parts = {unit.op: unit.part for unit in units}
     for unit in units:
         if unit.part != "backward":
             continue
         block = body(unit.op)
-        arguments: dict[ir.Value, int] = {v: number for number, v in enumerate(block.arguments)}
-        for result, readers in enumerate(unit.readers):
-            if not readers or any(units[r].part != "update" for r in readers):
+        outer = dict[ir.Value, ir.Value](zip(block.arguments, unit.op.operands, strict=True))
+        for number, (value, result) in enumerate(
+            zip(terminator(block).operands, unit.op.results, strict=True)
+        ):
+            if {parts.get(reader) for reader in _readers(result)} != {"update"}:
                 continue
-            for value in _summands(terminator(block).operands[result]):
-                made_by = unit.inputs[arguments[value]] if value in arguments else -1
-                if made_by >= 0 and units[made_by].part == "backward":
+            for summand in _summands(value):
+                maker = makers.get(outer[summand])
+                if maker is not None and maker.part == "backward":
                     raise PassError(
                         unit.op,
-                        f"result {result} of {unit.name} adds to a gradient what "
-                        f"{units[made_by].name} made of it; each makes its own part, and the "
-                        "update adds them up",
-                        ((units[made_by].op, "the other part is made here"),),
+                        f"result {number} of {unit.name} adds to a gradient what {maker.name} "
+                        "made of it; each makes its own part, and the update adds them up",
+                        ((maker.op, "the other part is made here"),),
                     )
+
+
+def _readers(value: ir.Value) -> Iterator[ir.OpView]:
+    """The ops that read a value of @main, transfers apart."""
+    for use in value.uses:
+        if isinstance(use.owner, mpmd.TransferOp):
+            yield from _readers(use.owner.results[0])
+        else:
+            yield use.owner
 
 
 def _summands(value: ir.Value) -> list[ir.Value]:
@@ -250,66 +225,35 @@ def _summands(value: ir.Value) -> list[ir.Value]:
     return found if added else []
 
 
-def _fragment_units(
-    program: Program, fragments: Sequence[tuple[ir.OpView, Fragment]]
-) -> list[Unit]:
-    numbers = {mesh.name: number for number, mesh in enumerate(program.meshes)}
-    maker = {v: i for i, (_, f) in enumerate(fragments) for v in f.outputs}
-    readers: dict[int, set[int] | None] = {}
-    readers.update({result.value: None for result in program.results})
-    for i, (_, fragment) in enumerate(fragments):
-        for v in fragment.inputs:
-            if (known := readers.setdefault(v, set())) is not None:
-                known.add(i)
-    for step in program.transfers:
-        if step.source in maker:
-            maker[step.target] = maker[step.source]
-    for step in reversed(program.transfers):
-        here, there = readers.get(step.source, set()), readers.get(step.target, set())
-        readers[step.source] = None if here is None or there is None else here | there
-    return [
-        Unit(
-            op=op,
-            part=fragment.part,
-            place=numbers[fragment.mesh],
-            name=f"the {fragment.part} of {', '.join(map(_text, fragment.origins))}",
-            inputs=[maker.get(v, -1) for v in fragment.inputs],
-            readers=[readers.get(v, set()) for v in fragment.outputs],
-        )
-        for op, fragment in fragments
-    ]
-
-
-def _check_intervals(program: Program, fragments: Sequence[tuple[ir.OpView, Fragment]]) -> None:
+def _check_intervals(units: Sequence[Unit], meshes: Sequence[str]) -> None:
     """Parts are those of the origins, and layers are where their neighbours are."""
-    home: dict[int, tuple[str, ir.OpView]] = {}
-    for op, fragment in fragments:
-        for origin in fragment.origins:
-            if origin.part != fragment.part:
+    home: dict[int, Unit] = {}
+    for unit in units:
+        for origin in unit.origins:
+            if origin.part != unit.part:
                 raise PassError(
-                    op, f"{_text(origin)} is {origin.part} and in a {fragment.part} fragment"
+                    unit.op, f"{_text(origin)} is {origin.part} and in a {unit.part} fragment"
                 )
-            if fragment.part == "forward" and (layer := origin.layer) is not None:
-                home[layer] = fragment.mesh, op
-    for op, fragment in fragments:
-        for origin in fragment.origins:
-            layer = origin.layer
-            if layer in home and home[layer][0] != fragment.mesh:
+            if unit.part == "forward" and origin.layer is not None:
+                home[origin.layer] = unit
+    for unit in units:
+        for origin in unit.origins:
+            forward = None if origin.layer is None else home.get(origin.layer)
+            if forward is not None and forward.place != unit.place:
                 raise PassError(
-                    op,
-                    f"{_text(origin)} is on {fragment.mesh}, the layer's forward on "
-                    f"{home[layer][0]}: its parameters and activations would cross",
-                    ((home[layer][1], "the layer's forward"),),
+                    unit.op,
+                    f"{_text(origin)} is on {meshes[unit.place]}, the layer's forward on "
+                    f"{meshes[forward.place]}: its parameters and activations would cross",
+                    ((forward.op, "the layer's forward"),),
                 )
-    order = {mesh.name: number for number, mesh in enumerate(program.meshes)}
-    for lower, upper in zip(sorted(home), sorted(home)[1:], strict=False):
-        (mesh, op), (next_mesh, next_op) = home[lower], home[upper]
-        if order[mesh] > order[next_mesh]:
+    for lower, upper in pairwise(sorted(home)):
+        unit, following = home[lower], home[upper]
+        if unit.place > following.place:
             raise PassError(
-                next_op,
-                f"layer_{upper} is on {next_mesh} and layer_{lower} before it on {mesh}: stages "
-                "are intervals of layers, in the order of the meshes",
-                ((op, f"layer_{lower}"),),
+                following.op,
+                f"layer_{upper} is on {meshes[following.place]} and layer_{lower} before it on "
+                f"{meshes[unit.place]}: stages are intervals of layers, in the order of the meshes",
+                ((unit.op, f"layer_{lower}"),),
             )
 
 

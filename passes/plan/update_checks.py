@@ -2,122 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from alpa.dialects import body, ir
-from alpa.dialects.attributes import Part
-from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.layer_placement import union
-from alpa.passes.base import PassError
+from alpa.dialects import body, func, ir, terminator
+from alpa.dialects.attributes import Part, read_arguments, read_results, state_pairs
+from alpa.dialects.mpmd_types import Origin
+from alpa.passes.analysis.graph import used_values
+from alpa.passes.base import PassError, errors_at
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A computation or fragment; others are named by their numbers."""
+    """A computation of a clustered `@main`, or a fragment of a planned one."""
 
     op: ir.OpView
+    origins: tuple[Origin, ...]
     part: Part
     place: int
     """layer or mesh; -1 for update_global"""
     name: str
-    inputs: list[int]
-    """for each operand what makes it, transfers apart; -1 for arguments"""
-    readers: list[set[int] | None]
-    """for each result what reads it, transfers apart; None where it leaves `@main`"""
 
 
-@dataclass(frozen=True)
-class Updates:
-    """The updates of a clustered `@main`, with the data flow inside.
+def check_updates(function: func.FuncOp, units: Sequence[Unit]) -> None:
+    """Checks that the updates of a clustered `@main` stand in the right layers.
 
     Each of thousands of values has a set of layers: a number, whose bit l says that layer l is in.
+
+    Raises:
+        PassError: at the update that is wrong.
     """
+    with errors_at(function):
+        states = state_pairs(read_arguments(function), read_results(function))
+    arguments, returned = body(function).arguments, terminator(body(function)).operands
+    updates = [unit for unit in units if unit.part == "update"]
+    made_of: dict[ir.Value, int] = defaultdict(int)
+    """the layers of the parameters and gradients that a value is made of"""
+    leads_to: dict[ir.Value, int] = defaultdict(int)
+    """the layers of the states that are made of a value"""
+    forward = (unit for unit in units if unit.part == "forward")
+    for unit in sorted(forward, key=lambda unit: unit.place, reverse=True):
+        for value in unit.op.operands:
+            if isinstance(value.owner, ir.Block):
+                made_of[value] = 1 << unit.place  # the first layer that reads it comes last
+    for result, argument in states.items():
+        leads_to[returned[result]] |= made_of[arguments[argument]]
+    for unit in units:
+        if unit.part == "backward":
+            made_of.update(dict.fromkeys(unit.op.results, 1 << unit.place))
+    steps = [step for unit in updates for step in _steps(unit.op)]
+    for read, made in steps:
+        above = _union(made_of, read)
+        for value in made:
+            made_of[value] |= above
+    for read, made in reversed(steps):
+        below = _union(leads_to, made)
+        for value in read:
+            leads_to[value] |= below
+    for unit in updates:
+        for number, value in enumerate(terminator(body(unit.op)).operands):
+            # An op with several results, such as a branch, is placed by all of them.
+            made = [value] if isinstance(value.owner, ir.Block) else value.owner.results
+            _check_result(unit, number, made_of[value], _union(leads_to, made))
 
-    graph: Graph
-    operands: list[list[int]]
-    """of each computation, as they stand there"""
-    units: Sequence[Unit]
-    inner: dict[int, Graph]
-    """by number of the update"""
-    owner: dict[int, int]
-    """argument -> the first layer whose forward reads it"""
-    leads_to: dict[int, list[int]]
-    """by number of the update, for each value inside the set of layers of the states made of it"""
 
-    @classmethod
-    def of(
-        cls,
-        graph: Graph,
-        operands: list[list[int]],
-        units: Sequence[Unit],
-        states: dict[int, int],
-    ) -> Updates:
-        """`states`: result number -> the argument that it replaces."""
-        inner = {
-            o: Graph.of(body(unit.op)) for o, unit in enumerate(units) if unit.part == "update"
-        }
-        owner: dict[int, int] = {}
-        for a in range(graph.num_arguments):
-            layers = [units[o].place for o in graph.users[a] if units[o].part == "forward"]
-            if layers:
-                owner[a] = min(layers)
-        outside = [0] * len(graph.values)
-        for r, a in states.items():
-            if a in owner:
-                outside[graph.returned[r]] |= 1 << owner[a]
-        leads_to: dict[int, list[int]] = {}
-        for o in reversed(inner):
-            here = inner[o]
-            reached = leads_to[o] = [0] * len(here.values)
-            for v, result in zip(here.returned, graph.results[o], strict=True):
-                reached[v] |= outside[result]
-            for i in reversed(range(len(here.ops))):
-                below = union(reached, here.results[i])
-                for v in here.operands[i]:
-                    reached[v] |= below
-            for number, v in enumerate(operands[o]):
-                outside[v] |= reached[number]
-        return cls(graph, operands, units, inner, owner, leads_to)
+def _steps(update: ir.OpView) -> Iterator[tuple[Sequence[ir.Value], Sequence[ir.Value]]]:
+    """What an update reads and makes: its arguments, then each op, then its results."""
+    block = body(update)
+    *ops, end = block.operations
+    for outer, inner in zip(update.operands, block.arguments, strict=True):
+        yield [outer], [inner]
+    for op in ops:
+        yield used_values(op), list(op.results)
+    for inner, outer in zip(end.operands, update.results, strict=True):
+        yield [inner], [outer]
 
-    def check(self) -> None:
-        graph = self.graph
-        made_of = [0] * len(graph.values)
-        for a, layer in self.owner.items():
-            made_of[a] |= 1 << layer
-        for o, unit in enumerate(self.units):
-            if unit.part == "backward":
-                for v in graph.results[o]:
-                    made_of[v] |= 1 << unit.place
-            if unit.part != "update":
-                continue
-            here = self.inner[o]
-            inside = [0] * len(here.values)
-            for number, v in enumerate(self.operands[o]):
-                inside[number] |= made_of[v]
-            for i, used in enumerate(here.operands):
-                above = union(inside, used)
-                for v in here.results[i]:
-                    inside[v] |= above
-            for number, (v, result) in enumerate(zip(here.returned, graph.results[o], strict=True)):
-                made_of[result] |= inside[v]
-                # An op with several results, such as a branch, is placed by all of them.
-                made = [v] if here.producer[v] < 0 else here.results[here.producer[v]]
-                self._check_result(unit, number, inside[v], union(self.leads_to[o], made))
 
-    def _check_result(self, unit: Unit, number: int, made_of: int, to: int) -> None:
-        if unit.place < 0 or to == 1 << unit.place or made_of in (0, 1 << unit.place):
-            return
-        if to.bit_count() == 1:
-            layer = to.bit_length() - 1
-            raise PassError(
-                unit.op,
-                f"result {number} of {unit.name} is made for the state of layer {layer} alone: it "
-                f"belongs to update_{layer}",
-            )
-        layers = ", ".join(str(n) for n in range(made_of.bit_length()) if made_of >> n & 1)
+def _union(sets: Mapping[ir.Value, int], values: Iterable[ir.Value]) -> int:
+    found = 0
+    for value in values:
+        found |= sets[value]
+    return found
+
+
+def _check_result(unit: Unit, number: int, made_of: int, to: int) -> None:
+    if unit.place < 0 or to == 1 << unit.place or made_of in (0, 1 << unit.place):
+        return
+    if to.bit_count() == 1:
+        layer = to.bit_length() - 1
         raise PassError(
             unit.op,
-            f"result {number} of {unit.name} is made of gradients or parameters of layers "
-            f"{layers}, and for no layer's state alone: what mixes layers belongs to update_global",
+            f"result {number} of {unit.name} is made for the state of layer {layer} alone: it "
+            f"belongs to update_{layer}",
         )
+    layers = ", ".join(str(n) for n in range(made_of.bit_length()) if made_of >> n & 1)
+    raise PassError(
+        unit.op,
+        f"result {number} of {unit.name} is made of gradients or parameters of layers "
+        f"{layers}, and for no layer's state alone: what mixes layers belongs to update_global",
+    )
