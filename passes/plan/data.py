@@ -99,12 +99,15 @@ class Fragment:
     name: str
     mesh: str
     part: Part
-    stage: int | None
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     origins: tuple[Origin, ...] = ()
     seconds: float = 0.0
     """predicted, of one run"""
+    compute_seconds: float | None = None
+    """of one run, split evenly over the devices, nothing sent; None before shardings are chosen"""
+    remat: tuple[int, ...] = ()
+    """the layers whose forward ops it computes again"""
     module: str | None = None
     accumulators: tuple[int, ...] = ()
     extra_results: tuple[int, ...] = ()
@@ -121,6 +124,10 @@ class Transfer:
     method: str | None = None
     seconds: float = 0.0
     """predicted, each time"""
+    slow_bytes: int | None = None
+    """over links between hosts; None before `insert-cross-mesh-reshard`"""
+    fast_bytes: int | None = None
+    """over links inside hosts; likewise"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +198,10 @@ class Program:
     @property
     def num_micro_batches(self) -> int:
         return self.plan.num_micro_batches
+
+    def runs(self, fragment: Fragment) -> int:
+        """How often a step runs a fragment."""
+        return 1 if fragment.part == "update" else self.num_micro_batches
 
     @cached_property
     def fragments(self) -> tuple[Fragment, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from alpa.dialects.attributes import (
+    COMPUTE_SECONDS,
     SECONDS,
     input_number,
     micro_batches_of,
     output_number,
     read_arguments,
     read_float,
-    read_int,
     read_ints,
     read_part,
+    read_remat,
     read_results,
 )
 from alpa.dialects.bindings import body, ir, main_function, mpmd, sdy, stablehlo, terminator
@@ -122,8 +123,8 @@ class _Reader:
             return Transfer(
                 source=self.numbers[op.operands[0]],
                 target=self.number(op.results[0], op),
-                method=reshard.method if reshard else None,
                 seconds=read_float(op, SECONDS) or 0.0,
+                **(vars(reshard) if reshard else {}),
             )
         if not isinstance(op, mpmd.FragmentOp):
             raise PassError(op, f"a planned @main holds fragments and transfers, not {op.name}")
@@ -139,11 +140,12 @@ class _Reader:
             name=module or f"{mesh}.{origin_name(origins)}.{part}",
             mesh=mesh,
             part=part,
-            stage=read_int(op, "stage_id"),
             inputs=tuple(self.numbers[value] for value in op.operands),
             outputs=outputs,
             origins=origins,
             seconds=read_float(op, SECONDS) or 0.0,
+            compute_seconds=read_float(op, COMPUTE_SECONDS),
+            remat=read_remat(op),
             module=module,
             accumulators=read_ints(op, ACCUMULATORS),
             extra_results=read_ints(op, EXTRA_RESULTS),

@@ -17,13 +17,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, Self
 
-from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import COMPUTE_SECONDS, SECONDS, Part, read_float, read_remat
+from alpa.dialects import ir, main_function
+from alpa.dialects.attributes import Part
 from alpa.dialects.checks import check_planned
 from alpa.dialects.plan import (
+    AccumulateDtype,
     Dropped,
     MeshAssignment,
-    Reshard,
     Schedule,
     SolverReport,
     read_meshes,
@@ -32,7 +32,7 @@ from alpa.dialects.plan import (
 from alpa.passes.base import errors_at
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.plan.annotated import annotated_fragments
-from alpa.passes.plan.data import Transfer
+from alpa.passes.plan.data import Program
 from alpa.passes.plan.predicted_collectives import collectives_of
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.split_factors import SplitFactors, in_words
@@ -40,9 +40,9 @@ from alpa.passes.sharding.rules import populated
 
 Per = Literal["micro-batch", "step"]
 
-
 _STATUSES = ("optimal", "within_gap", "time_limit")
 """From what is known best."""
+_JSON_NAMES = {"source": "from", "target": "to"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,24 +68,18 @@ class SolverSummary:
         """None before `ilp-shard-annotate`."""
         if not reports:
             return None
-        objective, bound = (
-            sum(getattr(report, name) for report in reports) for name in ("objective", "bound")
-        )
+        objective, bound = sum(it.objective for it in reports), sum(it.bound for it in reports)
+        folded = [it.bound if it.folded_bound is None else it.folded_bound for it in reports]
+        has_folded = any(it.folded_bound is not None for it in reports)
         return cls(
-            status=max((report.status for report in reports), key=_STATUSES.index),
+            status=max((it.status for it in reports), key=_STATUSES.index),
             objective=objective,
             bound=bound,
-            folded_bound=_folded_bound(reports),
+            folded_bound=sum(folded) if has_folded else None,
             gap=(objective - bound) / objective if objective else 0.0,
-            variables=sum(report.variables for report in reports),
+            variables=sum(it.variables for it in reports),
             meshes=reports,
         )
-
-
-def _folded_bound(reports: tuple[SolverReport, ...]) -> float | None:
-    if all(report.folded_bound is None for report in reports):
-        return None
-    return sum(it.bound if it.folded_bound is None else it.folded_bound for it in reports)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +168,13 @@ class CollectiveReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """A plan in numbers. Seconds and bytes throughout; `predicted_peak_bytes` is per mesh."""
+    """A plan in numbers. Seconds and bytes throughout; `predicted_peak_bytes` is per mesh.
+
+    It has the entries of `alpa.plan` (`dialects/plan.py`) and what follows from the other IR.
+    """
 
     cluster: str
     num_micro_batches: int
-    micro_batches: str | None
-    """`exact`, `exact, random numbers per micro-batch` or `independent`; None where nobody asked"""
     schedule: Schedule
     estimated_step_seconds: float
     """T of the stages by the costs that they were cut by"""
@@ -187,6 +182,11 @@ class PlanReport:
     """no cut has a smaller T, if transfers take what is estimated"""
     predicted_step_seconds: float
     predicted_peak_bytes: tuple[int, ...]
+    accumulate_dtype: AccumulateDtype
+    dropped: tuple[Dropped, ...]
+    """candidates that the search left out because a solver ran out of time or failed"""
+    micro_batches: str | None
+    """`exact`, `exact, random numbers per micro-batch` or `independent`; None where nobody asked"""
     memory_bytes: int | None
     """of a device; None where the plan names no cluster that is known here"""
     solver: SolverSummary | None
@@ -195,8 +195,6 @@ class PlanReport:
     transfers: tuple[TransferReport, ...]
     collectives: tuple[CollectiveReport, ...]
     """none before shardings are chosen, or where the plan's cluster is not known here"""
-    dropped: tuple[Dropped, ...] = ()
-    """candidates that the search left out because a solver ran out of time or failed"""
     search_seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -208,7 +206,29 @@ class PlanReport:
             CheckError, PassError: the module is not a planned one.
         """
         check_planned(module)
-        return cls(**_Reader(module).fields())
+        program, function = read_planned(module), main_function(module)
+        with errors_at(function):
+            solver = SolverSummary.of(tuple(read_solver_reports(function)))
+        try:
+            memory = Cluster.parse(program.plan.cluster).device.memory
+        except ClusterError:
+            memory = None
+        splits: dict[str, str] = {}
+        collectives: list[CollectiveReport] = []
+        # Which way a change of layout takes depends on the links.
+        knows_links = memory is not None or not program.plan.cluster
+        if knows_links and all(value.sharding is not None for value in program.values):
+            splits, collectives = _shardings(module, program)
+        return cls(
+            **vars(program.plan),
+            micro_batches=program.micro_batches,
+            memory_bytes=memory,
+            solver=solver,
+            meshes=tuple(read_meshes(function)),
+            stages=tuple(_stage(program, n, splits) for n in range(len(program.meshes))),
+            transfers=tuple(_transfers(program)),
+            collectives=tuple(collectives),
+        )
 
     def searched(self, phases: Mapping[str, float]) -> Self:
         """The same with the seconds of each phase of the search."""
@@ -232,7 +252,7 @@ def _part_of(here: int, whole: int) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold; numbers that are not finite become null."""
+    """What JSON can hold: fields and properties by their names, null for what is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
@@ -241,147 +261,92 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if not is_dataclass(value):
         return value
-    names = {field.name: field.name for field in fields(value)}
-    if isinstance(value, TransferReport):
-        names |= {"source": "from", "target": "to"}
-    if isinstance(value, StageReport):
-        names["strategy"] = "strategy"
-        for name in ("parameter_bytes", "optimizer_bytes", "splits"):
-            del names[name]
-    if isinstance(value, SolverReport):
-        names["gap"] = "gap"
-    return {name: _plain(getattr(value, key)) for key, name in names.items()}
+    names = [it.name for it in fields(value)]
+    names += [name for name, it in vars(type(value)).items() if isinstance(it, property)]
+    return {_JSON_NAMES.get(name, name): _plain(getattr(value, name)) for name in names}
 
 
-class _Reader:
-    """Reads the parts of a report off a planned module."""
-
-    def __init__(self, module: ir.Module) -> None:
-        self._module = module
-        self._function = main_function(module)
-        self._ops = list(body(self._function).operations)[:-1]
-        self._program = read_planned(module)
-
-    def solver(self) -> SolverSummary | None:
-        with errors_at(self._function):
-            return SolverSummary.of(tuple(read_solver_reports(self._function)))
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of a report that the module tells."""
-        plan = self._program.plan
-        try:
-            memory = Cluster.parse(plan.cluster).device.memory
-        except ClusterError:
-            memory = None
-        collectives: list[CollectiveReport] = []
-        splits = dict.fromkeys((mesh.name for mesh in self._program.meshes), "")
-        # Which way a change of layout takes depends on the links.
-        if self.is_sharded() and (memory is not None or not plan.cluster):
-            with populated(self._module) as rule_of:
-                fragments = list(annotated_fragments(self._module))
-                factors = SplitFactors(self._function, rule_of)
-                for mesh in self._program.meshes:
-                    forward = (
-                        annotated
-                        for annotated, one in zip(fragments, self._program.fragments, strict=True)
-                        if one.mesh == mesh.name and one.part == "forward"
-                    )
-                    nothing = "one device" if len(mesh.devices) == 1 else "no contraction to split"
-                    splits[mesh.name] = in_words(factors.of(forward)) or nothing
-                for annotated, one in zip(fragments, self._program.fragments, strict=True):
-                    runs = 1 if one.part == "update" else plan.num_micro_batches
-                    collectives += [
-                        CollectiveReport(
-                            mesh=one.mesh,
-                            part=one.part,
-                            kind=found.kind,
-                            axis="+".join(found.axes),
-                            bytes=found.bytes,
-                            count=runs * found.count,
-                        )
-                        for found in collectives_of(annotated)
-                    ]
-        return {
-            "cluster": plan.cluster,
-            "num_micro_batches": plan.num_micro_batches,
-            "micro_batches": self._program.micro_batches,
-            "schedule": plan.schedule,
-            "estimated_step_seconds": plan.estimated_step_seconds,
-            "estimated_step_bound": plan.estimated_step_bound,
-            "predicted_step_seconds": plan.predicted_step_seconds,
-            "predicted_peak_bytes": plan.predicted_peak_bytes,
-            "memory_bytes": memory,
-            "solver": self.solver(),
-            "meshes": tuple(read_meshes(self._function)),
-            "stages": tuple(self._stage(number, splits) for number in range(len(splits))),
-            "transfers": tuple(self._transfers()),
-            "collectives": tuple(collectives),
-            "dropped": plan.dropped,
-        }
-
-    def is_sharded(self) -> bool:
-        """Whether every value has a sharding, so that collectives can be told."""
-        return all(value.sharding is not None for value in self._program.values)
-
-    def _stage(self, number: int, splits: dict[str, str]) -> StageReport:
-        program = self._program
-        mesh = program.meshes[number].name
-        peaks = program.plan.predicted_peak_bytes
-        seconds: dict[Part, float] = {"forward": 0.0, "backward": 0.0, "update": 0.0}
-        compute: float | None = None
-        layers: dict[str, None] = {}
-        remat: list[int] = []
-        for step, op in zip(program.steps, self._ops, strict=True):
-            if isinstance(step, Transfer) or step.mesh != mesh:
-                continue
-            remat += read_remat(op)
-            seconds[step.part] += step.seconds
-            alone = read_float(op, COMPUTE_SECONDS)
-            if alone is not None:
-                runs = 1 if step.part == "update" else program.num_micro_batches
-                compute = (compute or 0.0) + runs * alone
-            if step.part == "forward":
-                layers.update(dict.fromkeys(origin.name for origin in step.origins))
-
-        def held(values: frozenset[int]) -> tuple[int, int]:
-            here = [v for v in values if program.values[v].mesh == mesh]
-            return sum(map(program.local_bytes, here)), sum(program.values[v].bytes for v in here)
-
-        return StageReport(
-            mesh=mesh,
-            layers=tuple(layers),
-            remat=tuple(f"layer_{layer}" for layer in sorted(remat)),
-            forward_seconds=seconds["forward"],
-            backward_seconds=seconds["backward"],
-            update_seconds=seconds["update"],
-            state_bytes=held(program.states)[0],
-            parameter_bytes=held(program.parameters),
-            optimizer_bytes=held(program.states - program.parameters),
-            activation_bytes=held(program.activations)[0],
-            peak_bytes=peaks[number] if number < len(peaks) else None,
-            compute_seconds=compute,
-            splits=splits[mesh],
-        )
-
-    def _transfers(self) -> Iterator[TransferReport]:
-        """The transfers: per micro-batch if a version of each one is read, otherwise per step."""
-        program = self._program
-        for step, op in zip(program.steps, self._ops, strict=True):
-            if not isinstance(step, Transfer):
-                continue
-            reshard = Reshard.read(op)
-            often = step.target in program.micro_used
-            pers: list[Per] = ["micro-batch"] if often else ["step"]
-            if often and step.target in program.totals:
-                pers.append("step")
-            for per in pers:
-                yield TransferReport(
-                    bytes=program.values[step.target].bytes,
-                    source=program.values[step.source].mesh,
-                    target=program.values[step.target].mesh,
-                    per=per,
-                    method=reshard.method if reshard else None,
-                    seconds=read_float(op, SECONDS),
-                    slow_bytes=reshard.slow_bytes if reshard else None,
-                    fast_bytes=reshard.fast_bytes if reshard else None,
+def _shardings(
+    module: ir.Module, program: Program
+) -> tuple[dict[str, str], list[CollectiveReport]]:
+    """For each mesh what is split over which axis, in words, and all collectives."""
+    splits: dict[str, str] = {}
+    collectives: list[CollectiveReport] = []
+    with populated(module) as rule_of:
+        fragments = list(zip(program.fragments, annotated_fragments(module), strict=True))
+        factors = SplitFactors(main_function(module), rule_of)
+        for mesh in program.meshes:
+            forward = (
+                annotated
+                for one, annotated in fragments
+                if one.mesh == mesh.name and one.part == "forward"
+            )
+            nothing = "one device" if len(mesh.devices) == 1 else "no contraction to split"
+            splits[mesh.name] = in_words(factors.of(forward)) or nothing
+        for one, annotated in fragments:
+            collectives += [
+                CollectiveReport(
+                    mesh=one.mesh,
+                    part=one.part,
+                    kind=found.kind,
+                    axis="+".join(found.axes),
+                    bytes=found.bytes,
+                    count=program.runs(one) * found.count,
                 )
+                for found in collectives_of(annotated)
+            ]
+    return splits, collectives
+
+
+def _stage(program: Program, number: int, splits: Mapping[str, str]) -> StageReport:
+    mesh, peaks = program.meshes[number].name, program.plan.predicted_peak_bytes
+    fragments = [fragment for fragment in program.fragments if fragment.mesh == mesh]
+    forward = [fragment for fragment in fragments if fragment.part == "forward"]
+    compute = [
+        program.runs(fragment) * fragment.compute_seconds
+        for fragment in fragments
+        if fragment.compute_seconds is not None
+    ]
+
+    def seconds(part: Part) -> float:
+        return sum(fragment.seconds for fragment in fragments if fragment.part == part)
+
+    def held(values: frozenset[int]) -> tuple[int, int]:
+        here = [v for v in values if program.values[v].mesh == mesh]
+        return sum(map(program.local_bytes, here)), sum(program.values[v].bytes for v in here)
+
+    return StageReport(
+        mesh=mesh,
+        layers=tuple(dict.fromkeys(origin.name for f in forward for origin in f.origins)),
+        remat=tuple(f"layer_{layer}" for layer in sorted(n for f in fragments for n in f.remat)),
+        forward_seconds=seconds("forward"),
+        backward_seconds=seconds("backward"),
+        update_seconds=seconds("update"),
+        state_bytes=held(program.states)[0],
+        parameter_bytes=held(program.parameters),
+        optimizer_bytes=held(program.states - program.parameters),
+        activation_bytes=held(program.activations)[0],
+        peak_bytes=peaks[number] if number < len(peaks) else None,
+        compute_seconds=sum(compute) if compute else None,
+        splits=splits.get(mesh, ""),
+    )
+
+
+def _transfers(program: Program) -> Iterator[TransferReport]:
+    """The transfers: per micro-batch if a version of each one is read, otherwise per step."""
+    for step in program.transfers:
+        often = step.target in program.micro_used
+        pers: list[Per] = ["micro-batch"] if often else ["step"]
+        if often and step.target in program.totals:
+            pers.append("step")
+        for per in pers:
+            yield TransferReport(
+                bytes=program.values[step.target].bytes,
+                source=program.values[step.source].mesh,
+                target=program.values[step.target].mesh,
+                per=per,
+                method=step.method,
+                seconds=None if step.method is None else step.seconds,
+                slow_bytes=step.slow_bytes,
+                fast_bytes=step.fast_bytes,
+            )

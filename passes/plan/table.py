@@ -11,8 +11,7 @@ shardings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from alpa.dialects import ir
 from alpa.dialects.attributes import EXACT, INDEPENDENT
@@ -26,6 +25,7 @@ from alpa.passes.plan.text import aligned, count_text, percent, ranges_text, sec
 
 _PATTERNS = 4  # that a row lists before it sums up the rest
 _ONE_MICRO_BATCH = "one micro-batch: pipelining cannot gain anything"
+_PROVEN = {None: "not checked", EXACT: "exact (proven)", INDEPENDENT: "independent (as asked)"}
 
 
 def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
@@ -40,35 +40,20 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
     """
     report = report or PlanReport.of(module)
     program = read_planned(module)
-    view = _View(report=report, program=program)
-    parts = (_header, _stages, _limits, _transfers, _strategy, _roles)
-    sections = ["\n".join(part(view)) for part in parts]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    sections = (
+        _header(report),
+        _stages(report),
+        _limits(report),
+        _transfers(report),
+        _strategy(program),
+        _roles(program),
+    )
+    texts = ("\n".join(lines) for lines in sections)
+    return "\n\n".join(text for text in texts if text) + "\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _View:
-    """A plan's numbers, and the program that they are of."""
-
-    report: PlanReport
-    program: Program
-
-    def pattern(self, value: int, batch_dim: int | None = None) -> str:
-        """A value's sharding in words: `dim 0 on axis0, dim 1 on axis1`."""
-        it = self.program.values[value]
-        if it.sharding is None:
-            return "not sharded yet"
-        words: list[str] = []
-        for number, axes in enumerate(it.dims):
-            split = [axis for axis in axes if self.program.axis_size(value, axis) > 1]
-            if split:
-                name = "batch" if number == batch_dim else f"dim {number}"
-                words.append(f"{name} on {'+'.join(split)}")
-        return ", ".join(words) or "replicated"
-
-
-def _header(view: _View) -> list[str]:
-    report = view.report
+def _header(report: PlanReport) -> Iterator[str]:
+    """What was planned for which machine, and what is proven about it."""
     machine = report.cluster or "a cluster of no name"
     try:
         cluster = Cluster.parse(report.cluster)
@@ -77,61 +62,35 @@ def _header(view: _View) -> list[str]:
     else:
         machine += f" ({count_text(cluster.hosts, 'host')} x {cluster.devices_per_host} "
         machine += f"{cluster.device.name})"
-    return [
+    batches, said = report.num_micro_batches, report.micro_batches
+    yield (
         f"plan for {machine}: {count_text(len(report.stages), 'stage')}, "
-        f"{count_text(report.num_micro_batches, 'micro-batch', 'micro-batches')}, "
-        f"{report.schedule}, predicted step {seconds_text(report.predicted_step_seconds)}",
-        *_micro_batches(report),
-        *_cut(report),
-        *_shardings(report),
-        *_dropped(report),
-    ]
-
-
-_PROVEN = {EXACT: "exact (proven)", INDEPENDENT: "independent (as asked)"}
-
-
-def _micro_batches(report: PlanReport) -> list[str]:
-    """What is known of several micro-batches."""
-    if report.num_micro_batches == 1:
-        return []
-    said = report.micro_batches
-    return [f"micro-batches: {'not checked' if said is None else _PROVEN.get(said, said)}"]
-
-
-def _cut(report: PlanReport) -> list[str]:
-    """What is proven about the cut into stages."""
+        f"{count_text(batches, 'micro-batch', 'micro-batches')}, "
+        f"{report.schedule}, predicted step {seconds_text(report.predicted_step_seconds)}"
+    )
+    if batches > 1:
+        yield f"micro-batches: {_PROVEN.get(said, said)}"
     seconds, bound = report.estimated_step_seconds, report.estimated_step_bound
-    if not bound or bound == seconds:
-        return []
-    return [
-        f"cut into stages: estimated at {seconds_text(seconds)}; no cut of these layers "
-        f"is estimated below {seconds_text(bound)}"
-    ]
-
-
-def _shardings(report: PlanReport) -> list[str]:
-    """What is proven about the shardings inside the meshes."""
+    if bound not in (0, seconds):
+        yield (
+            f"cut into stages: estimated at {seconds_text(seconds)}; no cut of these layers "
+            f"is estimated below {seconds_text(bound)}"
+        )
     solver = report.solver
-    if solver is None:
-        return []
-    if solver.status == "optimal":
+    if solver is not None:
         proven = "proven optimal"
-    else:
-        ended = "the time limit came first; " if solver.status == "time_limit" else ""
-        proven = f"{ended}at most {solver.gap:.2%} above the optimum"
-    folded = any(mesh.problem == "folded" for mesh in solver.meshes)
-    among = ", among those that shard equal layers alike" if folded else ""
-    return [f"shardings of these stages: {proven}{among}"]
+        if solver.status != "optimal":
+            ended = "the time limit came first; " if solver.status == "time_limit" else ""
+            proven = f"{ended}at most {solver.gap:.2%} above the optimum"
+        folded = any(mesh.problem == "folded" for mesh in solver.meshes)
+        among = ", among those that shard equal layers alike" if folded else ""
+        yield f"shardings of these stages: {proven}{among}"
+    for one in report.dropped:
+        yield f"left out of the search: {one.what}: {one.reason}"
 
 
-def _dropped(report: PlanReport) -> list[str]:
-    """What the search left out though it may have been possible."""
-    return [f"left out of the search: {one.what}: {one.reason}" for one in report.dropped]
-
-
-def _stages(view: _View) -> list[str]:
-    report, memory = view.report, view.report.memory_bytes
+def _stages(report: PlanReport) -> Iterator[str]:
+    memory = report.memory_bytes
     columns = ["stage", "mesh", "hosts", "devices", "shape", "layers", "forward", "backward"]
     columns += ["update", "state", "peak"] + (["memory"] if memory else [])
     rows = [columns]
@@ -152,106 +111,98 @@ def _stages(view: _View) -> list[str]:
         if memory:
             row.append("-" if stage.peak_bytes is None else percent(stage.peak_bytes / memory))
         rows.append(row)
-    notes = "seconds per micro-batch, of the update per step; bytes per device"
-    if memory:
-        notes += f"; peak as a share of {size_text(memory)}"
-    return [*aligned(rows), f"({notes})", *_in_words(report), *_rematerialised(report)]
-
-
-def _in_words(report: PlanReport) -> list[str]:
-    """The strategy of each stage, equal ones together."""
-    found: dict[tuple[str, str], list[int]] = {}
+    yield from aligned(rows)
+    share = f"; peak as a share of {size_text(memory)}" if memory else ""
+    yield f"(seconds per micro-batch, of the update per step; bytes per device{share})"
+    alike: dict[tuple[str, str], list[int]] = {}
     for number, stage in enumerate(report.stages):
         if stage.splits:
-            found.setdefault((stage.splits, stage.held), []).append(number)
-    lines: list[str] = []
-    for (splits, held), numbers in found.items():
+            alike.setdefault((stage.splits, stage.held), []).append(number)
+    for (splits, held), numbers in alike.items():
         name = _stage_name(numbers)
-        lines.append(f"{name}: {splits}")
-        lines += [f"{' ' * len(name)}  {held}"] if held else []
-    return lines
-
-
-def _rematerialised(report: PlanReport) -> list[str]:
-    """The layers of each stage that are computed twice."""
-    return [
-        f"{_stage_name([number])}: remat: layers {_layers(stage.remat)}"
-        for number, stage in enumerate(report.stages)
-        if stage.remat
-    ]
+        yield f"{name}: {splits}"
+        if held:
+            yield f"{' ' * len(name)}  {held}"
+    for number, stage in enumerate(report.stages):
+        if stage.remat:
+            yield f"{_stage_name([number])}: remat: layers {_layers(stage.remat)}"
 
 
 def _stage_name(numbers: Sequence[int]) -> str:
     return f"{'stage' if len(numbers) == 1 else 'stages'} {ranges_text(numbers)}"
 
 
-def _strategy(view: _View) -> list[str]:
+def _strategy(program: Program) -> Iterator[str]:
     """What is split over which axes; stages of which the same can be said stand together."""
     blocks: dict[tuple[str, ...], list[int]] = {}
-    for number, mesh in enumerate(view.program.meshes):
+    for number, mesh in enumerate(program.meshes):
         axes = ", ".join(f"{name}={size}" for name, size in mesh.axes)
-        block = (axes, *_stage_strategy(view, mesh.name))
+        block = (axes, *_stage_strategy(program, mesh.name))
         blocks.setdefault(block, []).append(number)
-    lines = ["strategy"]
+    yield "strategy"
     for (axes, *rows), numbers in blocks.items():
-        lines += [f"  {_stage_name(numbers)} ({axes})", *rows]
-    return lines
+        yield f"  {_stage_name(numbers)} ({axes})"
+        yield from rows
 
 
-def _stage_strategy(view: _View, mesh: str) -> list[str]:
+def _stage_strategy(program: Program, mesh: str) -> Iterator[str]:
     """Batch, parameters, optimizer and activations of a stage."""
-    program = view.program
     dims = {a.value: a.attributes.batch_dim for a in program.arguments}
-    roles = {a.value: a.attributes.role for a in program.arguments}
     groups = {
-        "batch": [v for v, role in roles.items() if role == "batch"],
-        "parameters": sorted(program.parameters),
-        "state that only the update reads": sorted(program.states - program.parameters),
-        "activations that the backward part reads": sorted(program.activations),
+        "batch": [a.value for a in program.arguments if a.attributes.role == "batch"],
+        "parameters": program.parameters,
+        "state that only the update reads": program.states - program.parameters,
+        "activations that the backward part reads": program.activations,
     }
-    lines: list[str] = []
     for title, values in groups.items():
-        here = [v for v in values if program.values[v].mesh == mesh]
-        if here:
-            patterns = [(view.pattern(v, dims.get(v)), program.values[v].bytes) for v in here]
-            lines += _by_pattern(title, patterns)
-    return lines
+        patterns: dict[str, list[int]] = {}
+        for v in values:
+            if program.values[v].mesh == mesh:
+                pattern = _pattern(program, v, dims.get(v))
+                patterns.setdefault(pattern, []).append(program.values[v].bytes)
+        if patterns:
+            yield from _by_pattern(title, patterns)
 
 
-def _by_pattern(title: str, patterns: Sequence[tuple[str, int]]) -> list[str]:
+def _pattern(program: Program, value: int, batch_dim: int | None) -> str:
+    """A value's sharding in words: `dim 0 on axis0, dim 1 on axis1`."""
+    it = program.values[value]
+    if it.sharding is None:
+        return "not sharded yet"
+    words: list[str] = []
+    for number, axes in enumerate(it.dims):
+        split = [axis for axis in axes if program.axis_size(value, axis) > 1]
+        if split:
+            name = "batch" if number == batch_dim else f"dim {number}"
+            words.append(f"{name} on {'+'.join(split)}")
+    return ", ".join(words) or "replicated"
+
+
+def _by_pattern(title: str, sizes: Mapping[str, Sequence[int]]) -> Iterator[str]:
     """`parameters: 30 tensors`, then `replicated: 12 of 30`, and so on; most bytes first."""
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for pattern, size in patterns:
-        counts[pattern] += 1
-        sizes[pattern] += size
-    order = sorted(counts, key=lambda pattern: (-sizes[pattern], -counts[pattern], pattern))
-    total = sum(sizes.values())
-    lines = [f"    {title}: {count_text(len(patterns), 'tensor')}, {size_text(total)}"]
+    count, total = sum(map(len, sizes.values())), sum(map(sum, sizes.values()))
+    yield f"    {title}: {count_text(count, 'tensor')}, {size_text(total)}"
+    order = sorted(sizes, key=lambda it: (-sum(sizes[it]), -len(sizes[it]), it))
     for pattern in order[:_PATTERNS]:
-        share = f" = {percent(sizes[pattern] / total)}" if total and len(order) > 1 else ""
-        lines.append(
-            f"      {pattern}: {counts[pattern]} of {len(patterns)}, "
-            f"{size_text(sizes[pattern])}{share}"
-        )
-    rest = order[_PATTERNS:]
+        here = sum(sizes[pattern])
+        share = f" = {percent(here / total)}" if total and len(order) > 1 else ""
+        yield f"      {pattern}: {len(sizes[pattern])} of {count}, {size_text(here)}{share}"
+    others = order[_PATTERNS:]
+    rest = [size for pattern in others for size in sizes[pattern]]
     if rest:
-        lines.append(
-            f"      {count_text(len(rest), 'other layout')}: {sum(counts[p] for p in rest)} of "
-            f"{len(patterns)}, {size_text(sum(sizes[p] for p in rest))}"
+        yield (
+            f"      {count_text(len(others), 'other layout')}: {len(rest)} of {count}, "
+            f"{size_text(sum(rest))}"
         )
-    return lines
 
 
-def _transfers(view: _View) -> list[str]:
+def _transfers(report: PlanReport) -> list[str]:
     """What crosses between stages: per micro-batch, or once per step."""
-    stage_of = {mesh.name: number for number, mesh in enumerate(view.report.meshes)}
+    stage_of = {mesh.name: number for number, mesh in enumerate(report.meshes)}
     groups: dict[tuple[str, int, int], list[TransferReport]] = {}
-    for transfer in view.report.transfers:
+    for transfer in report.transfers:
         key = (transfer.per, stage_of[transfer.source], stage_of[transfer.target])
         groups.setdefault(key, []).append(transfer)
-    if not groups:
-        return []
     rows = [["crosses", "per", "values", "bytes", "between hosts", "inside hosts", "methods"]]
     for (per, source, target), transfers in sorted(groups.items()):
         methods = Counter(transfer.method for transfer in transfers if transfer.method)
@@ -266,7 +217,7 @@ def _transfers(view: _View) -> list[str]:
                 ", ".join(f"{m} {n}" for m, n in methods.most_common()) or "not decided yet",
             ]
         )
-    return aligned(rows, left=(0, 1, 6))
+    return aligned(rows, left=(0, 1, 6)) if groups else []
 
 
 def _total(sizes: Sequence[int | None]) -> str:
@@ -274,55 +225,50 @@ def _total(sizes: Sequence[int | None]) -> str:
     return size_text(sum(known)) if len(known) == len(sizes) else "-"
 
 
-def _limits(view: _View) -> list[str]:
-    report, stages = view.report, view.report.stages
-    batches, count = report.num_micro_batches, len(stages)
-    lines = ["what limits it"]
+def _limits(report: PlanReport) -> Iterator[str]:
+    yield "what limits it"
+    stages, batches, count = report.stages, report.num_micro_batches, len(report.stages)
     total = sum(stage.seconds for stage in stages)
     slowest = max(stages, key=lambda stage: stage.seconds)
     if count > 1 and total:
-        lines.append(f"  {_balance(stages, slowest, total)}")
-    lines.append(f"  {_bubble(count, batches)}")
+        yield f"  {_balance(stages, slowest, total)}"
+    yield f"  {_bubble(count, batches)}"
     if report.predicted_step_seconds and total:
         word = "forward and backward" if count == 1 else "slowest stage"
         parts = [
             (batches * slowest.seconds, f"{word} ({batches} x {seconds_text(slowest.seconds)})"),
             (total - slowest.seconds, "fill and drain"),
         ]
-        lines.append(f"  {_step_seconds(report.predicted_step_seconds, parts)}")
-    lines += [f"  {line}" for line in _inside_meshes(report)]
+        yield f"  {_step_seconds(report.predicted_step_seconds, parts)}"
+    yield from _inside_meshes(report)
     memory = report.memory_bytes
     if memory and any(stage.peak_bytes for stage in stages):
-        fullest = max(stages, key=lambda stage: stage.peak_bytes or 0)
-        free = memory - (fullest.peak_bytes or 0)
-        lines.append(
-            f"  memory: stage {stages.index(fullest)} is the fullest; {size_text(free)} of "
+        peaks = [stage.peak_bytes or 0 for stage in stages]
+        free = memory - max(peaks)
+        yield (
+            f"  memory: stage {peaks.index(max(peaks))} is the fullest; {size_text(free)} of "
             f"{size_text(memory)} per device stay free ({percent(free / memory)})"
         )
-    lines += [
-        f"  stage {number} holds {size_text(stage.state_bytes)} of state per device, more "
-        "than its predicted peak, which assumes an even split"
-        for number, stage in enumerate(stages)
-        if stage.peak_bytes is not None and stage.state_bytes > stage.peak_bytes
-    ]
-    return lines
+    for number, stage in enumerate(stages):
+        if stage.peak_bytes is not None and stage.state_bytes > stage.peak_bytes:
+            yield (
+                f"  stage {number} holds {size_text(stage.state_bytes)} of state per device, more "
+                "than its predicted peak, which assumes an even split"
+            )
 
 
-def _inside_meshes(report: PlanReport) -> list[str]:
+def _inside_meshes(report: PlanReport) -> Iterator[str]:
     """Of the mesh that is busy for longest, what its compute does not explain."""
     if report.solver is None:
-        return []
+        return
     busiest = max(report.solver.meshes, key=lambda solved: solved.objective)
     stage = next(stage for stage in report.stages if stage.mesh == busiest.mesh)
-    if stage.compute_seconds is None:
-        return []
-    rest = busiest.objective - stage.compute_seconds
-    if rest < 0.005 * busiest.objective:
-        return []
-    return [
-        f"inside {busiest.mesh}: {percent(rest / busiest.objective)} of "
-        f"{seconds_text(busiest.objective)} per step are collectives and work that devices repeat"
-    ]
+    whole, compute = busiest.objective, stage.compute_seconds
+    if compute is not None and whole - compute > 0.005 * whole:
+        yield (
+            f"  inside {busiest.mesh}: {percent((whole - compute) / whole)} of "
+            f"{seconds_text(whole)} per step are collectives and work that devices repeat"
+        )
 
 
 def _bubble(stages: int, batches: int) -> str:
@@ -358,33 +304,28 @@ def _step_seconds(step: float, parts: Sequence[tuple[float, str]]) -> str:
     return f"step {seconds_text(step)} = {' + '.join(shares)}"
 
 
-def _roles(view: _View) -> list[str]:
+def _roles(program: Program) -> Iterator[str]:
     """How many arguments and results play which role."""
-    program = view.program
     used, unused = "state, parameters", "state, read by the update only"
-    numbers: dict[str, set[int]] = {}
+    arguments: dict[str, set[int]] = {}
     for argument in program.arguments:
         role = argument.attributes.role or "without a role"
         if role == "state":
             role = used if argument.value in program.parameters else unused
-        numbers.setdefault(role, set()).add(argument.number)
+        arguments.setdefault(role, set()).add(argument.number)
     # A state that only the update reads on one mesh is a parameter all the same on another.
-    if unused in numbers:
-        numbers[unused] -= numbers.get(used, set())
+    if unused in arguments:
+        arguments[unused] -= arguments.get(used, set())
     results: dict[str, set[int]] = {}
     for result in program.results:
         kind = result.attributes.role
         word = "without a role" if kind is None else "new state" if kind.kind == "state" else kind
         results.setdefault(str(word), set()).add(result.number)
-    return ["roles", *_listed("argument", numbers), *_listed("result", results)]
-
-
-def _listed(noun: str, groups: dict[str, set[int]]) -> list[str]:
-    return [
-        f"  {role}: {count_text(len(numbers), noun)} ({ranges_text(sorted(numbers))})"
-        for role, numbers in groups.items()
-        if numbers
-    ]
+    yield "roles"
+    for noun, groups in (("argument", arguments), ("result", results)):
+        for role, numbers in groups.items():
+            if numbers:
+                yield f"  {role}: {count_text(len(numbers), noun)} ({ranges_text(sorted(numbers))})"
 
 
 def _layers(names: Sequence[str]) -> str:

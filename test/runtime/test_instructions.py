@@ -70,7 +70,6 @@ class Builder:
                 name=f"{mesh}.{part}.{len(self.steps)}",
                 mesh=mesh,
                 part=part,
-                stage=None,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
             )

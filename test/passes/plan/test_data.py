@@ -72,7 +72,6 @@ def test_it_outlives_the_module() -> None:
         name="mesh_0.layer_0.forward",
         mesh="mesh_0",
         part="forward",
-        stage=0,
         inputs=(W, X, K),
         outputs=(F,),
         origins=(Origin("layer_0", 0),),

@@ -95,7 +95,6 @@ def update_chain() -> Program:
             name=f"{mesh}.{part}",
             mesh=names[mesh],
             part=part,
-            stage=mesh,
             inputs=(read,),
             outputs=(made,),
             seconds=seconds,
