@@ -5,8 +5,8 @@ time. A temporary is live from the op that writes it to its last use. Not writte
 
 * views: constants, iotas, broadcasts, reshapes and constraints that change nothing;
 * values that a fusion computes on the fly: element-wise ops, slices and pads that are fused with
-  their users, unless a second user makes them expensive, and transposes that only dots read. A
-  value that is added to an accumulator is fused with the addition.
+  all their users, and transposes that only dots read. A value that is added to an accumulator is
+  fused with the addition.
 
 Ops run in XLA's depth-first order, not in program order: from the results backwards, first the
 operand with the most transitive users. A value that is needed late, such as a reduced gradient in
@@ -33,7 +33,6 @@ from alpa.passes.analysis.liveness import Lives
 from alpa.passes.analysis.op_kinds import (
     BROADCASTS,
     ELEMENTWISE,
-    ELEMENTWISE_CHLO,
     FUSIBLE,
     READS_THROUGH_FUSION,
     SOURCES,
@@ -44,24 +43,6 @@ from alpa.passes.plan.annotated import Annotated, annotated_fragments, has_own_o
 from alpa.passes.sharding.sums import unreduced_axes
 
 _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.while"})
-_EXPENSIVE = ELEMENTWISE_CHLO | {
-    "stablehlo.atan2",
-    "stablehlo.cbrt",
-    "stablehlo.cosine",
-    "stablehlo.divide",
-    "stablehlo.exponential",
-    "stablehlo.exponential_minus_one",
-    "stablehlo.log",
-    "stablehlo.log_plus_one",
-    "stablehlo.logistic",
-    "stablehlo.power",
-    "stablehlo.remainder",
-    "stablehlo.rsqrt",
-    "stablehlo.sine",
-    "stablehlo.sqrt",
-    "stablehlo.tan",
-    "stablehlo.tanh",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +67,10 @@ def predicted_memory(module: ir.Module) -> list[FragmentMemory]:
     Raises:
         PassError: there is no plan, or a sharding does not fit its mesh.
     """
-    return [memory_of(annotated) for annotated in annotated_fragments(module)]
+    return [_memory_of(annotated) for annotated in annotated_fragments(module)]
 
 
-def memory_of(annotated: Annotated) -> FragmentMemory:
-    """As `predicted_memory`, for one fragment."""
+def _memory_of(annotated: Annotated) -> FragmentMemory:
     fragment = annotated.fragment
     block = body(fragment)
     results = [
@@ -145,22 +125,9 @@ class _Clock(Lives):
                 self._added.add(value)
             while i not in added:
                 self._returned.add(value)
-                before = self._before(value)
-                if before is None:
+                if isinstance(value.owner, ir.Block) or not self._is_view(value.owner):
                     break
-                value = before
-
-    def _before(self, value: ir.Value) -> ir.Value | None:
-        """What lies where a value will: what it is a view of, or the start of a loop's variable."""
-        owner = value.owner
-        if isinstance(owner, ir.Block):
-            return None
-        if self._is_view(owner):
-            return owner.operands[0]
-        if not isinstance(owner.opview, stablehlo.WhileOp):
-            return None
-        start = owner.operands[ir.OpResult(value).result_number]
-        return start if len(list(start.uses)) == 1 else None
+                value = value.owner.operands[0]
 
     def _visit(self, block: ir.Block) -> None:
         for op in _depth_first(block, self.annotated):
@@ -228,25 +195,9 @@ class _Clock(Lives):
         if op.results[0] in self._added:
             return True
         users = {user for result in op.results for user in self._users(result)}
-        if name in BROADCASTS:  # A loop's variable starts as one.
-            users = {user for user in users if user.name != "stablehlo.while"}
-        if any(user.name not in READS_THROUGH_FUSION for user in users):
-            return False
-        if len(users) <= 1:
-            return True
-        # Computed once for each user: not if that reads more than the result.
-        return name not in _EXPENSIVE and sum(map(self._is_large, op.operands)) <= 1
-
-    def _is_large(self, value: ir.Value) -> bool:
-        """Whether reading a value reads more than a constant or something to be broadcast."""
-        while self.base.get(value):
-            owner = value.owner
-            if not isinstance(owner, ir.Block) and owner.name in BROADCASTS:
-                return False
-            (value, *others) = self.base[value]
-            if others:
-                return True
-        return value not in self.base and self.annotated.local_bytes(value) > 0
+        if name in BROADCASTS:
+            users.discard("stablehlo.while")  # A loop's variable starts as one.
+        return users <= READS_THROUGH_FUSION
 
     def _is_slice(self, op: ir.OpView) -> bool:
         """Whether a change of layout only cuts."""
@@ -254,14 +205,14 @@ class _Clock(Lives):
             return False
         return only_cuts(*(self.annotated.layout(v) for v in (op.operands[0], op.results[0])))
 
-    def _users(self, value: ir.Value) -> Iterator[ir.Operation]:
-        """The ops that read a value, through views."""
+    def _users(self, value: ir.Value) -> Iterator[str]:
+        """The names of the ops that read a value, through views."""
         for use in value.uses:
             owner = use.owner
-            if self._is_view(owner) or self._is_slice(owner):
+            if self._is_view(owner):
                 yield from self._users(owner.results[0])
             else:
-                yield owner.operation
+                yield owner.operation.name
 
 
 def _is_loop_constant(op: ir.OpView, number: int) -> bool:
@@ -305,21 +256,15 @@ def _depth_first(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
             min(total, size + sum(held for _, held in behind)),
         )
 
-    def heaviest_first(op: ir.OpView) -> Iterator[ir.OpView]:
-        return iter(sorted(makers[op], key=lambda maker: weights[maker], reverse=True))
-
-    order: list[ir.OpView] = []
-    seen, path = {end}, [(end, heaviest_first(end))]
+    order: dict[ir.OpView, None] = {}
+    path = [end]
     while path:
-        op, waiting = path[-1]
-        following = next((maker for maker in waiting if maker not in seen), None)
-        if following is None:
-            order.append(op)
-            path.pop()
+        waiting = [maker for maker in makers[path[-1]] if maker not in order]
+        if waiting:
+            path.append(max(waiting, key=lambda maker: weights[maker]))
         else:
-            seen.add(following)
-            path.append((following, heaviest_first(following)))
-    return order[:-1]
+            order[path.pop()] = None
+    return list(order)[:-1]
 
 
 def _makers(op: ir.OpView, block: ir.Block) -> list[ir.OpView]:
