@@ -41,11 +41,10 @@ def _unsettled(program: Program, ops: Sequence[ir.OpView]) -> frozenset[int]:
     """
     if program.num_micro_batches == 1:
         return frozenset()
-    read = {v for f in program.fragments if f.part == "update" for v in f.inputs}
     carried = {program.sources[value] for value in program.carries.values()}
     found = {
         value
-        for value in read & program.varying - program.totals
+        for value in program.read_by("update") & program.varying - program.totals
         if program.sources[value] not in carried
     }
     if not found:

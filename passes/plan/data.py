@@ -22,6 +22,7 @@ runtime share them, and therefore these definitions:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -199,6 +200,14 @@ class Program:
     def num_micro_batches(self) -> int:
         return self.plan.num_micro_batches
 
+    def read_by(self, *parts: Part) -> set[int]:
+        """Values that fragments of these parts consume."""
+        return {v for f in self.fragments if f.part in parts for v in f.inputs}
+
+    def made_by(self, *parts: Part) -> set[int]:
+        """Values that fragments of these parts produce."""
+        return {v for f in self.fragments if f.part in parts for v in f.outputs}
+
     def runs(self, fragment: Fragment) -> int:
         """How often a step runs a fragment."""
         return 1 if fragment.part == "update" else self.num_micro_batches
@@ -214,14 +223,8 @@ class Program:
     @cached_property
     def parts(self) -> tuple[Part | None, ...]:
         """The part that produces each value, through transfers; None for arguments."""
-        parts: list[Part | None] = [None] * len(self.values)
-        for step in self.steps:
-            if isinstance(step, Transfer):
-                parts[step.target] = parts[step.source]
-            else:
-                for output in step.outputs:
-                    parts[output] = step.part
-        return tuple(parts)
+        made: dict[int, Part] = {v: f.part for f in self.fragments for v in f.outputs}
+        return tuple(made.get(source) for source in self.sources)
 
     @cached_property
     def states(self) -> frozenset[int]:
@@ -231,16 +234,12 @@ class Program:
     @cached_property
     def parameters(self) -> frozenset[int]:
         """States that a forward or backward part reads; the others are the optimizer's."""
-        read = {v for f in self.fragments if f.part != "update" for v in f.inputs}
-        for step in reversed(self.transfers):
-            read |= {step.source} if step.target in read else set()
-        return self.states & read
+        return self.states & self._with_sources(self.read_by("forward", "backward"))
 
     @cached_property
     def activations(self) -> frozenset[int]:
         """What forward parts made and backward parts read, where it is read."""
-        read = {v for f in self.fragments if f.part == "backward" for v in f.inputs}
-        return frozenset(v for v in read if self.parts[v] == "forward")
+        return frozenset(v for v in self.read_by("backward") if self.parts[v] == "forward")
 
     @cached_property
     def new_states(self) -> dict[int, tuple[int, ...]]:
@@ -282,30 +281,33 @@ class Program:
     def varying(self) -> frozenset[int]:
         """Values with a version per micro-batch."""
         batches = (a.value for a in self.arguments if a.attributes.role == "batch")
-        varying = {*batches, *self.carries}
-        for step in self.steps:
-            if isinstance(step, Transfer):
-                varying |= {step.target} if step.source in varying else set()
-            elif step.part != "update":
-                varying.update(step.outputs)
-        return frozenset(varying)
+        return self._with_copies({*batches, *self.carries, *self.made_by("forward", "backward")})
 
     @cached_property
     def _update_used(self) -> frozenset[int]:
         """Values that an update fragment consumes, directly or through transfers."""
-        used: set[int] = set()
-        for step in reversed(self.steps):
-            if isinstance(step, Fragment):
-                used.update(step.inputs if step.part == "update" else ())
-            elif step.target in used:
-                used.add(step.source)
-        return frozenset(used)
+        return self._with_sources(self.read_by("update"))
+
+    def _with_sources(self, values: Iterable[int]) -> frozenset[int]:
+        """Values, and all that transfers make them of."""
+        found = set(values)
+        for step in reversed(self.transfers):
+            if step.target in found:
+                found.add(step.source)
+        return frozenset(found)
+
+    def _with_copies(self, values: Iterable[int]) -> frozenset[int]:
+        """Values, and all that transfers make of them."""
+        found = set(values)
+        for step in self.transfers:
+            if step.source in found:
+                found.add(step.target)
+        return frozenset(found)
 
     @cached_property
     def gradients(self) -> frozenset[int]:
         """What backward fragments produce and updates consume."""
-        produced = {v for f in self.fragments if f.part == "backward" for v in f.outputs}
-        return frozenset(produced & self._update_used)
+        return frozenset(self.made_by("backward") & self._update_used)
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
@@ -325,10 +327,9 @@ class Program:
             if result.sum_kind is not None
         }
         kinds.update((copy, kinds[v]) for f in self.fragments for copy, v in f.wide if v in kinds)
-        produced = {v for f in self.fragments if f.part == "forward" for v in f.outputs}
         return {
             value: kinds[value]
-            for value in sorted(produced & self._update_used & kinds.keys())
+            for value in sorted(self.made_by("forward") & self._update_used & kinds.keys())
             if self.values[value].is_float
         }
 
@@ -338,11 +339,7 @@ class Program:
         micro-batch."""
         if self.num_micro_batches == 1:
             return frozenset()
-        totals = {*self.gradients, *self.losses}
-        for step in self.transfers:
-            if step.source in totals and step.target in self._update_used:
-                totals.add(step.target)
-        return frozenset(totals)
+        return self._with_copies({*self.gradients, *self.losses}) & self._update_used
 
     @cached_property
     def returned_totals(self) -> dict[int, int]:
@@ -367,13 +364,10 @@ class Program:
 
         A result that is a mean or a sum of a gradient is taken from the gradient's total.
         """
-        used: set[int] = set(self.carries.values())
-        for result in self.results:
-            if result.sum_kind is None or result.value not in self.returned_totals:
-                used.add(result.value)
-        for step in reversed(self.steps):
-            if isinstance(step, Fragment):
-                used.update(step.inputs if step.part != "update" else ())
-            elif step.target in used:
-                used.add(step.source)
-        return frozenset(used) & self.varying
+        returned = (
+            result.value
+            for result in self.results
+            if result.sum_kind is None or result.value not in self.returned_totals
+        )
+        used = {*self.carries.values(), *returned, *self.read_by("forward", "backward")}
+        return self._with_sources(used) & self.varying

@@ -50,17 +50,20 @@ def read_planned(module: ir.Module) -> Program:
         main = main_function(module)
         arguments, results = read_arguments(main), read_results(main)
         plan = Plan.read(main) or Plan()
-    meshes = read_topology(main)
-    assigned = read_meshes(main)
+        meshes, assigned = read_topology(main), read_meshes(main)
     for mesh in assigned:
         if mesh.name not in meshes:
             raise PassError(main, f"alpa.meshes names {mesh.name}, which the topology does not")
     reader = _Reader(meshes)
     entry = main.entry_block
-    for argument in entry.arguments:
-        reader.number(argument, main)
+    with errors_at(main):
+        for argument in entry.arguments:
+            reader.number(argument)
     ops = list(entry.operations)
-    steps = [reader.step(op) for op in ops[:-1]]
+    steps: list[Fragment | Transfer] = []
+    for op in ops[:-1]:
+        with errors_at(op):
+            steps.append(reader.step(op))
     program = Program(
         values=tuple(reader.values),
         arguments=tuple(
@@ -68,11 +71,7 @@ def read_planned(module: ir.Module) -> Program:
             for i, a in enumerate(arguments)
         ),
         results=tuple(
-            ProgramResult(
-                value=reader.numbers[value],
-                number=output_number(i, r),
-                attributes=r,
-            )
+            ProgramResult(value=reader.numbers[value], number=output_number(i, r), attributes=r)
             for i, (value, r) in enumerate(zip(ops[-1].operands, results, strict=True))
         ),
         steps=tuple(steps),
@@ -95,34 +94,24 @@ class _Reader:
         self.numbers: dict[ir.Value, int] = {}
         self.values: list[Value] = []
 
-    def number(self, value: ir.Value, op: ir.OpView) -> int:
-        with errors_at(op):
-            tensor = MeshTensor.from_type(value.type)
+    def number(self, value: ir.Value) -> int:
+        """Raises ValueError for a value that is not on a mesh."""
+        tensor = MeshTensor.from_type(value.type)
         shape, sharding = tuple(tensor.type.shape), tensor.sharding
         if sharding is not None and sharding.unreduced:
             shape, sharding = stored(shape, sharding, self.meshes[tensor.mesh])
+        dtype = str(tensor.type.element_type)
         self.numbers[value] = len(self.values)
-        self.values.append(
-            Value(
-                mesh=tensor.mesh,
-                shape=shape,
-                dtype=str(tensor.type.element_type),
-                sharding=sharding,
-            )
-        )
+        self.values.append(Value(mesh=tensor.mesh, shape=shape, dtype=dtype, sharding=sharding))
         return self.numbers[value]
 
     def step(self, op: ir.OpView) -> Fragment | Transfer:
-        with errors_at(op):
-            return self._step(op)
-
-    def _step(self, op: ir.OpView) -> Fragment | Transfer:
         """Raises ValueError for an attribute with an invalid value."""
         if isinstance(op, mpmd.TransferOp):
             reshard = Reshard.read(op)
             return Transfer(
                 source=self.numbers[op.operands[0]],
-                target=self.number(op.results[0], op),
+                target=self.number(op.results[0]),
                 seconds=read_float(op, SECONDS) or 0.0,
                 **(vars(reshard) if reshard else {}),
             )
@@ -135,7 +124,7 @@ class _Reader:
         symbol = op.attributes.get(MODULE)
         module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
         mesh = mesh_of(op)
-        outputs = tuple(self.number(value, op) for value in op.results)
+        outputs = tuple(self.number(value) for value in op.results)
         return Fragment(
             name=module or f"{mesh}.{origin_name(origins)}.{part}",
             mesh=mesh,

@@ -85,18 +85,6 @@ CASES = {
         "sdy.mesh @mesh_0",
         'sdy.mesh @mesh_0 has axes ["a"=4, "b"=2], mesh_0 in the topology ["a"=2, "b"=2]',
     ),
-    "unknown_part": (
-        '"forward"',
-        '"sideways"',
-        "mpmd.fragment",
-        'alpa.part is "sideways"; expected one of forward, backward, update',
-    ),
-    "no_part": (
-        '{alpa.part = "forward"}',
-        "",
-        "mpmd.fragment",
-        "the fragment has no alpa.part",
-    ),
     "mesh_of_an_op": (
         '<@mesh_0, [{"b"}, {}]>',
         '<@mesh_1, [{"a"}, {}]>',
@@ -153,13 +141,6 @@ CASES = {
     %1 = mpmd.transfer""",
         'mesh="mesh_9"',
         "the fragment is on mesh_9; the topology has mesh_0, mesh_1",
-    ),
-    "another_op": (
-        "%1 = mpmd.transfer",
-        """%c = stablehlo.constant dense<0.0> : tensor<f32>
-    %1 = mpmd.transfer""",
-        "stablehlo.constant",
-        "a planned @main holds fragments and transfers between them, not stablehlo.constant",
     ),
 }
 

@@ -191,6 +191,13 @@ def test_names_of_merged_layers(names: list[str], merged: str) -> None:
         ('"last"', '"first"', 'alpa.result is "first"'),
         ('{name = "mesh_1"', '{name = "mesh_2"', "alpa.meshes names mesh_2"),
         ("1f1b", "zigzag", 'schedule is "zigzag"'),
+        ('"forward"', '"sideways"', 'alpa.part is "sideways"; expected one of forward, backward'),
+        ('{alpa.part = "forward"}', "", "the fragment needs alpa.part"),
+        (
+            "%h = mpmd.transfer",
+            "%z = stablehlo.constant dense<0.0> : tensor<f32>\n    %h = mpmd.transfer",
+            "a planned @main holds fragments and transfers, not stablehlo.constant",
+        ),
     ],
 )
 def test_errors(old: str, new: str, message: str) -> None:
