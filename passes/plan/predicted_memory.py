@@ -9,15 +9,15 @@ time. A temporary is live from the op that writes it to its last use. Not writte
   fused with the addition.
 
 Ops run in XLA's depth-first order, not in program order: from the results backwards, first the
-operand with the most transitive users. A value that is needed late, such as a reduced gradient in
+operand with the most bytes behind it. A value that is needed late, such as a reduced gradient in
 an update, is computed late. Gradients of activations are computed before those of weights, and stay
 live until then.
 
 An element-wise op writes over an operand that is not used afterwards; a loop, a
 dynamic_update_slice and a scatter work in place, and what a loop only reads is not copied. While
-one op runs, its operands and its result exist together. A reshard
-needs the buffers that its collectives send and receive. A reduce-scatter needs the whole operand,
-because XLA lowers it on CPU to an all-reduce and a slice.
+one op runs, its operands and its result exist together. A reshard needs the buffers that its
+collectives send and receive. A reduce-scatter needs the whole operand, because XLA lowers it on CPU
+to an all-reduce and a slice.
 """
 
 from __future__ import annotations
@@ -238,30 +238,23 @@ def _updates_loop_variable(op: ir.OpView) -> bool:
 def _depth_first(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
     """The ops that a block's results need, operands first.
 
-    Of several operands those come first that have more further users behind them, then those with
-    more bytes behind them, all counted once for each path: XLA's `DFSMemoryScheduler`.
+    Of several operands those come first that have more bytes behind them, counted once for each
+    path. XLA's `DFSMemoryScheduler` compares numbers of users before that.
     """
-    end = terminator(block)
-    ops = [op for op in block.operations if op != end]
+    *ops, end = block.operations
     makers = {op: _makers(op, block) for op in [*ops, end]}
-    users = Counter(maker for found in makers.values() for maker in found)
-    weights: dict[ir.OpView, tuple[int, int]] = {}
+    behind: dict[ir.OpView, int] = {}
     total = 0
     for op in ops:
         size = sum(annotated.local_bytes(result) for result in op.results)
         total += size
-        behind = [weights[maker] for maker in makers[op]]
-        weights[op] = (
-            min(len(ops), max(0, users[op] - 1) + sum(more for more, _ in behind)),
-            min(total, size + sum(held for _, held in behind)),
-        )
-
+        behind[op] = min(total, size + sum(behind[maker] for maker in makers[op]))
     order: dict[ir.OpView, None] = {}
     path = [end]
     while path:
         waiting = [maker for maker in makers[path[-1]] if maker not in order]
         if waiting:
-            path.append(max(waiting, key=lambda maker: weights[maker]))
+            path.append(max(waiting, key=lambda maker: behind[maker]))
         else:
             order[path.pop()] = None
     return list(order)[:-1]
