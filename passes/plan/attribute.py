@@ -15,13 +15,10 @@ def plan_and_cluster(function: func.FuncOp) -> tuple[Plan, Cluster]:
     Raises:
         PassError: there is no plan, its cluster is unknown here, or the meshes are none of it.
     """
-    try:
-        plan = Plan.read(function)
-    except ValueError as error:
-        raise PassError(function, f"malformed alpa.plan: {error}") from error
-    if plan is None:
-        raise PassError(function, "no alpa.plan; run stage-mesh-partition before this pass")
     with errors_at(function):
+        plan = Plan.read(function)
+        if plan is None:
+            raise PassError(function, "no alpa.plan; run stage-mesh-partition before this pass")
         cluster = Cluster.parse(plan.cluster)
         check_meshes(function)
     for mesh in read_meshes(function):

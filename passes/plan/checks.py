@@ -21,7 +21,8 @@ from alpa.passes.plan.data import (
 MOST_MICRO_BATCHES = 1 << 16
 """Each has instructions of its own; with more, a step would be ready to run after minutes only."""
 
-_ORDER: dict[Part | None, int] = {None: 0, "forward": 1, "backward": 2, "update": 3}
+ORDER: dict[Part | None, int] = {None: 0, "forward": 1, "backward": 2, "update": 3}
+"""In which order values are made; arguments come first."""
 
 
 def check_program(program: Program, ops: Sequence[ir.OpView], main: func.FuncOp) -> None:
@@ -76,7 +77,7 @@ def _check_step(
             raise PassError(op, f"{name} is {list(numbers)}; the fragment has {count} {what}")
     for number, value in enumerate(step.inputs):
         part = program.parts[value]
-        if _ORDER[part] > _ORDER[step.part]:
+        if ORDER[part] > ORDER[step.part]:
             raise PassError(
                 op,
                 f"operand {number} of this {step.part} fragment is made by the {part} part; "

@@ -24,18 +24,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from alpa.dialects import body, func, ir, main_function, mpmd, stablehlo, terminator
-from alpa.dialects.attributes import Part, marker_of
+from alpa.dialects.attributes import marker_of
 from alpa.dialects.checks import check_planned
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.layer_placement import CHEAP
 from alpa.passes.analysis.step_parts import SAME_ELEMENTS
 from alpa.passes.base import PassError, errors_at
+from alpa.passes.plan.checks import ORDER
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.update_checks import Unit, check_updates
 
 _NAME = re.compile(r"layer_\d+|update_(\d+|global)")
-_ORDER: dict[Part, int] = {"forward": 0, "backward": 1, "update": 2}
 
 Makers = Mapping[ir.Value, Unit]
 """What makes each value of @main, transfers apart; arguments are left out."""
@@ -153,7 +153,7 @@ def _check_flow(units: Sequence[Unit], makers: Makers, what: str) -> None:
             if maker is None:
                 continue
             note = ((maker.op, f"made here, by {maker.name}"),)
-            if _ORDER[maker.part] > _ORDER[unit.part]:
+            if ORDER[maker.part] > ORDER[unit.part]:
                 raise PassError(
                     unit.op,
                     f"operand {number} of {unit.name}, which is {unit.part}, is made by the "

@@ -60,7 +60,7 @@ module {
 // -----
 
 // A plan that lacks a field.
-// expected-error @+1 {{malformed alpa.plan}}
+// expected-error @+1 {{there is no schedule of alpa.plan; expected a string}}
 func.func public @half_a_plan() attributes {alpa.plan = {num_micro_batches = 1 : i64}} {
   return
 }
