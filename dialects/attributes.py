@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Self, get_args
+from typing import Literal, Self, TypeVar, get_args
 
 from alpa.dialects.bindings import func, ir, stablehlo
 from alpa.dialects.records import Int32, Record, entries, entry, one_of, typed
@@ -14,6 +13,7 @@ from alpa.dialects.records import Int32, Record, entries, entry, one_of, typed
 Role = Literal["batch", "state", "key", "constant"]
 Part = Literal["forward", "backward", "update"]
 ResultKind = Literal["concat", "mean", "sum", "last", "state"]
+Signature = Literal["arg_attrs", "res_attrs"]
 
 FOLLOW = "alpa.follow"
 FLOPS = "alpa.flops"
@@ -198,7 +198,7 @@ def read_arguments(function: func.FuncOp) -> list[Argument]:
     attr = function.attributes.get("arg_attrs")
     if attr is None:
         return [Argument() for _ in function.type.inputs]
-    return list(_read_arguments(attr))
+    return list(_read_signature(Argument, attr))
 
 
 def read_results(function: func.FuncOp) -> list[Result]:
@@ -206,39 +206,30 @@ def read_results(function: func.FuncOp) -> list[Result]:
     attr = function.attributes.get("res_attrs")
     if attr is None:
         return [Result() for _ in function.type.results]
-    return list(_read_results(attr))
+    return list(_read_signature(Result, attr))
+
+
+_Kind = TypeVar("_Kind", Argument, Result)
 
 
 # A pipeline asks again and again, and a large model has thousands of arguments. The key holds the
 # context, so that no attribute outlives it.
-@lru_cache(maxsize=8)
-def _read_arguments(signature: ir.Attribute) -> tuple[Argument, ...]:
-    return tuple(map(Argument.from_entries, _dictionaries(signature)))
-
-
-@lru_cache(maxsize=8)
-def _read_results(signature: ir.Attribute) -> tuple[Result, ...]:
-    return tuple(map(Result.from_entries, _dictionaries(signature)))
+@lru_cache(maxsize=16)
+def _read_signature(kind: type[_Kind], signature: ir.Attribute) -> tuple[_Kind, ...]:
+    return tuple(map(kind.from_entries, _dictionaries(signature)))
 
 
 def write_interface(
     function: func.FuncOp, arguments: Sequence[Argument], results: Sequence[Result]
 ) -> None:
     """Writes roles and numbers of arguments and results; other attributes stay."""
-    _write_signature(function, "arg_attrs", arguments, Argument.entry_names())
-    _write_signature(function, "res_attrs", results, Result.entry_names())
-
-
-def _write_signature(
-    function: func.FuncOp,
-    name: Literal["arg_attrs", "res_attrs"],
-    interface: Sequence[Argument | Result],
-    known: AbstractSet[str],
-) -> None:
-    old = signature_attrs(function, name, len(interface))
-    function.attributes[name] = ir.ArrayAttr.get(
-        [new.to_attr(_without(o, known)) for new, o in zip(interface, old, strict=True)]
-    )
+    both: tuple[tuple[Signature, Sequence[Record]], ...]
+    both = (("arg_attrs", arguments), ("res_attrs", results))
+    for name, interface in both:
+        old = signature_attrs(function, name, len(interface))
+        function.attributes[name] = ir.ArrayAttr.get(
+            [new.to_attr(others) for new, others in zip(interface, old, strict=True)]
+        )
 
 
 def read_part(op: ir.OpView) -> Part | None:
@@ -273,7 +264,7 @@ def read_float(op: ir.OpView | ir.Operation, name: str) -> float | None:
 
 
 def take_from_signature(
-    function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"], key: str
+    function: func.FuncOp, name: Signature, key: str
 ) -> dict[int, ir.Attribute]:
     """Removes an attribute of arguments or results; returns the old values, by number."""
     signature = function.attributes.get(name)
@@ -282,13 +273,15 @@ def take_from_signature(
     given = [ir.DictAttr(attrs) for attrs in ir.ArrayAttr(signature)]
     found = {number: attrs[key] for number, attrs in enumerate(given) if key in attrs}
     if found:
-        kept = [ir.DictAttr.get(_without(attrs, {key})) for attrs in _dictionaries(signature)]
-        function.attributes[name] = ir.ArrayAttr.get(kept)
+        kept = _dictionaries(signature)
+        for number in found:
+            del kept[number][key]
+        function.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(attrs) for attrs in kept])
     return found
 
 
 def signature_attrs(
-    function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"], count: int
+    function: func.FuncOp, name: Signature, count: int
 ) -> list[dict[str, ir.Attribute]]:
     """The attributes of each of `count` arguments or results."""
     attr = function.attributes.get(name)
@@ -299,7 +292,3 @@ def signature_attrs(
 
 def _dictionaries(signature: ir.Attribute) -> list[dict[str, ir.Attribute]]:
     return [entries(ir.DictAttr(d)) for d in ir.ArrayAttr(signature)]
-
-
-def _without(attrs: dict[str, ir.Attribute], names: AbstractSet[str]) -> dict[str, ir.Attribute]:
-    return {name: attr for name, attr in attrs.items() if name not in names}

@@ -115,19 +115,14 @@ class Record:
         return cls(**values)
 
     def to_attr(self, others: Mapping[str, ir.Attribute] | None = None) -> ir.DictAttr:
-        """Builds the attribute in the current context, together with other entries."""
-        values = ((field, getattr(self, field.of)) for field in _fields(type(self)))
-        own = {
-            field.name: field.codec.write(value)
-            for field, value in values
-            if value is not None and value != field.left_out
-        }
-        return ir.DictAttr.get({**(others or {}), **own})
-
-    @classmethod
-    def entry_names(cls) -> frozenset[str]:
-        """The names of all entries that it may have."""
-        return frozenset(field.name for field in _fields(cls))
+        """Builds the attribute in the current context, with entries of `others` beside its own."""
+        found = dict(others or {})
+        for field in _fields(type(self)):
+            value = getattr(self, field.of)
+            found.pop(field.name, None)
+            if value is not None and value != field.left_out:
+                found[field.name] = field.codec.write(value)
+        return ir.DictAttr.get(found)
 
 
 @dataclasses.dataclass(frozen=True)
