@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -63,8 +64,6 @@ class Solution:
     starts: tuple[int, ...]
     largest_input: float
     """bytes that the layer with the largest input receives from earlier layers"""
-    variance: float
-    """of FLOPs per layer"""
     flop_bound: float
     """FLOPs that a layer may have: (1 + delta) of the average, or, where no clustering keeps
     that, the smallest bound that one keeps"""
@@ -74,29 +73,21 @@ def received_bytes(num_ops: int, values: Sequence[tuple[int, float, Sequence[int
     """The matrix ``received`` from (producer, bytes, consumers in ascending order) of each value.
 
     A value counts once for a layer, however many of its ops read it. Ops are numbered from 0;
-    inputs of the program are no values here. Raises ``ValueError`` for a consumer that does not
-    come after its producer or after the consumer before it.
+    inputs of the program are no values here.
     """
-    starts: list[int] = []
-    firsts: list[int] = []
-    sizes: list[float] = []
-    for producer, size, consumers in values:
-        before = producer
-        for consumer in consumers:
-            if not 0 <= before < consumer < num_ops:
-                raise ValueError(
-                    f"value of op {producer} with consumers {list(consumers)}: consumers must "
-                    f"ascend from the producer on and lie below {num_ops}"
-                )
-            starts.append(before + 1)
-            firsts.append(consumer)
-            sizes.append(size)
-            before = consumer
+    hops = [
+        (before + 1, consumer, size)
+        for producer, size, consumers in values
+        for before, consumer in pairwise((producer, *consumers))
+    ]
+    starts = np.array([start for start, _, _ in hops], dtype=int)
+    firsts = np.array([consumer for _, consumer, _ in hops], dtype=int)
+    sizes = [size for _, _, size in hops]
     # Layers that begin in (before, consumer] and reach the consumer receive the value: add the
     # size to those rows from that column on, as a difference in both directions.
     steps = np.zeros((num_ops + 1, num_ops))
-    np.add.at(steps, (np.array(starts, dtype=int), np.array(firsts, dtype=int)), sizes)
-    np.subtract.at(steps, (np.array(firsts, dtype=int) + 1, np.array(firsts, dtype=int)), sizes)
+    np.add.at(steps, (starts, firsts), sizes)
+    np.subtract.at(steps, (firsts + 1, firsts), sizes)
     # In place: the matrix is by far the largest thing here.
     received = steps[:-1]
     np.cumsum(received, axis=0, out=received)
@@ -108,10 +99,11 @@ def received_bytes(num_ops: int, values: Sequence[tuple[int, float, Sequence[int
 def solve(problem: Problem) -> Solution:
     """The clustering of eq. 6, of least variance among the best. Raises ``ValueError``."""
     problem.check()
-    sums = _prefix_sums(problem.flops)
+    sums = np.concatenate([[0.0], np.cumsum(problem.flops)])
     total = float(sums[-1])
     average = total / problem.num_layers
-    bound = max((1 + problem.delta) * average, _least_bound(problem.flops, problem.num_layers))
+    low = max((1 + problem.delta) * average, float(problem.flops.max()))
+    bound = _least_bound(sums, low, problem.num_layers)
     # A layer that ends with op k may begin at lows[k]..k.
     limit = bound + _ROUNDING * total
     lows = np.searchsorted(sums, sums[1:] - limit, side="left")
@@ -137,8 +129,7 @@ def solve(problem: Problem) -> Solution:
     solution = Solution(
         starts=tuple(starts),
         largest_input=largest,
-        variance=float(np.var(np.add.reduceat(problem.flops, starts))),
-        flop_bound=float(bound),
+        flop_bound=bound,
     )
     verify(problem, solution)
     return solution
@@ -165,42 +156,26 @@ def _recursion(
     return best, first
 
 
-def _prefix_sums(flops: np.ndarray) -> npt.NDArray[np.float64]:
-    """The FLOPs of the first n ops, for each n from 0."""
-    return np.concatenate([[0.0], np.cumsum(flops)])
+def _least_bound(sums: npt.NDArray[np.float64], low: float, num_layers: int) -> float:
+    """The least FLOPs, `low` or more, to which layers can be limited: bisection with greedy layers.
 
-
-def _least_bound(flops: np.ndarray, num_layers: int) -> float:
-    """The least possible largest FLOPs of a layer, by bisection with greedy filling.
-
-    Every refused bound is raised to the next value at which the greedy layers would change.
+    Args:
+        sums: the FLOPs of the first n ops, for each n from 0.
+        low: no less than the FLOPs of each op.
     """
-    sums = _prefix_sums(flops)
-    low = max(float(flops.max()), float(sums[-1]) / num_layers)
-    high = float(sums[-1])
+
+    def suffices(bound: float) -> bool:
+        ends = np.searchsorted(sums, sums + bound, side="right") - 1
+        end = 0
+        for _ in range(num_layers):
+            end = ends[end]
+        return bool(end == sums.size - 1)
+
+    high = low if suffices(low) else float(sums[-1])
     while low < high * (1 - _ROUNDING):
         middle = (low + high) / 2
-        largest, following = _fill(sums, middle, num_layers)
-        if largest is None:
-            low = max(following, middle)
-        else:
-            high = min(largest, middle)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
-
-
-def _fill(
-    sums: npt.NDArray[np.float64], bound: float, num_layers: int
-) -> tuple[float | None, float]:
-    """(largest greedy layer or None if they do not suffice, least sum of a layer and one op)."""
-    at, largest, following = 0, 0.0, inf
-    for _ in range(num_layers):
-        end = int(np.searchsorted(sums, float(sums[at]) + bound, side="right")) - 1
-        largest = max(largest, float(sums[end] - sums[at]))
-        if end == sums.size - 1:
-            return largest, following
-        following = min(following, float(sums[end + 1] - sums[at]))
-        at = end
-    return None, following
 
 
 def verify(problem: Problem, solution: Solution) -> None:

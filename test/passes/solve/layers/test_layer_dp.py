@@ -83,7 +83,8 @@ def test_equals_brute_force(problem):
     assert solution.flop_bound == pytest.approx(max(asked, least))
     largest, variance = brute_force(problem, solution.flop_bound)
     assert solution.largest_input == largest
-    assert solution.variance == pytest.approx(variance, abs=1e-9)
+    flops = np.add.reduceat(problem.flops, solution.starts)
+    assert np.var(flops) == pytest.approx(variance, abs=1e-9)
 
 
 def test_cuts_where_little_flows():
@@ -148,18 +149,10 @@ def test_check(changes, message):
         solve(replace(good, **changes))
 
 
-@pytest.mark.parametrize(
-    "value", [(1, 1.0, (1,)), (0, 1.0, (2, 1)), (0, 1.0, (3,)), (-1, 1.0, (0,))]
-)
-def test_received_bytes_rejects(value):
-    with pytest.raises(ValueError, match="consumers must ascend"):
-        received_bytes(3, [value])
-
-
 def test_verify_rejects_what_is_wrong():
     received = received_bytes(3, [(0, 4.0, (1,)), (1, 2.0, (2,))])
     problem = Problem(flops=np.array([1.0, 1.0, 2.0]), received=received, num_layers=2, delta=0.0)
-    good = Solution(starts=(0, 2), largest_input=2.0, variance=0.0, flop_bound=2.0)
+    good = Solution(starts=(0, 2), largest_input=2.0, flop_bound=2.0)
     verify(problem, good)
     for wrong, message in [
         (replace(good, starts=(0,)), "2 layers from op 0"),
