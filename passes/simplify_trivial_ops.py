@@ -12,17 +12,17 @@
   rewrites:
 
       reshape(x) : type(x) -> x
+      convert(x) : type(x) -> x
+      bitcast_convert(x) : type(x) -> x
+      slice(x) : type(x) -> x
+      dynamic_slice(x, ...) : type(x) -> x, since start indices are clamped
       reshape(reshape(x)) -> reshape(x)
       reshape(broadcast_in_dim(x)) -> reshape(x), where dimensions of size 1 are all it adds
       transpose(x, [0, 1, ...]) -> x
       transpose(transpose(x, p), q) -> transpose(x, p[q])
-      convert(x) : type(x) -> x
       convert(convert(x)) -> convert(x), where the inner one is exact
-      bitcast_convert(x) : type(x) -> x
       broadcast_in_dim(x, [0, 1, ...]) : type(x) -> x
       broadcast_in_dim(broadcast_in_dim(x, p), q) -> broadcast_in_dim(x, q[p])
-      slice(x) : type(x) -> x
-      dynamic_slice(x, ...) : type(x) -> x, since start indices are clamped
       dynamic_update_slice(x, update : type(x), ...) -> update, since start indices are clamped
       pad(x, value, low = 0, high = 0, interior = 0) -> x
       concatenate(x) -> x
@@ -85,7 +85,6 @@ exported for several platforms, or has collectives outside of `sdy.manual_comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -94,48 +93,15 @@ from alpa.dialects.symbols import drop_unused_meshes
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.base import Pass, Remark
-from alpa.passes.simplify import batch_norm, identities
 from alpa.passes.simplify.follow import mark_follow
 from alpa.passes.simplify.gspmd import drop_gspmd
 from alpa.passes.simplify.host_calls import refuse_host_calls
+from alpa.passes.simplify.identities import REWRITES
 from alpa.passes.simplify.inline import inline_calls
 from alpa.passes.simplify.lone_device import run_on_one_device
 from alpa.passes.simplify.memory_kinds import drop_memory_kinds
 from alpa.passes.simplify.returned import separate_results
-from alpa.passes.simplify.rewriter import Rewrite, simplify
-
-REWRITES: Mapping[str, tuple[Rewrite, ...]] = {
-    "stablehlo.batch_norm_training": (batch_norm.batch_norm_training,),
-    "stablehlo.batch_norm_inference": (batch_norm.batch_norm_inference,),
-    "stablehlo.batch_norm_grad": (batch_norm.batch_norm_grad,),
-    "stablehlo.reshape": (
-        identities.reshape_to_same_type,
-        identities.reshape_of_reshape,
-        identities.reshape_of_unit_dims,
-    ),
-    "stablehlo.transpose": (identities.transpose_by_identity, identities.transpose_of_transpose),
-    "stablehlo.convert": (identities.convert_to_same_type, identities.convert_of_exact_convert),
-    "stablehlo.bitcast_convert": (identities.bitcast_to_same_type,),
-    "stablehlo.broadcast_in_dim": (
-        identities.broadcast_to_same_type,
-        identities.broadcast_of_broadcast,
-    ),
-    "stablehlo.slice": (identities.slice_of_everything,),
-    "stablehlo.dynamic_slice": (identities.dynamic_slice_of_everything,),
-    "stablehlo.dynamic_update_slice": (identities.dynamic_update_of_everything,),
-    "stablehlo.pad": (identities.pad_by_nothing,),
-    "stablehlo.concatenate": (identities.concatenate_of_one,),
-    "stablehlo.reverse": (identities.reverse_of_nothing,),
-    "stablehlo.negate": (identities.negate_of_negate,),
-    "stablehlo.not": (identities.not_of_not,),
-    "stablehlo.add": (identities.add_zero,),
-    "stablehlo.subtract": (identities.subtract_zero,),
-    "stablehlo.multiply": (identities.multiply_by_one,),
-    "stablehlo.divide": (identities.divide_by_one,),
-    "stablehlo.select": (identities.select_of_equal_values, identities.select_by_constant),
-    "stablehlo.get_tuple_element": (identities.element_of_tuple,),
-    "stablehlo.reduce": (identities.reduce_over_nothing,),
-}
+from alpa.passes.simplify.rewriter import simplify
 
 
 @dataclass(frozen=True, kw_only=True)

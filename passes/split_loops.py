@@ -88,8 +88,8 @@ from alpa.passes.loops.cut import Cut, Cutter, Rows
 from alpa.passes.loops.layer_loops import LayerLoop, layer_loop
 from alpa.passes.loops.stacks import Stack, find_stacks
 from alpa.passes.simplify.follow import mark_follow
+from alpa.passes.simplify.identities import REWRITES
 from alpa.passes.simplify.rewriter import simplify
-from alpa.passes.simplify_trivial_ops import REWRITES
 
 
 @dataclass(frozen=True, kw_only=True)

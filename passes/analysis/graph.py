@@ -212,9 +212,10 @@ def inner_ops(op: ir.OpView) -> Iterator[ir.OpView]:
 
 def combiner(op: ir.OpView, region: int = 0) -> str | None:
     """The name of the op by which a region combines its two arguments; None for any other."""
-    first, *rest = body(op, region).operations
-    alone = len(rest) == 1 and set(first.operands) == set(body(op, region).arguments)
-    return first.operation.name if alone else None
+    arguments, (first, *rest) = list(body(op, region).arguments), body(op, region).operations
+    alone = len(rest) == 1 and list(rest[0].operands) == list(first.results)
+    both = list(first.operands) in (arguments, arguments[::-1])
+    return first.operation.name if alone and both else None
 
 
 def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value, int]) -> Hashable:
@@ -266,6 +267,24 @@ def shape(value: ir.Value) -> tuple[int, ...]:
     """The shape of a tensor; tokens and the like have none."""
     type_ = value.type
     return tuple(type_.shape) if isinstance(type_, ir.RankedTensorType) else ()
+
+
+def splat(value: ir.Value) -> float | int | None:
+    """The number that fills a tensor, where it is one constant, perhaps broadcast."""
+    owner = value.owner
+    if isinstance(owner, stablehlo.BroadcastInDimOp):
+        owner = owner.operands[0].owner
+    if not isinstance(owner, stablehlo.ConstantOp):
+        return None
+    element = ir.RankedTensorType(owner.results[0].type).element_type
+    # The bindings raise TypeError where they are asked for a complex constant's value.
+    if isinstance(element, ir.ComplexType):
+        return None
+    attr = owner.attributes["value"]
+    if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
+        return None
+    number = cast("ir.IntegerAttr | ir.FloatAttr", attr.get_splat_value()).value
+    return abs(number) if isinstance(element, ir.IntegerType) and element.width == 1 else number
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import GRADIENT, marker_of
-from alpa.passes.analysis.graph import shape
+from alpa.passes.analysis.graph import shape, splat
 from alpa.passes.analysis.op_kinds import ELEMENTWISE
 
 
@@ -49,7 +49,7 @@ def operand_dims(op: ir.OpView, dim: int) -> list[int | None] | None:
         source = unchanged_dims(shape(op.results[0]), shape(op.operands[0])).get(dim)
         return None if source is None else [source]
     if isinstance(op, stablehlo.ConstantOp):
-        return [] if _is_splat(op) else None
+        return None if splat(op.results[0]) is None else []
     return None
 
 
@@ -58,11 +58,3 @@ def unchanged_dims(old: Sequence[int], new: Sequence[int]) -> dict[int, int]:
     ahead = {(math.prod(new[:d]), size): d for d, size in enumerate(new) if size != 1}
     places = {d: ahead.get((math.prod(old[:d]), size)) for d, size in enumerate(old)}
     return {d: place for d, place in places.items() if place is not None}
-
-
-def _is_splat(op: stablehlo.ConstantOp) -> bool:
-    # The bindings raise TypeError where they are asked for a complex constant's value.
-    if isinstance(ir.RankedTensorType(op.results[0].type).element_type, ir.ComplexType):
-        return False
-    value = op.attributes["value"]
-    return isinstance(value, ir.DenseElementsAttr) and value.is_splat

@@ -11,10 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alpa.dialects import body, filled, ir, stablehlo, terminator
-from alpa.passes.analysis.graph import combiner, read_inside, replace_operands, shape, used_values
+from alpa.passes.analysis.graph import (
+    combiner,
+    read_inside,
+    replace_operands,
+    shape,
+    splat,
+    used_values,
+)
 from alpa.passes.analysis.rows import operand_dims
 from alpa.passes.loops.layer_loops import LayerLoop
-from alpa.passes.simplify.rewriter import splat
 
 Rows = tuple[tuple[int, int], ...]
 """The rows, from and to, of each part of a stack."""
@@ -96,9 +102,6 @@ class Cutter:
         dims = None if cut is None else operand_dims(op, cut.dim)
         if cut is None or dims is None:
             return False
-        element = ir.RankedTensorType(op.results[0].type).element_type
-        if isinstance(op, stablehlo.ConstantOp) and isinstance(element, ir.ComplexType):
-            return False  # the bindings of jaxlib 0.10.2 have no class for its value
         operands = [
             [self.get(operand)] * len(cut.rows)
             if dim is None

@@ -6,7 +6,8 @@ All arithmetic is in the operand's element type. N is the number of elements per
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partialmethod
 
 from alpa.dialects import ir, stablehlo
 from alpa.passes.simplify.rewriter import Rewriter
@@ -25,21 +26,24 @@ class _Builder:
         count = math.prod(size for i, size in enumerate(self.full.shape) if i != self.dim)
         self.count = float(count)
 
+    def new(self, kind: Callable[..., ir.OpView], *args: object) -> ir.Value:
+        return self.rewriter.new(kind, *args)
+
     def fill(self, number: float, type_: ir.RankedTensorType) -> ir.Value:
         value = ir.FloatAttr.get(type_.element_type, number, loc=self.location)
         attr = ir.DenseElementsAttr.get_splat(type_, value)
-        return self.rewriter.new(stablehlo.ConstantOp, attr)
+        return self.new(stablehlo.ConstantOp, attr)
 
     def spread(self, feature: ir.Value) -> ir.Value:
         """A value per feature, broadcast over all other dimensions."""
-        return self.rewriter.new(stablehlo.BroadcastInDimOp, self.full, feature, [self.dim])
+        return self.new(stablehlo.BroadcastInDimOp, self.full, feature, [self.dim])
 
     def total(self, x: ir.Value) -> ir.Value:
         """The sum over all dimensions but the feature's."""
         scalar = ir.RankedTensorType.get([], self.full.element_type, loc=self.location)
         zero = self.fill(0.0, scalar)
         dims = [i for i in range(self.full.rank) if i != self.dim]
-        total = self.rewriter.new(stablehlo.ReduceOp, [self.feature], [x], [zero], dims)
+        total = self.new(stablehlo.ReduceOp, [self.feature], [x], [zero], dims)
         block = (
             ir.OpResult(total)
             .owner.regions[0]
@@ -50,20 +54,11 @@ class _Builder:
             stablehlo.ReturnOp([stablehlo.AddOp(left, right).result])
         return total
 
-    def add(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        return self.rewriter.new(stablehlo.AddOp, x, y)
-
-    def subtract(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        return self.rewriter.new(stablehlo.SubtractOp, x, y)
-
-    def multiply(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        return self.rewriter.new(stablehlo.MulOp, x, y)
-
-    def divide(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        return self.rewriter.new(stablehlo.DivOp, x, y)
-
-    def rsqrt(self, x: ir.Value) -> ir.Value:
-        return self.rewriter.new(stablehlo.RsqrtOp, x)
+    add = partialmethod(new, stablehlo.AddOp)
+    subtract = partialmethod(new, stablehlo.SubtractOp)
+    multiply = partialmethod(new, stablehlo.MulOp)
+    divide = partialmethod(new, stablehlo.DivOp)
+    rsqrt = partialmethod(new, stablehlo.RsqrtOp)
 
     def mean(self, x: ir.Value) -> ir.Value:
         """x / N."""

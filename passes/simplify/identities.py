@@ -6,30 +6,35 @@ All are exact, bit for bit: x + 0.0 is not x where x is -0.0, and f32 -> f16 -> 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from alpa.dialects import body, ir, stablehlo, terminator
-from alpa.passes.analysis.graph import shape
-from alpa.passes.simplify.rewriter import Rewriter, element_type, producer, splat
+from alpa.dialects import body, ir, stablehlo
+from alpa.passes.analysis.graph import combiner, shape, splat
+from alpa.passes.simplify import batch_norm
+from alpa.passes.simplify.rewriter import Rewrite, Rewriter, element_type, producer
 
 Values = Sequence[ir.Value] | None
-_Test = Callable[[float | int], bool]
 
-# Bits of exponent and of mantissa: a format holds another exactly where it has no fewer of both.
-_FLOAT_BITS = {
-    "f8E4M3FN": (4, 3),
-    "f8E5M2": (5, 2),
-    "f16": (5, 10),
-    "bf16": (8, 7),
-    "f32": (8, 23),
-    "f64": (11, 52),
+# Sign, digits and bits of exponent. A format whose numbers all have these holds another exactly.
+_FLOATS = {
+    "f8E4M3FN": (1, 4, 4),
+    "f8E5M2": (1, 3, 5),
+    "f16": (1, 11, 5),
+    "bf16": (1, 8, 8),
+    "f32": (1, 24, 8),
+    "f64": (1, 53, 11),
 }
 
 
 # Pattern: reshape(x) : type(x) -> x
-def reshape_to_same_type(op: ir.OpView, _: Rewriter) -> Values:
-    return _operand_of_same_type(op)
+# Pattern: convert(x) : type(x) -> x
+# Pattern: bitcast_convert(x) : type(x) -> x
+# Pattern: slice(x) : type(x) -> x
+# Pattern: dynamic_slice(x, ...) : type(x) -> x, since start indices are clamped
+def to_same_type(op: ir.OpView, _: Rewriter) -> Values:
+    x = op.operands[0]
+    return [x] if x.type == op.results[0].type else None
 
 
 # Pattern: reshape(reshape(x)) -> reshape(x)
@@ -68,11 +73,6 @@ def transpose_of_transpose(op: ir.OpView, rewriter: Rewriter) -> Values:
     return [rewriter.new(stablehlo.TransposeOp, inner.operands[0], both)]
 
 
-# Pattern: convert(x) : type(x) -> x
-def convert_to_same_type(op: ir.OpView, _: Rewriter) -> Values:
-    return _operand_of_same_type(op)
-
-
 # Pattern: convert(convert(x)) -> convert(x), where the inner one is exact
 def convert_of_exact_convert(op: ir.OpView, rewriter: Rewriter) -> Values:
     inner = producer(op.operands[0], stablehlo.ConvertOp)
@@ -93,18 +93,10 @@ def convert_of_exact_convert(op: ir.OpView, rewriter: Rewriter) -> Values:
     return [rewriter.new(stablehlo.ConvertOp, op.results[0].type, x)]
 
 
-# Pattern: bitcast_convert(x) : type(x) -> x
-def bitcast_to_same_type(op: ir.OpView, _: Rewriter) -> Values:
-    return _operand_of_same_type(op)
-
-
 # Pattern: broadcast_in_dim(x, [0, 1, ...]) : type(x) -> x
-def broadcast_to_same_type(op: ir.OpView, _: Rewriter) -> Values:
-    same = _operand_of_same_type(op)
-    if same is None:
-        return None
+def broadcast_to_same_type(op: ir.OpView, rewriter: Rewriter) -> Values:
     dims = _ints(op, "broadcast_dimensions")
-    return same if dims == sorted(dims) else None
+    return to_same_type(op, rewriter) if dims == sorted(dims) else None
 
 
 # Pattern: broadcast_in_dim(broadcast_in_dim(x, p), q) -> broadcast_in_dim(x, q[p])
@@ -118,19 +110,10 @@ def broadcast_of_broadcast(op: ir.OpView, rewriter: Rewriter) -> Values:
     return [rewriter.new(stablehlo.BroadcastInDimOp, op.results[0].type, x, both)]
 
 
-# Pattern: slice(x) : type(x) -> x
-def slice_of_everything(op: ir.OpView, _: Rewriter) -> Values:
-    return _operand_of_same_type(op)
-
-
-# Pattern: dynamic_slice(x, ...) : type(x) -> x, since start indices are clamped
-def dynamic_slice_of_everything(op: ir.OpView, _: Rewriter) -> Values:
-    return _operand_of_same_type(op)
-
-
 # Pattern: dynamic_update_slice(x, update : type(x), ...) -> update, since start indices are clamped
 def dynamic_update_of_everything(op: ir.OpView, _: Rewriter) -> Values:
-    return _operand_of_same_type(op, 1)
+    update = op.operands[1]
+    return [update] if update.type == op.results[0].type else None
 
 
 # Pattern: pad(x, value, low = 0, high = 0, interior = 0) -> x
@@ -151,35 +134,30 @@ def reverse_of_nothing(op: ir.OpView, _: Rewriter) -> Values:
 
 
 # Pattern: negate(negate(x)) -> x
-def negate_of_negate(op: ir.OpView, _: Rewriter) -> Values:
-    inner = producer(op.operands[0], stablehlo.NegOp)
-    return None if inner is None else list(inner.operands)
-
-
 # Pattern: not(not(x)) -> x
-def not_of_not(op: ir.OpView, _: Rewriter) -> Values:
-    inner = producer(op.operands[0], stablehlo.NotOp)
+def inverse_of_itself(op: ir.OpView, _: Rewriter) -> Values:
+    inner = producer(op.operands[0], type(op))
     return None if inner is None else list(inner.operands)
 
 
 # Pattern: add(x, 0), add(0, x) -> x, for floats only where the zero is -0.0
 def add_zero(op: ir.OpView, _: Rewriter) -> Values:
-    return _without_neutral(op, lambda c: c == 0 and not _is_positive_zero(c))
+    return _without_neutral(op, "0", "-0.0")
 
 
 # Pattern: subtract(x, 0) -> x, for floats only where the zero is +0.0
 def subtract_zero(op: ir.OpView, _: Rewriter) -> Values:
-    return _without_neutral(op, lambda c: c == 0 and not _is_negative_zero(c), right_only=True)
+    return _without_neutral(op, "0", "0.0", right_only=True)
 
 
 # Pattern: multiply(x, 1), multiply(1, x) -> x
 def multiply_by_one(op: ir.OpView, _: Rewriter) -> Values:
-    return _without_neutral(op, lambda c: c == 1)
+    return _without_neutral(op, "1", "1.0")
 
 
 # Pattern: divide(x, 1) -> x
 def divide_by_one(op: ir.OpView, _: Rewriter) -> Values:
-    return _without_neutral(op, lambda c: c == 1, right_only=True)
+    return _without_neutral(op, "1", "1.0", right_only=True)
 
 
 # Pattern: select(p, x, x) -> x
@@ -205,63 +183,67 @@ def element_of_tuple(op: ir.OpView, _: Rewriter) -> Values:
 
 # Pattern: reduce(x, init) of no dimension by op -> op(broadcast_in_dim(init), x)
 def reduce_over_nothing(op: ir.OpView, rewriter: Rewriter) -> Values:
-    block = body(op)
-    if _ints(op, "dimensions") or len(op.results) != 1 or len(block.operations) != 2:
-        return None
-    combiner = block.operations[0]
-    arguments = list(block.arguments)
-    operands = list(combiner.operands)
-    plain = list(terminator(block).operands) == list(combiner.results)
-    if not plain or operands not in (arguments, arguments[::-1]):
+    name = combiner(op)
+    if name is None or _ints(op, "dimensions"):
         return None
     x, init = op.operands
     if init.type != x.type:
         init = rewriter.new(stablehlo.BroadcastInDimOp, x.type, init, [])
-    pair = [init, x] if operands == arguments else [x, init]
-    name = combiner.operation.name
+    first = body(op).operations[0].operands[0]
+    pair = [init, x] if first == body(op).arguments[0] else [x, init]
     return [rewriter.new(partial(ir.Operation.create, name, [x.type], pair))]
 
 
-def _operand_of_same_type(op: ir.OpView, number: int = 0) -> Values:
-    operand = op.operands[number]
-    return [operand] if operand.type == op.results[0].type else None
-
-
-def _without_neutral(op: ir.OpView, is_neutral: _Test, right_only: bool = False) -> Values:
-    """The operand beside one that is filled with a neutral constant."""
+def _without_neutral(op: ir.OpView, *neutral: str, right_only: bool = False) -> Values:
+    """The operand beside one that is filled with a neutral constant, given as text: -0.0 == 0.0."""
     left, right = op.operands
     for x, other in ((left, right),) if right_only else ((left, right), (right, left)):
-        constant = splat(other)
-        if constant is not None and is_neutral(constant) and x.type == op.results[0].type:
+        if str(splat(other)) in neutral and x.type == op.results[0].type:
             return [x]
     return None
 
 
-def _is_positive_zero(number: float | int) -> bool:
-    return isinstance(number, float) and math.copysign(1.0, number) > 0
-
-
-def _is_negative_zero(number: float | int) -> bool:
-    return isinstance(number, float) and math.copysign(1.0, number) < 0
-
-
 def _holds_exactly(source: ir.Type, target: ir.Type) -> bool:
     """Whether every number of one element type is one of the other."""
-    if isinstance(source, ir.IntegerType):
-        # One bit is a truth value, 0 or 1.
-        unsigned = source.is_unsigned or source.width == 1
-        bits = source.width if unsigned else source.width - 1
-        if not isinstance(target, ir.IntegerType):
-            format_ = _FLOAT_BITS.get(str(target))
-            return format_ is not None and bits <= format_[1] + 1 and 2 ** format_[0] > 2 * bits
-        if target.is_unsigned or target.width == 1:
-            return unsigned and bits <= target.width
-        return bits <= target.width - 1
-    ours, theirs = _FLOAT_BITS.get(str(source)), _FLOAT_BITS.get(str(target))
-    if ours is None or theirs is None:
-        return False
-    return ours[0] <= theirs[0] and ours[1] <= theirs[1]
+    ours, theirs = _format(source), _format(target)
+    return all(a <= b for a, b in zip(ours, theirs, strict=True)) if ours and theirs else False
+
+
+def _format(element: ir.Type) -> tuple[int, int, int] | None:
+    if not isinstance(element, ir.IntegerType):
+        return _FLOATS.get(str(element))
+    # One bit is a truth value, 0 or 1.
+    sign = int(not element.is_unsigned and element.width > 1)
+    return sign, element.width - sign, 0
 
 
 def _ints(op: ir.OpView, name: str) -> list[int]:
     return list(ir.DenseI64ArrayAttr(op.attributes[name])) if name in op.attributes else []
+
+
+REWRITES: Mapping[str, tuple[Rewrite, ...]] = {
+    "stablehlo.batch_norm_training": (batch_norm.batch_norm_training,),
+    "stablehlo.batch_norm_inference": (batch_norm.batch_norm_inference,),
+    "stablehlo.batch_norm_grad": (batch_norm.batch_norm_grad,),
+    "stablehlo.reshape": (to_same_type, reshape_of_reshape, reshape_of_unit_dims),
+    "stablehlo.transpose": (transpose_by_identity, transpose_of_transpose),
+    "stablehlo.convert": (to_same_type, convert_of_exact_convert),
+    "stablehlo.bitcast_convert": (to_same_type,),
+    "stablehlo.broadcast_in_dim": (broadcast_to_same_type, broadcast_of_broadcast),
+    "stablehlo.slice": (to_same_type,),
+    "stablehlo.dynamic_slice": (to_same_type,),
+    "stablehlo.dynamic_update_slice": (dynamic_update_of_everything,),
+    "stablehlo.pad": (pad_by_nothing,),
+    "stablehlo.concatenate": (concatenate_of_one,),
+    "stablehlo.reverse": (reverse_of_nothing,),
+    "stablehlo.negate": (inverse_of_itself,),
+    "stablehlo.not": (inverse_of_itself,),
+    "stablehlo.add": (add_zero,),
+    "stablehlo.subtract": (subtract_zero,),
+    "stablehlo.multiply": (multiply_by_one,),
+    "stablehlo.divide": (divide_by_one,),
+    "stablehlo.select": (select_of_equal_values, select_by_constant),
+    "stablehlo.get_tuple_element": (element_of_tuple,),
+    "stablehlo.reduce": (reduce_over_nothing,),
+}
+"""The rewrites of `simplify-trivial-ops`, by the op that they replace."""

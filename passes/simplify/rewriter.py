@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
 
-from alpa.dialects import ir, sdy, stablehlo
+from alpa.dialects import ir, sdy
 from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
 
 
@@ -92,12 +91,8 @@ def _keep_sharding(op: ir.OpView, values: Sequence[ir.Value]) -> Sequence[ir.Val
 def _erase_dead(pure: Sequence[ir.OpView]) -> None:
     """Erases those of these ops, in program order, that nobody uses, users before producers."""
     for op in reversed(pure):
-        if not any(is_used(result) for result in op.results):
+        if not any(True for result in op.results for _use in result.uses):
             op.operation.erase()
-
-
-def is_used(value: ir.Value) -> bool:
-    return next(iter(value.uses), None) is not None
 
 
 def producer(value: ir.Value, kind: type[ir.OpView]) -> ir.OpView | None:
@@ -106,24 +101,6 @@ def producer(value: ir.Value, kind: type[ir.OpView]) -> ir.OpView | None:
     if isinstance(owner, kind) and "sdy.sharding" not in owner.attributes:
         return owner
     return None
-
-
-def splat(value: ir.Value) -> float | int | None:
-    """The number that fills a tensor, where it is one constant, perhaps broadcast."""
-    owner = value.owner
-    if isinstance(owner, stablehlo.BroadcastInDimOp):
-        owner = owner.operands[0].owner
-    if not isinstance(owner, stablehlo.ConstantOp):
-        return None
-    element = element_type(owner.results[0])
-    # The bindings raise TypeError where they are asked for a complex constant's value.
-    if isinstance(element, ir.ComplexType):
-        return None
-    attr = owner.attributes["value"]
-    if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
-        return None
-    number = cast("ir.IntegerAttr | ir.FloatAttr", attr.get_splat_value()).value
-    return abs(number) if isinstance(element, ir.IntegerType) and element.width == 1 else number
 
 
 def element_type(value: ir.Value) -> ir.Type:

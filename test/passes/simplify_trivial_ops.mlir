@@ -2,9 +2,9 @@
 
 // One function per rewrite, by the rewrite's name; chains and cases that must stay follow.
 
-// CHECK-LABEL: @reshape_to_same_type
+// CHECK-LABEL: @to_same_type
 // CHECK-NEXT: return %arg0 : tensor<4x8xf32>
-func.func @reshape_to_same_type(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {
+func.func @to_same_type(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {
   %0 = stablehlo.reshape %x : (tensor<4x8xf32>) -> tensor<4x8xf32>
   return %0 : tensor<4x8xf32>
 }
@@ -194,9 +194,9 @@ func.func @reverse_of_nothing(%x: tensor<1x4xf32>) -> (tensor<1x4xf32>, tensor<1
 
 // -----
 
-// CHECK-LABEL: @negate_of_negate
+// CHECK-LABEL: @inverse_of_itself
 // CHECK-NEXT: return %arg0
-func.func @negate_of_negate(%x: tensor<4xf32>) -> tensor<4xf32> {
+func.func @inverse_of_itself(%x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = stablehlo.negate %x : tensor<4xf32>
   %1 = stablehlo.negate %0 : tensor<4xf32>
   return %1 : tensor<4xf32>
