@@ -97,16 +97,15 @@ class Graph:
             num_arguments=len(inputs),
         )
 
-    def cone(self, values: Iterable[int]) -> list[bool]:
-        """For each op whether one of the values depends on it."""
-        inside = [False] * len(self.ops)
+    def cone(self, values: Iterable[int]) -> set[int]:
+        """The ops that one of the values depends on."""
+        inside: set[int] = set()
         stack = [self.producer[v] for v in values]
         while stack:
             op = stack.pop()
-            if op < 0 or inside[op]:
-                continue
-            inside[op] = True
-            stack += [self.producer[v] for v in self.operands[op]]
+            if op >= 0 and op not in inside:
+                inside.add(op)
+                stack += [self.producer[v] for v in self.operands[op]]
         return inside
 
     def depends(self, arguments: Iterable[int]) -> list[bool]:
@@ -122,22 +121,21 @@ class Graph:
                     break
         return marked
 
-    def first_equal(self, *, ignore_positions: bool = False) -> list[int]:
+    def first_equal(self) -> list[int]:
         """For each value the first one that is computed in the same way, itself if there is none.
 
         An `optimization_barrier` counts as the identity: so what rematerialisation computes once
         more is found equal to what it repeats.
 
-        `ignore_positions`: integers that depend on no argument are equal where their types are. jax
-        folds the positions that are known when it traces in the forward part, and has a barrier
-        between them and what rematerialisation makes of them.
+        Integers that depend on no argument are equal where their types are. jax folds the positions
+        that are known when it traces in the forward part, and has a barrier between them and what
+        rematerialisation makes of them.
         """
         first = list(range(len(self.values)))
         number = {value: i for i, value in enumerate(self.values)}
-        if ignore_positions:
-            of_type: dict[ir.Type, int] = {}
-            for v in self._positions(number):
-                first[v] = of_type.setdefault(self.values[v].type, v)
+        of_type: dict[ir.Type, int] = {}
+        for v in self._positions(number):
+            first[v] = of_type.setdefault(self.values[v].type, v)
 
         @cache
         def recipe_of(o: int) -> Hashable:

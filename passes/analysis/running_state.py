@@ -28,39 +28,26 @@ from alpa.passes.analysis.op_kinds import CURVED, OF_FACTORS
 
 
 def running_states(
-    graph: Graph,
-    changes: Mapping[int, Sequence[int]],
-    results: Sequence[int],
-    marks: Sequence[int],
-) -> frozenset[int]:
-    """The states that the forward part writes.
+    graph: Graph, changes: Mapping[int, Sequence[int]], results: Sequence[int]
+) -> set[int]:
+    """The states that the forward part writes, in a step without marked gradients.
 
     Args:
         graph: of the whole step.
         changes: for each state, an argument, the ops that compute its change.
         results: the values that come back and are no new states, losses among them.
-        marks: the ops that mark gradients.
     """
     changes = {state: ops for state, ops in changes.items() if ops}
-    if marks:
-        of_marks, _ = _made_of(graph, dict.fromkeys(marks, 1), {})
-        return frozenset(
-            state for state, ops in changes.items() if not any(of_marks[o] for o in ops)
-        )
     bit = {state: 1 << number for number, state in enumerate(changes)}
-    made_of, curved = _made_of(graph, {}, bit)
+    made_of, curved = _made_of(graph, bit)
     reads = {state: _union(made_of[o] for o in ops) for state, ops in changes.items()}
     gradients = {o for state, ops in changes.items() if reads[state] & bit[state] for o in ops}
-    cones = [graph.cone([v]) for v in results]
-    losses = [cone for cone in cones if not any(cone[o] for o in gradients)]
-    cones = [
-        *losses,
-        graph.cone(graph.made_by(o for ops in changes.values() for o in ops)),
-    ]
-    bends = _union(curved[o] for cone in cones for o, inside in enumerate(cone) if inside)
+    losses = [cone for v in results if gradients.isdisjoint(cone := graph.cone([v]))]
+    inside = graph.cone(graph.made_by(o for ops in changes.values() for o in ops)).union(*losses)
+    bends = _union(curved[o] for o in inside)
     # Moments of an optimizer are read by no change: their own says nothing of symmetry.
     every = _union(reads.values())
-    return frozenset(
+    return {
         state
         for state, read in reads.items()
         if not read & bit[state]
@@ -71,14 +58,12 @@ def running_states(
                 for other, other_reads in reads.items()
             )
         )
-    )
+    }
 
 
-def _made_of(
-    graph: Graph, ops: Mapping[int, int], arguments: Mapping[int, int]
-) -> tuple[list[int], list[int]]:
-    """For each op the sets, as bits, of the ops and arguments that it is made of, and of those of
-    them that it is not linear in."""
+def _made_of(graph: Graph, arguments: Mapping[int, int]) -> tuple[list[int], list[int]]:
+    """For each op the set, as bits, of the arguments that it is made of, and of those of them that
+    it is not linear in."""
     of_value = [0] * len(graph.values)
     for argument, bits in arguments.items():
         of_value[argument] = bits
@@ -86,7 +71,7 @@ def _made_of(
     curved: list[int] = []
     for o, (op, operands) in enumerate(zip(graph.ops, graph.operands, strict=True)):
         sets = [of_value[v] for v in operands]
-        made = _union([ops.get(o, 0), *sets])
+        made = _union(sets)
         for v in graph.results[o]:
             of_value[v] = made
         made_of.append(made)

@@ -25,7 +25,7 @@ Only ops that depend on the batch are assigned. Other ops are computed in the pa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -53,13 +53,12 @@ _SUMS = {"stablehlo.add", "stablehlo.subtract", "stablehlo.concatenate"}
 class StepParts:
     """For each op its part, None where it does not depend on the batch.
 
-    `batch[v]` says whether a value depends on the batch. Without state that learns, all is
-    forward. `doubts` say, in words, what may be wrong. `misplaced` are ops of a differentiation
-    that were taken for update, though they are not linear in what the backward part makes.
+    Without state that learns, all is forward. `doubts` say, in words, what may be wrong.
+    `misplaced` are ops of a differentiation that were taken for update, though they are not linear
+    in what the backward part makes.
     """
 
     part: list[Part | None]
-    batch: list[bool]
     is_training: bool
     doubts: tuple[str, ...] = ()
     misplaced: tuple[ir.OpView, ...] = ()
@@ -80,28 +79,22 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
         if a not in state and argument.role in (None, "batch")
     ]
     batch = graph.depends(data)
-    updates = [graph.returned[r] for r in pairs if batch[graph.returned[r]]]
-    splitter = _Splitter(graph, batch, graph.first_equal(ignore_positions=True))
-    if not updates:
+    splitter = _Splitter(graph, batch, graph.first_equal())
+    if not any(batch[graph.returned[r]] for r in pairs):
         part: list[Part | None] = ["forward"] * len(graph.ops)
         writes = any(graph.returned[r] != a for r, a in pairs.items())
         is_training = writes and any(batch[v] for v in graph.returned)
         if is_training:
             # State that does not depend on the samples (a count) is written once per step.
-            part = [
-                "forward" if any(batch[v] for v in (*operands, *results)) else None
-                for operands, results in zip(graph.operands, graph.results, strict=True)
-            ]
+            part = ["forward" if it else None for it in splitter.on_batch]
         part = splitter.behind_marks(part) if exact else part
-        if not is_training:
-            batch = [True] * len(graph.values)
-        return StepParts(part, batch, is_training or "update" in part)
-    results = [graph.returned[r] for r in range(len(graph.returned)) if r not in pairs]
+        return StepParts(part, is_training or "update" in part)
+    results = [v for r, v in enumerate(graph.returned) if r not in pairs]
     forward, learned, gradients, doubts = splitter.forward(results, pairs, state)
     part = splitter.parts(*splitter.with_statistics(forward, gradients), learned)
     part = splitter.behind_marks(part) if exact else part
     misplaced = () if exact else splitter.misplaced(part)
-    return StepParts(part, batch, "update" in part, tuple(doubts), misplaced, learns=True)
+    return StepParts(part, "update" in part, tuple(doubts), misplaced, learns=True)
 
 
 @dataclass(frozen=True)
@@ -114,119 +107,115 @@ class _Splitter:
     def marks(self) -> list[int]:
         return self.graph.gradient_marks
 
+    @property
+    def on_batch(self) -> list[bool]:
+        """For each op whether it depends on the batch."""
+        pairs = zip(self.graph.operands, self.graph.results, strict=True)
+        return [any(self.batch[v] for v in (*operands, *results)) for operands, results in pairs]
+
     def forward(
         self, results: list[int], pairs: dict[int, int], state: set[int]
-    ) -> tuple[list[bool], list[int], set[int], list[str]]:
+    ) -> tuple[set[int], list[int], set[int], list[str]]:
         """The forward ops, the new values of the parameters that learn, the ops that compute
         gradients, and what is in doubt."""
         graph = self.graph
         on_state = graph.depends(state)
         new = {a: graph.returned[r] for r, a in pairs.items()}
         marked = graph.depends(graph.made_by(self.marks))
-        marks = frozenset(self.marks)
-        changes = {a: self._changes(v, marked, up_to=marks) for a, v in new.items()}
-        running = running_states(graph, changes, results, self.marks)
-        # One that is chosen by a gradient is written by the update, whatever it is made of.
-        running = {a for a in running if not marked[new[a]]}
-        new = {a: v for a, v in new.items() if a not in running}
-        gradients = {a: self._marks_of(self._changes(v, marked), marked) for a, v in new.items()}
+        changes = {a: self._changes(v, marked) for a, v in new.items()}
         metrics = [graph.cone([v]) for v in results if self.batch[v] and on_state[v]]
-        losses = [
-            cone
-            for cone in metrics
-            if not any(cone[o] for o in self.marks)
-            and not any(cone[o] for a in self._read(cone) if a in new for o in changes[a])
-        ]
-        forward = [any(inside) for inside in zip([False] * len(graph.ops), *losses, strict=True)]
+        if self.marks:
+            # One that is chosen by a gradient is written by the update, whatever it is made of.
+            running = {a for a, v in new.items() if self.batch[v] and not marked[v]}
+            losses = [cone for cone in metrics if cone.isdisjoint(self.marks)]
+            doubts: list[str] = []
+        else:
+            running = running_states(graph, changes, results)
+            shown = [self._shown(cone, changes) for cone in metrics]
+            losses = [
+                cone
+                for cone, pairs_in in zip(metrics, shown, strict=True)
+                if all(a in running for a, _ in pairs_in)
+            ]
+            doubts = self._doubts(metrics, shown)
+        new = {a: v for a, v in new.items() if a not in running}
+        gradients = {a: self._marks_of(changes[a], marked) for a in new}
+        forward = set[int]().union(*losses)
         common = self._common(gradients)
         learning = graph.depends(a for a, found in gradients.items() if found)
         activations = self._activations(forward)
         if any(
-            common[o] and not self._repeats(o, activations)
+            o in common and not self._repeats(o, activations)
             for v in range(len(graph.values))
             if learning[v] and not self.batch[v]
             for o in graph.users[v]
         ):
             # The loss itself is not returned: more layers lead to the gradients than to metrics.
-            forward = [a or b for a, b in zip(forward, common, strict=True)]
+            forward |= common
         # New values of parameters: state that the loss depends on, and that the batch changes.
         used = self._read(forward)
         learned = [v for a, v in new.items() if a in used and self.batch[v]]
-        doubts = self._doubts(metrics, changes)
         return forward, learned, {o for found in gradients.values() for o in found}, doubts
 
-    def _doubts(self, metrics: list[list[bool]], changes: dict[int, list[int]]) -> list[str]:
+    def _shown(self, cone: set[int], changes: dict[int, list[int]]) -> list[tuple[int, int]]:
+        """The states that a cone reads and the ops in it that compute their changes, in pairs."""
+        return [(a, o) for a in self._read(cone) for o in changes.get(a, ()) if o in cone]
+
+    def _doubts(self, metrics: list[set[int]], shown: list[list[tuple[int, int]]]) -> list[str]:
         """Results that may be losses, of which a state is a factor: its gradient is the other one,
         of the forward part, and what is made of it looks like what is made of a gradient."""
-        doubts: list[str] = []
-        for cone in metrics:
-            inside = [(a, o) for a in self._read(cone) for o in changes.get(a, ()) if cone[o]]
-            if inside and all(self._is_factor(o, a, cone) for a, o in inside):
-                doubts.append(
-                    f"argument {inside[0][0]} may be a factor of the loss, which is planned as if "
-                    "what is returned were made of its gradient: keep the locations of the "
-                    "program, as_text(debug_info=True), or mark the gradients by alpa.grad"
-                )
-        return doubts
+        return [
+            f"argument {inside[0][0]} may be a factor of the loss, which is planned as if what is "
+            "returned were made of its gradient: keep the locations of the program, "
+            "as_text(debug_info=True), or mark the gradients by alpa.grad"
+            for cone, inside in zip(metrics, shown, strict=True)
+            if inside and all(self._is_factor(o, a, cone) for a, o in inside)
+        ]
 
-    def _is_factor(self, o: int, state: int, cone: list[bool]) -> bool:
+    def _is_factor(self, o: int, state: int, cone: set[int]) -> bool:
         """Whether an op of a cone multiplies what is made of a state by what an op makes without
         it."""
         graph = self.graph
         on_state, on_op = graph.depends([state]), graph.depends(graph.results[o])
-        if any(on_state[v] for v in graph.results[o]):
-            return False
-        return any(
-            cone[p]
-            and op.name in PRODUCTS
-            and any(on_op[v] and not on_state[v] for v in graph.operands[p])
-            and any(on_state[v] and not on_op[v] for v in graph.operands[p])
-            for p, op in enumerate(graph.ops)
-        )
+        factors = [
+            {(on_state[v], on_op[v]) for v in graph.operands[p]}
+            for p in cone
+            if graph.ops[p].name in PRODUCTS
+        ]
+        apart = {(True, False), (False, True)}
+        return not any(on_state[v] for v in graph.results[o]) and any(apart <= it for it in factors)
 
-    def with_statistics(
-        self, forward: list[bool], gradients: set[int]
-    ) -> tuple[list[bool], list[bool]]:
+    def with_statistics(self, forward: set[int], gradients: set[int]) -> tuple[set[int], set[int]]:
         """The forward ops with those that make statistics, and the ops that read these alone of
         what the forward part makes. Marked gradients need no such search."""
         graph = self.graph
         if self.marks:
-            return forward, [False] * len(graph.ops)
+            return forward, set()
         is_number = [elements(value.type) == 1 for value in graph.values]
-        is_forward = [p < 0 or (forward[p] and p not in gradients) for p in graph.producer]
-        makes_gradient = graph.cone(graph.made_by(gradients))
-        follows = [not a and not b for a, b in zip(forward, makes_gradient, strict=True)]
+        is_forward = [p < 0 or (p in forward and p not in gradients) for p in graph.producer]
+        follows = {*range(len(graph.ops))} - forward - graph.cone(graph.made_by(gradients))
         statistics: list[int] = []
-        for o, (operands, results) in enumerate(zip(graph.operands, graph.results, strict=True)):
-            if follows[o] and all(is_forward[v] for v in operands):
-                for v in results:
+        for o in sorted(follows):
+            if all(is_forward[v] for v in graph.operands[o]):
+                for v in graph.results[o]:
                     is_forward[v] = True
-                statistics += [v for v in results if self.batch[v] and is_number[v]]
+                statistics += [v for v in graph.results[o] if self.batch[v] and is_number[v]]
 
-        def reads(o: int, *, arrays: bool) -> bool:
-            return any(
-                self.batch[v] and is_forward[v] and is_number[v] != arrays
-                for v in graph.operands[o]
-            )
+        def are_numbers(o: int) -> set[bool]:
+            """For what an op reads of the forward part whether it is one number."""
+            return {is_number[v] for v in graph.operands[o] if self.batch[v] and is_forward[v]}
 
-        leads = graph.cone(statistics)
-        readers = [o for o, inside in enumerate(leads) if inside and reads(o, arrays=True)]
+        readers = [o for o in graph.cone(statistics) if False in are_numbers(o)]
         makes = graph.cone(graph.made_by(readers))
-        forward = [a or b for a, b in zip(forward, makes, strict=True)]
-        return forward, [
-            follows[o] and not makes[o] and reads(o, arrays=False) and not reads(o, arrays=True)
-            for o in range(len(graph.ops))
-        ]
+        return forward | makes, {o for o in follows - makes if are_numbers(o) == {True}}
 
-    def _changes(
-        self, new: int, marked: Sequence[bool], *, up_to: Collection[int] = ()
-    ) -> list[int]:
+    def _changes(self, new: int, marked: Sequence[bool]) -> list[int]:
         """The ops whose results a new state is made of element by element, as far as they depend
         on the batch: of a parameter, those that compute its gradient.
 
         What a state is selected by is not what it is made of. A rate is shaped as the state where
         both are one number: then it is the operand that does not depend on a mark. `marked` says
-        which values do, `up_to` are ops to end at.
+        which values do.
         """
         graph = self.graph
         size = elements(graph.values[new].type)
@@ -251,7 +240,7 @@ class _Splitter:
                 if elements(graph.values[v].type) == size
                 and (is_choice or not _is_boolean(graph.values[v]))
             ]
-            if o in up_to or not (alike and (same or marker_of(op) == GRADIENT)):
+            if not (alike and (same or marker_of(op) == GRADIENT)):
                 found.append(o)
                 continue
             for v in [v for v in alike if marked[v]] or alike:
@@ -263,53 +252,56 @@ class _Splitter:
     def _marks_of(self, ops: list[int], marked: Sequence[bool]) -> list[int]:
         """Ops that compute changes, with marks in the place of those that are behind marks (a
         branch that is taken by whether all gradients are finite)."""
-        found: dict[int, None] = {}
+        found: list[int] = []
         for o in ops:
-            results = self.graph.results[o]
-            if any(marked[v] for v in results):
-                cone = self.graph.cone(results)
-                found.update((mark, None) for mark in self.marks if cone[mark])
+            if any(marked[v] for v in self.graph.results[o]):
+                cone = self.graph.cone(self.graph.results[o])
+                found += [mark for mark in self.marks if mark in cone]
             else:
-                found[o] = None
-        return list(found)
+                found.append(o)
+        return found
 
-    def _read(self, cone: list[bool]) -> set[int]:
-        """The values that the ops of a cone read."""
-        return {v for o, inside in enumerate(cone) if inside for v in self.graph.operands[o]}
+    def _read(self, ops: set[int]) -> set[int]:
+        """The values that ops read."""
+        return {v for o in ops for v in self.graph.operands[o]}
 
     def parts(
-        self, forward: list[bool], of_statistics: list[bool], learned: list[int]
+        self, forward: set[int], of_statistics: set[int], learned: list[int]
     ) -> list[Part | None]:
         """Each op's part for a choice of forward ops."""
-        graph, batch = self.graph, self.batch
+        graph = self.graph
         towards = graph.cone(learned)
-        before = self._before_marks(towards)
-        before = [a and not b for a, b in zip(before, of_statistics, strict=True)]
-        last_use = self._uses_activation(forward, towards, before)
+        # Where our front end has marked the gradients, what comes after is update. Not all before
+        # is backward: the sum of a shared parameter's gradients is update with a marker, too.
+        before = graph.cone(graph.made_by(self.marks)) if self.marks else towards
+        waiting = (towards & before) - of_statistics - forward
+        activations = self._activations(forward)
+        last_use = [
+            o
+            for o in waiting
+            if any(self.batch[v] and self.first_equal[v] in activations for v in graph.operands[o])
+        ]
         backward = graph.cone(graph.made_by(last_use))
-        while products := self._products(forward, backward, towards, before):
-            more = graph.cone(graph.made_by(products))
-            backward = [a or b for a, b in zip(backward, more, strict=True)]
+        while products := self._products(forward, backward, waiting):
+            backward |= graph.cone(graph.made_by(products))
         parts: list[Part | None] = []
-        after: list[bool] = [False] * len(graph.values)
-        for o, results in enumerate(graph.results):
-            if not any(batch[v] for v in results) and not any(batch[v] for v in graph.operands[o]):
+        after: set[int] = set()
+        for o, on_batch in enumerate(self.on_batch):
+            if not on_batch:
                 parts.append(None)
                 continue
-            follows_update = any(after[v] for v in graph.operands[o])
-            if forward[o]:
+            if o in forward:
                 part: Part = "forward"
-            elif backward[o]:
+            elif o in backward:
                 part = "backward"
-            elif towards[o] or follows_update:
+            elif o in towards or not after.isdisjoint(graph.operands[o]):
                 part = "update"
             else:
                 # Running averages and the like: made from the forward pass only.
                 part = "forward"
             parts.append(part)
-            if part == "update" or (part == "backward" and towards[o]):
-                for v in results:
-                    after[v] = True
+            if part == "update" or (part == "backward" and o in towards):
+                after.update(graph.results[o])
         self._pull_reductions(parts)
         return parts
 
@@ -327,17 +319,14 @@ class _Splitter:
             elif marker_of(graph.ops[o]) == GRADIENT:
                 made_by = [found[graph.producer[v]] for v in operands if graph.producer[v] >= 0]
                 found[o] = "update" if "update" in made_by else "backward"
-        early = [
-            part == "update" and not any(after[v] for v in operands)
-            for part, operands in zip(found, graph.operands, strict=True)
-        ]
-        not_of_totals = [
-            o for o, moves in enumerate(early) if moves and not self._is_of_totals(o, found)
-        ]
-        needed = graph.cone(graph.made_by(not_of_totals))
-        for o, moves in enumerate(needed):
-            if moves and early[o]:
-                found[o] = "backward"
+        early = {
+            o
+            for o, operands in enumerate(graph.operands)
+            if found[o] == "update" and not any(after[v] for v in operands)
+        }
+        not_of_totals = [o for o in early if not self._is_of_totals(o, found)]
+        for o in early & graph.cone(graph.made_by(not_of_totals)):
+            found[o] = "backward"
         return found
 
     def misplaced(self, parts: Sequence[Part | None]) -> tuple[ir.OpView, ...]:
@@ -380,32 +369,7 @@ class _Splitter:
             return makes_floats and len(operands) == 2 and read == operands[:1]
         return makes_floats and self._is_linear(o)
 
-    def _before_marks(self, towards: list[bool]) -> list[bool]:
-        """The ops that may compute gradients.
-
-        Where our front end has marked the gradients, what comes after is update. Not all before
-        is backward: the sum of a shared parameter's gradients is update with a marker, too.
-        """
-        marked = self.graph.made_by(self.marks)
-        return self.graph.cone(marked) if marked else towards
-
-    def _uses_activation(
-        self, forward: list[bool], towards: list[bool], before: list[bool]
-    ) -> list[int]:
-        """The ops outside of the forward part that use an activation on the way to a new state."""
-        graph, activations = self.graph, self._activations(forward)
-        return [
-            o
-            for o, operands in enumerate(graph.operands)
-            if towards[o]
-            and before[o]
-            and not forward[o]
-            and any(self.batch[v] and self.first_equal[v] in activations for v in operands)
-        ]
-
-    def _products(
-        self, forward: list[bool], backward: list[bool], towards: list[bool], before: list[bool]
-    ) -> list[int]:
+    def _products(self, forward: set[int], backward: set[int], waiting: set[int]) -> list[int]:
         """Ops that multiply what is made of other values of the backward part.
 
         An update multiplies a gradient by what is made of it, or of all, and never two gradients by
@@ -415,15 +379,15 @@ class _Splitter:
         graph, found = self.graph, list[int]()
         made_of, bit = [0] * len(graph.values), 1
         for o, results in enumerate(graph.results):
-            if forward[o]:
+            if o in forward:
                 continue
-            if backward[o]:
+            if o in backward:
                 for v in results:
-                    if self.batch[v] and any(not backward[user] for user in graph.users[v]):
+                    if self.batch[v] and not backward.issuperset(graph.users[v]):
                         made_of[v], bit = bit, bit << 1
                 continue
             factors = [made_of[v] for v in graph.operands[o] if made_of[v]]
-            if towards[o] and before[o] and len(factors) > 1:
+            if o in waiting and len(factors) > 1:
                 of_value = {graph.values[v]: made_of[v] for v in graph.operands[o]}
                 if multiplies(graph.ops[o], of_value):
                     found.append(o)
@@ -472,7 +436,7 @@ class _Splitter:
             "stablehlo.transpose",
         )
 
-    def _common(self, gradients: dict[int, list[int]]) -> list[bool]:
+    def _common(self, gradients: dict[int, list[int]]) -> set[int]:
         """The ops that the gradients of all parameters depend on.
 
         Parameters are the states that lead to a gradient, of their own or of another one.
@@ -490,7 +454,7 @@ class _Splitter:
             if any(leads_to[o] for o in graph.users[a]):
                 for o in found:
                     every |= bit[o]
-        return [every != 0 and leads & every == every for leads in leads_to]
+        return {o for o, leads in enumerate(leads_to) if every and leads & every == every}
 
     def _repeats(self, o: int, activations: set[int]) -> bool:
         """Whether an op is one of the forward ops, or computes once more what one of them does."""
@@ -499,10 +463,10 @@ class _Splitter:
             return True
         return all(self.first_equal[v] in activations for v in graph.results[o])
 
-    def _activations(self, forward: Sequence[bool]) -> set[int]:
+    def _activations(self, forward: set[int]) -> set[int]:
         """The arguments and what the forward ops make; of equal values the first one."""
         graph = self.graph
-        return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or forward[p]}
+        return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or p in forward}
 
 
 def _is_boolean(value: ir.Value) -> bool:

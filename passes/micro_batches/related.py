@@ -101,11 +101,11 @@ class RelatedStep:
         marked = graph.depends(graph.made_by(graph.gradient_marks))
         leads = graph.cone([graph.returned[r]])
         goes_on = any(
-            leads[o]
-            and any(marked[v] for v in operands)
+            any(marked[v] for v in operands)
             and any(self.made_of_batch[graph.values[v]] and not marked[v] for v in operands)
             and any(self.at(graph.values[v]).is_mixed for v in graph.results[o])
             for o, operands in enumerate(graph.operands)
+            if o in leads
         )
         return _ONE_MICRO_BATCH if goes_on else WAYS_OUT
 

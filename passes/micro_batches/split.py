@@ -240,13 +240,13 @@ def _in_step(graph: Graph, roles: Roles, context: Context) -> list[bool]:
             flexible.append(o)
             here = here or any(behind[v] for v in operands)
             joins_state = any(it.kind == "same" and of_state[v] for v, it in read.items())
-            here = here or (leads[o] and not marked[o] and joins_state)
+            here = here or (o in leads and o not in marked and joins_state)
         found.append(here)
         for v in results:
             behind[v] = here or (o in marks and kinds == {"sum"})
     for o in reversed(flexible):
         # The number travels, and not the array that repeats it.
-        if graph.ops[o].name == "stablehlo.broadcast_in_dim" and not (found[o] or marked[o]):
+        if graph.ops[o].name == "stablehlo.broadcast_in_dim" and not (found[o] or o in marked):
             users = [user for v in graph.results[o] for user in graph.users[v]]
             found[o] = bool(users) and all(found[user] for user in users)
     while True:
@@ -255,7 +255,7 @@ def _in_step(graph: Graph, roles: Roles, context: Context) -> list[bool]:
         more = [
             o
             for o in flexible
-            if leads[o] and not marked[o] and not found[o] and cut & {*graph.operands[o]}
+            if o in leads and o not in marked and not found[o] and cut & {*graph.operands[o]}
         ]
         if not more:
             return found

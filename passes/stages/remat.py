@@ -150,7 +150,7 @@ def _live(graph: Graph, returned: Sequence[int]) -> list[ir.OpView]:
     """The ops that lead to what is returned, or that have to run anyway."""
     effects = [o for o, op in enumerate(graph.ops) if not _is_repeatable(op)]
     inside = graph.cone([*returned, *(v for o in effects for v in graph.operands[o])])
-    return [op for o, op in enumerate(graph.ops) if inside[o] or o in effects]
+    return [op for o, op in enumerate(graph.ops) if o in inside or o in effects]
 
 
 def _is_repeatable(op: ir.OpView) -> bool:
