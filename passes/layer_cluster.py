@@ -51,7 +51,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -77,7 +77,6 @@ from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.layer_placement import (
     GLOBAL,
     Floating,
-    Placement,
     Slot,
     place,
     readers,
@@ -139,9 +138,7 @@ class LayerCluster(Pass):
                 "over the micro-batches: which gradients this step's update is made of cannot be "
                 "told; mark those, and no others, by alpa.grad, or plan with 1 micro-batch",
             )
-        for sentence in roles.ambiguous:
-            remark(function.location, f"{sentence}; it matters with several micro-batches only")
-        for sentence in parts.doubts:
+        for sentence in (*roles.ambiguous, *parts.doubts):
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
         markers = [o for o, op in enumerate(graph.ops) if marker_of(op) == LAYER_BOUNDARY]
         for o in markers:
@@ -149,28 +146,30 @@ class LayerCluster(Pass):
                 part[o] = None  # It stands between ops, and computes nothing of any part.
         forward = [o for o in range(len(graph.ops)) if part[o] == "forward"]
         boundaries = [bisect_left(forward, o) for o in markers if part[o] in (None, "forward")]
-        layers = self._cluster(function, graph, forward, boundaries)
-        placement = place(graph, roles, part, floating, dict(zip(forward, layers, strict=True)))
+        starts = self._starts(function, graph, forward, boundaries)
+        layers = np.searchsorted(starts, np.arange(len(forward)), side="right") - 1
+        layer_of = dict(zip(forward, layers.tolist(), strict=True))
+        slots = place(graph, roles, part, floating, layer_of)
         _write_roles(function, roles)
         ops = placed_ops(graph.ops)
-        _outline(function, graph, placement)
+        _outline(function, graph, floating, slots)
         check_placed_once(ops, function)
         check_layers(function)
 
-    def _cluster(
+    def _starts(
         self, function: func.FuncOp, graph: Graph, forward: list[int], boundaries: list[int]
-    ) -> list[int]:
-        """The layer of each forward op; `boundaries` are how many of them lie before each mark."""
-        heavy = [i for i, o in enumerate(forward) if graph.ops[o].name in _HEAVY]
+    ) -> Sequence[int]:
+        """The first forward op of each layer; `boundaries` are how many lie before each mark."""
         if self.clustering == "manual" or (
             self.clustering == "auto" and self.num_layers == "auto" and boundaries
         ):
             return self._at_markers(function, forward, boundaries)
+        contractions = [_contractions(graph.ops[o]) for o in forward]
         if self.num_layers != "auto":
             count = self.num_layers
         else:
-            contractions = sum(_contractions(graph.ops[o]) for o in forward)
-            count = max(1, min(MOST_LAYERS, len(forward), contractions // _HEAVY_OPS_PER_LAYER))
+            heavy = sum(contractions) // _HEAVY_OPS_PER_LAYER
+            count = max(1, min(MOST_LAYERS, len(forward), heavy))
         if not forward and count == 1:
             return []
         if not 1 <= count <= len(forward):
@@ -180,7 +179,7 @@ class LayerCluster(Pass):
                 f"ask for 1 to {max(1, len(forward))} with num-layers",
             )
         if self.clustering == "equal-ops":
-            return self._of_equal_ops(function, len(forward), heavy, count)
+            return _of_equal_ops(function, contractions, count)
         return _cut(graph, forward, count, self.delta)
 
     def _at_markers(
@@ -200,20 +199,7 @@ class LayerCluster(Pass):
                 f"the @alpa.layer_boundary markers make {len(starts)} layer(s), not "
                 f"{self.num_layers}; leave num-layers out with clustering=manual",
             )
-        return _layers(starts, len(forward))
-
-    def _of_equal_ops(
-        self, function: func.FuncOp, num_ops: int, heavy: list[int], count: int
-    ) -> list[int]:
-        """Layer k begins at contraction k * H / count of H: what leads to it is counted before."""
-        if count > max(1, len(heavy)):
-            raise PassError(
-                function,
-                f"cannot cut {len(heavy)} contraction(s) into {count} layers of equally many; ask "
-                f"for 1 to {max(1, len(heavy))} with num-layers",
-            )
-        starts = [0, *(heavy[k * len(heavy) // count] for k in range(1, count))]
-        return _layers(starts, num_ops)
+        return starts
 
 
 def _has_gradients(function: func.FuncOp) -> bool:
@@ -262,7 +248,16 @@ def _separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) 
     return bool(found)
 
 
-_HEAVY = CONTRACTIONS | {"stablehlo.while"}
+def _of_equal_ops(function: func.FuncOp, contractions: list[int], count: int) -> list[int]:
+    """Layer k begins at contraction k * H / count of H: what leads to it is counted before."""
+    heavy = [i for i, number in enumerate(contractions) if number]
+    if count > max(1, len(heavy)):
+        raise PassError(
+            function,
+            f"cannot cut {len(heavy)} contraction(s) into {count} layers of equally many; ask "
+            f"for 1 to {max(1, len(heavy))} with num-layers",
+        )
+    return [0, *(heavy[k * len(heavy) // count] for k in range(1, count))]
 
 
 def _contractions(op: ir.OpView) -> int:
@@ -273,7 +268,7 @@ def _contractions(op: ir.OpView) -> int:
     return max(1, sum(other.operation.name in CONTRACTIONS for other in inner))
 
 
-def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> list[int]:
+def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> Sequence[int]:
     """Eq. 6 on the forward ops; arguments are no input of a layer, what other layers made is."""
     from alpa.passes.solve.layers import layer_dp  # noqa: PLC0415 - costs start-up time
 
@@ -287,13 +282,7 @@ def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> list[int
     ]
     received = layer_dp.received_bytes(len(forward), crossing)
     problem = layer_dp.Problem(flops=flops, received=received, num_layers=count, delta=delta)
-    starts = layer_dp.solve(problem).starts
-    return _layers(starts, len(forward))
-
-
-def _layers(starts: Sequence[int], count: int) -> list[int]:
-    """The layer of each of `count` ops, where layers begin at `starts`."""
-    return (np.searchsorted(starts, np.arange(count), side="right") - 1).tolist()
+    return layer_dp.solve(problem).starts
 
 
 def _write_roles(function: func.FuncOp, roles: Roles) -> None:
@@ -317,14 +306,16 @@ class _Members:
     inputs: list[int]
 
 
-def _outline(function: func.FuncOp, graph: Graph, placement: Placement) -> None:
+def _outline(
+    function: func.FuncOp, graph: Graph, floating: Floating, slots: Sequence[Slot | None]
+) -> None:
     """Puts the ops of each slot into a named computation, in execution order."""
     own: dict[Slot, list[int]] = {}
-    for o, slot in enumerate(placement.slot):
+    for o, slot in enumerate(slots):
         if slot is not None:
             own.setdefault(slot, []).append(o)
-    slots = sorted(own, key=_execution_order)
-    groups = [_with_copies(graph, placement.floating, slot, own[slot]) for slot in slots]
+    ordered = sorted(own, key=_execution_order)
+    groups = [_with_copies(graph, floating, slot, own[slot]) for slot in ordered]
     places = Counter(o for group in groups for o in group.ops)
     moved = {o for o, count in places.items() if count == 1 and marker_of(graph.ops[o]) is None}
     crossing = set(graph.returned).union(*(group.inputs for group in groups))
@@ -340,11 +331,8 @@ def _outline(function: func.FuncOp, graph: Graph, placement: Placement) -> None:
 
 
 def _execution_order(slot: Slot) -> tuple[int, int, int]:
-    if slot.part == "forward":
-        return (0, 0, slot.layer)
-    if slot.part == "backward":
-        return (1, 0, -slot.layer)
-    return (2, slot.level, slot.layer)
+    layer = -slot.layer if slot.part == "backward" else slot.layer
+    return (get_args(Part).index(slot.part), slot.level, layer)
 
 
 def _origin(slot: Slot) -> Origin:

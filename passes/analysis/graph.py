@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, reduce
+from operator import or_
 from typing import cast
 
 from alpa.dialects import attributes_of, body, ir, mpmd, stablehlo, terminator, walk
@@ -179,6 +180,11 @@ class Graph:
         )
 
 
+def union(sets: Iterable[int]) -> int:
+    """The union of sets of numbers, each the bits of an integer."""
+    return reduce(or_, sets, 0)
+
+
 def _numbers(number: dict[ir.Value, int], values: Iterable[ir.Value]) -> list[int]:
     found = dict.fromkeys(map(number.get, values))
     found.pop(None, None)
@@ -246,6 +252,13 @@ def replace_operands(op: ir.OpView, replacement: dict[ir.Value, ir.Value]) -> No
         for block in region.blocks:
             for inner in block.operations:
                 replace_operands(inner, replacement)
+
+
+def replace_op(op: ir.OpView, values: Sequence[ir.Value]) -> None:
+    """Erases an op; the values take the place of its results."""
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    op.operation.erase()
 
 
 def first_reader(value: ir.Value, block: ir.Block) -> ir.Operation:

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alpa.dialects.attributes import GRADIENT, Part, marker_of
-from alpa.passes.analysis.graph import Graph
+from alpa.dialects.attributes import Part
+from alpa.passes.analysis.graph import Graph, union
 from alpa.passes.analysis.op_kinds import SOURCES, TRIVIAL
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.step_parts import StepParts
@@ -93,14 +93,6 @@ def _grows(graph: Graph, o: int, of_constants: list[bool], growing: list[bool]) 
     )
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The slot of each op; one that is copied everywhere has none."""
-
-    slot: list[Slot | None]
-    floating: Floating
-
-
 def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Part | None]:
     """Each op's part where it is computed, None where it is only copied.
 
@@ -113,20 +105,16 @@ def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Pa
     part: list[Part | None] = [None] * len(graph.ops)
     needed: list[set[Part]] = [set() for _ in graph.ops]
     for o in reversed(range(len(graph.ops))):
-        is_result = any(v in returned for v in graph.results[o])
-        copied_in_updates = floating.in_part(o, "update")
         here = parts.part[o]
-        if floating.anywhere(o):
-            only_copied = copied_in_updates or final == "forward" or final not in needed[o]
-            if is_result or not only_copied:
-                part[o] = here or final
-        elif here is not None:
+        floats = floating.anywhere(o)
+        is_result = not returned.isdisjoint(graph.results[o])
+        is_copied = floating.in_part(o, "update") or final == "forward" or final not in needed[o]
+        if not floats or is_result or not is_copied:
+            if here is None:
+                in_layers = not (floats or is_result) and needed[o] & {"forward", "backward"}
+                here = "forward" if in_layers else final
             part[o] = here
-        elif is_result:
-            part[o] = final
-        else:
-            part[o] = "forward" if needed[o] & {"forward", "backward"} else "update"
-        users: set[Part] = set(needed[o]) if floating.anywhere(o) else set()
+        users: set[Part] = set(needed[o]) if floats else set()
         if (own := part[o]) is not None:
             users.add(own)
         for v in graph.operands[o]:
@@ -134,10 +122,9 @@ def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Pa
                 needed[graph.producer[v]] |= users
     if "forward" not in part:
         # All of it is copied to where it is used, and a backward part needs a forward one.
-        marks = [marker_of(op) == GRADIENT for op in graph.ops]
-        return [
-            "forward" if it == "backward" and not mark else it
-            for it, mark in zip(part, marks, strict=True)
+        kept = set(graph.gradient_marks)
+        part = [
+            "forward" if it == "backward" and o not in kept else it for o, it in enumerate(part)
         ]
     return part
 
@@ -148,15 +135,18 @@ def place(
     part: list[Part | None],
     floating: Floating,
     layer_of: dict[int, int],
-) -> Placement:
-    """Slots for all ops, given what `resolve_parts` says and the layers of the forward ops."""
+) -> list[Slot | None]:
+    """The slot of each op, None for one that is only copied.
+
+    `part` is what `resolve_parts` says, `layer_of` the layers of the forward ops.
+    """
     flow = _Flow(graph, part, [None] * len(graph.ops), _sources(graph, part))
     for o, layer in layer_of.items():
         flow.slot[o] = Slot("forward", layer)
     users = _layers_using(flow, floating)
     _place_backward(flow, users, set(roles.state_pairs().values()))
     _place_updates(flow, roles, users)
-    return Placement(flow.slot, floating)
+    return flow.slot
 
 
 @dataclass(frozen=True)
@@ -222,50 +212,41 @@ def _place_backward(flow: _Flow, users: list[set[int]], states: set[int]) -> Non
             continue
         above: list[int] = []
         low = 0
-        choices: list[set[int]] = []
-        sizes: list[int] = []
+        choices: list[tuple[set[int], int]] = []
         for v in flow.sources[o]:
             p = graph.producer[v]
             where = flow.slot_of(v)
             if p in fitting:
                 low = max(low, lowest[p])
-                choices.append(fitting[p])
-                sizes.append(graph.bytes[v])
+                choices.append((fitting[p], graph.bytes[v]))
             elif where is not None and where.part == "backward":
                 above.append(where.layer)
             else:
                 made = {where.layer} if where is not None else set[int]()
                 low = max(low, *made, 0)
-                choices.append(made | users[v])
-                sizes.append(graph.bytes[v])
+                choices.append((made | users[v], graph.bytes[v]))
         if above:
-            slot[o] = Slot("backward", _vote(choices, sizes, min(above)))
+            slot[o] = Slot("backward", _vote(choices, min(above)))
         elif low == last:
             slot[o] = Slot("backward", last)
-        elif all(
-            of_batch[p] or fitting.get(p) == set()
-            if (p := graph.producer[v]) >= 0
-            else v not in states
-            for v in flow.sources[o]
-        ):
-            lowest[o] = low
-            fitting[o] = set()
         else:
             lowest[o] = low
-            fitting[o] = {low}.union(*({c for c in cs if c >= low} for cs in choices))
+            fitting[o] = {low}.union(*({c for c in cs if c >= low} for cs, _ in choices))
+            if of_batch.issuperset(flow.sources[o]):
+                of_batch.update(graph.results[o])
+                fitting[o] = set()
     for o in sorted(lowest, reverse=True):
         users_of = [slot[u] for v in graph.results[o] for u in readers(graph, flow.part, v)]
         layers = [it.layer for it in users_of if it is not None and it.part == "backward"]
         slot[o] = Slot("backward", max([lowest[o], *layers]))
 
 
-def _made_of_batch(flow: _Flow, states: set[int]) -> list[bool]:
-    """Whether an op is of the forward part and made of no state."""
-    producer = flow.graph.producer
-    found: list[bool] = []
-    for part, sources in zip(flow.part, flow.sources, strict=True):
-        made = (found[producer[v]] if producer[v] >= 0 else v not in states for v in sources)
-        found.append(part == "forward" and all(made))
+def _made_of_batch(flow: _Flow, states: set[int]) -> set[int]:
+    """The arguments but states, and the values that the forward part makes of these alone."""
+    found = {*range(flow.graph.num_arguments)} - states
+    for part, sources, results in zip(flow.part, flow.sources, flow.graph.results, strict=True):
+        if part == "forward" and found.issuperset(sources):
+            found.update(results)
     return found
 
 
@@ -281,12 +262,12 @@ def _loss_layer(flow: _Flow) -> int:
     return max(made, default=0)
 
 
-def _vote(choices: list[set[int]], sizes: list[int], ceiling: int) -> int:
+def _vote(choices: list[tuple[set[int], int]], ceiling: int) -> int:
     """The layer up to `ceiling` that holds the most bytes of the forward values.
 
     Ties go to the highest layer. Returns `ceiling` if there is no such layer."""
     score = {ceiling: 0}
-    for layers, size in zip(choices, sizes, strict=True):
+    for layers, size in choices:
         for layer in layers:
             if layer <= ceiling:
                 score[layer] = score.get(layer, 0) + size
@@ -315,7 +296,7 @@ def _place_updates(flow: _Flow, roles: Roles, users: list[set[int]]) -> None:
             leads_to[graph.returned[r]] |= 1 << owner[a]
     for o in reversed(range(len(graph.ops))):
         if part[o] in ("update", None):
-            reached = union(leads_to, graph.results[o])
+            reached = union(leads_to[v] for v in graph.results[o])
             for v in graph.operands[o]:
                 leads_to[v] |= reached
     reads = [0] * len(graph.values)
@@ -328,10 +309,10 @@ def _place_updates(flow: _Flow, roles: Roles, users: list[set[int]]) -> None:
                 reads[v] |= 1 << where.layer
         if part[o] != "update":
             continue
-        inputs = union(reads, flow.sources[o])
+        inputs = union(reads[v] for v in flow.sources[o])
         for v in graph.results[o]:
             reads[v] |= inputs
-        outputs = union(leads_to, graph.results[o])
+        outputs = union(leads_to[v] for v in graph.results[o])
         if outputs.bit_count() == 1 or (outputs and inputs.bit_count() != 1):
             chosen = outputs
         else:
@@ -340,11 +321,3 @@ def _place_updates(flow: _Flow, roles: Roles, users: list[set[int]]) -> None:
         before = [s for v in flow.sources[o] if (s := flow.slot_of(v)) is not None]
         level = max((s.level + (s.layer != layer) for s in before if s.part == "update"), default=0)
         slot[o] = Slot("update", layer, level)
-
-
-def union(sets: list[int], values: list[int]) -> int:
-    """The union of the sets of layers, as bits of numbers, that some values have."""
-    found = 0
-    for v in values:
-        found |= sets[v]
-    return found

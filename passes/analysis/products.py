@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import reduce
 from itertools import combinations
-from operator import or_
 
 from alpa.dialects import body, ir, stablehlo, terminator
-from alpa.passes.analysis.graph import inner_ops, used_values
+from alpa.passes.analysis.graph import inner_ops, union, used_values
 from alpa.passes.analysis.micro_batches.context import is_float
 from alpa.passes.analysis.op_kinds import (
     CONTROL_FLOW,
@@ -77,6 +75,6 @@ def _multiplies_inside(block: ir.Block, made_of: dict[ir.Value, int]) -> bool:
     for op in block.operations:
         if multiplies(op, made_of):
             return True
-        parts = reduce(or_, (made_of.get(v, 0) for v in used_values(op)), 0)
+        parts = union(made_of.get(v, 0) for v in used_values(op))
         made_of.update(dict.fromkeys(op.results, parts))
     return False

@@ -19,11 +19,9 @@ A statistic that depends on its own average is taken for a gradient: it needs th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from operator import or_
+from collections.abc import Mapping, Sequence
 
-from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.graph import Graph, union
 from alpa.passes.analysis.op_kinds import CURVED, OF_FACTORS
 
 
@@ -40,13 +38,13 @@ def running_states(
     changes = {state: ops for state, ops in changes.items() if ops}
     bit = {state: 1 << number for number, state in enumerate(changes)}
     made_of, curved = _made_of(graph, bit)
-    reads = {state: _union(made_of[o] for o in ops) for state, ops in changes.items()}
+    reads = {state: union(made_of[o] for o in ops) for state, ops in changes.items()}
     gradients = {o for state, ops in changes.items() if reads[state] & bit[state] for o in ops}
     losses = [cone for v in results if gradients.isdisjoint(cone := graph.cone([v]))]
     inside = graph.cone(graph.made_by(o for ops in changes.values() for o in ops)).union(*losses)
-    bends = _union(curved[o] for o in inside)
+    bends = union(curved[o] for o in inside)
     # Moments of an optimizer are read by no change: their own says nothing of symmetry.
-    every = _union(reads.values())
+    every = union(reads.values())
     return {
         state
         for state, read in reads.items()
@@ -71,7 +69,7 @@ def _made_of(graph: Graph, arguments: Mapping[int, int]) -> tuple[list[int], lis
     curved: list[int] = []
     for o, (op, operands) in enumerate(zip(graph.ops, graph.operands, strict=True)):
         sets = [of_value[v] for v in operands]
-        made = _union(sets)
+        made = union(sets)
         for v in graph.results[o]:
             of_value[v] = made
         made_of.append(made)
@@ -82,7 +80,3 @@ def _made_of(graph: Graph, arguments: Mapping[int, int]) -> tuple[list[int], lis
         else:
             curved.append(sets[-1] if op.name == "stablehlo.divide" else 0)
     return made_of, curved
-
-
-def _union(sets: Iterable[int]) -> int:
-    return reduce(or_, sets, 0)

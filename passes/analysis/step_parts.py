@@ -27,12 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
 from alpa.dialects import ir, stablehlo, transform
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
-from alpa.passes.analysis.graph import Graph, combiner, elements
+from alpa.passes.analysis.graph import Graph, combiner, elements, union
 from alpa.passes.analysis.micro_batches.context import is_float
 from alpa.passes.analysis.op_kinds import PRODUCTS, TRIVIAL
 from alpa.passes.analysis.products import is_linear, multiplies
@@ -392,7 +390,7 @@ class _Splitter:
                 if multiplies(graph.ops[o], of_value):
                     found.append(o)
             for v in results:
-                made_of[v] = reduce(or_, factors, 0)
+                made_of[v] = union(factors)
         return found
 
     def _pull_reductions(self, parts: list[Part | None]) -> None:
