@@ -62,7 +62,7 @@ dimension. The same holds for results. If a loop was cut, the roles that were in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, Literal
@@ -77,7 +77,7 @@ from alpa.dialects.attributes import (
     signature_attrs,
     write_interface,
 )
-from alpa.dialects.sharding import Sharding, signature_shardings
+from alpa.dialects.sharding import signature_shardings
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.op_kinds import CONTRACTIONS
@@ -171,39 +171,43 @@ class _Interface:
 
     def against_cutting(self, stack: Stack) -> str | None:
         """Why a stack should stay whole; None where it should be cut."""
-        if not any(self.is_cut(a, stack) for a in range(len(self.arguments))):
+        if not any(self.is_cut(a, stack.dims) for a in range(len(self.arguments))):
             return "no state is stacked in it; what its trips share would be on every stage"
-        given = [
-            *_by_value(self.arguments, signature_shardings(self.function, "arg_attrs")),
-            *_by_value(self.returned, signature_shardings(self.function, "res_attrs")),
-        ]
-        for value, sharding in given:
-            dim = stack.dims.get(value)
-            if dim is not None and sharding.dims[dim]:
-                return f"the program shards its trips, dimension {dim} of {sharding.to_attr()}"
+        for values, shardings in (
+            (self.arguments, signature_shardings(self.function, "arg_attrs")),
+            (self.returned, signature_shardings(self.function, "res_attrs")),
+        ):
+            for number, sharding in shardings.items():
+                dim = stack.dims.get(values[number])
+                if dim is not None and sharding.dims[dim]:
+                    return f"the program shards its trips, dimension {dim} of {sharding.to_attr()}"
         return None
 
-    def is_cut(self, argument: int, stack: Stack) -> bool:
-        """Whether an argument is one of a stack's tensors and no batch, before and after."""
+    def is_cut(self, argument: int, stacked: Mapping[ir.Value, object]) -> bool:
+        """Whether an argument is one of the stacked tensors and no batch, before and after.
+
+        `stacked` says how: it gives the dimension, or the cut, of each.
+        """
         attributes = self.roles.arguments[argument]
         given = attributes.role in ("state", "constant") or (
             attributes.role is None and not self.pairs
         )
-        dim = stack.dims.get(self.arguments[argument])
+        how = stacked.get(self.arguments[argument])
         new = [self.returned[r] for r, a in self.pairs.items() if a == argument]
         return (
             given
-            and dim is not None
+            and how is not None
             and attributes.slice is None
-            and all(stack.dims.get(value) == dim for value in new)
+            and all(stacked.get(value) == how for value in new)
         )
 
-    def is_cut_result(self, result: int, stack: Stack) -> bool:
-        """Whether a result is one of a stack's tensors, and the state that it replaces is cut."""
-        dim, role = stack.dims.get(self.returned[result]), self.roles.results[result].role
-        if dim is None or (role is not None and role.kind == "concat" and role.index == dim):
-            return False
-        return result not in self.pairs or self.is_cut(self.pairs[result], stack)
+    def cut_of_result(self, result: int, cuts: Mapping[ir.Value, Cut]) -> Cut | None:
+        """How a result is cut: as a stacked tensor whose state, if it replaces one, is cut."""
+        cut, role = cuts.get(self.returned[result]), self.roles.results[result].role
+        if cut is None or (role is not None and role.kind == "concat" and role.index == cut.dim):
+            return None
+        whole = result in self.pairs and not self.is_cut(self.pairs[result], cuts)
+        return None if whole else cut
 
 
 def _rewrite(
@@ -212,21 +216,15 @@ def _rewrite(
     """Builds the new @main before the old one, then erases that."""
     cuts = {v: Cut(dim, rows) for stack, rows in chosen for v, dim in stack.dims.items()}
     arguments = [
-        cuts[value] if any(interface.is_cut(a, stack) for stack, _ in chosen) else None
+        cuts[value] if interface.is_cut(a, cuts) else None
         for a, value in enumerate(interface.arguments)
     ]
-    results = [
-        cuts[value] if any(interface.is_cut_result(r, stack) for stack, _ in chosen) else None
-        for r, value in enumerate(interface.returned)
-    ]
+    results = [interface.cut_of_result(r, cuts) for r in range(len(interface.returned))]
     with ir.InsertionPoint(function), function.location:
-        inputs, outputs = (
-            _types(interface.arguments, arguments),
-            _types(interface.returned, results),
+        type_ = ir.FunctionType.get(
+            _types(interface.arguments, arguments), _types(interface.returned, results)
         )
-        new = func.FuncOp(
-            function.sym_name.value, ir.FunctionType.get(inputs, outputs), visibility="public"
-        )
+        new = func.FuncOp(function.sym_name.value, type_, visibility="public")
     loops = {loop.op.results[0]: (loop, rows) for stack, rows in chosen for loop in stack.loops}
     cutter = Cutter(new.add_entry_block(), cuts, loops)
     given = iter(cutter.block.arguments)
@@ -302,12 +300,6 @@ def _repeated(attrs: Sequence[dict[str, ir.Attribute]], cuts: Sequence[Cut | Non
     """The attributes of each argument or result, once for each of its parts."""
     pairs = zip(attrs, cuts, strict=True)
     return ir.ArrayAttr.get([ir.DictAttr.get(own) for own, cut in pairs for _ in _slices(cut)])
-
-
-def _by_value(
-    values: Sequence[ir.Value], shardings: Mapping[int, Sharding]
-) -> Iterator[tuple[ir.Value, Sharding]]:
-    return ((values[number], sharding) for number, sharding in shardings.items())
 
 
 def _slices(cut: Cut | None) -> list[Slice | None]:

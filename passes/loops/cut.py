@@ -175,10 +175,8 @@ class Cutter:
         block = body(loop.op, 1)
         inside = self._known(read_inside(loop.op))
         inside |= {block.arguments[c]: value for c, value in variables.items()}
-        end = terminator(block)
-        for op in block.operations:
-            if op == end:
-                break
+        *ops, end = block.operations
+        for op in ops:
             if len(op.results) and op.results[0] in loop.accesses:
                 # The part is a single row: a read returns the part, a write replaces it.
                 written = isinstance(op, stablehlo.DynamicUpdateSliceOp)

@@ -18,6 +18,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from alpa.dialects import body, ir, stablehlo, terminator
 from alpa.passes.analysis.op_cost import Counter, loop_constant, loop_counter, loop_growth
@@ -30,16 +33,14 @@ class LayerLoop:
     `counts` are the variables that grow by a constant per trip, the counter among them: what they
     are at each trip, and after the last.
     `stacks` gives the dimension of each variable that is a stack: trip t takes row t of it, or the
-    t-th from the end where the loop runs `backwards`. `written` are the stacks of which each trip
-    writes its row; the others never change. `accesses` are the results of the ops in the body
-    that read and write rows.
+    t-th from the end where the loop runs `backwards`. `accesses` are the results of the ops in the
+    body that read and write rows.
     """
 
     op: stablehlo.WhileOp
     counter: Counter
     counts: dict[int, range]
     stacks: dict[int, int]
-    written: frozenset[int]
     accesses: frozenset[ir.Value]
     backwards: bool
 
@@ -72,7 +73,6 @@ def layer_loop(op: stablehlo.WhileOp) -> LayerLoop | str:
         counter=counter,
         counts=counts,
         stacks={stack.variable: stack.dim for stack in stacks},
-        written=frozenset(stack.variable for stack in stacks if stack.written),
         accesses=frozenset(value for stack in stacks for value in stack.accesses),
         backwards=backwards,
     )
@@ -83,7 +83,6 @@ class _Stack:
     variable: int
     dim: int
     backwards: bool
-    written: bool
     accesses: tuple[ir.Value, ...]
 
 
@@ -116,7 +115,7 @@ def _stacks(op: stablehlo.WhileOp, counts: dict[int, range], trips: int) -> Iter
             accesses[returned] = updated
         rows = {_rows(access, argument, op, counts, trips) for access in accesses.values()}
         if len(rows) == 1 and (row := rows.pop()) is not None:
-            yield _Stack(variable, row[0], row[1], written, tuple(accesses))
+            yield _Stack(variable, *row, tuple(accesses))
 
 
 def _rows(
@@ -140,63 +139,51 @@ def _rows(
     partial = [d for d, (size, take) in enumerate(zip(sizes, taken, strict=True)) if size != take]
     if len(partial) != 1 or taken[partial[0]] != 1 or sizes[partial[0]] != trips:
         return None
-    rows: list[int] = []
-    for trip in range(trips):
-        now = {variable: values[trip] for variable, values in counts.items()}
-        row = _evaluate(starts[partial[0]], loop, now)
-        if row is None:
-            return None
-        rows.append(min(max(row, 0), trips - 1))
-    if rows == list(range(trips)):
-        return partial[0], False
-    return (partial[0], True) if rows[::-1] == list(range(trips)) else None
+    rows = _evaluate(starts[partial[0]], loop, counts)
+    if rows is None:
+        return None
+    taken_rows, every = np.broadcast_to(rows.clip(0, trips - 1), trips), np.arange(trips)
+    backwards = bool((taken_rows == every[::-1]).all())
+    return (partial[0], backwards) if backwards or (taken_rows == every).all() else None
 
 
-_COMPUTED: dict[str, Callable[..., int]] = {
-    "stablehlo.add": operator.add,
-    "stablehlo.clamp": lambda low, value, high: min(max(value, low), high),
-    "stablehlo.convert": lambda value: value,
-    "stablehlo.maximum": max,
-    "stablehlo.minimum": min,
-    "stablehlo.multiply": operator.mul,
-    "stablehlo.negate": lambda value: -value,
-    "stablehlo.select": lambda chosen, yes, no: yes if chosen else no,
-    "stablehlo.subtract": operator.sub,
-}
-_COMPARED: dict[str, Callable[[int, int], bool]] = {
-    "EQ": operator.eq,
-    "GE": operator.ge,
-    "GT": operator.gt,
-    "LE": operator.le,
-    "LT": operator.lt,
-    "NE": operator.ne,
+_COMPUTED: dict[str, Callable[..., Any]] = {
+    "stablehlo.add": np.add,
+    "stablehlo.clamp": lambda low, value, high: np.clip(value, low, high),
+    "stablehlo.convert": np.positive,
+    "stablehlo.maximum": np.maximum,
+    "stablehlo.minimum": np.minimum,
+    "stablehlo.multiply": np.multiply,
+    "stablehlo.negate": np.negative,
+    "stablehlo.select": np.where,
+    "stablehlo.subtract": np.subtract,
 }
 
 
-def _evaluate(value: ir.Value, loop: stablehlo.WhileOp, now: dict[int, int]) -> int | None:
-    """A scalar integer of the loop's body, `now` being what counting variables are; None where
-    these are not all that it depends on, or it does not fit its type."""
+def _evaluate(
+    value: ir.Value, loop: stablehlo.WhileOp, counts: dict[int, range]
+) -> np.ndarray | None:
+    """A scalar integer of the loop's body at each trip, or one number for all trips; None where
+    counting variables are not all that it depends on, or it does not fit its type."""
     owner = value.owner
     if isinstance(owner, ir.Block) and owner == body(loop, 1):
         variable = ir.BlockArgument(value).arg_number
-        return now.get(variable, loop_constant(value, loop))
+        if variable in counts:
+            return np.array(counts[variable][:-1])
     if isinstance(owner, ir.Block | stablehlo.ConstantOp):
-        return loop_constant(value, loop)
-    element = ir.RankedTensorType(value.type).element_type
-    name = owner.name
-    if not isinstance(element, ir.IntegerType) or not (
-        name in _COMPUTED or name == "stablehlo.compare"
-    ):
-        return None
-    operands: list[int] = []
-    for operand in owner.operands:
-        number = _evaluate(operand, loop, now)
-        if number is None:
-            return None
-        operands.append(number)
+        number = loop_constant(value, loop)
+        return None if number is None else np.array(number)
+    compute = _COMPUTED.get(owner.name)
     if isinstance(owner, stablehlo.CompareOp):
         direction = stablehlo.ComparisonDirectionAttr(owner.comparison_direction).value
-        return int(_COMPARED[direction](*operands))
-    result = _COMPUTED[name](*operands)
+        compute = getattr(operator, direction.lower())
+    element = ir.RankedTensorType(value.type).element_type
+    if compute is None or not isinstance(element, ir.IntegerType):
+        return None
+    operands = [_evaluate(operand, loop, counts) for operand in owner.operands]
+    if any(operand is None for operand in operands):
+        return None
+    result = np.asarray(compute(*operands))
     lowest = 0 if element.is_unsigned or element.width == 1 else -(1 << (element.width - 1))
-    return result if lowest <= result < lowest + (1 << element.width) else None
+    fits = lowest <= result.min() and result.max() < lowest + (1 << element.width)
+    return result if fits else None
