@@ -61,24 +61,16 @@ def _check_body(main: func.FuncOp) -> None:
 def _check_shapes(function: func.FuncOp, known: set[ir.Type]) -> None:
     """Raises PassError at the first value whose shape is not static; `known` types are."""
     name = _names([function])
-    signature = function.type
-    arguments = list(function.regions[0].blocks[0].arguments) if function.regions[0].blocks else []
-    for i, type_ in enumerate(signature.inputs):
-        where = arguments[i].location if arguments else function.location
-        _check_type(type_, where, f"argument {i} of {name}", known)
-    for i, type_ in enumerate(signature.results):
-        _check_type(type_, function.location, f"result {i} of {name}", known)
-    for block in function.regions[0].blocks:
-        for op in walk(block):
-            for i, result in enumerate(op.results):
-                if result.type not in known:
-                    what = f"result {i} of {op.operation.name}"
-                    _check_type(result.type, op.location, what, known)
-            for region in op.regions:
-                for inner in region.blocks:
-                    for i, argument in enumerate(inner.arguments):
-                        what = f"argument {i} of a region of {op.operation.name}"
-                        _check_type(argument.type, op.location, what, known)
+    for op in (function, *(op for block in function.regions[0].blocks for op in walk(block))):
+        for i, result in enumerate(op.results):
+            if result.type not in known:
+                _check_type(result.type, op.location, f"result {i} of {op.operation.name}", known)
+        whose = name if op is function else f"a region of {op.operation.name}"
+        for region in op.regions:
+            for block in region.blocks:
+                for i, argument in enumerate(block.arguments):
+                    where = argument.location if op is function else op.location
+                    _check_type(argument.type, where, f"argument {i} of {whose}", known)
 
 
 def _check_type(type_: ir.Type, where: ir.Location, what: str, known: set[ir.Type]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -139,9 +140,8 @@ def _by_data_flow(flow: _Flow, donated: dict[int, int], free: list[int]) -> dict
     doubtful = {a for a in donated.values() if graph.values[a].type in types}
     pairs = {r: a for r, a in donated.items() if a not in doubtful}
     found = [(d, r, a) for r in free for a, d in nearest[r].items() if a in doubtful]
-    for _, r, a in [*sorted(found), *((0, r, a) for r, a in donated.items())]:
-        if r not in pairs and a not in pairs.values():
-            pairs[r] = a
+    _add_nearest(found, pairs)
+    _add_nearest(((0, r, a) for r, a in donated.items()), pairs)
     return pairs
 
 
@@ -151,22 +151,25 @@ def _add_pairs_by_flow(
     """Pairs each new state with the nearest old one of its type that its update reads.
 
     Only where the program gives no pair at all: a front end that donates donates everything.
+    Returns in words what is ambiguous.
     """
     if pairs or any(argument.role is not None for argument in arguments):
         return []
-    candidates: list[tuple[int, int, int]] = []
-    for r in range(len(results)):
-        if results[r].role is None:
-            candidates += [(d, r, a) for a, d in flow.nearest(r).items()]
-    taken: dict[int, int] = {}
-    ambiguous: list[str] = []
+    free = [r for r, result in enumerate(results) if result.role is None]
+    return _add_nearest(((d, r, a) for r in free for a, d in flow.nearest(r).items()), pairs)
+
+
+def _add_nearest(candidates: Iterable[tuple[int, int, int]], pairs: dict[int, int]) -> list[str]:
+    """Adds (distance, result, argument), the nearest first; returns in words what is ambiguous."""
+    taken = set(pairs.values())
     distance: dict[int, int] = {}
+    ambiguous: list[str] = []
     for d, r, a in sorted(candidates):
-        if r in pairs and distance[r] == d and a not in taken:
+        if a not in taken and distance.get(r) == d:
             ambiguous.append(f"result {r} could be the new value of argument {pairs[r]} or {a}")
-        if r in pairs or a in taken:
-            continue
-        pairs[r], taken[a], distance[r] = a, r, d
+        elif a not in taken and r not in pairs:
+            pairs[r], distance[r] = a, d
+            taken.add(a)
     return ambiguous
 
 
