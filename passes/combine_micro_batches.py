@@ -77,7 +77,7 @@ from alpa.dialects.attributes import (
     micro_batches_of,
     read_results,
 )
-from alpa.passes.analysis.graph import Graph, inner_ops
+from alpa.passes.analysis.graph import Graph, inner_ops, replace_op
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.micro_batches.relate import argument_relations, relate
 from alpa.passes.analysis.micro_batches.shapes import splat_of
@@ -230,9 +230,7 @@ def _clean(block: ir.Block, remark: Remark) -> None:
         if target == RANDOM or (inside and target in (GRADIENT, LAYER_BOUNDARY)):
             if target == LAYER_BOUNDARY:
                 boundary = boundary or op.location
-            for result, operand in zip(op.results, op.operands, strict=True):
-                result.replace_all_uses_with(operand)
-            op.operation.erase()
+            replace_op(op, op.operands)
     if boundary is not None:
         remark(
             boundary,

@@ -101,9 +101,9 @@ def _updates(op: ir.OpView) -> list[ir.Value]:
 
 
 def trip_count_or_default(loop: stablehlo.WhileOp) -> int:
-    """The loop's trip count, `UNKNOWN_TRIP_COUNT` where it cannot be read off."""
-    count = trip_count(loop)
-    return UNKNOWN_TRIP_COUNT if count is None else count
+    """How often a counted loop runs, `UNKNOWN_TRIP_COUNT` for any other loop."""
+    counter = loop_counter(loop)
+    return UNKNOWN_TRIP_COUNT if counter is None else len(counter.values)
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,6 @@ class Counter:
 
     index: int
     values: range
-
-
-def trip_count(loop: stablehlo.WhileOp) -> int | None:
-    """How often a counted loop runs; None for any other loop."""
-    counter = loop_counter(loop)
-    return None if counter is None else len(counter.values)
 
 
 def loop_counter(loop: stablehlo.WhileOp) -> Counter | None:

@@ -43,7 +43,6 @@ class _Value(NamedTuple):
 class _Marker:
     def __init__(self) -> None:
         self.values: dict[ir.Value, _Value] = {}
-        self.numbers: dict[int, ir.Attribute] = {}
 
     def mark(self, block: ir.Block) -> None:
         for argument in block.arguments:
@@ -87,22 +86,23 @@ class _Marker:
         if isinstance(op, stablehlo.ReduceOp):
             inputs = inputs[: len(inputs) // 2]
         rank = _rank(type_)
-        best: tuple[bool, int, int, int, int] | None = None
-        for i, value in enumerate(inputs):
-            if value.free or (rank > 0 and _rank(value.type) == 0):
-                continue
-            key = (not value.expanded, value.depth, value.length, type_bytes(value.type), -i)
-            if best is None or key > best:
-                best = key
+        candidates = [
+            i
+            for i, value in enumerate(inputs)
+            if not value.free and (rank == 0 or _rank(value.type) > 0)
+        ]
         length = max([v.length for v in inputs]) + 1
-        if best is None:
+        if not candidates:
             if FOLLOW in op.attributes:
                 del op.attributes[FOLLOW]
             return _Value(type_, 0, length, free=True)
-        number = -best[4]
-        if number not in self.numbers:
-            self.numbers[number] = i64(number)
-        op.attributes[FOLLOW] = self.numbers[number]
+
+        def rank_of(i: int) -> tuple[bool, int, int, int, int]:
+            value = inputs[i]
+            return not value.expanded, value.depth, value.length, type_bytes(value.type), -i
+
+        number = max(candidates, key=rank_of)
+        op.attributes[FOLLOW] = i64(number)
         expanded = inputs[number].expanded or _expands(op, number)
         return _Value(type_, max([v.depth for v in inputs]), length, expanded=expanded)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alpa.dialects import func, ir, walk
 from alpa.dialects.attributes import call_target, take_from_signature
+from alpa.passes.analysis.graph import replace_op
 from alpa.passes.base import PassError, Remark
 
 _SHARDING = "mhlo.sharding"
@@ -42,12 +43,12 @@ def drop_gspmd(module: ir.Module, remark: Remark) -> None:
     for function in module.body.operations:
         if not isinstance(function, func.FuncOp):
             continue
-        annotations += _drop_from_signature(function)
+        for name in ("arg_attrs", "res_attrs"):
+            annotations += len(take_from_signature(function, name, _SHARDING))
         for block in function.regions[0].blocks:
             for op in list(walk(block)):
                 if _is_sharding_call(op):
-                    op.results[0].replace_all_uses_with(op.operands[0])
-                    op.operation.erase()
+                    replace_op(op, op.operands)
                     calls += 1
                 elif _SHARDING in op.attributes:
                     del op.attributes[_SHARDING]
@@ -70,10 +71,3 @@ def _is_sharding_call(op: ir.OpView) -> bool:
             "jax's default partitioner, which writes sdy.manual_computation",
         )
     return target == "Sharding" or target in _SHARD_MAP
-
-
-def _drop_from_signature(function: func.FuncOp) -> int:
-    """Removes `mhlo.sharding` from arguments and results and counts it."""
-    return sum(
-        len(take_from_signature(function, name, _SHARDING)) for name in ("arg_attrs", "res_attrs")
-    )

@@ -7,6 +7,7 @@ from typing import Literal
 from alpa.dialects import body, func, ir, sdy, walk
 from alpa.dialects.attributes import signature_attrs
 from alpa.dialects.symbols import referenced_symbols
+from alpa.passes.analysis.graph import replace_op
 from alpa.passes.base import PassError
 
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
@@ -66,8 +67,6 @@ def _check_callee(
             f"recursion, {cycle}: it cannot be unrolled; write it as stablehlo.while",
             ((functions[callee], f"@{callee} is here"),),
         )
-    if callee not in functions:
-        raise PassError(call, f"it calls @{callee}, which is no function of this module")
     if len(functions[callee].regions[0].blocks) != 1:
         found = "several blocks" if functions[callee].regions[0].blocks else "no body"
         raise PassError(
@@ -89,9 +88,7 @@ def _inline(call: ir.OpView, callee: func.FuncOp) -> None:
         op.operation.location = ir.Location.callsite(op.location, [call.location])
         op.operation.move_before(call.operation)
     returned = _constrained(list(end.operands), callee, "res_attrs", call)
-    for result, value in zip(call.results, returned, strict=True):
-        result.replace_all_uses_with(value)
-    call.operation.erase()
+    replace_op(call, returned)
     clone.operation.erase()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from alpa.dialects import filled, ir, sdy, stablehlo
 from alpa.dialects.sharding import Mesh
 from alpa.dialects.symbols import SYMBOL, named_meshes
+from alpa.passes.analysis.graph import replace_op
 from alpa.passes.base import PassError
 
 _NUMBERS = (stablehlo.PartitionIdOp, stablehlo.ReplicaIdOp)
@@ -38,7 +39,7 @@ def run_on_one_device(module: ir.Module, ops: Iterable[ir.OpView]) -> None:
         if not isinstance(op, (*_NUMBERS, *_COLLECTIVES)) or _is_manual(op):
             continue
         if isinstance(op, _NUMBERS):
-            _replace(op, [_zeros(op)])
+            replace_op(op, [_zeros(op)])
         else:
             if not _is_alone(module, op):
                 raise PassError(
@@ -47,7 +48,7 @@ def run_on_one_device(module: ir.Module, ops: Iterable[ir.OpView]) -> None:
                     "collectives stand in sdy.manual_computation, as jax.shard_map writes it",
                 )
             receives = not isinstance(op, stablehlo.CollectivePermuteOp) or _pairs(op)
-            _replace(op, list(op.operands) if receives else [_zeros(op)])
+            replace_op(op, list(op.operands) if receives else [_zeros(op)])
 
 
 def _is_manual(op: ir.OpView) -> bool:
@@ -79,9 +80,3 @@ def _pairs(op: ir.OpView) -> list[list[int]]:
 def _zeros(op: ir.OpView) -> ir.Value:
     with ir.InsertionPoint(op), op.location:
         return filled(ir.RankedTensorType(op.results[0].type), 0)
-
-
-def _replace(op: ir.OpView, values: list[ir.Value]) -> None:
-    for result, value in zip(op.results, values, strict=True):
-        result.replace_all_uses_with(value)
-    op.operation.erase()

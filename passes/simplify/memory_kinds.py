@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from alpa.dialects import func, ir
 from alpa.dialects.attributes import call_target, take_from_signature
+from alpa.passes.analysis.graph import replace_op
 from alpa.passes.base import Remark
 
 _KIND = "mhlo.memory_kind"
@@ -28,8 +29,7 @@ def drop_memory_kinds(main: func.FuncOp, ops: Iterable[ir.OpView], remark: Remar
             attrs = op.attributes.get("mhlo.frontend_attributes")
             if attrs is not None and _BUFFER in ir.DictAttr(attrs):
                 asked.append(ir.StringAttr(ir.DictAttr(attrs)[_BUFFER]).value)
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.operation.erase()
+            replace_op(op, op.operands)
     elsewhere = [kind for kind in asked if kind != "device"]
     if elsewhere:
         kinds = ", ".join(sorted(set(elsewhere)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from alpa.dialects import ir, sdy
+from alpa.passes.analysis.graph import replace_op
 from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
 
 
@@ -48,10 +49,7 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
             values = rewrite(op, rewriter)
             if values is None:
                 continue
-            values = _keep_sharding(op, values)
-            for result, value in zip(op.results, values, strict=True):
-                result.replace_all_uses_with(value)
-            op.operation.erase()
+            replace_op(op, _keep_sharding(op, values))
             pending += reversed(rewriter.created)
             rewriter.created.clear()
             break
