@@ -48,7 +48,6 @@ gradients that nothing marks.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
@@ -316,18 +315,15 @@ def _outline(
             own.setdefault(slot, []).append(o)
     ordered = sorted(own, key=_execution_order)
     groups = [_with_copies(graph, floating, slot, own[slot]) for slot in ordered]
-    places = Counter(o for group in groups for o in group.ops)
-    moved = {o for o, count in places.items() if count == 1 and marker_of(graph.ops[o]) is None}
     crossing = set(graph.returned).union(*(group.inputs for group in groups))
     end = terminator(body(function))
     outside: dict[int, ir.Value] = {v: graph.values[v] for v in range(graph.num_arguments)}
     for group in groups:
-        _outline_group(end, graph, group, moved, crossing, outside)
+        _outline_group(end, graph, group, crossing, outside)
     for i, v in enumerate(graph.returned):
         end.operands[i] = outside[v]
-    for o in reversed(range(len(graph.ops))):
-        if o not in moved:
-            graph.ops[o].erase()
+    for op in reversed(graph.ops):
+        op.erase()
 
 
 def _execution_order(slot: Slot) -> tuple[int, int, int]:
@@ -357,16 +353,11 @@ def _with_copies(graph: Graph, floating: Floating, slot: Slot, own: list[int]) -
 
 
 def _outline_group(
-    end: ir.OpView,
-    graph: Graph,
-    group: _Members,
-    moved: set[int],
-    crossing: set[int],
-    outside: dict[int, ir.Value],
+    end: ir.OpView, graph: Graph, group: _Members, crossing: set[int], outside: dict[int, ir.Value]
 ) -> None:
-    """Builds one computation before `end`; `outside` maps values to what stands for them.
+    """Builds one computation before `end`; `outside` maps values to what stands for them there.
 
-    The ops that are `moved` have this place alone; of the others it gets copies.
+    Ops are copied: several computations may hold the same one.
     """
     outputs = [v for o in group.own for v in graph.results[o] if v in crossing]
     with ir.InsertionPoint(end):
@@ -376,29 +367,21 @@ def _outline_group(
             [graph.values[v].type for v in outputs],
             loc=graph.ops[group.own[0]].location,
         )
-    # What stands for values inside; the results of moved ops stand for themselves.
     inside: dict[ir.Value, ir.Value] = {
         graph.values[v]: argument for v, argument in zip(group.inputs, block.arguments, strict=True)
     }
-    replaced = {v for o in group.ops if o not in moved for v in graph.results[o]}
-    replaced.update(group.inputs)
     flops = 0.0
     for o in group.ops:
         op = graph.ops[o]
         if marker_of(op) is not None:
-            inside.update(zip(op.results, [inside.get(v, v) for v in op.operands], strict=True))
+            inside.update(zip(op.results, [inside[v] for v in op.operands], strict=True))
             continue
         flops += op_cost.flops(op)
-        if o in moved:
-            block.append(op.operation)
-        else:
-            original, op = op, op.operation.clone(ip=ir.InsertionPoint(block)).opview
-            inside.update(zip(original.results, op.results, strict=True))
-        if not replaced.isdisjoint(graph.operands[o]):
-            replace_operands(op, inside)
+        copy = op.operation.clone(ip=ir.InsertionPoint(block)).opview
+        replace_operands(copy, inside)
+        inside.update(zip(op.results, copy.results, strict=True))
     with ir.InsertionPoint(block), computation.location:
-        values = [graph.values[v] for v in outputs]
-        return_([inside.get(value, value) for value in values])
+        return_([inside[graph.values[v]] for v in outputs])
     if flops >= 2**63:
         raise PassError(
             computation, f"a layer takes {flops:.3g} operations, more than 64 bits can count"
