@@ -123,14 +123,15 @@ class Graph:
         return marked
 
     def first_equal(self) -> list[int]:
-        """For each value the first one that is computed in the same way, itself if there is none.
+        """For each value, the first value that is computed in the same way; it may be the value
+        itself.
 
-        An `optimization_barrier` counts as the identity: so what rematerialisation computes once
-        more is found equal to what it repeats.
+        An `optimization_barrier` counts as the identity, so a rematerialised value equals the value
+        that it repeats.
 
-        Integers that depend on no argument are equal where their types are. jax folds the positions
-        that are known when it traces in the forward part, and has a barrier between them and what
-        rematerialisation makes of them.
+        Integers that depend on no argument are equal if their types are. jax folds the positions
+        that it knows when it traces the forward part, but not those behind the barriers of
+        rematerialisation.
         """
         first = list(range(len(self.values)))
         number = {value: i for i, value in enumerate(self.values)}
@@ -162,7 +163,7 @@ class Graph:
         return first
 
     def _positions(self, number: dict[ir.Value, int]) -> list[int]:
-        """The integers that depend on no argument; of a barrier, each result by its operand."""
+        """The integers that depend on no argument. Each result of a barrier is as its operand."""
         fixed = [False] * len(self.values)
         for op, operands, results in zip(self.ops, self.operands, self.results, strict=True):
             if op.name == "stablehlo.optimization_barrier":
@@ -194,7 +195,7 @@ def _numbers(number: dict[ir.Value, int], values: Iterable[ir.Value]) -> list[in
 def used_values(op: ir.OpView) -> list[ir.Value]:
     """An op's operands and the values that its regions use from outside or inside.
 
-    Nothing goes into a computation or a fragment but by its operands.
+    Computations and fragments read values only as operands.
     """
     values = list(op.operands)
     if isinstance(op, mpmd.NamedComputationOp | mpmd.FragmentOp):
@@ -262,7 +263,7 @@ def replace_op(op: ir.OpView, values: Sequence[ir.Value]) -> None:
 
 
 def first_reader(value: ir.Value, block: ir.Block) -> ir.Operation:
-    """The first op of a block that reads a value, or has one inside that does."""
+    """The first op of a block that reads a value, itself or in its regions."""
     readers: list[ir.Operation] = []
     for use in value.uses:
         op = use.owner.operation
@@ -275,7 +276,7 @@ def first_reader(value: ir.Value, block: ir.Block) -> ir.Operation:
 
 
 def shape(value: ir.Value) -> tuple[int, ...]:
-    """The shape of a tensor; tokens and the like have none."""
+    """The shape of a tensor; () for tokens and other types without one."""
     type_ = value.type
     return tuple(type_.shape) if isinstance(type_, ir.RankedTensorType) else ()
 
@@ -300,13 +301,13 @@ def splat(value: ir.Value) -> float | int | None:
 
 @lru_cache(maxsize=4096)
 def elements(type_: ir.Type) -> int:
-    """How many elements a tensor has; tokens and the like have 0."""
+    """The number of a tensor's elements; 0 for tokens and other types without any."""
     return math.prod(type_.shape) if isinstance(type_, ir.RankedTensorType) else 0
 
 
 @lru_cache(maxsize=4096)
 def type_bytes(type_: ir.Type) -> int:
-    """Bytes of a dense tensor, each element padded to whole bytes; tokens and the like take 0."""
+    """Bytes of a dense tensor, each element padded to whole bytes; 0 for tokens and the like."""
     if not isinstance(type_, ir.RankedTensorType):
         return 0
     return elements(type_) * element_bytes(type_.element_type)
@@ -323,7 +324,7 @@ def element_bytes(element: ir.Type) -> int:
 
 
 def folds_into_dots(op: ir.OpView) -> bool:
-    """Whether an op swaps rows and columns for dots alone, which read them either way."""
+    """Whether an op swaps the last two dimensions and only dots read it: they read either order."""
     if not isinstance(op, stablehlo.TransposeOp):
         return False
     dims = list(ir.DenseI64ArrayAttr(op.permutation))
@@ -335,6 +336,6 @@ def folds_into_dots(op: ir.OpView) -> bool:
 
 
 def has_effects(op: ir.OpView) -> bool:
-    """Whether an op is a custom call that says it does more than compute its results."""
+    """Whether an op is a custom call with `has_side_effect`."""
     effect = op.has_side_effect if isinstance(op, stablehlo.CustomCallOp) else None
     return effect is not None and ir.BoolAttr(effect).value

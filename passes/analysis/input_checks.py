@@ -1,4 +1,4 @@
-"""What every pass asks of the module that it is given: one public function, static shapes."""
+"""Checks what every pass requires of a module: one public function and static shapes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _check_body(main: func.FuncOp) -> None:
 
 
 def _check_shapes(function: func.FuncOp, known: set[ir.Type]) -> None:
-    """Raises PassError at the first value whose shape is not static; `known` types are."""
+    """Raises PassError at the first value whose shape is not static; types in `known` are."""
     name = _names([function])
     for op in (function, *(op for block in function.regions[0].blocks for op in walk(block))):
         for i, result in enumerate(op.results):

@@ -1,11 +1,11 @@
-"""Gives every op of a step its computation: a layer's forward or backward, or an update.
+"""Places every op of a step in a computation: a layer's forward or backward, or an update.
 
-Forward ops get their layer from clustering (`layer_cluster`); here the others follow:
+Forward ops get their layer from clustering (`layer_cluster`). The others follow:
 
 * A backward op goes to the layer whose values it uses, and never above the layer that its
   cotangent comes from, so that values flow from later to earlier layers only.
 * An update op goes to the layer of the only parameter that it leads to, else to the layer of
-  the only gradients that it reads; what mixes layers (a global norm, a step count) is
+  the only gradients that it reads. Ops that mix layers (a global norm, a step count) are in
   `update_global`.
 * Cheap ops that depend on no batch float: each computation that uses one gets a copy.
 """
@@ -24,7 +24,7 @@ from alpa.passes.analysis.step_parts import StepParts
 GLOBAL = -1
 
 CHEAP = TRIVIAL | SOURCES | {"stablehlo.reverse"}
-"""Ops that may be copied to where they are used; every other op has one place."""
+"""Ops that may be copied to their users; every other op has one place."""
 
 
 @dataclass(frozen=True, order=True)
@@ -151,8 +151,8 @@ def place(
 
 @dataclass(frozen=True)
 class _Flow:
-    """The graph seen past copied ops: `sources[o]` are the values that an op's operands and
-    the copies between them are made of."""
+    """The graph without copied ops: `sources[o]` are the values that op `o` reads, directly or
+    through copied ops."""
 
     graph: Graph
     part: list[Part | None]

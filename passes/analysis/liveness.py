@@ -1,8 +1,9 @@
-"""When the values of a block live, for any order in which its ops run.
+"""The live ranges of a block's values, for any order of its ops.
 
-A visitor moves `now` on from op to op, and says of each result whether it is written to memory, or
-whether ops that read it read something else instead: it is a view of that, or is computed from it
-where it is needed. What is written lives until it is read for the last time, also through others.
+A visitor advances `now` from op to op. It says of each result whether it is written to memory. A
+result that is not written is a view of other values, or is recomputed from them where it is used;
+its readers read these values instead. A written value lives until its last read, also through
+others.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Lives:
     made: dict[ir.Value, int] = field(default_factory=dict)
     """when a value is written"""
     until: dict[ir.Value, int] = field(default_factory=dict)
-    """the time after which a value, or what is computed from it where that is used, is not read"""
+    """the time after which no op reads a value, directly or through values that are not written"""
     base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
-    """what a value that is not written is read from"""
+    """the values that are read instead of one that is not written"""
 
     def write(self, value: ir.Value, start: int) -> None:
         """A value is written from `start` on."""
@@ -36,7 +37,7 @@ class Lives:
         self.until[value] = self.now + 1
 
     def read(self, values: Iterable[ir.Value]) -> None:
-        """Values, and what they are read from, live until now."""
+        """Values, and those that are read instead of them, live until now."""
         waiting, seen = list(values), set[ir.Value]()
         while waiting:
             value = waiting.pop()
@@ -46,7 +47,7 @@ class Lives:
                 waiting += self.base.get(value, ())
 
     def keep(self, *, made_before: int, read_after: int) -> None:
-        """What a loop reads, by the time of its life so far, it reads until its end: now."""
+        """Values made before a loop that it reads live until its end, which is now."""
         for value, start in self.made.items():
             if start < made_before and self.until[value] > read_after:
                 self.until[value] = self.now + 1

@@ -10,11 +10,11 @@ from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.passes.analysis.graph import elements, type_bytes
 from alpa.passes.analysis.op_kinds import CONTRACTIONS, ELEMENTWISE_STABLEHLO, FREE
 
-# Executed instead of an unknown trip count: a loop whose bound is data is rare, and it must
-# weigh more than its body alone.
+# Stands for an unknown trip count. Loops whose bound is data are rare, but weigh more than their
+# body alone.
 UNKNOWN_TRIP_COUNT = 8
 
-# Ops of whose operands none has more elements than the result.
+# Ops whose operands have no more elements than the result.
 _AS_ITS_RESULT = ELEMENTWISE_STABLEHLO - {"stablehlo.bitcast_convert"}
 
 _READS_PART = {"stablehlo.gather", "stablehlo.dynamic_slice"}
@@ -60,7 +60,7 @@ def memory_bytes(op: ir.OpView) -> float:
 
 
 def _of_programs(op: ir.OpView, cost: Callable[[ir.OpView], float]) -> float | None:
-    """What the programs in an op cost in one execution; None for an op without any."""
+    """The cost of one execution of the programs in an op's regions; None if there are none."""
     if isinstance(op, stablehlo.WhileOp):
         return trip_count_or_default(op) * sum(map(cost, body(op, 1).operations))
     if isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
@@ -71,7 +71,7 @@ def _of_programs(op: ir.OpView, cost: Callable[[ir.OpView], float]) -> float | N
 
 
 def _contracted(op: ir.OpView) -> float:
-    """How many products a contraction adds up for each element of its result."""
+    """The number of products that a contraction sums for each element of its result."""
     left, right = (ir.RankedTensorType(value.type).shape for value in op.operands)
     if isinstance(op, stablehlo.DotGeneralOp):
         dims = stablehlo.DotDimensionNumbers(op.dot_dimension_numbers)
@@ -83,7 +83,7 @@ def _contracted(op: ir.OpView) -> float:
 
 
 def manual_ways(op: sdy.ManualComputationOp) -> int:
-    """Into how many parts a manual computation cuts its most finely cut operand or result."""
+    """The number of parts of the operand or result that a manual computation cuts most finely."""
     block = body(op)
     pairs = [
         *zip(op.operands, block.arguments, strict=True),
@@ -101,14 +101,14 @@ def _updates(op: ir.OpView) -> list[ir.Value]:
 
 
 def trip_count_or_default(loop: stablehlo.WhileOp) -> int:
-    """How often a counted loop runs, `UNKNOWN_TRIP_COUNT` for any other loop."""
+    """The number of trips of a counted loop; `UNKNOWN_TRIP_COUNT` for any other loop."""
     counter = loop_counter(loop)
     return UNKNOWN_TRIP_COUNT if counter is None else len(counter.values)
 
 
 @dataclass(frozen=True)
 class Counter:
-    """What counts the trips of a loop: its number among the loop's variables, and its values."""
+    """The variable that counts a loop's trips: its number among the variables, and its values."""
 
     index: int
     values: range
@@ -134,8 +134,8 @@ def loop_counter(loop: stablehlo.WhileOp) -> Counter | None:
 
 
 def loop_growth(loop: stablehlo.WhileOp, variable: int) -> tuple[int, int] | None:
-    """What a loop's variable is at first, and what each trip adds to it; None unless both are
-    constants."""
+    """The initial value of a loop's variable and the number that each trip adds to it; None unless
+    both are constants."""
     argument, sum_ = body(loop, 1).arguments[variable], terminator(body(loop, 1)).operands[variable]
     added = sum_.owner
     if not isinstance(added, stablehlo.AddOp) or argument not in (added.lhs, added.rhs):

@@ -1,4 +1,4 @@
-"""Which ops are element-wise, which only move data: the words of the rewrites and follow marks."""
+"""Sets of op names: element-wise ops, ops that only move data, and others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ CONTRACTIONS = _names("stablehlo", "convolution dot dot_general")
 # Linear in each of two operands.
 OF_FACTORS = _names("stablehlo", "convolution dot_general multiply")
 
-# Ops of which the average over the micro-batches is not that of their operands' averages.
+# Ops whose average over the micro-batches is not the op applied to their operands' averages.
 PRODUCTS = OF_FACTORS | _names(
     "stablehlo", "divide dynamic_slice dynamic_update_slice gather scatter select"
 )
@@ -99,7 +99,7 @@ ARITHMETIC = PURE - _names("stablehlo", "get_tuple_element tuple")
 # Ops whose regions are programs of their own, not scalar functions.
 CONTROL_FLOW = _names("stablehlo", "case if while") | _names("chlo", "scan")
 
-# Ops of whose result each element is made of many elements of the operands, or of none.
+# Ops that compute each element of a result from many elements of the operands, or from none.
 NOT_BY_ELEMENT = (
     CONTRACTIONS
     | CONTROL_FLOW

@@ -1,4 +1,4 @@
-"""What an op multiplies, and whether it is linear in what it reads."""
+"""Which values an op multiplies, and whether it is linear in its operands."""
 
 from __future__ import annotations
 

@@ -4,15 +4,15 @@
     "0-15" = "state"                        # a number, a range of numbers,
     "batch['x']" = "batch"                  # a name,
     "params*" = "constant"                  # or all names that begin so
-    17 = { role = "batch", batch_dim = 1 }  # dimension 0 unless it is said
+    17 = { role = "batch", batch_dim = 1 }  # the default is dimension 0
 
     [results]
     "0-15" = "state:0-15"                   # the new values of these arguments, in their order
     "result[1]" = "mean"                    # or "sum", "last", "concat:0"
 
 Names of arguments are those of their locations, names of results their `jax.result_info`: jax
-writes them with `lower(...).as_text(debug_info=True)`. What the file says replaces what the program
-says; what it leaves out stays.
+writes them with `lower(...).as_text(debug_info=True)`. The roles in the file replace those in the
+program; others stay.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class RolesFile:
-    """What a file says about arguments and results, not yet held against a program."""
+    """The entries of a file, not yet checked against a program."""
 
     arguments: tuple[_Entry, ...]
     results: tuple[_Entry, ...]
@@ -109,8 +109,8 @@ class RolesFile:
         """Writes `alpa.role`, `alpa.batch_dim` and `alpa.result` on @main.
 
         Raises:
-            RolesError: an entry names what the program has not, names something twice, or gives a
-                role that does not fit; with its line.
+            RolesError: an entry names an argument or result that the program lacks or that has a
+                role already, or gives a role that does not fit; with its line.
             ValueError: the program has no public function, or a malformed role of its own.
         """
         function = main_function(module)

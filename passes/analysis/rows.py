@@ -1,4 +1,4 @@
-"""Which dimensions of an op's operands and results have the same rows, each computed for itself."""
+"""Finds the dimensions of an op's operands and results along which it computes row by row."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from alpa.passes.analysis.op_kinds import ELEMENTWISE
 
 
 def same_rows(op: ir.OpView) -> Iterator[list[tuple[ir.Value, int]]]:
-    """For each dimension of an op's results, as far as they can be computed row by row: the results
-    and operands with these rows, each with its dimension."""
+    """For each dimension of an op's results that is computed row by row: the results and operands
+    with these rows, each with its dimension."""
     if not all(isinstance(result.type, ir.RankedTensorType) for result in op.results):
         return
     ranks = {len(shape(result)) for result in op.results}
@@ -26,10 +26,10 @@ def same_rows(op: ir.OpView) -> Iterator[list[tuple[ir.Value, int]]]:
 
 
 def operand_dims(op: ir.OpView, dim: int) -> list[int | None] | None:
-    """For an op whose results can be computed row by row of their dimension `dim`: the dimension
-    of each operand that has the same rows, None where all rows need the whole operand.
+    """The dimension of each operand that has the same rows as dimension `dim` of the results. It is
+    None for an operand that every row needs as a whole.
 
-    None where they cannot be, or where it is not known.
+    Returns None if the results are not computed row by row along `dim`, as far as is known.
     """
     if op.name in ELEMENTWISE or marker_of(op) == GRADIENT:
         size = shape(op.results[0])
@@ -54,7 +54,7 @@ def operand_dims(op: ir.OpView, dim: int) -> list[int | None] | None:
 
 
 def unchanged_dims(old: Sequence[int], new: Sequence[int]) -> dict[int, int]:
-    """Where a reshape puts the dimensions that it leaves alone; those of size 1 are left out."""
+    """Maps the dimensions that a reshape keeps to their new positions, except those of size 1."""
     ahead = {(math.prod(new[:d]), size): d for d, size in enumerate(new) if size != 1}
     places = {d: ahead.get((math.prod(old[:d]), size)) for d, size in enumerate(old)}
     return {d: place for d, place in places.items() if place is not None}

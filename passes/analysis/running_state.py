@@ -1,20 +1,21 @@
-"""Which states are running averages, counters and the like: written by the forward part.
+"""Finds the states that the forward part writes: running averages, counters and the like.
 
-A parameter and a running mean look alike: the loss reads both, and the new value of both is made
-element by element of the old one and of a *change* that depends on the batch. Of a parameter that
-is its gradient, added up over the micro-batches; of a running mean it is a statistic of
-activations, and what the forward part has written goes on to the next micro-batch.
+A parameter and a running mean look alike. The loss reads both, and the new value of both is
+computed element by element from the old value and a *change* that depends on the batch. The change
+of a parameter is its gradient, which is accumulated over the micro-batches. The change of a running
+mean is a statistic of activations, and the next micro-batch reads what the forward part has
+written.
 
-Where the gradients are marked (`alpa.grad`), a change that depends on no mark is a statistic.
-Elsewhere the second derivatives of the loss tell. A gradient depends on its own parameter, unless
-the loss is linear in it, and a statistic does not depend on the average that it is put into. So a
-change is a statistic if it does not depend on its own state and
+If gradients are marked (`alpa.grad`), a change that depends on no mark is a statistic. Otherwise
+the second derivatives of the loss decide. A gradient depends on its own parameter, unless the loss
+is linear in it. A statistic does not depend on the average that it is added to. So a change is a
+statistic if it does not depend on its own state and
 
 - the loss is not linear in that state, or
-- it does not depend on another state either whose change depends on this one: second derivatives
-  are symmetric.
+- the change of another state depends on this one, but this change does not depend on the other
+  state: second derivatives are symmetric.
 
-A statistic that depends on its own average is taken for a gradient: it needs the marks.
+A statistic that depends on its own average is taken for a gradient; such a program needs marks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def running_states(
     Args:
         graph: of the whole step.
         changes: for each state, an argument, the ops that compute its change.
-        results: the values that come back and are no new states, losses among them.
+        results: the returned values that are no new states, losses among them.
     """
     changes = {state: ops for state, ops in changes.items() if ops}
     bit = {state: 1 << number for number, state in enumerate(changes)}
@@ -43,7 +44,7 @@ def running_states(
     losses = [cone for v in results if gradients.isdisjoint(cone := graph.cone([v]))]
     inside = graph.cone(graph.made_by(o for ops in changes.values() for o in ops)).union(*losses)
     bends = union(curved[o] for o in inside)
-    # Moments of an optimizer are read by no change: their own says nothing of symmetry.
+    # No change reads an optimizer's moments, so their own changes say nothing about symmetry.
     every = union(reads.values())
     return {
         state
@@ -60,8 +61,8 @@ def running_states(
 
 
 def _made_of(graph: Graph, arguments: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    """For each op the set, as bits, of the arguments that it is made of, and of those of them that
-    it is not linear in."""
+    """For each op two sets, as bits: the arguments that it depends on, and those in which it is not
+    linear."""
     of_value = [0] * len(graph.values)
     for argument, bits in arguments.items():
         of_value[argument] = bits

@@ -1,14 +1,13 @@
-"""Tells forward, backward and update of a training step apart, by analysis alone.
+"""Assigns each op of a training step to the forward part, the backward part or the update.
 
-The idea: the *forward* part computes the loss. An op of the *backward* part uses an activation of
-the forward pass, or leads to an op that does; what comes after the last use of any activation is
-the *update*. What flows from backward to update are the gradients. So Adam's `g * g` is update (no
-activation in it) and `dot(activation, dy)` is backward, whatever the optimizer, and without a
-marker in the program. Markers, where there are any, say where the backward part ends. The sum of a
-shared parameter's gradients uses no activation either: it belongs to the update, as Alpa's
-walkthrough, step 2, wants it. What rematerialisation computes once more is an activation, too,
-though the backward part makes it. Running averages and counters are written by the forward part
-(`running_state.py`).
+The *forward* part computes the loss. An op of the *backward* part reads an activation of the
+forward part, or leads to an op that does. The *update* is the rest: it follows the last use of an
+activation. The values that flow from backward to update are the gradients. So `dot(activation, dy)`
+is backward and Adam's `g * g` is update, for any optimizer and without markers in the program. If
+there are markers, the backward part ends at them. A rematerialised value counts as an activation,
+though the backward part computes it. The sum of a shared parameter's gradients reads no activation:
+it belongs to the update, as in step 2 of Alpa's walkthrough. The forward part writes running
+averages and counters (`running_state.py`).
 
 An update may read the loss, for example for its learning rate. Without markers, a scalar of the
 forward part that no gradient uses is a *statistic*; ops that use it belong to the update. The
@@ -51,9 +50,9 @@ _SUMS = {"stablehlo.add", "stablehlo.subtract", "stablehlo.concatenate"}
 class StepParts:
     """For each op its part, None where it does not depend on the batch.
 
-    Without state that learns, all is forward. `doubts` say, in words, what may be wrong.
-    `misplaced` are ops of a differentiation that were taken for update, though they are not linear
-    in what the backward part makes.
+    If no state learns, all ops are forward. `doubts` are sentences about what may be wrong.
+    `misplaced` are ops of a differentiation that were assigned to the update, although they are not
+    linear in what the backward part computes.
     """
 
     part: list[Part | None]
@@ -65,9 +64,9 @@ class StepParts:
 
 
 def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
-    """Splits a step whose roles are known as far as `infer_roles` could tell.
+    """Splits a step, given the roles that `infer_roles` found.
 
-    `exact` says that `combine-micro-batches` has put a marker on all that leaves a micro-batch.
+    `exact` says that `combine-micro-batches` has marked every value that leaves a micro-batch.
     """
     pairs = roles.state_pairs()
     state = set(pairs.values())
@@ -115,7 +114,7 @@ class _Splitter:
         self, results: list[int], pairs: dict[int, int], state: set[int]
     ) -> tuple[set[int], list[int], set[int], list[str]]:
         """The forward ops, the new values of the parameters that learn, the ops that compute
-        gradients, and what is in doubt."""
+        gradients, and the doubts."""
         graph = self.graph
         on_state = graph.depends(state)
         new = {a: graph.returned[r] for r, a in pairs.items()}
@@ -123,7 +122,7 @@ class _Splitter:
         changes = {a: self._changes(v, marked) for a, v in new.items()}
         metrics = [graph.cone([v]) for v in results if self.batch[v] and on_state[v]]
         if self.marks:
-            # One that is chosen by a gradient is written by the update, whatever it is made of.
+            # A state that a gradient selects is written by the update, whatever it is made of.
             running = {a for a, v in new.items() if self.batch[v] and not marked[v]}
             losses = [cone for cone in metrics if cone.isdisjoint(self.marks)]
             doubts: list[str] = []
@@ -160,8 +159,11 @@ class _Splitter:
         return [(a, o) for a in self._read(cone) for o in changes.get(a, ()) if o in cone]
 
     def _doubts(self, metrics: list[set[int]], shown: list[list[tuple[int, int]]]) -> list[str]:
-        """Results that may be losses, of which a state is a factor: its gradient is the other one,
-        of the forward part, and what is made of it looks like what is made of a gradient."""
+        """A sentence for each result that may be a loss with a state as a factor.
+
+        The gradient of a factor is the other factor, a value of the forward part. What is computed
+        from it looks like what is computed from a gradient.
+        """
         return [
             f"argument {inside[0][0]} may be a factor of the loss, which is planned as if what is "
             "returned were made of its gradient: keep the locations of the program, "
@@ -171,8 +173,8 @@ class _Splitter:
         ]
 
     def _is_factor(self, o: int, state: int, cone: set[int]) -> bool:
-        """Whether an op of a cone multiplies what is made of a state by what an op makes without
-        it."""
+        """Whether an op of a cone multiplies a value that depends on a state by one that depends on
+        op `o` and not on the state."""
         graph = self.graph
         on_state, on_op = graph.depends([state]), graph.depends(graph.results[o])
         factors = [
@@ -184,8 +186,8 @@ class _Splitter:
         return not any(on_state[v] for v in graph.results[o]) and any(apart <= it for it in factors)
 
     def with_statistics(self, forward: set[int], gradients: set[int]) -> tuple[set[int], set[int]]:
-        """The forward ops with those that make statistics, and the ops that read these alone of
-        what the forward part makes. Marked gradients need no such search."""
+        """The forward ops, with those that compute statistics, and the ops that read statistics but
+        no other values of the forward part. If gradients are marked, nothing is searched."""
         graph = self.graph
         if self.marks:
             return forward, set()
@@ -208,12 +210,12 @@ class _Splitter:
         return forward | makes, {o for o in follows - makes if are_numbers(o) == {True}}
 
     def _changes(self, new: int, marked: Sequence[bool]) -> list[int]:
-        """The ops whose results a new state is made of element by element, as far as they depend
-        on the batch: of a parameter, those that compute its gradient.
+        """The ops on the batch from whose results a new state is computed element by element. For
+        a parameter, they compute its gradient.
 
-        What a state is selected by is not what it is made of. A rate is shaped as the state where
-        both are one number: then it is the operand that does not depend on a mark. `marked` says
-        which values do.
+        The predicate that selects a state is not one of them. If the state is one number, a rate
+        has the same shape: then it is the operand that depends on no mark. `marked` says which
+        values depend on one.
         """
         graph = self.graph
         size = elements(graph.values[new].type)
@@ -226,8 +228,8 @@ class _Splitter:
             if o < 0 or not any(self.batch[v] for v in graph.results[o]):
                 continue
             op = graph.ops[o]
-            # A layer's gradient is broadcast to a stack of one layer, which is shaped as the state;
-            # a norm broadcasts its statistics to the shape of what it normalises.
+            # A stack of one layer is the broadcast gradient of that layer, in the state's shape. A
+            # norm, in contrast, broadcasts its statistics to the shape of its operand.
             same = op.name in SAME_ELEMENTS or (
                 op.name == "stablehlo.broadcast_in_dim"
                 and graph.values[graph.results[o][0]].type == graph.values[new].type
@@ -248,8 +250,8 @@ class _Splitter:
         return [o for o in found if graph.ops[o].name != "stablehlo.broadcast_in_dim"]
 
     def _marks_of(self, ops: list[int], marked: Sequence[bool]) -> list[int]:
-        """Ops that compute changes, with marks in the place of those that are behind marks (a
-        branch that is taken by whether all gradients are finite)."""
+        """The ops that compute changes. Those behind marks, such as a branch that needs all
+        gradients to be finite, are replaced by their marks."""
         found: list[int] = []
         for o in ops:
             if any(marked[v] for v in self.graph.results[o]):
@@ -266,11 +268,11 @@ class _Splitter:
     def parts(
         self, forward: set[int], of_statistics: set[int], learned: list[int]
     ) -> list[Part | None]:
-        """Each op's part for a choice of forward ops."""
+        """Each op's part, given the forward ops."""
         graph = self.graph
         towards = graph.cone(learned)
-        # Where our front end has marked the gradients, what comes after is update. Not all before
-        # is backward: the sum of a shared parameter's gradients is update with a marker, too.
+        # If gradients are marked, ops behind the marks are update. Not all ops before them are
+        # backward: the sum of a shared parameter's gradients is update with a marker, too.
         before = graph.cone(graph.made_by(self.marks)) if self.marks else towards
         waiting = (towards & before) - of_statistics - forward
         activations = self._activations(forward)
@@ -295,7 +297,7 @@ class _Splitter:
             elif o in towards or not after.isdisjoint(graph.operands[o]):
                 part = "update"
             else:
-                # Running averages and the like: made from the forward pass only.
+                # Running averages and the like are computed from the forward part only.
                 part = "forward"
             parts.append(part)
             if part == "update" or (part == "backward" and o in towards):
@@ -304,9 +306,9 @@ class _Splitter:
         return parts
 
     def behind_marks(self, parts: Sequence[Part | None]) -> list[Part | None]:
-        """The parts where all that follows a marker runs once per step.
+        """The parts if every op behind a marker runs once per step.
 
-        Of what is in front of one, only linear ops on what is accumulated may run with it.
+        In front of a marker, only linear ops on accumulated values may run once per step, too.
         """
         graph = self.graph
         after = graph.depends(graph.made_by(self.marks))
@@ -328,8 +330,8 @@ class _Splitter:
         return found
 
     def misplaced(self, parts: Sequence[Part | None]) -> tuple[ir.OpView, ...]:
-        """Ops of the update that jax names as a part of a differentiation, and whose mean over the
-        micro-batches is not made of their operands' means."""
+        """The ops of the update that jax names as a part of a differentiation and that are not
+        linear: the mean of their results is not what they make of their operands' means."""
         graph = self.graph
         of_forward = [p < 0 or parts[p] == "forward" for p in graph.producer]
         varying = {
@@ -345,10 +347,10 @@ class _Splitter:
         )
 
     def _is_of_totals(self, o: int, parts: Sequence[Part | None]) -> bool:
-        """Whether an op is linear in what it reads, and all of that is accumulated.
+        """Whether an op is linear in its operands on the batch, and all of these are accumulated.
 
-        Floats are averaged: what is the same for all micro-batches may be added to them. Integers
-        are added up, and no average is made of them here.
+        Floats are averaged, so a value that all micro-batches share may be added to them. Integers
+        are summed and not averaged.
         """
         operands = self.graph.operands[o]
         read = [v for v in operands if self.batch[v]]
@@ -368,11 +370,11 @@ class _Splitter:
         return makes_floats and self._is_linear(o)
 
     def _products(self, forward: set[int], backward: set[int], waiting: set[int]) -> list[int]:
-        """Ops that multiply what is made of other values of the backward part.
+        """Ops that multiply values computed from different values of the backward part.
 
-        An update multiplies a gradient by what is made of it, or of all, and never two gradients by
-        one another. So one of the factors is an activation that was computed once more and that
-        `first_equal` did not know again, as jax may compute it in another way the second time.
+        An update multiplies a gradient by what it computes from that gradient, or from all of them,
+        but never two gradients. So one factor is a rematerialised activation that `first_equal`
+        does not recognise, because jax may compute it in another way the second time.
         """
         graph, found = self.graph, list[int]()
         made_of, bit = [0] * len(graph.values), 1
@@ -394,8 +396,8 @@ class _Splitter:
         return found
 
     def _pull_reductions(self, parts: list[Part | None]) -> None:
-        """Moves linear ops that shrink a gradient, a bias' sum over the batch above all, from
-        the update into the backward part, so that the small result is what accumulates."""
+        """Moves linear ops that shrink a gradient from the update into the backward part, above all
+        a bias' sum over the batch. The small result is accumulated then."""
         graph = self.graph
         for o in range(len(graph.ops)):
             if parts[o] != "backward":
@@ -455,14 +457,14 @@ class _Splitter:
         return {o for o, leads in enumerate(leads_to) if every and leads & every == every}
 
     def _repeats(self, o: int, activations: set[int]) -> bool:
-        """Whether an op is one of the forward ops, or computes once more what one of them does."""
+        """Whether an op is a forward op, or computes the same values as one."""
         graph = self.graph
         if graph.ops[o].name == "stablehlo.optimization_barrier":
             return True
         return all(self.first_equal[v] in activations for v in graph.results[o])
 
     def _activations(self, forward: set[int]) -> set[int]:
-        """The arguments and what the forward ops make; of equal values the first one."""
+        """The arguments and the results of the forward ops; of equal values, the first one."""
         graph = self.graph
         return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or p in forward}
 
