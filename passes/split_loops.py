@@ -229,17 +229,14 @@ def _rewrite(
     cutter = Cutter(new.add_entry_block(), cuts, loops)
     given = iter(cutter.block.arguments)
     for value, cut in zip(interface.arguments, arguments, strict=True):
-        if cut is None:
-            cutter.whole[value] = next(given)
-        else:
-            cutter.parts[value] = {cut: [next(given) for _ in cut.rows]}
+        cutter.parts[value] = {cut: [next(given) for _ in _slices(cut)]}
     *ops, end = body(function).operations
     for op in ops:
         cutter.copy(op)
     with ir.InsertionPoint(cutter.block), end.location:
         returned: list[ir.Value] = []
         for value, cut in zip(interface.returned, results, strict=True):
-            returned += cutter.get_parts(value, cut) if cut else [cutter.get(value)]
+            returned += cutter.get_parts(value, cut)
         func.ReturnOp(returned)
     _write_signature(new, interface, arguments, results)
     function.erase()

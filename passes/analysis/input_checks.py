@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from alpa.dialects import func, ir, is_public, walk
 from alpa.passes.base import PassError
 
@@ -76,21 +74,15 @@ def _check_shapes(function: func.FuncOp, known: set[ir.Type]) -> None:
 def _check_type(type_: ir.Type, where: ir.Location, what: str, known: set[ir.Type]) -> None:
     if type_ in known:
         return
-    for part in _leaves(type_):
-        if isinstance(part, ir.UnrankedTensorType):
-            raise PassError(where, f"{what} has no rank ({part}); {_ADVICE}")
-        if isinstance(part, ir.RankedTensorType) and not part.has_static_shape:
-            dim = next(i for i in range(part.rank) if part.is_dynamic_dim(i))
-            raise PassError(where, f"dimension {dim} of {what} is dynamic ({part}); {_ADVICE}")
-    known.add(type_)
-
-
-def _leaves(type_: ir.Type) -> Iterator[ir.Type]:
     if isinstance(type_, ir.TupleType):
         for i in range(type_.num_types):
-            yield from _leaves(type_.get_type(i))
-    else:
-        yield type_
+            _check_type(type_.get_type(i), where, what, known)
+    if isinstance(type_, ir.UnrankedTensorType):
+        raise PassError(where, f"{what} has no rank ({type_}); {_ADVICE}")
+    if isinstance(type_, ir.RankedTensorType) and not type_.has_static_shape:
+        dim = next(i for i in range(type_.rank) if type_.is_dynamic_dim(i))
+        raise PassError(where, f"dimension {dim} of {what} is dynamic ({type_}); {_ADVICE}")
+    known.add(type_)
 
 
 def _names(functions: list[func.FuncOp]) -> str:

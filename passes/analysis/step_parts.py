@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from alpa.dialects import ir, stablehlo, transform
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
 from alpa.passes.analysis.graph import Graph, combiner, elements, union
-from alpa.passes.analysis.micro_batches.context import is_float
+from alpa.passes.analysis.micro_batches.context import is_bool, is_float
 from alpa.passes.analysis.op_kinds import PRODUCTS, TRIVIAL
 from alpa.passes.analysis.products import is_linear, multiplies
 from alpa.passes.analysis.roles import Roles
@@ -219,7 +219,7 @@ class _Splitter:
         """
         graph = self.graph
         size = elements(graph.values[new].type)
-        is_choice = _is_boolean(graph.values[new])
+        is_choice = is_bool(graph.values[new].type)
         found: list[int] = []
         seen = {new}
         stack = [new]
@@ -238,7 +238,7 @@ class _Splitter:
                 v
                 for v in graph.operands[o]
                 if elements(graph.values[v].type) == size
-                and (is_choice or not _is_boolean(graph.values[v]))
+                and (is_choice or not is_bool(graph.values[v].type))
             ]
             if not (alike and (same or marker_of(op) == GRADIENT)):
                 found.append(o)
@@ -467,8 +467,3 @@ class _Splitter:
         """The arguments and the results of the forward ops; of equal values, the first one."""
         graph = self.graph
         return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or p in forward}
-
-
-def _is_boolean(value: ir.Value) -> bool:
-    type_ = value.type
-    return isinstance(type_, ir.RankedTensorType) and str(type_.element_type) == "i1"

@@ -49,16 +49,15 @@ class Cutter:
     """Copies ops into a block, those on stacks once per part.
 
     `cuts` are the values that are stacks; `loops`, by their first results, those to cut and where.
-    `whole` and `parts` map a value of the old body to its replacement, as a whole or in parts. If
-    only one form exists, the other is made on demand, by a slice or a concatenation.
+    `parts` maps a value of the old body and a cut to its replacement: its parts, or one value for
+    None, which cuts nothing. Other forms are made on demand, by slices or a concatenation.
     """
 
     block: ir.Block
     cuts: Mapping[ir.Value, Cut]
     loops: Mapping[ir.Value, tuple[LayerLoop, Rows]]
-    whole: dict[ir.Value, ir.Value] = field(default_factory=dict[ir.Value, ir.Value])
-    parts: dict[ir.Value, dict[Cut, list[ir.Value]]] = field(
-        default_factory=dict[ir.Value, dict[Cut, list[ir.Value]]]
+    parts: dict[ir.Value, dict[Cut | None, list[ir.Value]]] = field(
+        default_factory=dict[ir.Value, dict[Cut | None, list[ir.Value]]]
     )
 
     def copy(self, op: ir.OpView) -> None:
@@ -70,31 +69,31 @@ class Cutter:
                 known = self._known(used_values(op))
                 clone = op.operation.clone().opview
                 replace_operands(clone, known)
-                self.whole.update(zip(op.results, clone.results, strict=True))
+                for old, new in zip(op.results, clone.results, strict=True):
+                    self.parts[old] = {None: [new]}
 
     def get(self, value: ir.Value) -> ir.Value:
         """What stands for a value as a whole."""
-        if value not in self.whole:
-            cut, parts = next(iter(self.parts[value].items()))
-            self.whole[value] = stablehlo.concatenate(parts, cut.dim)
-        return self.whole[value]
+        return self.get_parts(value, None)[0]
 
-    def get_parts(self, value: ir.Value, cut: Cut) -> list[ir.Value]:
+    def get_parts(self, value: ir.Value, cut: Cut | None) -> list[ir.Value]:
         """What stands for the parts of a value."""
-        known = self.parts.setdefault(value, {})
-        if cut not in known:
-            whole, sizes = self.get(value), shape(value)
-            found: list[ir.Value] = []
-            for start, stop in cut.rows:
-                starts, stops = [0] * len(sizes), list(sizes)
-                starts[cut.dim], stops[cut.dim] = start, stop
-                found.append(stablehlo.slice(whole, starts, stops, [1] * len(sizes)))
-            known[cut] = found
-        return known[cut]
+        known, sizes = self.parts[value], shape(value)
+        if cut in known:
+            return known[cut]
+        if cut is None:
+            other, parts = next((c, parts) for c, parts in known.items() if c is not None)
+            return known.setdefault(None, [stablehlo.concatenate(parts, other.dim)])
+        whole, found = self.get(value), list[ir.Value]()
+        for start, stop in cut.rows:
+            starts, stops = [0] * len(sizes), list(sizes)
+            starts[cut.dim], stops[cut.dim] = start, stop
+            found.append(stablehlo.slice(whole, starts, stops, [1] * len(sizes)))
+        return known.setdefault(cut, found)
 
     def _known(self, values: Iterable[ir.Value]) -> dict[ir.Value, ir.Value]:
         """Those of the values that are the old body's own -> what stands for them."""
-        return {v: self.get(v) for v in values if v in self.whole or v in self.parts}
+        return {v: self.get(v) for v in values if v in self.parts}
 
     def _copy_parts(self, op: ir.OpView) -> bool:
         """Copies an op once per part, where its results are stacks and it allows that."""
@@ -140,7 +139,7 @@ class Cutter:
         for other in others:
             combined = ir.Operation.create(name, [total.type], [total, other])
             total = combined.results[0]
-        self.whole[op.results[0]] = total
+        self.parts[op.results[0]] = {None: [total]}
         return True
 
     def _cut_loop(self, loop: LayerLoop, rows: Rows) -> None:
@@ -165,10 +164,7 @@ class Cutter:
                     now[c] = results[c]
         now |= _counts(loop, loop.trips)
         for c, result in enumerate(op.results):
-            if c in cuts:
-                self.parts[result] = {cuts[c]: made[c]}
-            else:
-                self.whole[result] = now[c]
+            self.parts[result] = {cuts.get(c): made[c] if c in made else [now[c]]}
 
     def _one_trip(self, loop: LayerLoop, variables: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
         """The ops of the loop's body; the loop's variables before the trip -> after it."""
