@@ -23,10 +23,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from alpa.dialects import body, ir, main_function, parse
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.micro_batches.dimensions import Dimensions
 from alpa.passes.analysis.micro_batches.relate import argument_relations, relate, returned
 from alpa.passes.analysis.roles import nearest_arguments
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.sharding.rules import populated
+from alpa.passes.sharding.tied_dims import tied_dims
 from alpa.passes.simplify.scatter_add import scatter_apart
 from alpa.runtime import calls, keys, markers
 from alpa.runtime.calls import Call, LeafType, ResultLeaf, label
@@ -188,8 +189,8 @@ class DataFlow:
 
     def classes(self) -> Mapping[tuple[int, int], int]:
         """Maps each argument and dimension to its class of dimensions that must be equal."""
-        block = body(main_function(self._module))
-        return Dimensions.of(block).classes(block)
+        with populated(self._module) as rule_of:
+            return tied_dims(body(main_function(self._module)), rule_of)
 
     def reads(self, number: int) -> bool:
         """Whether any computation uses an argument."""
