@@ -9,17 +9,20 @@ in the number of samples, and other numbers are the same, linear, or powers of i
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from alpa.dialects import attributes_of, func, ir, terminator
+from alpa.dialects import func, ir, terminator, walk
 from alpa.dialects.attributes import WHOLE
+from alpa.dialects.records import entries
+from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.micro_batches.whole import (
     MisalignedError,
-    check_alike,
+    align,
     complex_constant,
     elements,
+    is_arange,
+    is_readable,
 )
 
 _WAYS_OUT = "plan with micro-batches of two samples or more, or with 1 micro-batch"
@@ -38,11 +41,21 @@ def resize(small: func.FuncOp, large: func.FuncOp, sizes: tuple[int, int], to: i
         MisalignedError: the two are not one program, or a number in them follows no rule.
     """
     scale = _Scale(*sizes, to)
+    block = small.entry_block
     with small.operation.context, small.location:
-        _block(scale, small.entry_block, large.entry_block)
-        results = [value.type for value in terminator(small.entry_block).operands]
-        arguments = [value.type for value in small.entry_block.arguments]
-        kind = ir.FunctionType.get(arguments, results)
+        align(block, large.entry_block, (f"{scale.small} samples", f"{scale.large} samples"))
+        for one, other in zip(_blocks(block), _blocks(large.entry_block), strict=True):
+            for value, its in zip(one.arguments, other.arguments, strict=True):
+                value.set_type(_type(scale, value.type, its.type, one.owner))
+        for op in list(walk(block)):
+            if WHOLE in op.attributes:
+                differs = entries(ir.DictAttr(op.attributes[WHOLE]))
+                del op.attributes[WHOLE]
+                _resize(scale, op, differs)
+        kind = ir.FunctionType.get(
+            [value.type for value in block.arguments],
+            [value.type for value in terminator(block).operands],
+        )
         small.attributes["function_type"] = ir.TypeAttr.get(kind)
 
 
@@ -77,42 +90,29 @@ class _Scale:
         return None
 
 
-def _block(scale: _Scale, small: ir.Block, large: ir.Block) -> None:
-    for value, other in zip(small.arguments, large.arguments, strict=True):
-        value.set_type(_type(scale, value.type, other.type, value.owner))
-    ours, theirs = list(small.operations), list(large.operations)
-    for op, other in zip(ours, theirs, strict=False):
-        check_alike(op, other)
-        _op(scale, op, other)
-    if len(ours) != len(theirs):
-        raise MisalignedError(
-            ours[-1],
-            f"the program has {len(ours)} operations for {scale.small} samples and {len(theirs)} "
-            f"for {scale.large}; {_WAYS_OUT}",
-        )
+def _blocks(block: ir.Block) -> list[ir.Block]:
+    """A block and those of the regions inside."""
+    return [block, *(inner for op in walk(block) for region in op.regions for inner in region)]
 
 
-def _op(scale: _Scale, op: ir.OpView, other: ir.OpView) -> None:
+def _resize(scale: _Scale, op: ir.OpView, differs: dict[str, ir.Attribute]) -> None:
+    """Rewrites an op, given what is different of it at the larger size."""
+    larger = ir.ArrayAttr(differs.pop("types", ir.ArrayAttr.get([])))
     types = [
-        _type(scale, value.type, its.type, op)
-        for value, its in zip(op.results, other.results, strict=True)
+        _type(scale, value.type, ir.TypeAttr(attr).value, op)
+        for value, attr in zip(op.results, larger, strict=False)
     ]
-    mine, theirs = dict(attributes_of(op)), dict(attributes_of(other))
-    if "" in mine:  # a complex constant, whose elements are text
-        if elements(op) != elements(other):
+    if not is_readable(op):  # a complex constant, whose elements are text
+        if differs:
             raise MisalignedError(op, _another(scale, "value"))
         resized = complex_constant(op, elements(op), types[0])
         op.results[0].replace_all_uses_with(resized.results[0])
         op.operation.erase()
         return
-    for name, attr in mine.items():
-        if name != WHOLE and str(attr) != str(theirs.get(name)):
-            op.attributes[name] = _attribute(scale, op, name, attr, theirs.get(name))
-    for value, type_ in zip(op.results, types, strict=True):
+    for name, attr in differs.items():
+        op.attributes[name] = _attribute(scale, op, name, attr)
+    for value, type_ in zip(op.results, types, strict=False):
         value.set_type(type_)
-    for region, others in zip(op.regions, other.regions, strict=True):
-        for block, counterpart in zip(region.blocks, others.blocks, strict=True):
-            _block(scale, block, counterpart)
 
 
 def _type(scale: _Scale, small: ir.Type, large: ir.Type, where: ir.OpView | ir.Block) -> ir.Type:
@@ -130,38 +130,20 @@ def _type(scale: _Scale, small: ir.Type, large: ir.Type, where: ir.OpView | ir.B
     return ir.RankedTensorType.get(shape, small.element_type)
 
 
-def _attribute(
-    scale: _Scale,
-    op: ir.OpView,
-    name: str,
-    small: ir.Attribute | str,
-    large: ir.Attribute | str | None,
-) -> ir.Attribute:
+def _attribute(scale: _Scale, op: ir.OpView, name: str, large: ir.Attribute) -> ir.Attribute:
+    small = op.attributes.get(name)
     if isinstance(small, ir.DenseI64ArrayAttr) and isinstance(large, ir.DenseI64ArrayAttr):
         if (numbers := scale.linears(small, large)) is not None:
             return ir.DenseI64ArrayAttr.get(numbers)
     elif isinstance(small, ir.DenseElementsAttr) and isinstance(large, ir.DenseElementsAttr):
         if (found := _elements(scale, small, large)) is not None:
             return found
-    elif name == "sdy.sharding_rule":
-        rule = _sharding_rule(scale, str(small), str(large))
-        if rule is not None:
-            return ir.Attribute.parse(rule)
+    elif name == "sdy.sharding_rule" and small is not None:
+        ours, theirs = ShardingRule.from_attr(small), ShardingRule.from_attr(large)
+        sizes = scale.linears(ours.factor_sizes, theirs.factor_sizes)
+        if sizes is not None and replace(theirs, factor_sizes=ours.factor_sizes) == ours:
+            return replace(ours, factor_sizes=tuple(sizes)).to_attr()
     raise MisalignedError(op, _another(scale, name))
-
-
-def _sharding_rule(scale: _Scale, small: str, large: str) -> str | None:
-    """A rule of Shardy's, which says the sizes of the dimensions that it names."""
-    ours, theirs = (re.split(r"(=\d+)", text) for text in (small, large))
-    if len(ours) != len(theirs):
-        return None
-    for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if a != b:
-            size = scale.linear(int(a[1:]), int(b[1:])) if a[0] == b[0] == "=" else None
-            if size is None:
-                return None
-            ours[n] = f"={size}"
-    return "".join(ours)
 
 
 def _another(scale: _Scale, name: str) -> str:
@@ -185,12 +167,11 @@ def _elements(
     if not isinstance(small, ir.DenseIntElementsAttr):
         return None
     assert isinstance(large, ir.DenseIntElementsAttr)
-    a, b = ([attr[n] for n in range(len(attr))] for attr in (small, large))
-    if list(own.shape) == list(its.shape):
-        numbers = scale.linears(a, b)
-    else:
-        counts = len(shape) == 1 and a == [*range(len(a))] and b == [*range(len(b))]
-        numbers = [*range(shape[0])] if counts else None
+    numbers: Sequence[int] | None = None
+    if is_arange(small) and is_arange(large):
+        numbers = range(shape[0])
+    elif own.shape == its.shape:
+        numbers = scale.linears([*small], [*large])
     if numbers is None:
         return None
     return ir.DenseElementsAttr.get(

@@ -18,7 +18,7 @@ from alpa.passes.analysis.micro_batches.relation import (
     once,
     rows_among,
 )
-from alpa.passes.analysis.micro_batches.whole import elements
+from alpa.passes.analysis.micro_batches.whole import elements, is_arange
 from alpa.passes.analysis.rows import unchanged_dims
 
 Operands = Sequence[Relation]
@@ -252,7 +252,7 @@ def constant(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     whole = splat_of(differs["value"])
     if number is not None and whole is not None and _equal(number, whole):
         return Relation(kind="same", free=free, splat=number)  # the same number, more of them
-    if _is_arange(attr, shape) and _is_arange(differs["value"], context.whole_shapes(op)[0]):
+    if is_arange(attr) and is_arange(differs["value"]):
         return Relation(kind="position", dim=0)
     if number is None or whole is None or not number or not math.isfinite(whole / number):
         return Relation(kind="size")
@@ -305,9 +305,3 @@ def splat_of(attr: ir.Attribute) -> float | None:
     if isinstance(element, ir.FloatAttr | ir.IntegerAttr):
         return float(element.value)
     return float(element.value) if isinstance(element, ir.BoolAttr) else None
-
-
-def _is_arange(attr: ir.Attribute, shape: Shape) -> bool:
-    if len(shape) != 1 or not isinstance(attr, ir.DenseIntElementsAttr):
-        return False
-    return [attr[n] for n in range(shape[0])] == list(range(shape[0]))

@@ -9,6 +9,7 @@ batch's size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from alpa.dialects import attributes_of, ir, stablehlo, walk
 from alpa.dialects.attributes import WHOLE
@@ -35,42 +36,93 @@ def _place(op: ir.OpView) -> ir.Location:
     return op.location
 
 
-def align(micro: ir.Block, whole: ir.Block) -> None:
+def align(
+    micro: ir.Block, whole: ir.Block, sizes: tuple[str, str] = ("a micro-batch", "the whole batch")
+) -> None:
     """Writes `alpa.whole` on the ops of a block, without calls, that are different in W.
+
+    Args:
+        micro: the block.
+        whole: the same at the other size.
+        sizes: of the two, in words.
 
     Raises:
         MisalignedError: an op has no counterpart, or reads other values than it.
     """
-    _align(micro, whole, {})
+    _Alignment(*sizes).block(micro, whole)
 
 
-def _align(micro: ir.Block, whole: ir.Block, counterparts: dict[ir.Value, ir.Value]) -> None:
-    counterparts.update(zip(micro.arguments, whole.arguments, strict=True))
-    ours, theirs = list(micro.operations), list(whole.operations)
-    for op, other in zip(ours, theirs, strict=False):
-        _align_op(op, other, counterparts)
-    if len(ours) != len(theirs):
-        raise MisalignedError(
-            ours[min(len(ours), len(theirs)) - 1],
-            f"the program has {len(ours)} operations for a micro-batch and {len(theirs)} for the "
-            f"whole batch; {_WAYS_OUT}",
+@dataclass(frozen=True)
+class _Alignment:
+    """The values of a program that have a counterpart in the other one, and both sizes in words."""
+
+    size: str
+    other_size: str
+    counterparts: dict[ir.Value, ir.Value] = field(default_factory=dict[ir.Value, ir.Value])
+
+    def block(self, micro: ir.Block, whole: ir.Block) -> None:
+        self.counterparts.update(zip(micro.arguments, whole.arguments, strict=True))
+        ours, theirs = list(micro.operations), list(whole.operations)
+        for op, other in zip(ours, theirs, strict=False):
+            self._op(op, other)
+        if len(ours) != len(theirs):
+            raise MisalignedError(
+                ours[min(len(ours), len(theirs)) - 1],
+                f"the program has {len(ours)} operations for {self.size} and {len(theirs)} for "
+                f"{self.other_size}; {_WAYS_OUT}",
+            )
+
+    def _op(self, op: ir.OpView, other: ir.OpView) -> None:
+        alike = (
+            op.operation.name == other.operation.name
+            and len(op.operands) == len(other.operands)
+            and list(map(_rank, op.results)) == list(map(_rank, other.results))
+            and _signatures(op) == _signatures(other)
         )
+        if not alike:
+            raise MisalignedError(
+                op,
+                f"for {self.size} the program has {_shown(op)} here, for {self.other_size} "
+                f"{_shown(other)}; {_WAYS_OUT}",
+            )
+        if [self.counterparts[value] for value in op.operands] != list(other.operands):
+            raise MisalignedError(
+                op,
+                f"{op.operation.name} reads other values for {self.size} than for "
+                f"{self.other_size}; {_WAYS_OUT}",
+            )
+        self.counterparts.update(zip(op.results, other.results, strict=True))
+        differs = self._different_attributes(op, other)
+        if _types(op) != _types(other):
+            context = op.operation.context
+            # The other module has a context of its own.
+            types = [ir.Type.parse(text, context) for text in _types(other)]
+            attrs = [ir.TypeAttr.get(type_, context) for type_ in types]
+            differs["types"] = ir.ArrayAttr.get(attrs, context)
+        if differs:
+            op.attributes[WHOLE] = ir.DictAttr.get(differs, op.operation.context)
+        for region, others in zip(op.regions, other.regions, strict=True):
+            for block, counterpart in zip(region.blocks, others.blocks, strict=True):
+                self.block(block, counterpart)
 
-
-def check_alike(op: ir.OpView, other: ir.OpView) -> None:
-    """Raises MisalignedError where an op is another one at the other size."""
-    same = (
-        op.operation.name == other.operation.name
-        and len(op.operands) == len(other.operands)
-        and list(map(_rank, op.results)) == list(map(_rank, other.results))
-        and _signatures(op) == _signatures(other)
-    )
-    if not same:
-        raise MisalignedError(
-            op,
-            f"for a micro-batch the program has {_shown(op)} here, for the whole batch "
-            f"{_shown(other)}; {_WAYS_OUT}",
-        )
+    def _different_attributes(self, op: ir.OpView, other: ir.OpView) -> dict[str, ir.Attribute]:
+        """Those that are others in W, as they are there; a complex constant's elements as text."""
+        if not (is_readable(op) and is_readable(other)):
+            if elements(op) == elements(other):
+                return {}
+            return {"value": ir.StringAttr.get(elements(other), op.operation.context)}
+        mine, theirs = dict(attributes_of(op)), dict(attributes_of(other))
+        if missing := mine.keys() - theirs.keys():
+            raise MisalignedError(
+                op,
+                f"{op.operation.name} has {sorted(missing)[0]} for {self.size}, and none for "
+                f"{self.other_size}; {_WAYS_OUT}",
+            )
+        return {
+            name: ir.Attribute.parse(str(attr), op.operation.context)
+            for name, attr in theirs.items()
+            if name != WHOLE and str(mine.get(name)) != str(attr)
+        }
 
 
 def _shown(op: ir.OpView) -> str:
@@ -87,29 +139,6 @@ def _signatures(op: ir.OpView) -> list[list[list[int]]]:
     return [[list(map(_rank, block.arguments)) for block in region] for region in op.regions]
 
 
-def _align_op(op: ir.OpView, other: ir.OpView, counterparts: dict[ir.Value, ir.Value]) -> None:
-    check_alike(op, other)
-    if [counterparts[value] for value in op.operands] != list(other.operands):
-        raise MisalignedError(
-            op,
-            f"{op.operation.name} reads other values for a micro-batch than for the whole batch; "
-            f"{_WAYS_OUT}",
-        )
-    counterparts.update(zip(op.results, other.results, strict=True))
-    differs = _different_attributes(op, other)
-    if _types(op) != _types(other):
-        context = op.operation.context
-        # The other module has a context of its own.
-        types = [ir.Type.parse(text, context) for text in _types(other)]
-        attrs = [ir.TypeAttr.get(type_, context) for type_ in types]
-        differs["types"] = ir.ArrayAttr.get(attrs, context)
-    if differs:
-        op.attributes[WHOLE] = ir.DictAttr.get(differs, op.operation.context)
-    for region, others in zip(op.regions, other.regions, strict=True):
-        for block, counterpart in zip(region.blocks, others.blocks, strict=True):
-            _align(block, counterpart, counterparts)
-
-
 def strip_whole(module: ir.Module) -> None:
     """Removes what a program says of the whole batch: it is then as one of a file."""
     for op in (module.operation, *(it.operation for it in walk(module.body))):
@@ -119,6 +148,18 @@ def strip_whole(module: ir.Module) -> None:
 
 def _types(op: ir.OpView) -> Sequence[str]:
     return [str(result.type) for result in op.results]
+
+
+def is_readable(op: ir.OpView) -> bool:
+    """Whether jaxlib has classes for an op's attributes; it has none for complex elements."""
+    return all(name for name, _ in attributes_of(op))
+
+
+def is_arange(attr: ir.Attribute) -> bool:
+    """Whether elements count from 0 along the one dimension of a tensor."""
+    if not isinstance(attr, ir.DenseIntElementsAttr) or ir.RankedTensorType(attr.type).rank != 1:
+        return False
+    return [*attr] == [*range(len(attr))]
 
 
 def elements(op: ir.OpView) -> str:
@@ -132,24 +173,3 @@ def complex_constant(op: ir.OpView, text: str, type_: ir.Type | None = None) -> 
     made = ir.Operation.parse(source, context=op.operation.context)
     ir.InsertionPoint(op).insert(made)
     return made.opview
-
-
-def _different_attributes(op: ir.OpView, other: ir.OpView) -> dict[str, ir.Attribute]:
-    """Those that are others in W, as they are there; a complex constant's elements as text."""
-    if not all(name for name, _ in (*attributes_of(op), *attributes_of(other))):
-        if elements(op) == elements(other):
-            return {}
-        return {"value": ir.StringAttr.get(elements(other), op.operation.context)}
-    mine, theirs = dict(attributes_of(op)), dict(attributes_of(other))
-    if missing := mine.keys() - theirs.keys():
-        raise MisalignedError(
-            op,
-            f"{op.operation.name} has {sorted(missing)[0]} for a micro-batch, and none for the "
-            f"whole batch; {_WAYS_OUT}",
-        )
-    found: dict[str, ir.Attribute] = {}
-    for name in theirs:
-        if name in (WHOLE, "sdy.sharding_rule") or str(mine.get(name)) == str(theirs[name]):
-            continue
-        found[name] = ir.Attribute.parse(str(theirs[name]), op.operation.context)
-    return found
