@@ -17,8 +17,8 @@ A loop's body counts once per trip if the trip count is known. All branches coun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.dialects.sharding import ShardingRule
@@ -35,6 +35,7 @@ from alpa.passes.sharding.layouts import layout_of
 from alpa.passes.sharding.manual import Kind, fixed_shardings, written_collectives
 from alpa.passes.sharding.reshard_steps import Exchange, exchanges
 from alpa.passes.sharding.rules import populated, rule_of
+from alpa.passes.sharding.strategies import axes_of_factors
 from alpa.passes.sharding.sums import unreduced_axes
 
 
@@ -85,21 +86,15 @@ def collectives_of(annotated: Annotated) -> tuple[Collective, ...]:
     end = terminator(body(annotated.fragment))
     for value, result in zip(end.operands, annotated.fragment.results, strict=True):
         walk.bring(value, annotated.outer_layout(result), 1)
-    return merged(
-        Collective(kind=c.kind, axes=c.axes, devices=c.devices, bytes=c.bytes, count=count)
-        for c, count in walk.found.items()
-    )
+    return merged(walk.found)
 
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
     """Adds up the counts of equal ones; in the order of kinds, largest first."""
-    counts: Counter[tuple[Kind, tuple[str, ...], int, int]] = Counter()
+    counts: Counter[Collective] = Counter()
     for c in collectives:
-        counts[c.kind, c.axes, c.devices, c.bytes] += c.count
-    found = [
-        Collective(kind=kind, axes=axes, devices=devices, bytes=size, count=count)
-        for (kind, axes, devices, size), count in counts.items()
-    ]
+        counts[replace(c, count=1)] += c.count
+    found = [replace(c, count=count) for c, count in counts.items()]
     return tuple(sorted(found, key=lambda c: (c.kind, -c.bytes, c.axes)))
 
 
@@ -115,10 +110,10 @@ class _Needs:
 
 @dataclass
 class _Walk:
-    """Visits the ops of a fragment; `found` counts collectives, whose own count is 1."""
+    """Visits the ops of a fragment; `found` are its collectives."""
 
     annotated: Annotated
-    found: Counter[Collective] = field(default_factory=Counter)
+    found: list[Collective] = field(default_factory=list)
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
     _brought: set[tuple[ir.Value, Layout, int]] = field(default_factory=set)
     # Most ops are like another one, so both are found once for all that are alike.
@@ -210,31 +205,16 @@ class _Walk:
         """The axes on each factor: by the results, those of sums by the operands."""
         axes: dict[int, tuple[int, ...]] = {}
         for layout, dims in zip(results, rule.results, strict=True):
-            for factor, on in self._distribute(rule, dims, layout):
+            for factor, on in axes_of_factors(rule, self.annotated.mesh.sizes, dims, layout):
                 axes.setdefault(factor, on)
         used = {a for on in axes.values() for a in on}
         for layout, dims in zip(operands, rule.operands, strict=True):
-            for factor, on in self._distribute(rule, dims, layout):
+            for factor, on in axes_of_factors(rule, self.annotated.mesh.sizes, dims, layout):
                 if factor in rule.reduction and factor not in axes and not used & {*on}:
                     axes[factor] = on
                     used.update(on)
         fixed = rule.need_replication | rule.permutation
         return {factor: on for factor, on in axes.items() if factor not in fixed}
-
-    def _distribute(
-        self, rule: ShardingRule, dims: tuple[tuple[int, ...], ...], layout: Layout
-    ) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The axes that each factor takes of a tensor's dimensions, major factors first."""
-        for factors, axes in zip(dims, layout, strict=False):
-            left = list(axes)
-            for factor in factors:
-                on: tuple[int, ...] = ()
-                while left and rule.factor_sizes[factor] % self.annotated.ways((*on, left[0])) == 0:
-                    on = (*on, left.pop(0))
-                if on:
-                    yield factor, on
-                if self.annotated.ways(on) < rule.factor_sizes[factor]:
-                    break
 
     # Changes of layout
 
@@ -301,5 +281,6 @@ class _Walk:
         devices = self.annotated.ways(axes)
         if devices > 1 and size > 0 and times > 0:
             names = tuple(self.annotated.mesh.axis_names[a] for a in axes)
-            found = Collective(kind=kind, axes=names, devices=devices, bytes=size, count=1)
-            self.found[found] += times
+            self.found.append(
+                Collective(kind=kind, axes=names, devices=devices, bytes=size, count=times)
+            )

@@ -8,10 +8,10 @@ neighbours' data are never sharded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import product, takewhile
 from math import prod
 
 from alpa.dialects.sharding import ShardingRule
@@ -49,15 +49,6 @@ class Strategy:
 Factors = tuple[tuple[int, ...], ...]
 
 
-def enumerate_strategies(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[Strategy, ...]:
-    """All strategies of an op with this rule on a mesh with these axis sizes.
-
-    Replicated is first. A factor is sharded only where it divides evenly, and a minor factor of
-    a dimension only under a fully sharded major one.
-    """
-    return _enumerate(rule, sizes)
-
-
 def splittable(rule: ShardingRule) -> tuple[int, ...]:
     """The different sizes of factors that may be sharded, ascending."""
     fixed = rule.need_replication | rule.permutation
@@ -70,7 +61,12 @@ def most_ways(factors: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _enumerate(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[Strategy, ...]:
+def enumerate_strategies(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[Strategy, ...]:
+    """All strategies of an op with this rule on a mesh with these axis sizes.
+
+    Replicated is first. A factor is sharded only where it divides evenly, and a minor factor of
+    a dimension only under a fully sharded major one.
+    """
     fixed = rule.need_replication | rule.permutation
     free = [f for f in range(len(rule.factor_sizes)) if f not in fixed]
     found: dict[tuple[tuple[Layout, ...], tuple[Layout, ...]], Strategy] = {}
@@ -120,32 +116,45 @@ def _layout(tensor: tuple[tuple[int, ...], ...], axes: Factors) -> Layout:
     return tuple(tuple(a for factor in dim for a in axes[factor]) for dim in tensor)
 
 
+@lru_cache(maxsize=65536)
 def follow(rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout) -> Strategy:
     """The strategy that takes over as much of an operand's layout as the op can.
 
     Axes that the op cannot take over (they would shard a factor unevenly, or one that must be
     whole) are gathered before it: they are missing in the strategy's layout of that operand.
     """
-    return _follow(rule, sizes, operand, layout)
-
-
-@lru_cache(maxsize=65536)
-def _follow(rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout) -> Strategy:
     fixed = rule.need_replication | rule.permutation
     axes: list[tuple[int, ...]] = [() for _ in rule.factor_sizes]
-    for factors, on in zip(rule.operands[operand], layout, strict=True):
-        remaining = list(on)
-        for factor in factors:
-            while remaining and factor not in fixed:
-                ways = prod(sizes[a] for a in (*axes[factor], remaining[0]))
-                if not _divides(rule.factor_sizes[factor], ways):
-                    break
-                axes[factor] = (*axes[factor], remaining.pop(0))
-            if prod(sizes[a] for a in axes[factor]) < rule.factor_sizes[factor]:
-                break
+    for factor, on in axes_of_factors(rule, sizes, rule.operands[operand], layout, fixed):
+        axes[factor] = on
     strategy = strategy_of(rule, sizes, _without_minor(rule, sizes, axes))
     assert strategy is not None, "each factor divides, and no minor one is cut"
     return strategy
+
+
+def axes_of_factors(
+    rule: ShardingRule,
+    sizes: tuple[int, ...],
+    tensor: Factors,
+    layout: Layout,
+    fixed: frozenset[int] = frozenset(),
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The axes of a tensor's layout that each of its factors takes, major factors first.
+
+    The others, and those on `fixed` factors, have no factor.
+    """
+    for factors, axes in zip(tensor, layout, strict=False):
+        left = list(axes)
+        for factor in factors:
+            size, on = rule.factor_sizes[factor], tuple[int, ...]()
+            while left and factor not in fixed:
+                if not _divides(size, prod(sizes[a] for a in (*on, left[0]))):
+                    break
+                on = (*on, left.pop(0))
+            if on:
+                yield factor, on
+            if prod(sizes[a] for a in on) < size:
+                break
 
 
 def _without_minor(
@@ -185,10 +194,7 @@ def local_elements(shape: Sequence[int], sizes: tuple[int, ...], layout: Layout)
 
 def meet(first: Layout, second: Layout) -> Layout:
     """The finest layout that both are shards of: each dimension's common leading axes."""
-    dims: list[tuple[int, ...]] = []
-    for one, other in zip(first, second, strict=True):
-        common = 0
-        while common < min(len(one), len(other)) and one[common] == other[common]:
-            common += 1
-        dims.append(one[:common])
-    return tuple(dims)
+    return tuple(
+        tuple(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*dims, strict=False)))
+        for dims in zip(first, second, strict=True)
+    )
