@@ -185,7 +185,8 @@ def slice_(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     block = shape[d] // x.outer
     grown = context.num_micro_batches if context.whole_is_known else 1
     fits = (
-        strides[d] == 1
+        starts[d] < limits[d]
+        and strides[d] == 1
         and starts[d] % block == limits[d] % block == 0
         and wholes[d] == (starts[d] * grown, limits[d] * grown)
     )

@@ -703,6 +703,9 @@ CASES: dict[str, Case] = {
         lambda x, y: x[jnp.arange(x.shape[0])[::-1], y], "xy", "mixed", whole_is_known=False
     ),
     "file: regrouped": Case(lambda x: x.reshape(3, -1).max(1), "x", "mixed", whole_is_known=False),
+    "file: one sample rolled": Case(
+        lambda x: jnp.roll(x, 1, 0), "x", "mixed", number=4, whole_is_known=False
+    ),
     "file: sum repeated": Case(
         lambda x: jnp.broadcast_to(x.sum(), x.shape).sum(), "x", "mixed", whole_is_known=False
     ),
