@@ -12,6 +12,7 @@ from alpa.passes.analysis.micro_batches.relation import (
     SAME,
     UNEVEN,
     Relation,
+    as_rows,
     mixed,
     once,
     rows_among,
@@ -41,15 +42,14 @@ class _Reduction:
 
     def without_samples(self) -> Relation:
         """The relation of the results where no input holds samples."""
-        first = self.inputs[0]
-        if self.is_linear and first.kind in ("same", "sum"):
-            return SAME.with_scale(first.scaled) if first.kind == "same" else first
-        return without_samples((*self.inputs, *self.starts))
+        starts = () if self.is_linear else self.starts
+        return without_samples(self.inputs, starts, linear=self.is_linear)
 
     def of_rows(self, rows: Relation) -> Relation:
         """The relation of the results where each sample is reduced for itself."""
-        plain = all(it.is_plain for it in self.inputs) and all(it.is_fixed for it in self.starts)
-        return rows if self.is_linear or plain else mixed(self.op, UNEVEN)
+        if not (self.is_linear or all(it.is_fixed for it in self.starts)):
+            return mixed(self.op, UNEVEN)
+        return as_rows(self.op, rows, self.inputs, linear=self.is_linear)
 
 
 def reduce(context: Context, op: ir.OpView, operands: Operands) -> Relation:
@@ -60,7 +60,7 @@ def reduce(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     free = frozenset(kept.index(d) for d in free if d in kept)
     splat = 0 if reduction.is_linear and all(it.is_zero for it in operands) else None
     found = _reduced(context, reduction, dims, kept)
-    return replace(found, free=free, splat=splat, root=None)
+    return replace(found, free=free, splat=splat)
 
 
 def _reduced(
@@ -75,8 +75,7 @@ def _reduced(
     if not rows.are_in(inputs):
         return mixed(op, "reduces the samples together with an array that does not hold them")
     if rows.dim not in dims:
-        found = reduction.of_rows(rows)
-        return found if found.is_mixed else replace(found, dim=kept.index(rows.dim))
+        return reduction.of_rows(replace(rows, dim=kept.index(rows.dim)))
     if reduction.is_linear and not is_bool(op.results[0].type):
         return context.sum_of(op, rows.scaled)
     return mixed(op, _NO_SUMS.get(combiner(op) or "", "reduces the samples, not by a sum"))
@@ -224,7 +223,7 @@ def windowed(context: Context, op: ir.OpView, operands: Operands) -> Relation:
         found = reduction.of_rows(rows)
     else:
         found = mixed(op, "reduces over neighbouring samples")
-    return replace(found, free=frozenset(), splat=None, root=None)
+    return found
 
 
 def one_wide(context: Context, op: ir.OpView, dim: int) -> bool:
@@ -252,5 +251,5 @@ def select_and_scatter(context: Context, op: ir.OpView, operands: Operands) -> R
         and rows.are_in((x, source))
         and one_wide(context, op, rows.dim)
     ):
-        return Relation(kind="rows", dim=rows.dim, outer=rows.outer).with_scale(source.scaled)
+        return as_rows(op, rows, [source], linear=True)
     return mixed(op, "reduces over neighbouring samples")

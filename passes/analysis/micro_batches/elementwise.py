@@ -18,6 +18,7 @@ from alpa.passes.analysis.micro_batches.relation import (
     SAME,
     SIZE,
     STEP,
+    UNEVEN,
     Relation,
     Scale,
     common_scale,
@@ -109,17 +110,13 @@ def _of_rows(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> R
     scale = _scale(op, operands)
     if scale is None:
         taken_out = any(it.factors for it in operands)
-        return mixed(op, _NOT_LINEAR if taken_out else _DIFFERENT)
+        return mixed(op, _NOT_LINEAR if taken_out else UNEVEN)
     return replace(first, splat=None).with_scale(scale)
 
 
 _NOT_LINEAR = (
     "is not linear in a function of all samples by which they were multiplied, or adds what was "
     "multiplied by several such functions"
-)
-_DIFFERENT = (
-    "is not linear in a number that depends on the size of the batch, or adds numbers that depend "
-    "on it in different ways"
 )
 
 

@@ -12,23 +12,19 @@ Scatters write in the same three ways.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from alpa.dialects import ir, stablehlo
 from alpa.passes.analysis.graph import combiner
 from alpa.passes.analysis.micro_batches.context import Context, Shape
 from alpa.passes.analysis.micro_batches.relation import (
-    PLAIN,
-    POSITIONS,
-    SAME,
-    UNEVEN,
     Relation,
-    common_scale,
+    as_rows,
     mixed,
     mixed_among,
-    once,
     rows_among,
+    unknown,
     without_samples,
 )
 from alpa.passes.analysis.micro_batches.shapes import integer, integers
@@ -44,7 +40,7 @@ def gather(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if x.is_mixed or (indices.is_mixed and own is None):
         return x if x.is_mixed else indices
     if not x.of_samples and not indices.of_samples and own is None:
-        return _of_step(operands)
+        return without_samples([x], [indices], linear=True)
     found = _read(op, x, indices, slices, own)
     return found if found.is_mixed else replace(found, free=frozenset(), splat=None)
 
@@ -160,14 +156,6 @@ def _bounds(context: Context, value: ir.Value) -> tuple[list[int], list[int]] | 
     return None
 
 
-def _of_step(operands: Operands) -> Relation:
-    """What is read of an array without samples, at indices without samples."""
-    x, *indices = operands
-    if x.kind in ("same", "sum") and all(it.is_fixed for it in indices):
-        return Relation(kind=x.kind).with_scale(x.scaled)
-    return once(operands)
-
-
 def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if len(op.results) != 1:
         known = all(it.of_step for it in operands)
@@ -182,8 +170,7 @@ def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if indices.of_samples and x.is_zero and combiner(op) == "stablehlo.add":
         # The scatter is linear in the number that it writes for each sample.
         updates = context.taken_out(op, 2, updates)
-    found = _written(context, op, (x, indices, updates), slices, own)
-    return replace(found, free=frozenset(), splat=None, root=None)
+    return _written(context, op, (x, indices, updates), slices, own)
 
 
 def _written(
@@ -194,15 +181,16 @@ def _written(
     own: tuple[int, int] | None,
 ) -> Relation:
     x, indices, updates = operands
+    joined = (x, updates)
     adds = combiner(op) == "stablehlo.add"
     linear = adds or _replaces(op)
     if own is not None:
         dim, at = own[0], slices.outer[own[1]]
         if x.rows_at(dim, 1) and updates.rows_at(at, 1):
-            return _rows(op, (x, updates), dim, 1, linear=linear)
+            return as_rows(op, Relation(kind="rows", dim=dim), joined, linear=linear)
         return mixed(op, "writes rows by the numbers of samples into an array of other rows")
     if not any(it.of_samples for it in operands):
-        return _joined_once((x, updates), (indices,), linear=linear)
+        return without_samples(joined, [indices], linear=linear)
     if indices.kind == "position":
         return mixed(op, "writes rows by the numbers that samples have in the batch (arange)")
     if indices.kind == "rows" and indices.is_plain:
@@ -212,7 +200,7 @@ def _written(
         dim = slices.batching.get(indices.dim)
         if dim is not None:
             if x.rows_at(dim, indices.outer):
-                return _rows(op, (x, updates), dim, indices.outer, linear=linear)
+                return as_rows(op, replace(indices, dim=dim), joined, linear=linear)
             return mixed(op, "writes into each row of an array that does not hold the same samples")
         total = context.sum_of(op, updates.scaled)
         if adds and (x.is_zero or (x.kind == "sum" and x.scaled == total.scaled)):
@@ -222,27 +210,8 @@ def _written(
     for dim, at in slices.whole_places.items():
         fits = x.rows_at(dim, rows.outer) and updates.rows_at(at, rows.outer)
         if fits and indices.is_fixed and rows.dim == (dim if rows is x else at):
-            return _rows(op, (x, updates), dim, rows.outer, linear=linear)
+            return as_rows(op, replace(rows, dim=dim), joined, linear=linear)
     return mixed(op, "writes to some of the samples")
-
-
-def _rows(op: ir.OpView, joined: Operands, dim: int, outer: int, *, linear: bool) -> Relation:
-    """Rows that an op makes of others, unless these are multiplied by different numbers."""
-    scale = common_scale(joined)
-    if scale is None or not (linear or scale == PLAIN):
-        return mixed(op, "joins numbers that depend on the size of the batch in different ways")
-    return Relation(kind="rows", dim=dim, outer=outer).with_scale(scale)
-
-
-def _joined_once(joined: Operands, indices: Operands, *, linear: bool) -> Relation:
-    """What an op joins of arrays without samples, at indices without samples."""
-    scale = common_scale(joined)
-    if scale is not None and all(it.is_fixed for it in indices):
-        if all(it.kind == "same" for it in joined) and (linear or scale == PLAIN):
-            return SAME.with_scale(scale)
-        if linear and all(it.kind == "sum" or it.is_zero for it in joined):
-            return Relation(kind="sum").with_scale(scale)
-    return once((*joined, *indices))
 
 
 def _replaces(op: ir.OpView) -> bool:
@@ -255,7 +224,7 @@ def _replaces(op: ir.OpView) -> bool:
 def dynamic_slice(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     x, *starts = operands
     if not x.of_samples:
-        return replace(_of_step(operands), free=x.free)
+        return replace(without_samples([x], starts, linear=True), free=x.free)
     sizes, shape = integers(op, "slice_sizes"), context.shape(op.operands[0])
     fixed = all(it.is_fixed for it in starts)
     if not fixed or not _whole_dimension(context, sizes, shape, starts, x.dim):
@@ -286,7 +255,7 @@ def _updated(
 ) -> Relation:
     x, update, *starts = operands
     if not (x.of_samples or update.of_samples):
-        return _joined_once((x, update), starts, linear=True)
+        return without_samples((x, update), starts, linear=True)
     rows = rows_among((x, update))
     if (
         rows is None
@@ -295,28 +264,34 @@ def _updated(
         or not rows.are_in((x, update))
     ):
         return mixed(op, "writes to some of the samples")
-    return _rows(op, (x, update), rows.dim, rows.outer, linear=True)
+    return as_rows(op, rows, (x, update), linear=True)
 
 
 def sort(context: Context, op: ir.OpView, operands: Operands) -> Relation:
-    return along(context, op, operands, integer(op, "dimension"), "sorts the samples")
+    return apart(context, op, operands, [integer(op, "dimension")], "sorts the samples")
 
 
 def top_k(context: Context, op: ir.OpView, operands: Operands) -> Relation:
-    return along(context, op, operands, -1, "takes the largest of the samples")
+    last = len(context.shape(op.operands[0])) - 1
+    return apart(context, op, operands, [last], "takes the largest of the samples")
 
 
-def along(context: Context, op: ir.OpView, operands: Operands, dim: int, text: str) -> Relation:
-    """Of an op that computes along one dimension, and apart along the others."""
+def apart(
+    context: Context,
+    op: ir.OpView,
+    operands: Operands,
+    together: Container[int],
+    text: str,
+    *,
+    linear: bool = False,
+) -> Relation:
+    """Of an op that computes the dimensions `together`, and apart along the others."""
     rows = rows_among(operands)
-    if rows is None and any(it.kind == "position" for it in operands):
-        return mixed(op, POSITIONS)
     if rows is None:
-        return without_samples(operands)
-    if rows.dim == dim % len(context.shape(op.operands[0])):
+        return unknown(op, operands)
+    if rows.dim in together:
         return mixed(op, text)
-    if not rows.are_in(operands):
-        return mixed(op, "computes the samples with an array that does not hold them")
-    if not all(it.is_plain for it in operands):
-        return mixed(op, UNEVEN)
-    return replace(rows, free=frozenset(), splat=None)
+    for it, value in zip(operands, op.operands, strict=True):
+        if not (rows.are_in([it]) if context.shape(value) else it.is_fixed):
+            return mixed(op, "computes the samples with an array that does not hold them")
+    return as_rows(op, rows, operands, linear=linear)

@@ -22,9 +22,9 @@ from alpa.passes.analysis.micro_batches.relation import (
     POSITIONS,
     SAME,
     STEP,
-    UNEVEN,
     Reason,
     Relation,
+    as_rows,
     common_scale,
     mixed,
     mixed_among,
@@ -48,11 +48,15 @@ _READ_MIXED = CONTROL_FLOW | {
 }
 """Ops of which a result may be known though an operand mixes samples."""
 _REFUSE_POSITIONS = {
+    "chlo.top_k",
+    "stablehlo.concatenate",
     "stablehlo.convolution",
     "stablehlo.dot",
     "stablehlo.dot_general",
+    "stablehlo.pad",
     "stablehlo.reduce",
     "stablehlo.reduce_window",
+    "stablehlo.sort",
 }
 """Ops that compute with numbers of samples where they read them."""
 _EXPLAINED = {
@@ -204,12 +208,14 @@ def _custom_call(
         return Relation(kind="rows", dim=dim)
     if target in (GRADIENT, LAYER_BOUNDARY, "Sharding"):
         return list(operands)
+    if (worst := mixed_among(operands)) is not None:
+        return worst
     if _TRIANGULAR_SOLVE.fullmatch(target):
         config = entries(ir.DictAttr(op.attributes["mhlo.backend_config"]))
         on_left = ir.IntegerAttr(config["side"]).value == ord("L")
         return _triangular_solve(context, op, operands, on_left=on_left)
     if target.startswith(_MATRICES):
-        return _matrices(context, op, operands, 2)
+        return _matrices(context, op, operands)
     return unknown(op, operands)
 
 
@@ -217,21 +223,15 @@ def _matrices(
     context: Context,
     op: ir.OpView,
     operands: Sequence[Relation],
-    together: int,
+    together: int = 2,
     *,
     linear: bool = False,
 ) -> Relation:
     """Of an op that computes its last dimensions, so many `together`, apart from the others."""
-    rows = next((it for it in operands if it.kind == "rows"), None)
-    if rows is None or any(it.is_mixed for it in operands):
-        return unknown(op, operands)
-    ranks = [len(context.shape(value)) for value in op.operands]
-    arrays = [it for it, rank in zip(operands, ranks, strict=True) if rank]
-    if rows.dim >= max(ranks) - together or not rows.are_in(arrays):
-        return mixed(op, "computes several samples together")
-    if not (linear or all(it.is_plain for it in operands)):
-        return mixed(op, UNEVEN)
-    return replace(rows, free=frozenset(), splat=None)
+    rank = max(len(context.shape(value)) for value in op.operands)
+    last = range(rank - together, rank)
+    text = "computes several samples together"
+    return indexing.apart(context, op, operands, last, text, linear=linear)
 
 
 def _triangular_solve(
@@ -242,9 +242,10 @@ def _triangular_solve(
     rank = len(context.shape(op.operands[1]))
     apart = rank - 1 if on_left else rank - 2
     if matrix.is_fixed and (sides.kind, sides.dim) == ("rows", apart):
-        return replace(sides, free=frozenset(), splat=None)
-    found = _matrices(context, op, operands, 2, linear=matrix.is_plain)
-    return found.with_scale(sides.scaled) if found.kind == "rows" else found
+        return as_rows(op, sides, [sides], linear=True)
+    if matrix.is_plain:
+        return _matrices(context, op, [matrix.with_scale(sides.scaled), sides], linear=True)
+    return _matrices(context, op, operands)
 
 
 def _while(
@@ -379,7 +380,7 @@ _RULES: dict[str, _Rule] = {
     "chlo.top_k": indexing.top_k,
     "stablehlo.broadcast_in_dim": shapes.broadcast_in_dim,
     "stablehlo.case": lambda context, op, operands: _branches(context, op, operands[0]),
-    "stablehlo.cholesky": lambda context, op, operands: _matrices(context, op, operands, 2),
+    "stablehlo.cholesky": _matrices,
     "stablehlo.concatenate": shapes.concatenate,
     "stablehlo.constant": shapes.constant,
     "stablehlo.convolution": contractions.convolution,

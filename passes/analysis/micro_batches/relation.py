@@ -169,7 +169,10 @@ POSITIONS = (
     "computes with the numbers that samples have in the batch (arange), which differ from those in "
     "a micro-batch"
 )
-UNEVEN = "is not linear in a number that depends on the size of the batch"
+UNEVEN = (
+    "is not linear in a number that depends on the size of the batch, or adds or joins numbers "
+    "that depend on it in different ways"
+)
 
 
 def mixed(op: ir.OpView, text: str) -> Relation:
@@ -182,9 +185,27 @@ def once(operands: Iterable[Relation]) -> Relation:
     return SIZE if {it.kind for it in operands} <= {"same", "size"} else STEP
 
 
-def without_samples(operands: Sequence[Relation]) -> Relation:
-    """The relation of any function of values without samples."""
-    return SAME if all(it.is_fixed for it in operands) else once(operands)
+def without_samples(
+    joined: Sequence[Relation], others: Sequence[Relation] = (), *, linear: bool = False
+) -> Relation:
+    """The relation of a function of values without samples, linear in `joined` together or not."""
+    scale = common_scale(joined)
+    if scale is not None and all(it.is_fixed for it in others):
+        if all(it.kind == "same" for it in joined) and (linear or scale == PLAIN):
+            return SAME.with_scale(scale)
+        if linear and all(it.kind == "sum" or (it.kind == "same" and it.is_zero) for it in joined):
+            return Relation(kind="sum").with_scale(scale)
+    return once((*joined, *others))
+
+
+def as_rows(
+    op: ir.OpView, rows: Relation, joined: Iterable[Relation], *, linear: bool = False
+) -> Relation:
+    """The relation of what an op makes for each sample, linear in `joined` together or not."""
+    scale = common_scale(joined)
+    if scale is None or not (linear or scale == PLAIN):
+        return mixed(op, UNEVEN)
+    return Relation(kind="rows", dim=rows.dim, outer=rows.outer).with_scale(scale)
 
 
 def unknown(op: ir.OpView, operands: Sequence[Relation]) -> Relation:

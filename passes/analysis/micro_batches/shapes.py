@@ -10,13 +10,13 @@ from dataclasses import replace
 from alpa.dialects import ir
 from alpa.passes.analysis.micro_batches.context import Context, Shape, shape_text
 from alpa.passes.analysis.micro_batches.relation import (
-    SAME,
     STEP,
     Relation,
-    common_scale,
+    as_rows,
     mixed,
     once,
     rows_among,
+    without_samples,
 )
 from alpa.passes.analysis.micro_batches.whole import elements, is_arange
 from alpa.passes.analysis.rows import unchanged_dims
@@ -129,37 +129,26 @@ def _reshaped_free(old: Shape, new: Shape, free: frozenset[int]) -> frozenset[in
 def concatenate(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     along = integer(op, "dimension")
     free = operands[0].free.intersection(*(it.free for it in operands)) - {along}
-    found = _joined(context, op, operands, along)
-    return found if found.is_mixed else replace(found, free=free, splat=None, root=None)
+    return replace(_joined(context, op, operands, along), free=free)
 
 
 def _joined(context: Context, op: ir.OpView, operands: Operands, along: int) -> Relation:
-    kinds = {it.kind for it in operands}
-    scale = common_scale(operands)
     rows = rows_among(operands)
     if rows is None:
-        if "position" in kinds:
-            return mixed(op, "joins the numbers of samples with other numbers")
-        if kinds == {"same"} and scale is not None:
-            return SAME.with_scale(scale)
-        if scale is not None and all(it.kind == "sum" or it.is_zero for it in operands):
-            return Relation(kind="sum").with_scale(scale)
-        return once(operands)
-    if not kinds <= {"rows", "same"}:
+        return without_samples(operands, linear=True)
+    if not {it.kind for it in operands} <= {"rows", "same"}:
         return mixed(op, "joins samples with what is made of all samples, or of their number")
-    if scale is None:
-        return mixed(op, "joins samples that depend on the size of the batch in different ways")
-    rows = rows.with_scale(scale)
     if along != rows.dim:
         if rows.are_in(operands):
-            return rows
+            return as_rows(op, rows, operands, linear=True)
         return mixed(op, f"joins the samples along dimension {rows.dim} with other arrays")
     blocks = {
         context.shape(value)[along] // it.outer
         for it, value in zip(operands, op.operands, strict=True)
     }
     if all(it.kind == "rows" and it.dim == along for it in operands) and len(blocks) == 1:
-        return replace(rows, outer=sum(it.outer for it in operands))
+        joined = replace(rows, outer=sum(it.outer for it in operands))
+        return as_rows(op, joined, operands, linear=True)
     return mixed(op, "joins the samples with other rows along the batch's dimension")
 
 
@@ -205,8 +194,6 @@ def pad(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     amounts = zip(*(integers(op, name) for name in names), strict=True)
     padded = {d for d, amount in enumerate(amounts) if any(amount)}
-    if x.kind == "position" or value.kind == "position":
-        return mixed(op, "pads the numbers that samples have in the batch (arange)")
     free = x.free - padded
     keeps = value.is_zero or (x.kind != "sum" and value.kind == "same" and x.scaled == value.scaled)
     if not keeps and x.of_step and value.of_step:
