@@ -79,7 +79,7 @@ from alpa.dialects.attributes import (
 )
 from alpa.passes.analysis.graph import Graph, inner_ops, replace_op
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.micro_batches.relate import argument_relations, relate
+from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.micro_batches.shapes import splat_of
 from alpa.passes.analysis.micro_batches.whole import strip_whole
 from alpa.passes.analysis.op_kinds import ARITHMETIC
@@ -159,7 +159,7 @@ class CombineMicroBatches(Pass):
             _report_sizes(block, roles, remark)
         context = relate(
             block,
-            argument_relations([(it.role, it.batch_dim) for it in roles.arguments]),
+            [(it.role, it.batch_dim) for it in roles.arguments],
             num_micro_batches=self.num_micro_batches,
             whole_is_known=whole is not None,
             sum_power=-1 if self.loss_reduction == "mean" else 0,

@@ -21,9 +21,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import Literal as JaxprLiteral
 from jax.sharding import NamedSharding, PartitionSpec
 
-from alpa.dialects import body, ir, main_function, parse
+from alpa.dialects import body, ir, main_function, parse, terminator
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.micro_batches.relate import argument_relations, relate, returned
+from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.roles import nearest_arguments
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.sharding.rules import populated
@@ -206,12 +206,12 @@ class DataFlow:
         roles = [("batch", dims[n]) if n in dims else (None, None) for n in range(self._arguments)]
         context = relate(
             block,
-            argument_relations(roles),
+            roles,
             num_micro_batches=2,
             whole_is_known=False,
             sum_power=-1,
         )
-        found = [context.at(value) for value in returned(block)]
+        found = [context.at(value) for value in terminator(block).operands]
         return any(it.kind != "same" for it in found) and not any(it.is_mixed for it in found)
 
     @property

@@ -31,7 +31,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.plan import read_meshes
 from alpa.dialects.records import i64
 from alpa.passes.analysis.micro_batches.context import Context
-from alpa.passes.analysis.micro_batches.relate import argument_relations, relate
+from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.micro_batches.relation import Relation
 from alpa.passes.analysis.micro_batches.resize import resize
 from alpa.passes.analysis.micro_batches.whole import align
@@ -191,7 +191,7 @@ class Checked:
         with micro.context:
             context = relate(
                 body(main_function(micro)),
-                argument_relations(roles),
+                roles,
                 num_micro_batches=number,
                 whole_is_known=whole_is_known,
                 sum_power=sum_power,

@@ -23,60 +23,44 @@ from alpa.passes.analysis.micro_batches.shapes import by_size, integer, integers
 Operands = Sequence[Relation]
 
 
-@dataclass(frozen=True)
-class _Reduction:
-    """A reduction of arrays from initial values, over dimensions or in windows."""
+def _is_linear(op: ir.OpView, starts: Operands) -> bool:
+    """Whether a reduction adds up its inputs."""
+    return combiner(op) == "stablehlo.add" and all(it.is_zero for it in starts)
 
-    op: ir.OpView
-    inputs: Operands
-    starts: Operands
 
-    @classmethod
-    def of(cls, op: ir.OpView, operands: Operands) -> _Reduction:
-        half = len(operands) // 2
-        return cls(op, operands[:half], operands[half:])
-
-    @property
-    def is_linear(self) -> bool:
-        return combiner(self.op) == "stablehlo.add" and all(it.is_zero for it in self.starts)
-
-    def without_samples(self) -> Relation:
-        """The relation of the results where no input holds samples."""
-        starts = () if self.is_linear else self.starts
-        return without_samples(self.inputs, starts, linear=self.is_linear)
-
-    def of_rows(self, rows: Relation) -> Relation:
-        """The relation of the results where each sample is reduced for itself."""
-        if not (self.is_linear or all(it.is_fixed for it in self.starts)):
-            return mixed(self.op, UNEVEN)
-        return as_rows(self.op, rows, self.inputs, linear=self.is_linear)
+def _apart(op: ir.OpView, inputs: Operands, starts: Operands, rows: Relation | None) -> Relation:
+    """Of a reduction of no samples, or of each for itself, where `rows` are those of the result."""
+    linear = _is_linear(op, starts)
+    if rows is None:
+        return without_samples(inputs, () if linear else starts, linear=linear)
+    if not (linear or all(it.is_fixed for it in starts)):
+        return mixed(op, UNEVEN)
+    return as_rows(op, rows, inputs, linear=linear)
 
 
 def reduce(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     dims = integers(op, "dimensions")
-    reduction = _Reduction.of(op, operands)
     kept = [d for d in range(len(context.shape(op.operands[0]))) if d not in dims]
-    free = frozenset.intersection(*(it.free for it in reduction.inputs))
+    inputs, starts = operands[: len(op.results)], operands[len(op.results) :]
+    free = frozenset.intersection(*(it.free for it in inputs))
     free = frozenset(kept.index(d) for d in free if d in kept)
-    splat = 0 if reduction.is_linear and all(it.is_zero for it in operands) else None
-    found = _reduced(context, reduction, dims, kept)
-    return replace(found, free=free, splat=splat)
+    splat = 0 if _is_linear(op, starts) and all(it.is_zero for it in inputs) else None
+    return replace(_reduced(context, op, inputs, starts, kept), free=free, splat=splat)
 
 
 def _reduced(
-    context: Context, reduction: _Reduction, dims: Sequence[int], kept: Sequence[int]
+    context: Context, op: ir.OpView, inputs: Operands, starts: Operands, kept: Sequence[int]
 ) -> Relation:
-    op, inputs = reduction.op, reduction.inputs
     rows = rows_among(inputs)
     if rows is None:
-        if any(_repeats(context, it, op.operands[0], dims) for it in inputs):
+        if any(_repeats(context, it, op.operands[0], integers(op, "dimensions")) for it in inputs):
             return mixed(op, _REPEATED)
-        return reduction.without_samples()
+        return _apart(op, inputs, starts, None)
     if not rows.are_in(inputs):
         return mixed(op, "reduces the samples together with an array that does not hold them")
-    if rows.dim not in dims:
-        return reduction.of_rows(replace(rows, dim=kept.index(rows.dim)))
-    if reduction.is_linear and not is_bool(op.results[0].type):
+    if rows.dim in kept:
+        return _apart(op, inputs, starts, replace(rows, dim=kept.index(rows.dim)))
+    if _is_linear(op, starts) and not is_bool(op.results[0].type):
         return context.sum_of(op, rows.scaled)
     return mixed(op, _NO_SUMS.get(combiner(op) or "", "reduces the samples, not by a sum"))
 
@@ -213,17 +197,12 @@ def convolution(context: Context, op: ir.OpView, operands: Operands) -> Relation
 
 def windowed(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     """`reduce_window`: samples pass where the window is one sample wide."""
-    reduction = _Reduction.of(op, operands)
-    rows = rows_among(reduction.inputs)
-    if rows is None:
-        found = reduction.without_samples()
-        if context.whole(op).keys() - {"types"}:
-            found = by_size(op, found, "")
-    elif one_wide(context, op, rows.dim) and rows.are_in(reduction.inputs):
-        found = reduction.of_rows(rows)
-    else:
-        found = mixed(op, "reduces over neighbouring samples")
-    return found
+    inputs, starts = operands[: len(op.results)], operands[len(op.results) :]
+    rows = rows_among(inputs)
+    if rows is not None and not (one_wide(context, op, rows.dim) and rows.are_in(inputs)):
+        return mixed(op, "reduces over neighbouring samples")
+    found = _apart(op, inputs, starts, rows)
+    return by_size(op, found, "") if context.whole(op).keys() - {"types"} else found
 
 
 def one_wide(context: Context, op: ir.OpView, dim: int) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from alpa.dialects import body, file_position, ir, terminator
+from alpa.dialects import body, file_position, ir
 from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, call_target
 from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import used_values
@@ -87,7 +87,7 @@ _LONGEST = 50
 
 def relate(
     block: ir.Block,
-    arguments: Sequence[Relation],
+    roles: Sequence[tuple[str | None, int | None]],
     *,
     num_micro_batches: int,
     whole_is_known: bool,
@@ -97,11 +97,14 @@ def relate(
 
     Args:
         block: the body of `@main`.
-        arguments: the relations of its arguments.
+        roles: the role of each of its arguments, with the dimension of a batch that holds samples.
         num_micro_batches: how many there are, at least 2.
         whole_is_known: whether ops say how they differ in W (`whole.align`).
         sum_power: the power of sums over samples where W is not known.
     """
+    arguments = [
+        Relation(kind="rows", dim=dim or 0) if role == "batch" else SAME for role, dim in roles
+    ]
     samples = [
         ir.RankedTensorType(value.type).shape[it.dim]
         for value, it in zip(block.arguments, arguments, strict=True)
@@ -293,11 +296,11 @@ def _branches(context: Context, op: ir.OpView, predicate: Relation) -> Relation 
 
 
 def _is_inside(value: ir.Value, op: ir.OpView) -> bool:
-    """Whether a value is computed in a region of an op."""
+    """Whether a value is made in a region of an op."""
     maker = value.owner
-    outer = None if isinstance(maker, ir.Block) else maker.operation.parent
-    while outer is not None and outer != op.operation:
-        outer = outer.parent
+    outer = maker.owner if isinstance(maker, ir.Block) else maker.operation.parent
+    while outer is not None and outer.operation != op.operation:
+        outer = outer.operation.parent
     return outer is not None
 
 
@@ -324,19 +327,8 @@ def _whole_op(
 
 def _captured(context: Context, op: ir.OpView) -> list[Relation]:
     """The relations of what an op's regions use from outside."""
-    inside = set(_inside(op))
-    used = dict.fromkeys(value for value in used_values(op) if value not in inside)
-    return [context.at(value) for value in used]
-
-
-def _inside(op: ir.OpView) -> Iterator[ir.Value]:
-    """The values that an op's regions make, and their arguments."""
-    for region in op.regions:
-        for block in region.blocks:
-            yield from block.arguments
-            for inner in block.operations:
-                yield from inner.results
-                yield from _inside(inner)
+    outside = dict.fromkeys(value for value in used_values(op) if not _is_inside(value, op))
+    return [context.at(value) for value in outside]
 
 
 def _join(op: ir.OpView, a: Relation, b: Relation) -> Relation:
@@ -362,18 +354,6 @@ def _join(op: ir.OpView, a: Relation, b: Relation) -> Relation:
     if a.of_step and b.of_step:
         return once((a, b))
     return mixed(op, "takes samples, or what is made of all of them")
-
-
-def argument_relations(
-    roles: Sequence[tuple[str | None, int | None]],
-) -> list[Relation]:
-    """The relations of arguments, by their roles and batch dimensions."""
-    return [Relation(kind="rows", dim=dim or 0) if role == "batch" else SAME for role, dim in roles]
-
-
-def returned(block: ir.Block) -> list[ir.Value]:
-    """What a block returns."""
-    return list(terminator(block).operands)
 
 
 _RULES: dict[str, _Rule] = {
