@@ -16,10 +16,11 @@ Loops, branches, calls and unknown custom calls have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain, count
 from typing import Any
 
 from alpa.dialects import chlo, ir, passmanager, stablehlo, walk
@@ -35,39 +36,25 @@ RuleOf = Callable[[ir.OpView], ShardingRule | None]
 CustomRule = ShardingRule | Callable[[ir.OpView], ShardingRule]
 
 
-class CustomCallRules:
-    """Sharding rules of custom calls by their target: what users teach the compiler."""
-
-    def __init__(self) -> None:
-        self._rules: dict[str, CustomRule] = {}
-
-    def register(self, target: str, rule: CustomRule) -> None:
-        """Sets the rule of a target; a later one replaces it."""
-        self._rules[target] = rule
-
-    def unregister(self, target: str) -> None:
-        """Forgets a target's rule; no error where there is none."""
-        self._rules.pop(target, None)
-
-    def rule_of(self, op: ir.OpView) -> ShardingRule | None:
-        """The rule registered for a custom call.
-
-        Raises:
-            PassError: the rule does not fit the op's operands and results.
-        """
-        target = ir.StringAttr(op.attributes["call_target_name"]).value
-        rule = self._rules.get(target)
-        if rule is None:
-            return None
-        if not isinstance(rule, ShardingRule):
-            rule = rule(op)
-        _check_fit(op, target, rule)
-        return rule
+# Filled by user code before it plans; nothing in the compiler writes it.
+CUSTOM_CALL_RULES: dict[str, CustomRule] = {}
+"""Sharding rules of custom calls by their target: what users teach the compiler."""
 
 
-# The process-wide registry behind `register_sharding_rule`. It is filled by user code before it
-# plans and read by `rule_of`; nothing in the compiler writes it.
-CUSTOM_CALL_RULES = CustomCallRules()
+def _registered(op: ir.OpView) -> ShardingRule | None:
+    """The rule registered for a custom call.
+
+    Raises:
+        PassError: the rule does not fit the op's operands and results.
+    """
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    rule = CUSTOM_CALL_RULES.get(target)
+    if rule is None:
+        return None
+    if not isinstance(rule, ShardingRule):
+        rule = rule(op)
+    _check_fit(op, target, rule)
+    return rule
 
 
 def register_sharding_rule(target: str, rule: CustomRule) -> None:
@@ -76,7 +63,7 @@ def register_sharding_rule(target: str, rule: CustomRule) -> None:
     `rule` is a ShardingRule, or a function that makes one from the op, which fits any shape. A
     custom call that carries `sdy.sharding_rule` itself keeps that.
     """
-    CUSTOM_CALL_RULES.register(target, rule)
+    CUSTOM_CALL_RULES[target] = rule
 
 
 @contextmanager
@@ -115,7 +102,7 @@ def populate(module: ir.Module) -> None:
         handler.detach()
     for op in walk(module.body):
         if isinstance(op, stablehlo.CustomCallOp) and _ATTRIBUTE not in op.attributes:
-            rule = CUSTOM_CALL_RULES.rule_of(op)
+            rule = _registered(op)
             if rule is not None:
                 with module.context:
                     op.attributes[_ATTRIBUTE] = rule.to_attr()
@@ -130,18 +117,16 @@ def rule_of(op: ir.OpView) -> ShardingRule | None:
     attr = op.attributes.get(_ATTRIBUTE)
     name = op.operation.name
     if name == "stablehlo.custom_call":
-        given = CUSTOM_CALL_RULES.rule_of(op) if attr is None else ShardingRule.from_attr(attr)
+        given = _registered(op) if attr is None else ShardingRule.from_attr(attr)
         return None if given is None else _through(given)
     if attr is not None:
         return ShardingRule.from_attr(attr)
     if name in SOURCES:
         # constant_like has an operand, which gives its shape alone.
-        return _pass_through(tuple(_shapes(op.operands)), tuple(_shapes(op.results)))
+        return _elementwise(len(op.operands), len(op.results), _shapes(op.results)[0])
     if name in _ELEMENTWISE:
-        shapes = {*_shapes(op.operands), *_shapes(op.results)}
-        return (
-            _elementwise(len(op.operands), len(op.results), *shapes) if len(shapes) == 1 else None
-        )
+        shape, *others = {*_shapes(op.operands), *_shapes(op.results)}
+        return None if others else _elementwise(len(op.operands), len(op.results), shape)
     if name == "stablehlo.optimization_barrier":
         return _per_operand(tuple(_shapes(op.operands)))
     if name == "stablehlo.rng":
@@ -164,16 +149,11 @@ def _shapes(values: ir.OpOperandList | ir.OpResultList) -> list[_Shape]:
     ]
 
 
-class _Factors:
-    """Hands out factors: one per dimension."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def of(self, shape: _Shape) -> _Mapping:
-        first = len(self.sizes)
-        self.sizes += shape
-        return tuple((first + i,) for i in range(len(shape)))
+def _own_factors(shapes: Sequence[_Shape]) -> tuple[_Shape, tuple[_Mapping, ...]]:
+    """Factors of which each dimension has one for itself: their sizes, and those of the tensors."""
+    numbers = count()
+    mappings = tuple(tuple((next(numbers),) for _ in shape) for shape in shapes)
+    return tuple(chain(*shapes)), mappings
 
 
 @lru_cache(maxsize=1024)
@@ -184,27 +164,16 @@ def _elementwise(num_operands: int, num_results: int, shape: _Shape) -> Sharding
 
 @lru_cache(maxsize=1024)
 def _per_operand(shapes: tuple[_Shape, ...]) -> ShardingRule:
-    factors = _Factors()
-    mappings = tuple(factors.of(shape) for shape in shapes)
-    return ShardingRule(tuple(factors.sizes), mappings, mappings)
-
-
-@lru_cache(maxsize=1024)
-def _pass_through(operands: tuple[_Shape, ...], results: tuple[_Shape, ...]) -> ShardingRule:
-    """Operands and results of one shape, or results alone."""
-    return _elementwise(len(operands), len(results), results[0])
+    sizes, mappings = _own_factors(shapes)
+    return ShardingRule(sizes, mappings, mappings)
 
 
 @lru_cache(maxsize=1024)
 def _replicated(operands: tuple[_Shape, ...], results: tuple[_Shape, ...]) -> ShardingRule:
-    factors = _Factors()
-    mappings = [factors.of(shape) for shape in (*operands, *results)]
-    return ShardingRule(
-        tuple(factors.sizes),
-        tuple(mappings[: len(operands)]),
-        tuple(mappings[len(operands) :]),
-        need_replication=frozenset(range(len(factors.sizes))),
-    )
+    sizes, mappings = _own_factors((*operands, *results))
+    whole = frozenset(range(len(sizes)))
+    given, made = mappings[: len(operands)], mappings[len(operands) :]
+    return ShardingRule(sizes, given, made, need_replication=whole)
 
 
 @lru_cache(maxsize=1024)
@@ -225,24 +194,23 @@ def _ragged_dot(op: ir.OpView) -> ShardingRule | None:
     by_rows = not {*ragged} & {*lhs_batch, *lhs_contracted}
     if not by_rows or len(grouped) != 1 or len(groups) != 1:
         return None
-    factors = _Factors()
-    left = list(factors.of(lhs))
-    right: list[tuple[int, ...]] = [()] * len(rhs)
-    shared = zip((*lhs_batch, *lhs_contracted), (*rhs_batch, *rhs_contracted), strict=True)
-    for lhs_dim, rhs_dim in shared:
-        right[rhs_dim] = left[lhs_dim]
     free = [d for d in range(len(rhs)) if d not in (*rhs_batch, *rhs_contracted)]
-    for dim in free:
-        (right[dim],) = factors.of((rhs[dim],))
+    # The factors of the left dimensions have their numbers, those of free right ones come behind.
+    right = dict(zip((*rhs_batch, *rhs_contracted), (*lhs_batch, *lhs_contracted), strict=True))
+    right |= {d: len(lhs) + n for n, d in enumerate(free)}
     group = right[grouped[0]]
-    rows = [left[d] for d in range(len(lhs)) if d not in (*lhs_batch, *lhs_contracted)]
+    rows = [d for d in range(len(lhs)) if d not in (*lhs_batch, *lhs_contracted)]
     columns = [right[d] for d in free if d != grouped[0]]
     return ShardingRule(
-        tuple(factors.sizes),
-        (tuple(left), tuple(right), (group,)),
-        ((*(left[d] for d in lhs_batch), *rows, *columns),),
-        reduction=frozenset(left[d][0] for d in lhs_contracted),
-        need_replication=frozenset({group[0], *(left[d][0] for d in ragged)}),
+        (*lhs, *(rhs[d] for d in free)),
+        (
+            tuple((d,) for d in range(len(lhs))),
+            tuple((right[d],) for d in range(len(rhs))),
+            ((group,),),
+        ),
+        (tuple((factor,) for factor in (*lhs_batch, *rows, *columns)),),
+        reduction=frozenset(lhs_contracted),
+        need_replication=frozenset({group, *ragged}),
     )
 
 

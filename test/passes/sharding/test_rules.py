@@ -19,7 +19,7 @@ from alpa.passes.sharding.rules import (
 @pytest.fixture
 def target() -> Iterator[str]:
     yield "my.kernel"
-    CUSTOM_CALL_RULES.unregister("my.kernel")
+    CUSTOM_CALL_RULES.pop("my.kernel", None)
 
 
 def module_of(arguments: str, *ops: str) -> ir.Module:
