@@ -23,6 +23,7 @@ from alpa.dialects.symbols import SYMBOL, lift_inlined_meshes, named_meshes
 from alpa.passes.base import PassError, Remark, location_of
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.reshard import Layout
+from alpa.passes.sharding.manual import fixed_shardings
 
 _SHARDING = "sdy.sharding"
 _MOST_AXES = 3
@@ -58,19 +59,24 @@ def take_user_shardings(
     """
     lift_inlined_meshes(module)
     meshes = named_meshes(module)
-    interface = _Interface.take(function)
+    arguments, results = _take(function, "arg_attrs"), _take(function, "res_attrs")
     _drop_hints(function, remark)
-    name = _the_mesh(meshes, interface.asked(function))
+    asked = list(_asked(function, arguments, results))
+    name = _the_mesh(meshes, asked)
     if name is None:
         _erase_constraints(function)
         given = None
     else:
         mesh = Mesh.from_attr(meshes[name].mesh)
-        _check_mesh(name, mesh, cluster, _where(meshes[name], name, interface.asked(function)))
-        for where, sharding, type_ in interface.asked(function):
+        # JAX gives meshes no location; then that of a sharding over it counts.
+        over = [where for where, sharding, _ in asked if sharding.mesh == name]
+        _check_mesh(name, mesh, cluster, location_of(meshes[name], *over))
+        for where, sharding, type_ in asked:
             _check_sharding(where, sharding, type_, mesh)
-        _rename(function, interface, set(meshes) - {name}, name)
-        arguments = interface.settle(function, pairs, mesh)
+        for found in (arguments, results):
+            found.update({number: replace(old, mesh=name) for number, old in found.items()})
+        _rename(function, set(meshes) - {name}, name)
+        _settle(function, arguments, results, pairs, mesh)
         given = UserShardings(name=name, mesh=mesh, arguments=arguments)
     for op in meshes.values():
         op.operation.erase()
@@ -97,62 +103,66 @@ Where = ir.OpView | ir.Location
 Asked = tuple[Where, Sharding, ir.Type]
 
 
-@dataclass
-class _Interface:
-    """The shardings of a function's arguments and results, by number."""
+def _asked(
+    function: func.FuncOp, arguments: dict[int, Sharding], results: dict[int, Sharding]
+) -> Iterator[Asked]:
+    """All binding shardings, each with its place and its type."""
+    block = body(function)
+    for number, sharding in arguments.items():
+        argument = block.arguments[number]
+        yield argument.location, sharding, argument.type
+    yield from _asked_inside(block)
+    for number, sharding in results.items():
+        yield function, sharding, function.type.results[number]
 
-    arguments: dict[int, Sharding]
-    results: dict[int, Sharding]
 
-    @classmethod
-    def take(cls, function: func.FuncOp) -> _Interface:
-        """Reads the attributes and removes them."""
-        return cls(_take(function, "arg_attrs"), _take(function, "res_attrs"))
+def _settle(
+    function: func.FuncOp,
+    arguments: dict[int, Sharding],
+    results: dict[int, Sharding],
+    pairs: Mapping[int, int],
+    mesh: Mesh,
+) -> None:
+    """Makes the shardings of results those of arguments, or constraints.
 
-    def asked(self, function: func.FuncOp) -> Iterator[Asked]:
-        """All binding shardings, each with its place and its type."""
-        block = body(function)
-        for number, sharding in self.arguments.items():
-            argument = block.arguments[number]
-            yield argument.location, sharding, argument.type
-        yield from _asked_inside(block)
-        for number, sharding in self.results.items():
-            yield function, sharding, function.type.results[number]
+    `pairs` maps the results that are new states to the arguments that hold the old ones.
+    """
+    block = body(function)
+    numbers = {value: number for number, value in enumerate(block.arguments)}
+    returned: dict[ir.Value, Sharding] = {}
+    computed: set[ir.Value] = set()
+    for number, new in results.items():
+        value = terminator(block).operands[number]
+        old = returned.get(value, new)
+        message = (
+            f"result {number} is returned with another sharding before: {old.to_attr()} and "
+            f"{new.to_attr()}; run simplify-trivial-ops before this pass"
+        )
+        returned[value] = _agreed(function, old, new, mesh, message)
+        targets = {a for a in (numbers.get(value), pairs.get(number)) if a is not None}
+        if not targets:
+            computed.add(value)
+        for target in sorted(targets):
+            old = arguments.get(target, new)
+            message = (
+                f"result {number} is the new value of argument {target}, which keeps its layout, "
+                f"but they are given {new.to_attr()} and {old.to_attr()}; give both the same "
+                "sharding"
+            )
+            arguments[target] = _agreed(function, old, new, mesh, message)
+    for value, sharding in returned.items():
+        if value in computed:
+            _constrain(value, sharding)
 
-    def settle(
-        self, function: func.FuncOp, pairs: Mapping[int, int], mesh: Mesh
-    ) -> dict[int, Sharding]:
-        """The shardings of the arguments; those of results become theirs, or constraints.
 
-        `pairs` maps the results that are new states to the arguments that hold the old ones.
-        """
-        block = body(function)
-        numbers = {value: number for number, value in enumerate(block.arguments)}
-        arguments, returned = dict(self.arguments), dict[ir.Value, Sharding]()
-        computed: set[ir.Value] = set()
-        for number, sharding in self.results.items():
-            value = terminator(block).operands[number]
-            old = returned.setdefault(value, sharding)
-            both = narrower(old, sharding, mesh)
-            if both is None:
-                raise PassError(
-                    function,
-                    f"result {number} is returned with another sharding before: {old.to_attr()} "
-                    f"and {sharding.to_attr()}; run simplify-trivial-ops before this pass",
-                )
-            returned[value] = both
-            targets = {numbers[value]} if value in numbers else set[int]()
-            if number in pairs:
-                targets.add(pairs[number])
-            if not targets:
-                computed.add(value)
-            for target in sorted(targets):
-                old = arguments.setdefault(target, sharding)
-                arguments[target] = _both(function, number, target, old, sharding, mesh)
-        for value, sharding in returned.items():
-            if value in computed:
-                _constrain(value, sharding)
-        return arguments
+def _agreed(
+    function: func.FuncOp, old: Sharding, new: Sharding, mesh: Mesh, message: str
+) -> Sharding:
+    """The sharding that two of one buffer agree on; raises PassError where there is none."""
+    both = narrower(old, new, mesh)
+    if both is None:
+        raise PassError(function, message)
+    return both
 
 
 def _take(function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"]) -> dict[int, Sharding]:
@@ -165,13 +175,9 @@ def _asked_inside(block: ir.Block) -> Iterator[Asked]:
         if isinstance(op, sdy.ShardingConstraintOp):
             yield op, Sharding.from_attr(op.attributes["sharding"]), op.results[0].type
         elif isinstance(op, sdy.ManualComputationOp):
-            for values, shardings in (
-                (op.operands, op.attributes["in_shardings"]),
-                (op.results, op.attributes["out_shardings"]),
-            ):
-                given = sdy.TensorShardingPerValueAttr(shardings).shardings
-                for value, sharding in zip(values, given, strict=True):
-                    yield op, Sharding.from_attr(sharding), value.type
+            inputs, outputs = fixed_shardings(op)
+            values = zip([*op.operands, *op.results], [*inputs, *outputs], strict=True)
+            yield from ((op, sharding, value.type) for value, sharding in values)
 
 
 def _drop_hints(function: func.FuncOp, remark: Remark) -> None:
@@ -229,11 +235,6 @@ def _the_mesh(meshes: dict[str, sdy.MeshOp], asked: Iterable[Asked]) -> str | No
     return name
 
 
-def _where(op: sdy.MeshOp, name: str, asked: Iterable[Asked]) -> ir.Location:
-    """The location of a mesh. JAX gives meshes none; then that of a sharding over it."""
-    return location_of(op, *(where for where, sharding, _ in asked if sharding.mesh == name))
-
-
 def _check_mesh(name: str, mesh: Mesh, cluster: Cluster, where: ir.Location) -> None:
     cut = [axis for axis, size in mesh.axes if size > 1]
     if mesh.device_ids and mesh.device_ids != tuple(range(mesh.size)):
@@ -286,30 +287,14 @@ def _check_sharding(
             )
 
 
-def _rename(function: func.FuncOp, interface: _Interface, others: set[str], name: str) -> None:
+def _rename(function: func.FuncOp, others: set[str], name: str) -> None:
     """Replaces the names of equal meshes by the name of the plan's mesh."""
-    for found in (interface.arguments, interface.results):
-        found.update({number: replace(old, mesh=name) for number, old in found.items()})
     for op in walk(body(function)) if others else ():
         for attribute in _OVER_MESHES & {*op.attributes.keys()}:
             text = str(op.attributes[attribute])
             new = SYMBOL.sub(lambda m: f"@{name}" if (m[1] or m[2]) in others else m[0], text)
             if new != text:
                 op.attributes[attribute] = ir.Attribute.parse(new)
-
-
-def _both(
-    function: func.FuncOp, result: int, argument: int, old: Sharding, new: Sharding, mesh: Mesh
-) -> Sharding:
-    """The sharding on which the argument and the result of one buffer agree."""
-    both = narrower(old, new, mesh)
-    if both is None:
-        raise PassError(
-            function,
-            f"result {result} is the new value of argument {argument}, which keeps its layout, but "
-            f"they are given {new.to_attr()} and {old.to_attr()}; give both the same sharding",
-        )
-    return both
 
 
 def _constrain(value: ir.Value, sharding: Sharding) -> None:
