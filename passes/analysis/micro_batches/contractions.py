@@ -199,10 +199,12 @@ def windowed(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     """`reduce_window`: samples pass where the window is one sample wide."""
     inputs, starts = operands[: len(op.results)], operands[len(op.results) :]
     rows = rows_among(inputs)
-    if rows is not None and not (one_wide(context, op, rows.dim) and rows.are_in(inputs)):
-        return mixed(op, "reduces over neighbouring samples")
-    found = _apart(op, inputs, starts, rows)
-    return by_size(op, found, "") if context.whole(op).keys() - {"types"} else found
+    if rows is None:
+        found = _apart(op, inputs, starts, None)
+        return by_size(op, found, "") if context.whole(op).keys() - {"types"} else found
+    if one_wide(context, op, rows.dim) and rows.are_in(inputs):
+        return _apart(op, inputs, starts, rows)
+    return mixed(op, "reduces over neighbouring samples")
 
 
 def one_wide(context: Context, op: ir.OpView, dim: int) -> bool:
