@@ -41,39 +41,41 @@ def gather(context: Context, op: ir.OpView, operands: Operands) -> Relation:
         return x if x.is_mixed else indices
     if not x.of_samples and not indices.of_samples and own is None:
         return without_samples([x], [indices], linear=True)
-    found = _read(op, x, indices, slices, own)
-    return found if found.is_mixed else replace(found, free=frozenset(), splat=None)
+    rows, dim = _samples(op, slices, own, indices, x)
+    if rows.is_mixed:
+        return rows
+    if x.rows_at(dim, rows.outer) if dim is not None else x.kind == "same":
+        return as_rows(op, rows, [x], linear=True)
+    return mixed(op, "picks for each sample from an array of other samples, or of all of them")
 
 
-def _read(
-    op: ir.OpView, x: Relation, indices: Relation, slices: Slices, own: tuple[int, int] | None
-) -> Relation:
-    """A gather from samples, or by indices that are samples."""
+def _samples(
+    op: ir.OpView,
+    slices: Slices,
+    own: tuple[int, int] | None,
+    indices: Relation,
+    sliced: Relation,
+) -> tuple[Relation, int | None]:
+    """The relation of windows that hold the samples, and their dimension in the sliced array, None
+    where it is one array for all samples. `sliced` are the sliced array's rows, if it has them."""
     if own is not None:
-        sliced_dim, index_dim = own
-        if (x.kind, x.dim, x.outer) == ("rows", sliced_dim, 1):
-            return replace(x, dim=slices.outer[index_dim])
-        return mixed(op, "picks rows by the numbers of samples from an array of other rows")
-    if not indices.of_samples:
-        dim = slices.whole_places.get(x.dim)
-        if dim is None or not indices.is_fixed:
-            return mixed(op, "picks some of the samples")
-        return replace(x, dim=dim)
-    if indices.kind == "position" or not indices.is_plain:
-        return mixed(op, "picks rows by the numbers that samples have in the batch (arange)")
-    dim = slices.outer.get(indices.dim)
-    if dim is None:
-        return mixed(op, "picks rows by all samples together")
-    found = Relation(kind="rows", dim=dim, outer=indices.outer).with_scale(x.scaled)
-    if indices.dim in slices.batching:
-        if x.rows_at(slices.batching[indices.dim], indices.outer):
-            return found
-        return mixed(op, "picks from each row of an array that does not hold the same samples")
-    if x.kind == "same":
-        return found
-    if x.kind == "rows":
-        return mixed(op, "picks for each sample rows of other samples")
-    return mixed(op, "picks for each sample from what is made of all samples")
+        return Relation(kind="rows", dim=slices.outer[own[1]]), own[0]
+    if indices.of_samples:
+        at = slices.outer.get(indices.dim)
+        if indices.kind == "position" or not indices.is_plain:
+            text = "rows by the numbers that samples have in the batch (arange)"
+        elif at is None:
+            text = "rows by all samples together"
+        else:
+            rows = Relation(kind="rows", dim=at, outer=indices.outer)
+            return rows, slices.batching.get(indices.dim)
+    else:
+        at = slices.whole_places.get(sliced.dim)
+        if at is not None and indices.is_fixed:
+            return Relation(kind="rows", dim=at, outer=sliced.outer), sliced.dim
+        text = "some of the samples"
+    verb = "picks" if isinstance(op, stablehlo.GatherOp) else "writes"
+    return mixed(op, f"{verb} {text}"), None
 
 
 def _own_samples(context: Context, slices: Slices) -> tuple[int, int] | None:
@@ -107,53 +109,49 @@ def in_bounds(context: Context, op: ir.OpView, direction: str) -> Relation | Non
     None where there are none of these among the columns of the indices.
     """
     left, right = op.operands
-    if isinstance(left.owner, ir.Block) or not isinstance(
-        left.owner.opview, stablehlo.ConcatenateOp
+    joined = None if isinstance(left.owner, ir.Block) else left.owner.opview
+    if not isinstance(joined, stablehlo.ConcatenateOp):
+        return None
+    along = integer(joined, "dimension")
+    columns = [context.at(value) for value in joined.operands]
+    dims = {it.dim for it in columns if it.kind == "position"}
+    if len(dims) != 1 or any(context.shape(value)[along] != 1 for value in joined.operands):
+        return None
+    (dim,) = dims
+    if not all(
+        it.is_plain and (it.kind in ("position", "same") or it.rows_at(dim, 1)) for it in columns
     ):
-        return None
-    along = integer(left.owner.opview, "dimension")
-    columns = [(value, context.at(value)) for value in left.owner.operands]
-    counts = [(n, v, it) for n, (v, it) in enumerate(columns) if it.kind == "position"]
-    if not counts or any(context.shape(value)[along] != 1 for value, _ in columns):
-        return None
-    dim = counts[0][2].dim
-    apart = all(
-        it.is_plain and (it.kind in ("position", "same") or it.rows_at(dim, 1)) for _, it in columns
-    )
-    if not apart or any(it.dim != dim for _, _, it in counts):
         return None
     found = Relation(kind="rows", dim=dim)
     if direction == "GE" and context.at(right).is_zero:
         return found
-    bounds = _bounds(context, right) if direction == "LE" else None
-    if bounds is None or len(bounds[0]) != len(columns):
-        return None
-    small, large = bounds
-    for n, value, it in counts:
-        size = context.shape(value)[it.dim]
-        if (small[n], large[n]) != (size - 1, size * context.num_micro_batches - 1):
-            return None
-    others = set(range(len(columns))) - {n for n, _, _ in counts}
-    return found if all(small[n] == large[n] for n in others) else None
+    bounds = _bounds(context, right) if direction == "LE" else []
+    size = context.shape(left)[dim]
+    largest = (size - 1, size * context.num_micro_batches - 1)
+    fits = len(bounds) == len(columns) and all(
+        bound == largest if it.kind == "position" else bound[0] == bound[1]
+        for it, bound in zip(columns, bounds, strict=True)
+    )
+    return found if fits else None
 
 
-def _bounds(context: Context, value: ir.Value) -> tuple[list[int], list[int]] | None:
-    """A vector of integers that is broadcast along all but the last dimension, in P and in W."""
+def _bounds(context: Context, value: ir.Value) -> list[tuple[int, int]]:
+    """The numbers, in P and in W, of a constant vector that is broadcast along all but the last
+    dimension; none where it is no such vector."""
     while not isinstance(value.owner, ir.Block):
         op = value.owner.opview
-        if isinstance(op, stablehlo.ConstantOp):
-            attrs = op.attributes["value"], context.whole(op).get("value", op.attributes["value"])
-            vectors = [a for a in attrs if isinstance(a, ir.DenseIntElementsAttr)]
-            if len(vectors) < 2 or len(context.shape(value)) != 1:
-                return None
-            return [*vectors[0]], [*vectors[1]]
         rank = len(context.shape(value))
-        if not isinstance(op, stablehlo.BroadcastInDimOp) or rank - 1 not in integers(
-            op, "broadcast_dimensions"
-        ):
-            return None
+        if isinstance(op, stablehlo.ConstantOp) and rank == 1:
+            attr = op.attributes["value"]
+            vectors = (attr, context.whole(op).get("value", attr))
+            numbers = [[*a] for a in vectors if isinstance(a, ir.DenseIntElementsAttr)]
+            return list(zip(*numbers, strict=True)) if len(numbers) == len(vectors) else []
+        if not isinstance(op, stablehlo.BroadcastInDimOp):
+            return []
+        if rank - 1 not in integers(op, "broadcast_dimensions"):
+            return []
         value = op.operands[0]
-    return None
+    return []
 
 
 def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
@@ -170,48 +168,25 @@ def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if indices.of_samples and x.is_zero and combiner(op) == "stablehlo.add":
         # The scatter is linear in the number that it writes for each sample.
         updates = context.taken_out(op, 2, updates)
-    return _written(context, op, (x, indices, updates), slices, own)
-
-
-def _written(
-    context: Context,
-    op: ir.OpView,
-    operands: tuple[Relation, Relation, Relation],
-    slices: Slices,
-    own: tuple[int, int] | None,
-) -> Relation:
-    x, indices, updates = operands
-    joined = (x, updates)
-    adds = combiner(op) == "stablehlo.add"
+    joined, adds = (x, updates), combiner(op) == "stablehlo.add"
     linear = adds or _replaces(op)
-    if own is not None:
-        dim, at = own[0], slices.outer[own[1]]
-        if x.rows_at(dim, 1) and updates.rows_at(at, 1):
-            return as_rows(op, Relation(kind="rows", dim=dim), joined, linear=linear)
-        return mixed(op, "writes rows by the numbers of samples into an array of other rows")
-    if not any(it.of_samples for it in operands):
+    if own is None and not any(it.of_samples for it in (*joined, indices)):
         return without_samples(joined, [indices], linear=linear)
-    if indices.kind == "position":
-        return mixed(op, "writes rows by the numbers that samples have in the batch (arange)")
-    if indices.kind == "rows" and indices.is_plain:
-        at = slices.outer.get(indices.dim)
-        if at is None or not updates.rows_at(at, indices.outer):
-            return mixed(op, "writes for all samples what is not theirs")
-        dim = slices.batching.get(indices.dim)
-        if dim is not None:
-            if x.rows_at(dim, indices.outer):
-                return as_rows(op, replace(indices, dim=dim), joined, linear=linear)
-            return mixed(op, "writes into each row of an array that does not hold the same samples")
+    dims = {at: dim for dim, at in slices.whole_places.items()}
+    sliced = x if x.kind == "rows" else replace(updates, dim=dims.get(updates.dim, -1))
+    rows, dim = _samples(op, slices, own, indices, sliced)
+    if rows.is_mixed:
+        return rows
+    if not updates.rows_at(rows.dim, rows.outer):
+        return mixed(op, "writes for all samples what is not theirs")
+    if dim is None:
         total = context.sum_of(op, updates.scaled)
         if adds and (x.is_zero or (x.kind == "sum" and x.scaled == total.scaled)):
             return total
         return mixed(op, "writes what several samples may write to one place")
-    rows = x if x.kind == "rows" else updates
-    for dim, at in slices.whole_places.items():
-        fits = x.rows_at(dim, rows.outer) and updates.rows_at(at, rows.outer)
-        if fits and indices.is_fixed and rows.dim == (dim if rows is x else at):
-            return as_rows(op, replace(rows, dim=dim), joined, linear=linear)
-    return mixed(op, "writes to some of the samples")
+    if x.rows_at(dim, rows.outer):
+        return as_rows(op, replace(rows, dim=dim), joined, linear=linear)
+    return mixed(op, "writes into an array that does not hold the same samples")
 
 
 def _replaces(op: ir.OpView) -> bool:
