@@ -31,16 +31,12 @@ class PipelineError(ValueError):
         self.note = note
         self.line = before.count("\n") + 1
         self.column = position - (before.rfind("\n") + 1) + 1
-        super().__init__(self._render())
-
-    def _render(self) -> str:
-        line = self.text.split("\n")[self.line - 1].replace("\t", " ")
         lines = [
-            f"pipeline:{self.line}:{self.column}: error: {self.message}",
-            f"  {line}",
+            f"pipeline:{self.line}:{self.column}: error: {message}",
+            "  " + text.split("\n")[self.line - 1].replace("\t", " "),
             "  " + " " * (self.column - 1) + "^",
         ]
-        return "\n".join(lines + ([f"note: {self.note}"] if self.note else []))
+        super().__init__("\n".join(lines + ([f"note: {note}"] if note else [])))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

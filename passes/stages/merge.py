@@ -201,23 +201,24 @@ class FragmentBuilder:
     ) -> None:
         pairs = state_pairs(self.arguments, self.results)
         position = {(pairs[r], mesh): i for i, (_, mesh, r) in enumerate(outputs) if r in pairs}
-        attrs: list[ir.DictAttr] = []
+        arguments: list[Argument] = []
         for a, mesh in copies:
             old = self.arguments[a]
             donated = old.donor or old.aliasing_output is not None
-            target = position.get((a, mesh)) if donated else None
-            argument = replace(
-                old,
-                input=input_number(a, old),
-                aliasing_output=target,
-                donor=donated and target is None,
+            arguments.append(
+                replace(
+                    old,
+                    input=input_number(a, old),
+                    aliasing_output=position.get((a, mesh)) if donated else None,
+                    donor=donated and (a, mesh) not in position,
+                )
             )
-            attrs.append(argument.to_attr())
-        new.attributes["arg_attrs"] = ir.ArrayAttr.get(attrs)
-        given = [(r, self.results[r]) for _, _, r in outputs]
-        new.attributes["res_attrs"] = ir.ArrayAttr.get(
-            [replace(old, output=output_number(r, old)).to_attr() for r, old in given]
-        )
+        results = [
+            replace(self.results[r], output=output_number(r, self.results[r]))
+            for _, _, r in outputs
+        ]
+        for name, records in (("arg_attrs", arguments), ("res_attrs", results)):
+            new.attributes[name] = ir.ArrayAttr.get([record.to_attr() for record in records])
 
     def _get(self, v: int, mesh: int) -> ir.Value:
         """A value on a mesh; a transfer brings it there once."""
@@ -260,16 +261,13 @@ class FragmentBuilder:
         crossing: dict[int, list[int]] = {}
         for v in totals_of(self.graph, self._home):
             home = self._home[v]
-            if any(self._mesh_of[u] != home for u in self.graph.users[v]):
+            leaves = any(self._mesh_of[u] != home for u in self.graph.users[v])
+            if leaves and len(self.stages.meshes[home].devices) > 1:
                 crossing.setdefault(home, []).append(v)
         for mesh, mine in sorted(crossing.items()):
-            if len(self.stages.meshes[mesh].devices) == 1:
-                continue
             makers = [self.graph.producer[v] for v in mine]
-            origins = [
-                Origin(f"update_{origin.layer}")
-                for origin in dict.fromkeys(self._origins[o] for o in makers)
-            ]
+            layers = dict.fromkeys(self._origins[o].layer for o in makers)
+            origins = [Origin(f"update_{layer}") for layer in layers]
             location = self.graph.ops[makers[0]].location
             op, block = self._fragment(mesh, "update", origins, mine, mine, location)
             with ir.InsertionPoint(block), op.location:

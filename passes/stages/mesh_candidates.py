@@ -38,9 +38,8 @@ HOPELESS = 4.0
 class OneDevice:
     """The costs of the layers on one device: all bounds come from them."""
 
-    costing: Costing
-    remat_costing: Callable[[], Costing]
-    """gives the costs of the same layers rematerialised"""
+    costing_of: Callable[[bool], Costing]
+    """gives the costs of the layers as they are, or rematerialised"""
     may_rematerialise: bool
     workers: Workers
     again: Candidate | None = None
@@ -49,11 +48,11 @@ class OneDevice:
     @property
     def candidate(self) -> Candidate:
         """With no layer rematerialised."""
-        return self.costing.one_device
+        return self.costing_of(False).one_device
 
     def rematerialise(self) -> None:
         """Sets `again`. Raises as `Costing.work`."""
-        self.again = replace(self.remat_costing().one_device, remat=1.0)
+        self.again = replace(self.costing_of(True).one_device, remat=1.0)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -118,7 +117,7 @@ class MeshCandidates:
             self._found[True] = [replace(self.one.again, submesh=self.submesh)]
             return lambda: None
         remat = False in self._found
-        costing = self.one.remat_costing() if remat else self.one.costing
+        costing = self.one.costing_of(remat)
         least = self._split()
         micro_batches = costing.solver.plan.num_micro_batches
         enough = HOPELESS * float(micro_batches * least.seconds[0, -1] + least.update[0, -1])
@@ -144,6 +143,6 @@ class MeshCandidates:
 
     def _split(self) -> Candidate:
         """Bounds of the fastest sharding."""
-        costing = self.one.costing
+        costing = self.one.costing_of(False)
         costs = costing.work.split(self.submesh[2])
         return replace(costing.candidate(costs, self.submesh), is_bound=True)

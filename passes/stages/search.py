@@ -67,8 +67,7 @@ class Search:
         """The best cut. Raises PassError."""
         costing = self.costs.of(self.program, self.workers)
         one = OneDevice(
-            costing=costing,
-            remat_costing=lambda: self.costs.of(self.program, self.workers, remat=True),
+            costing_of=lambda remat: self.costs.of(self.program, self.workers, remat=remat),
             may_rematerialise=self.program.remat == "auto",
             workers=costing.where(self.workers),
         )

@@ -387,10 +387,9 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
     """Each class reads its own costs: another program's costs take the place of one class's."""
     with costs_of(straight_step()) as plain, costs_of(skipping_step()) as again:
         assert plain.classes.links.keys() - again.classes.links.keys()
-        costing = Costing(solver=again.solver)
+        costings = [Costing(solver=plain.solver), Costing(solver=again.solver)]
         one = OneDevice(
-            costing=Costing(solver=plain.solver),
-            remat_costing=lambda: costing,
+            costing_of=costings.__getitem__,
             may_rematerialise=True,
             workers=Workers(0),
         )
