@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from alpa.dialects import body, func, ir, main_function, mpmd, stablehlo, walk
+from alpa.dialects import body, func, ir, main_function, mpmd, stablehlo
 from alpa.dialects.attributes import FLOPS, REMAT, Part
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.dialects.records import i64
 from alpa.passes.analysis import op_cost
-from alpa.passes.analysis.graph import Graph, has_effects, replace_operands, used_values
+from alpa.passes.analysis.graph import Graph, has_effects, inner_ops, replace_operands, used_values
 from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
 
 Remat = Literal["none", "layer", "auto"]
@@ -155,12 +155,11 @@ def _live(graph: Graph, returned: Sequence[int]) -> list[ir.OpView]:
 
 def _is_repeatable(op: ir.OpView) -> bool:
     """Whether an op gives the same numbers each time and does nothing else."""
-    nested = (inner for region in op.regions for block in region.blocks for inner in walk(block))
     return all(
         not has_effects(one)
         if isinstance(one, stablehlo.CustomCallOp)
         else one.operation.name in _REPEATABLE
-        for one in (op, *nested)
+        for one in (op, *inner_ops(op))
     )
 
 
