@@ -16,7 +16,7 @@ from alpa.dialects import file_position, ir
 
 Severity = Literal["error", "warning", "remark", "note"]
 
-_NOTE = re.compile(r"(?P<file>.*):(?P<line>\d+):(?P<column>\d+): note: (?P<message>.*)")
+_NOTE = re.compile(r"\n(.*):(\d+):(\d+): note: ")
 _HEX = re.compile(rb"\\([0-9A-F]{2})")
 _OPERATION_NOTE = "see current operation: "
 
@@ -104,20 +104,11 @@ def listening(context: ir.Context, sink: Callable[[Diagnostic], None]) -> Genera
 
 def _read(diagnostic: Any) -> Iterator[Diagnostic]:
     severity = cast(Severity, diagnostic.severity.name.lower())
-    place = place_of(diagnostic.location)
-    message, *lines = _message(diagnostic).split("\n")
-    notes: list[Diagnostic] = []
-    for line in lines:
-        match = _NOTE.fullmatch(line)
-        if match is None and not notes:
-            message += "\n" + line
-        elif match is None:
-            notes[-1] = dataclasses.replace(notes[-1], message=f"{notes[-1].message}\n{line}")
-        else:
-            file, line_number, column, note = match.groups()
-            notes.append(Diagnostic("note", Place(file, int(line_number), int(column)), note))
-    yield Diagnostic(severity, place, message)
-    yield from notes
+    message, *notes = _NOTE.split(_message(diagnostic))
+    yield Diagnostic(severity, place_of(diagnostic.location), message)
+    for at in range(0, len(notes), 4):
+        file, line, column, note = notes[at : at + 4]
+        yield Diagnostic("note", Place(file, int(line), int(column)), note)
     for note in diagnostic.notes:
         # MLIR prints the op, with all its regions, after every error at one: the source says it.
         if not _message(note).startswith(_OPERATION_NOTE):
