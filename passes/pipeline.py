@@ -175,18 +175,22 @@ class _Runner:
             if isinstance(step, str):
                 manager.add(step)
             else:
-                _add(manager, step, self._as_mlir_pass(step))
+                self._add(manager, step, self.remark, self._emit)
 
-    def _as_mlir_pass(self, step: Pass) -> Callable[[ir.Operation, Any], None]:
-        """A callback of MLIR that runs a pass, and emits what it raises."""
+    def _add(
+        self,
+        manager: passmanager.PassManager,
+        step: Pass,
+        remark: Remark,
+        failed: Callable[[PassError], None],
+    ) -> None:
+        """Adds a pass of ours, as a callback of MLIR. `failed` receives what it raises."""
 
         def run_pass(operation: ir.Operation, manager: Any) -> None:
             try:
-                self._run(step, operation, self.remark)
+                self._run(step, operation, remark)
             except PassError as error:
-                if self.on_error is not None:
-                    self.on_error(error)
-                error.location.emit_error(with_notes(error.message, error.notes))
+                failed(error)
                 manager.signal_pass_failure()
             except ir.MLIRError as error:
                 # A pass inside of this one left IR that is not valid.
@@ -194,7 +198,12 @@ class _Runner:
                     diagnostic.location.emit_error(diagnostic.message)
                 manager.signal_pass_failure()
 
-        return run_pass
+        manager.add(run_pass, name=step.name, argument=step.name, description=step.summary())
+
+    def _emit(self, error: PassError) -> None:
+        if self.on_error is not None:
+            self.on_error(error)
+        error.location.emit_error(with_notes(error.message, error.notes))
 
     def _run(self, step: Pass, operation: ir.Operation, remark: Remark) -> None:
         """Runs a pass. Raises PassError; ir.MLIRError where it runs others that fail so."""
@@ -220,16 +229,8 @@ class _Runner:
     def _run_nested(self, step: Pass, module: ir.Module, remark: Remark) -> None:
         """`RunPass`: a pass in a pass manager of its own, which verifies what it leaves."""
         failed: list[PassError] = []
-
-        def run_pass(operation: ir.Operation, manager: Any) -> None:
-            try:
-                self._run(step, operation, remark)
-            except PassError as error:
-                failed.append(error)
-                manager.signal_pass_failure()
-
         manager = passmanager.PassManager("builtin.module", context=module.context)
-        _add(manager, step, run_pass)
+        self._add(manager, step, remark, failed.append)
         if self.on_manager is not None:
             self.on_manager(manager)
         try:
@@ -238,12 +239,6 @@ class _Runner:
             if failed:
                 raise failed[0] from None
             raise
-
-
-def _add(
-    manager: passmanager.PassManager, step: Pass, callback: Callable[[ir.Operation, Any], None]
-) -> None:
-    manager.add(callback, name=step.name, argument=step.name, description=step.summary())
 
 
 @contextmanager
