@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, permutations
+from itertools import permutations
 from math import prod
 
 import numpy as np
@@ -300,8 +300,8 @@ def verify(problem: Problem, solution: Solution) -> None:
             if transfer.source != transfer.target:
                 slow = problem.hosts[transfer.source] != problem.hosts[transfer.target]
                 carried[slow] += covered
-        for device, arrived in groupby(sorted(step, key=_target), key=_target):
-            got[device] += [transfer.box for transfer in arrived]
+        for transfer in step:
+            got[transfer.target].append(transfer.box)
     for device, box in wanted.items():
         parts = got[device]
         inside = sum(problem.bytes_of(_overlap(part, box)) for part in parts)
@@ -333,10 +333,6 @@ def _verify_landing(problem: Problem, solution: Solution) -> None:
         raise VerificationError(
             f"{solution.method} cannot land as {landing} where {wanted} is wanted"
         )
-
-
-def _target(transfer: Message) -> int:
-    return transfer.target
 
 
 def _overlap(one: Box, other: Box) -> Box:
