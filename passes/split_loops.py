@@ -62,7 +62,7 @@ dimension. The same holds for results. If a loop was cut, the roles that were in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, Literal
@@ -257,46 +257,45 @@ def _write_signature(
     results: Sequence[Cut | None],
 ) -> None:
     """Attributes of the parts: those of the whole, with the slice that each is."""
-    old = interface.function
+    old, roles = interface.function, interface.roles
     for name in old.attributes:
         if name not in new.attributes:
             new.attributes[name] = old.attributes[name]
-    position: dict[tuple[int, Slice | None], int] = {}
+    inputs, outputs = _pieces(arguments), _pieces(results)
+    position = {piece: number for number, piece in enumerate(outputs)}
     new_results: list[Result] = []
-    for r, cut in enumerate(results):
-        result = interface.roles.results[r]
-        for part in _slices(cut):
-            position[r, part] = len(new_results)
-            number, rows = output_number(r, result), part or result.slice
-            new_results.append(replace(result, output=number, slice=rows))
+    for r, part in outputs:
+        result = roles.results[r]
+        rows = part or result.slice
+        new_results.append(replace(result, output=output_number(r, result), slice=rows))
     new_arguments: list[Argument] = []
-    for a, cut in enumerate(arguments):
-        argument = interface.roles.arguments[a]
+    for a, part in inputs:
+        argument = roles.arguments[a]
         alias = argument.aliasing_output
-        for part in _slices(cut):
-            target = None if alias is None else position.get((alias, part))
-            new_arguments.append(
-                replace(
-                    argument,
-                    input=input_number(a, argument),
-                    slice=part or argument.slice,
-                    aliasing_output=target,
-                    donor=argument.donor or (alias is not None and target is None),
-                )
+        target = None if alias is None else position.get((alias, part))
+        new_arguments.append(
+            replace(
+                argument,
+                input=input_number(a, argument),
+                slice=part or argument.slice,
+                aliasing_output=target,
+                donor=argument.donor or (alias is not None and target is None),
             )
-    new.attributes["arg_attrs"] = _repeated(
-        signature_attrs(old, "arg_attrs", len(arguments)), arguments
-    )
-    new.attributes["res_attrs"] = _repeated(
-        signature_attrs(old, "res_attrs", len(results)), results
-    )
+        )
+    of_arguments = signature_attrs(old, "arg_attrs", len(arguments))
+    of_results = signature_attrs(old, "res_attrs", len(results))
+    new.attributes["arg_attrs"] = _array(of_arguments[a] for a, _ in inputs)
+    new.attributes["res_attrs"] = _array(of_results[r] for r, _ in outputs)
     write_interface(new, new_arguments, new_results)
 
 
-def _repeated(attrs: Sequence[dict[str, ir.Attribute]], cuts: Sequence[Cut | None]) -> ir.ArrayAttr:
-    """The attributes of each argument or result, once for each of its parts."""
-    pairs = zip(attrs, cuts, strict=True)
-    return ir.ArrayAttr.get([ir.DictAttr.get(own) for own, cut in pairs for _ in _slices(cut)])
+def _array(attrs: Iterable[dict[str, ir.Attribute]]) -> ir.ArrayAttr:
+    return ir.ArrayAttr.get([ir.DictAttr.get(own) for own in attrs])
+
+
+def _pieces(cuts: Sequence[Cut | None]) -> list[tuple[int, Slice | None]]:
+    """The number and the slice of each part of the arguments or results that are cut so."""
+    return [(number, part) for number, cut in enumerate(cuts) for part in _slices(cut)]
 
 
 def _slices(cut: Cut | None) -> list[Slice | None]:
