@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from operator import or_
 from typing import cast
 
@@ -139,25 +139,15 @@ class Graph:
         for v in self._positions(number):
             first[v] = of_type.setdefault(self.values[v].type, v)
 
-        @cache
-        def recipe_of(o: int) -> Hashable:
-            return recipe(self.ops[o], lambda v: first[number[v]], {})
-
-        # Recipes take time: they are compared only where ops of one name read the same.
-        alike: dict[Hashable, int] = {}
         seen: dict[Hashable, int] = {}
-        for o, (op, operands) in enumerate(zip(self.ops, self.operands, strict=True)):
-            name = op.name
+        for o, op in enumerate(self.ops):
             if all(first[v] != v for v in self.results[o]):
                 continue  # positions
-            if name == "stablehlo.optimization_barrier":
+            if op.name == "stablehlo.optimization_barrier":
                 same = [first[number[operand]] for operand in op.operands]
             else:
-                earliest = alike.setdefault((name, frozenset(first[v] for v in operands)), o)
-                if earliest == o:
-                    continue
-                seen.setdefault(recipe_of(earliest), earliest)
-                same = self.results[seen.setdefault(recipe_of(o), o)]
+                made_like = seen.setdefault(recipe(op, lambda v: first[number[v]], {}), o)
+                same = self.results[made_like]
             for result, equal in zip(self.results[o], same, strict=True):
                 first[result] = equal
         return first

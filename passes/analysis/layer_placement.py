@@ -49,48 +49,42 @@ class Floating:
     operand, and ops on such broadcasts alone, are copied everywhere: the small operand is sent.
     """
 
-    of_arguments: list[bool]
-    of_constants: list[bool]
-    growing: list[bool]
+    of_arguments: set[int]
+    of_constants: set[int]
+    growing: set[int]
 
     @classmethod
     def find(cls, graph: Graph, parts: StepParts) -> Floating:
-        of_arguments: list[bool] = []
-        of_constants: list[bool] = []
-        growing: list[bool] = []
+        # The producer of an argument is -1.
+        of_arguments, of_constants, growing = {-1}, set[int](), set[int]()
         for o, op in enumerate(graph.ops):
-            cheap = op.name in CHEAP
-            if parts.is_training:
-                cheap = cheap and parts.part[o] is None
-            producers = [graph.producer[v] for v in graph.operands[o]]
-            of_arguments.append(cheap and all(p < 0 or of_arguments[p] for p in producers))
-            of_constants.append(cheap and all(p >= 0 and of_constants[p] for p in producers))
-            growing.append(_grows(graph, o, of_constants, growing))
+            producers = {graph.producer[v] for v in graph.operands[o]}
+            if op.name in CHEAP and not (parts.is_training and parts.part[o]):
+                if producers <= of_arguments:
+                    of_arguments.add(o)
+                if producers <= of_constants:
+                    of_constants.add(o)
+            if op.name == "stablehlo.broadcast_in_dim":
+                grows = graph.bytes[graph.operands[o][0]] < graph.bytes[graph.results[o][0]]
+            else:
+                grows = (
+                    op.name in TRIVIAL
+                    and op.name != "stablehlo.reduce"  # its result is small and should be sent
+                    and all(p in growing or p in of_constants for p in producers)
+                    and not producers <= of_constants
+                )
+            if grows:
+                growing.add(o)
         return cls(of_arguments, of_constants, growing)
 
     def in_part(self, o: int, part: Part) -> bool:
         """Whether an op is copied into a computation of this part."""
-        if self.growing[o]:
-            return True
-        return self.of_constants[o] if part == "update" else self.of_arguments[o]
+        cheap = self.of_constants if part == "update" else self.of_arguments
+        return o in cheap or o in self.growing
 
     def anywhere(self, o: int) -> bool:
         """Whether an op is copied into the computations of some part."""
-        return self.of_arguments[o] or self.growing[o]
-
-
-def _grows(graph: Graph, o: int, of_constants: list[bool], growing: list[bool]) -> bool:
-    """Whether an op broadcasts, or computes element by element on broadcasts alone."""
-    op, operands = graph.ops[o], graph.operands[o]
-    if op.name == "stablehlo.broadcast_in_dim":
-        return graph.bytes[operands[0]] < graph.bytes[graph.results[o][0]]
-    producers = [graph.producer[v] for v in operands]
-    return (
-        op.name in TRIVIAL
-        and op.name != "stablehlo.reduce"  # its result is small and should be sent
-        and any(p >= 0 and growing[p] and not of_constants[p] for p in producers)
-        and all(p >= 0 and (growing[p] or of_constants[p]) for p in producers)
-    )
+        return o in self.of_arguments or o in self.growing
 
 
 def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Part | None]:

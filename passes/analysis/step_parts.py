@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from alpa.dialects import ir, stablehlo, transform
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
 from alpa.passes.analysis.graph import Graph, combiner, elements, union
-from alpa.passes.analysis.micro_batches.context import is_bool, is_float
+from alpa.passes.analysis.micro_batches.context import is_float
 from alpa.passes.analysis.op_kinds import PRODUCTS, TRIVIAL
 from alpa.passes.analysis.products import is_linear, multiplies
 from alpa.passes.analysis.roles import Roles
@@ -128,13 +128,7 @@ class _Splitter:
             doubts: list[str] = []
         else:
             running = running_states(graph, changes, results)
-            shown = [self._shown(cone, changes) for cone in metrics]
-            losses = [
-                cone
-                for cone, pairs_in in zip(metrics, shown, strict=True)
-                if all(a in running for a, _ in pairs_in)
-            ]
-            doubts = self._doubts(metrics, shown)
+            losses, doubts = self._unmarked_losses(metrics, changes, running)
         new = {a: v for a, v in new.items() if a not in running}
         gradients = {a: self._marks_of(changes[a], marked) for a in new}
         forward = set[int]().union(*losses)
@@ -154,23 +148,28 @@ class _Splitter:
         learned = [v for a, v in new.items() if a in used and self.batch[v]]
         return forward, learned, {o for found in gradients.values() for o in found}, doubts
 
-    def _shown(self, cone: set[int], changes: dict[int, list[int]]) -> list[tuple[int, int]]:
-        """The states that a cone reads and the ops in it that compute their changes, in pairs."""
-        return [(a, o) for a in self._read(cone) for o in changes.get(a, ()) if o in cone]
-
-    def _doubts(self, metrics: list[set[int]], shown: list[list[tuple[int, int]]]) -> list[str]:
-        """A sentence for each result that may be a loss with a state as a factor.
+    def _unmarked_losses(
+        self, metrics: list[set[int]], changes: dict[int, list[int]], running: set[int]
+    ) -> tuple[list[set[int]], list[str]]:
+        """The metrics that depend on no gradient, and a sentence for each one that may be a loss
+        with a state as a factor.
 
         The gradient of a factor is the other factor, a value of the forward part. What is computed
         from it looks like what is computed from a gradient.
         """
-        return [
-            f"argument {inside[0][0]} may be a factor of the loss, which is planned as if what is "
-            "returned were made of its gradient: keep the locations of the program, "
-            "as_text(debug_info=True), or mark the gradients by alpa.grad"
-            for cone, inside in zip(metrics, shown, strict=True)
-            if inside and all(self._is_factor(o, a, cone) for a, o in inside)
-        ]
+        losses: list[set[int]] = []
+        doubts: list[str] = []
+        for cone in metrics:
+            inside = [(a, o) for a in self._read(cone) for o in changes.get(a, ()) if o in cone]
+            if all(a in running for a, _ in inside):
+                losses.append(cone)
+            if inside and all(self._is_factor(o, a, cone) for a, o in inside):
+                doubts.append(
+                    f"argument {inside[0][0]} may be a factor of the loss, which is planned as if "
+                    "what is returned were made of its gradient: keep the locations of the "
+                    "program, as_text(debug_info=True), or mark the gradients by alpa.grad"
+                )
+        return losses, doubts
 
     def _is_factor(self, o: int, state: int, cone: set[int]) -> bool:
         """Whether an op of a cone multiplies a value that depends on a state by one that depends on
@@ -219,7 +218,7 @@ class _Splitter:
         """
         graph = self.graph
         size = elements(graph.values[new].type)
-        is_choice = is_bool(graph.values[new].type)
+        is_choice = _is_boolean(graph.values[new])
         found: list[int] = []
         seen = {new}
         stack = [new]
@@ -238,7 +237,7 @@ class _Splitter:
                 v
                 for v in graph.operands[o]
                 if elements(graph.values[v].type) == size
-                and (is_choice or not is_bool(graph.values[v].type))
+                and (is_choice or not _is_boolean(graph.values[v]))
             ]
             if not (alike and (same or marker_of(op) == GRADIENT)):
                 found.append(o)
@@ -467,3 +466,8 @@ class _Splitter:
         """The arguments and the results of the forward ops; of equal values, the first one."""
         graph = self.graph
         return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or p in forward}
+
+
+def _is_boolean(value: ir.Value) -> bool:
+    type_ = value.type
+    return isinstance(type_, ir.RankedTensorType) and str(type_.element_type) == "i1"
