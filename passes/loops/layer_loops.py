@@ -183,7 +183,7 @@ def _evaluate(
     operands = [_evaluate(operand, loop, counts) for operand in owner.operands]
     if any(operand is None for operand in operands):
         return None
-    result = np.asarray(compute(*operands))
+    result = np.asarray(compute(*operands), dtype=np.int64)  # truth values, too
     lowest = 0 if element.is_unsigned or element.width == 1 else -(1 << (element.width - 1))
     fits = lowest <= result.min() and result.max() < lowest + (1 << element.width)
     return result if fits else None

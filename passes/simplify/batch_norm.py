@@ -44,11 +44,8 @@ class _Builder:
         zero = self.fill(0.0, scalar)
         dims = [i for i in range(self.full.rank) if i != self.dim]
         total = self.new(stablehlo.ReduceOp, [self.feature], [x], [zero], dims)
-        block = (
-            ir.OpResult(total)
-            .owner.regions[0]
-            .blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
-        )
+        region = ir.OpResult(total).owner.regions[0]
+        block = region.blocks.append(scalar, scalar, arg_locs=[self.location] * 2)
         with self.location, ir.InsertionPoint(block):
             left, right = block.arguments
             stablehlo.ReturnOp([stablehlo.AddOp(left, right).result])

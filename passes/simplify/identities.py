@@ -79,11 +79,7 @@ def convert_of_exact_convert(op: ir.OpView, rewriter: Rewriter) -> Values:
     if inner is None:
         return None
     x = inner.operands[0]
-    source, through, target = (
-        element_type(x),
-        element_type(inner.results[0]),
-        element_type(op.results[0]),
-    )
+    source, through, target = map(element_type, (x, inner.results[0], op.results[0]))
     if not _holds_exactly(source, through):
         return None
     # Out of range, float to integer need not agree with the integer's own wrap-around.

@@ -60,20 +60,16 @@ def _flatten(
 def _check_callee(
     call: ir.OpView, callee: str, functions: dict[str, func.FuncOp], callers: tuple[str, ...]
 ) -> None:
+    blocks = functions[callee].regions[0].blocks
     if callee in callers:
         cycle = " -> ".join(f"@{name}" for name in (*callers[callers.index(callee) :], callee))
-        raise PassError(
-            call,
-            f"recursion, {cycle}: it cannot be unrolled; write it as stablehlo.while",
-            ((functions[callee], f"@{callee} is here"),),
-        )
-    if len(functions[callee].regions[0].blocks) != 1:
-        found = "several blocks" if functions[callee].regions[0].blocks else "no body"
-        raise PassError(
-            call,
-            f"it calls @{callee}, which has {found}; only a body of one block can be inlined",
-            ((functions[callee], f"@{callee} is here"),),
-        )
+        problem = f"recursion, {cycle}: it cannot be unrolled; write it as stablehlo.while"
+    elif len(blocks) != 1:
+        found = "several blocks" if blocks else "no body"
+        problem = f"it calls @{callee}, which has {found}; only a body of one block can be inlined"
+    else:
+        return
+    raise PassError(call, problem, ((functions[callee], f"@{callee} is here"),))
 
 
 def _inline(call: ir.OpView, callee: func.FuncOp) -> None:
