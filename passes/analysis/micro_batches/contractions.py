@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import count
 
 from alpa.dialects import ir, stablehlo
 from alpa.passes.analysis.graph import combiner
@@ -85,52 +86,40 @@ def _repeats(context: Context, x: Relation, value: ir.Value, dims: Iterable[int]
     return any(d in x.free and context.may_count_samples(shape[d]) for d in dims)
 
 
-@dataclass(frozen=True)
-class Product:
-    """The dimensions of a product of two arrays.
+_Pairs = list[tuple[int, int]]
 
-    `batching` and `contracting` are pairs of dimensions that are one. `places` says of each operand
-    where its other dimensions, and those of the batch, are in the result.
-    """
 
-    batching: list[tuple[int, int]]
-    contracting: list[tuple[int, int]]
-    places: tuple[dict[int, int], dict[int, int]]
-
-    @classmethod
-    def of(cls, op: ir.OpView) -> Product:
-        ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
-        if op.operation.name == "stablehlo.dot":
-            batching, contracting = [], [(ranks[0] - 1, 0)]
-        else:
-            numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-            left, right = numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions
-            batching = list(zip(left, right, strict=True))
-            left, right = numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions
-            contracting = list(zip(left, right, strict=True))
-        first = len(batching)
-        places: list[dict[int, int]] = []
-        for side, rank in enumerate(ranks):
-            summed = [pair[side] for pair in contracting]
-            shared = [pair[side] for pair in batching]
-            own = [d for d in range(rank) if d not in (*summed, *shared)]
-            place = {d: n for n, d in enumerate(shared)} | {d: first + n for n, d in enumerate(own)}
-            first += len(own)
-            places.append(place)
-        return cls(batching, contracting, (places[0], places[1]))
+def _dims(op: ir.OpView) -> tuple[_Pairs, _Pairs, list[dict[int, int]]]:
+    """The dimensions of a product's operands: pairs that are a batch, pairs that are summed over,
+    and for each operand where those that are not summed over are in the result."""
+    ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
+    if op.operation.name == "stablehlo.dot":
+        batching, contracting = [], [(ranks[0] - 1, 0)]
+    else:
+        numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+        left, right = numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions
+        batching = list(zip(left, right, strict=True))
+        left, right = numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions
+        contracting = list(zip(left, right, strict=True))
+    places: list[dict[int, int]] = []
+    free = count(len(batching))
+    for side, rank in enumerate(ranks):
+        shared = {pair[side]: n for n, pair in enumerate(batching)}
+        gone = {*shared, *(pair[side] for pair in contracting)}
+        places.append(shared | {d: next(free) for d in range(rank) if d not in gone})
+    return batching, contracting, places
 
 
 def product(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     """A `dot` or a `dot_general`."""
     operands = _taken_out(context, op, operands)
-    dims = Product.of(op)
+    batching, contracting, places = _dims(op)
     for n, it in enumerate(operands):
-        summed = [pair[n] for pair in dims.contracting]
-        if _repeats(context, it, op.operands[n], summed):
+        if _repeats(context, it, op.operands[n], [pair[n] for pair in contracting]):
             return mixed(op, _REPEATED)
-    pairs = list(zip(operands, dims.places, strict=True))
+    pairs = zip(operands, places, strict=True)
     free = frozenset(place[d] for it, place in pairs for d in it.free if d in place)
-    free -= frozenset(range(len(dims.batching)))
+    free -= frozenset(range(len(batching)))
     if (common := multiplied(op, operands)) is not None:
         if common.kind != "same":
             return common
@@ -139,13 +128,13 @@ def product(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     side = 0 if rows_among(operands) is operands[0] else 1
     rows, other = operands[side], operands[1 - side]
     scale = operands[0].times(operands[1])
-    partner = {pair[side]: pair[1 - side] for pair in (*dims.batching, *dims.contracting)}
+    partner = {pair[side]: pair[1 - side] for pair in (*batching, *contracting)}
     if rows.dim in partner:
         if not other.rows_at(partner[rows.dim], rows.outer):
             return mixed(op, "multiplies the samples by an array that does not hold the same ones")
     elif other.kind != "same":
         return mixed(op, "multiplies each sample by all samples")
-    place = dims.places[side].get(rows.dim)
+    place = places[side].get(rows.dim)
     if place is None:
         return replace(context.sum_of(op, scale), free=free)
     return replace(rows, dim=place, free=free, splat=None).with_scale(scale)

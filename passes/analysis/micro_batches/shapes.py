@@ -234,13 +234,11 @@ def constant(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if isinstance(ir.RankedTensorType(op.results[0].type).element_type, ir.ComplexType):
         return _complex(op, differs.get("value"), free)
     attr = op.attributes["value"]
-    number = splat_of(attr)
-    if "value" not in differs:
+    other = differs.get("value", attr)
+    number, whole = splat_of(attr), splat_of(other)
+    if "value" not in differs or (number is not None and str(number) == str(whole)):
         return Relation(kind="same", free=free if number is not None else free - free, splat=number)
-    whole = splat_of(differs["value"])
-    if number is not None and whole is not None and _equal(number, whole):
-        return Relation(kind="same", free=free, splat=number)  # the same number, more of them
-    if is_arange(attr) and is_arange(differs["value"]):
+    if is_arange(attr) and is_arange(other):
         return Relation(kind="position", dim=0)
     if number is None or whole is None or not number or not math.isfinite(whole / number):
         return Relation(kind="size")
@@ -263,10 +261,6 @@ def _complex(op: ir.OpView, whole: ir.Attribute | None, free: frozenset[int]) ->
 
 _COMPLEX = re.compile(r"<\((-?\d+\.\d+e[+-]\d+),(-?\d+\.\d+e[+-]\d+)\)>")
 """The text of a complex constant all of whose elements are one number."""
-
-
-def _equal(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 _PRECISION = {"f64": 1e-15, "f32": 3e-7, "f16": 1e-3, "bf16": 4e-3}
