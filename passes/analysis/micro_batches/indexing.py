@@ -46,7 +46,9 @@ def gather(context: Context, op: ir.OpView, operands: Operands) -> Relation:
         return rows
     if x.rows_at(dim, rows.outer) if dim is not None else x.kind == "same":
         return as_rows(op, rows, [x], linear=True)
-    return mixed(op, "picks for each sample from an array of other samples, or of all of them")
+    of_all = x.kind in ("sum", "step", "size")
+    source = "what is made of all samples" if of_all else "an array of other samples"
+    return mixed(op, f"picks for each sample from {source}")
 
 
 def _samples(

@@ -48,7 +48,6 @@ _READ_MIXED = CONTROL_FLOW | {
 }
 """Ops of which a result may be known though an operand mixes samples."""
 _REFUSE_POSITIONS = {
-    "chlo.top_k",
     "stablehlo.concatenate",
     "stablehlo.convolution",
     "stablehlo.dot",
@@ -56,7 +55,6 @@ _REFUSE_POSITIONS = {
     "stablehlo.pad",
     "stablehlo.reduce",
     "stablehlo.reduce_window",
-    "stablehlo.sort",
 }
 """Ops that compute with numbers of samples where they read them."""
 _EXPLAINED = {

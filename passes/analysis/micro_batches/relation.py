@@ -212,5 +212,6 @@ def unknown(op: ir.OpView, operands: Sequence[Relation]) -> Relation:
     """The relation of what an op without a rule makes: nothing is known once it reads samples."""
     if all(it.of_step for it in operands):
         return without_samples(operands)
+    counts = not any(it.kind == "rows" for it in operands)
     text = "may compute several samples together: nothing is known of how it does"
-    return mixed_among(operands) or mixed(op, text)
+    return mixed_among(operands) or mixed(op, POSITIONS if counts else text)
