@@ -76,7 +76,6 @@ from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.decoder import annotate
 from alpa.passes.sharding.fold import fold, unfold
-from alpa.passes.sharding.gradient_reductions import count_unplaced
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.rules import populated
 from alpa.passes.solve.errors import SolverFailedError
@@ -136,13 +135,6 @@ class IlpShardAnnotate(Pass):
             if value < 0:
                 raise PassError(function, f"{name} is {value:g}; at least 0")
         plan, cluster = plan_and_cluster(function)
-        unplaced = count_unplaced(function) if plan.num_micro_batches > 1 else 0
-        if unplaced:
-            remark(
-                function.location,
-                f"gradients that each reader reduces by itself: {unplaced}; run "
-                "place-gradient-reductions before this pass to reduce each of them once",
-            )
         assignments: list[tuple[MeshProblem, list[int]]] = []
         reports: list[SolverReport] = []
         meshes = read_meshes(function)

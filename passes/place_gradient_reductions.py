@@ -2,8 +2,8 @@
 
 With several micro-batches the devices of a mesh may keep a gradient as partial sums and reduce it
 once per step; `ilp-shard-annotate` decides whether they do. This pass inserts an
-`sdy.sharding_constraint` that is open in all dimensions before the first reader of each such
-gradient in its update. All readers then share one reduction.
+`sdy.sharding_constraint` that is open in all dimensions before the first reader of each gradient in
+its update. All readers then share one reduction.
 
 **Before**::
 
@@ -46,8 +46,8 @@ gradient in its update. All readers then share one reduction.
 
 **Requires**: a plan without shardings, as `stage-mesh-partition` leaves it.
 
-**Ensures**: each gradient that some sharding leaves as partial sums is read through one constraint
-in its update. A program with one micro-batch stays as it is.
+**Ensures**: each gradient that only updates of its mesh read is read there through one constraint.
+A program with one micro-batch stays as it is.
 
 **Options**: none.
 

@@ -31,7 +31,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import StateKind, Tensors
-from alpa.passes.sharding.gradient_reductions import summed_results
+from alpa.passes.sharding.gradient_reductions import is_placed, summed_results
 from alpa.passes.sharding.liveness import Held, Residence, held, op_at
 from alpa.passes.sharding.op_poser import OpPoser
 from alpa.passes.sharding.ops import Op
@@ -280,6 +280,13 @@ class MeshProblem:
         weight, block, placed = self.runs(op), body(op), self.graph.placed
         for argument, operand in zip(block.arguments, op.operands, strict=True):
             placed[argument] = placed[operand]
+        unplaced = sum(placed[arg].has_sums and not is_placed(arg) for arg in block.arguments)
+        if unplaced:
+            message = (
+                f"gradients that each reader reduces by itself: {unplaced}; run "
+                "place-gradient-reductions before this pass to reduce each of them once"
+            )
+            self.graph.remarks.append((op.location, message))
         delays = read_part(op) == "backward" and self.plan.num_micro_batches > 1
         poser = OpPoser(
             self.graph, deferrable(block, summed_results(op, self.totals)) if delays else set()

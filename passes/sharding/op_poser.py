@@ -97,7 +97,7 @@ class OpPoser:
         """A constraint brings its operand into one of the layouts that it admits."""
         (value,), (result,) = op.operands, op.results
         source = self.graph.placed.get(value)
-        if source is not None and is_reduction(view) and not _has_sums(source):
+        if source is not None and is_reduction(view) and not source.has_sums:
             self.graph.placed[result] = source
             self.graph.transparent.append(op)
             return
@@ -185,7 +185,7 @@ class OpPoser:
         if placed is None or not placed.open or placed.node == SCALAR:
             return None
         begins = op.results[0] in self.deferrable and sums.starts_sums(op.view)
-        if begins and not _has_sums(placed):
+        if begins and not placed.has_sums:
             return None  # The search decides whether this sum of a gradient is reduced at once.
         return op.follow, placed
 
@@ -295,10 +295,3 @@ def _is_free(op: Op) -> bool:
     if op.name == "stablehlo.broadcast_in_dim":
         return type_bytes(op.operands[0].type) < type_bytes(op.results[0].type)
     return op.name in _CONSTANTS
-
-
-def _has_sums(placed: Placed) -> bool:
-    """Whether a value may be partial sums."""
-    if not isinstance(placed.type, ir.RankedTensorType):
-        return False
-    return any(sums.unreduced_axes(layout, placed.type.rank) for layout in placed.layouts)

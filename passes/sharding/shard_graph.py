@@ -49,6 +49,12 @@ class Placed(NamedTuple):
     open: bool = True
 
     @property
+    def has_sums(self) -> bool:
+        """Whether some strategy leaves the value as partial sums."""
+        rank = self.type.rank if isinstance(self.type, ir.RankedTensorType) else 0
+        return any(sums.unreduced_axes(layout, rank) for layout in self.layouts)
+
+    @property
     def need(self) -> Need:
         """The need of an op that takes another value in the layouts of this one."""
         return Need(self.node, self.layouts)

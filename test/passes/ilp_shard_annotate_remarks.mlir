@@ -42,7 +42,6 @@ module {
 !w = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>>
 module {
   sdy.mesh @mesh_0 = <["axis0"=2]>
-  // expected-remark @+1 {{gradients that each reader reduces by itself: 1; run place-gradient-reductions before this pass to reduce each of them once}}
   func.func public @a_gradient_without_a_place_for_its_reduction(%w: !w {alpa.role = "state"}, %x: !x {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> (!w {alpa.result = "state:0"}) attributes {
       topology = #mpmd.topology<<"mesh_0" : <["axis0"=2]>>>,
       alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>}],
@@ -51,6 +50,7 @@ module {
       %2 = stablehlo.dot_general %a, %a, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
       mpmd.return %2 : tensor<4x4xf32>
     } : (!x) -> !w
+    // expected-remark @+1 {{gradients that each reader reduces by itself: 1; run place-gradient-reductions before this pass to reduce each of them once}}
     %1 = mpmd.fragment<mesh="mesh_0", origin=["update_0"], stage=0> (%w, %0) {alpa.part = "update"} (%a: tensor<4x4xf32>, %b: tensor<4x4xf32>) {
       %2 = stablehlo.add %a, %b : tensor<4x4xf32>
       mpmd.return %2 : tensor<4x4xf32>
