@@ -9,7 +9,9 @@ assignments that treat equal layers differently.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,42 +36,28 @@ def fold(
         like: a problem with the same nodes and edges that decides what is alike. Where a node of
             `problem` stands for several equal ones, it has the costs of one.
     """
-    whole, problem = problem, like or problem
-    kinds: dict[bytes | tuple[object, ...], int] = {}
-
-    def number(key: bytes | tuple[object, ...]) -> int:
-        return kinds.setdefault(key, len(kinds))
-
-    held: list[set[bytes]] = [set() for _ in problem.node_costs]
-    together: dict[tuple[int, ...], set[bytes]] = {}
-    for usage, signature in zip(problem.usages, _signatures(problem), strict=True):
-        if len(usage.nodes) == 1:
-            held[usage.nodes[0]].add(signature)
+    kinds = defaultdict[Hashable, int](lambda: len(kinds))
+    own: list[list[int]] = [[] for _ in problem.node_costs]
+    neighbours: list[list[tuple[int, int, int]]] = [[] for _ in problem.node_costs]
+    for nodes, fact in dict.fromkeys(_facts(like or problem)):
+        kind = kinds[fact]
+        if len(nodes) == 1:
+            own[nodes[0]].append(kind)
         else:
-            together.setdefault(usage.nodes, set()).add(signature)
-    color = [
-        number((_signature(costs), *sorted(mine)))
-        for costs, mine in zip(problem.node_costs, held, strict=True)
-    ]
-    neighbours: list[list[tuple[int, int, int]]] = [[] for _ in color]
-    for edge in problem.edges:
-        kind = number(_signature(edge.costs))
-        neighbours[edge.source].append((0, kind, edge.target))
-        neighbours[edge.target].append((1, kind, edge.source))
-    for (source, target), mine in together.items():
-        kind = number(tuple(sorted(mine)))
-        neighbours[source].append((0, kind, target))
-        neighbours[target].append((1, kind, source))
+            source, target = nodes
+            neighbours[source].append((0, kind, target))
+            neighbours[target].append((1, kind, source))
+    color = [kinds[tuple(sorted(mine))] for mine in own]
     classes = len(set(color))
     for _ in range(radius):
         color = [
-            number((color[v], *sorted((d, kind, color[u]) for d, kind, u in neighbours[v])))
+            kinds[color[v], *sorted((d, kind, color[u]) for d, kind, u in neighbours[v])]
             for v in range(len(color))
         ]
         before, classes = classes, len(set(color))
         if before == classes:
             break
-    return _quotient(whole, color)
+    return _quotient(problem, color)
 
 
 def unfold(choice: Sequence[int], node_class: Sequence[int]) -> list[int]:
@@ -77,10 +65,15 @@ def unfold(choice: Sequence[int], node_class: Sequence[int]) -> list[int]:
     return [choice[c] for c in node_class]
 
 
-def _signatures(problem: Problem) -> list[bytes]:
-    """The signature of each usage's bytes."""
-    known = {id(usage.bytes): _signature(usage.bytes) for usage in problem.usages}
-    return [known[id(usage.bytes)] for usage in problem.usages]
+def _facts(problem: Problem) -> Iterator[tuple[tuple[int, ...], Hashable]]:
+    """What is known of single nodes and of pairs: seconds and bytes, by their signatures."""
+    for node, costs in enumerate(problem.node_costs):
+        yield (node,), ("seconds", _signature(costs))
+    for edge in problem.edges:
+        yield (edge.source, edge.target), ("seconds", _signature(edge.costs))
+    held = {id(usage.bytes): _signature(usage.bytes) for usage in problem.usages}
+    for usage in problem.usages:
+        yield usage.nodes, ("bytes", held[id(usage.bytes)])
 
 
 def _signature(costs: np.ndarray) -> bytes:
@@ -91,17 +84,19 @@ def _signature(costs: np.ndarray) -> bytes:
 def _quotient(problem: Problem, color: list[int]) -> tuple[Problem, list[int]]:
     order = {c: i for i, c in enumerate(dict.fromkeys(color))}
     node_class = [order[c] for c in color]
-    first = {c: node for node, c in reversed([*enumerate(node_class)])}
-    terms = Terms([np.zeros(problem.node_costs[first[c]].size) for c in range(len(order))])
+    terms = Terms()
     for c, costs in zip(node_class, problem.node_costs, strict=True):
-        terms.add((c,), costs)
+        if c == len(terms.nodes):
+            terms.add_node(costs)
+        else:
+            terms.add((c,), costs)
     for edge in problem.edges:
         terms.add((node_class[edge.source], node_class[edge.target]), edge.costs)
-    folded = Problem(
+    folded = replace(
+        problem,
         node_costs=tuple(terms.nodes),
         edges=terms.edge_list(),
         usages=_tied(problem.usages, node_class),
-        memory_limit=problem.memory_limit,
     )
     return folded, node_class
 
@@ -111,12 +106,8 @@ def _tied(usages: Sequence[Usage], node_class: Sequence[int]) -> tuple[Usage, ..
     diagonals: dict[int, np.ndarray] = {}
     tied: list[Usage] = []
     for usage in usages:
-        nodes = tuple(node_class[node] for node in usage.nodes)
-        if len(nodes) == 2 and nodes[0] == nodes[1]:
-            key = id(usage.bytes)
-            held = diagonals.setdefault(key, np.diagonal(usage.bytes))
-            nodes = nodes[:1]
-        else:
-            held = usage.bytes
-        tied.append(Usage(nodes=nodes, bytes=held, start=usage.start, stop=usage.stop))
+        nodes, held = tuple(dict.fromkeys(node_class[node] for node in usage.nodes)), usage.bytes
+        if len(nodes) < held.ndim:
+            held = diagonals.setdefault(id(held), np.diagonal(held))
+        tied.append(replace(usage, nodes=nodes, bytes=held))
     return tuple(tied)
