@@ -19,7 +19,7 @@ Copies in other layouts, made for one op, live as long as that op (`copies.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,13 +28,11 @@ from typing import Literal
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd, stablehlo, terminator
-from alpa.dialects.attributes import Argument, read_part
 from alpa.passes.analysis.graph import folds_into_dots, type_bytes
 from alpa.passes.analysis.liveness import Lives
-from alpa.passes.sharding.copies import LocalBytes, copies_for_ops
+from alpa.passes.sharding.copies import copies_for_ops, local_bytes
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import ShardGraph
-from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.sharding.problem import Usage
 
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
@@ -43,21 +41,6 @@ _PLACED = 8
 """The number of temporaries of a fragment that may share the memory of its largest result."""
 _SMALL = 4096
 """Bytes of a whole tensor below which it is not worth a row."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Residence:
-    """What outlives fragments: micro-batches of a step, versions of values, and who is donated."""
-
-    num_micro_batches: int
-    versions: Versions
-    donated: frozenset[ir.Value]
-    """results of fragments that take the place of a donated argument"""
-    sums: Mapping[ir.Value, ir.RankedTensorType] = field(
-        default_factory=dict[ir.Value, ir.RankedTensorType]
-    )
-    """by result of a fragment that is returned as a sum over the micro-batches, the sum's type"""
-
 
 Kind = Literal["states", "inputs", "activations", "gradients", "temporaries", "copies"]
 
@@ -70,90 +53,43 @@ class Held:
     kind: Kind
 
 
-def held(
+def buffer(
     graph: ShardGraph,
-    arguments: Sequence[tuple[ir.Value, Argument]],
-    fragments: Sequence[mpmd.FragmentOp],
-    transfers: Sequence[ir.Value],
-    residence: Residence,
-) -> list[Held]:
-    """The usages of one mesh: its arguments, what transfers bring to it, and its fragments."""
-    batches, versions = residence.num_micro_batches, residence.versions
-    accumulated = {
-        result
-        for fragment in fragments
-        if batches > 1 and read_part(fragment) == "backward"
-        for result in fragment.results
-    }
-    clock = _Clock(graph.ops_of)
-    spans = [clock.visit_fragment(fragment) for fragment in fragments]
-    end = clock.now
-    last = {
-        operand: max(stop, 0)
-        for fragment, (_, stop) in zip(fragments, spans, strict=True)
-        for operand in fragment.operands
-    }
-    found: list[Held] = []
-    sizes = LocalBytes(graph)
+    kind: Kind,
+    value: ir.Value,
+    span: tuple[int, int],
+    copies: int = 1,
+    type_: ir.RankedTensorType | None = None,
+) -> Iterator[Held]:
+    """What copies of a value hold, or of a tensor of a type in its layout, unless it is little."""
+    placed, (start, stop) = graph.placed.get(value), span
+    if placed is None or stop <= start or type_bytes(type_ or placed.type) < _SMALL:
+        return
+    size = local_bytes(graph, placed.layouts, type_ or ir.RankedTensorType(placed.type), copies)
+    yield Held(usage=Usage(nodes=(placed.node,), bytes=size, start=start, stop=stop), kind=kind)
 
-    def add(
-        kind: Kind,
-        value: ir.Value,
-        start: int,
-        stop: int,
-        copies: int = 1,
-        type_: ir.RankedTensorType | None = None,
-    ) -> None:
-        usage = _usage(sizes, value, start, stop, copies, type_)
-        if usage is not None:
-            found.append(Held(usage=usage, kind=kind))
 
-    for value, attributes in arguments:
-        stays = attributes.role != "batch" or batches > 1
-        kind = "inputs" if attributes.role == "batch" else "states"
-        copies = batches if kind == "inputs" else 1
-        add(kind, value, 0, end if stays else last.get(value, end), copies)
-    first: dict[ir.Value, int] = {}
-    for fragment, (start, _) in zip(fragments, spans, strict=True):
-        for operand in fragment.operands:
-            first.setdefault(operand, start)
-    for value in transfers:
-        start = max(0, first.get(value, end) - 1)
-        add("activations", value, start, last.get(value, end), versions.of(value))
-    for fragment, (start, stop) in zip(fragments, spans, strict=True):
-        part = read_part(fragment)
-        for result in fragment.results:
-            if result in residence.donated:
-                continue
-            sum_type = residence.sums.get(result)
-            kind = "activations" if part == "forward" else "gradients"
-            if result in accumulated:
-                add("gradients", result, 0, end, type_=sum_type)
-            elif sum_type is None:
-                add(kind, result, start, last.get(result, end), versions.of(result))
-            else:
-                add(kind, result, 0, end, type_=sum_type)
-                copies = versions.of(result) if result in last else 1
-                add(kind, result, start, last.get(result, stop), copies)
-    read = residence.donated | accumulated | set(last)
-    inside = _in_place_of_results(clock, fragments, spans, read)
+def passing(
+    graph: ShardGraph, clock: Clock, elsewhere: AbstractSet[ir.Value] = frozenset()
+) -> Iterator[Held]:
+    """What lives inside of fragments only: temporaries and copies.
+
+    `elsewhere` are the results of fragments that are written to donated arguments or accumulators.
+    """
+    inside = _in_place_of_results(clock, elsewhere)
     for value, start in clock.made.items():
-        usage = _usage(sizes, value, start, clock.until[value], 1)
-        if usage is not None and value in inside:
-            usage = _where_too_large(sizes, usage, inside[value])
-        if usage is not None:
-            found.append(Held(usage=usage, kind="temporaries"))
+        for one in buffer(graph, "temporaries", value, (start, clock.until[value])):
+            if value in inside:
+                yield replace(one, usage=_where_too_large(graph, one.usage, inside[value]))
+            else:
+                yield one
     read_until = {value: clock.until[value] for value in clock.base}
-    for usage in copies_for_ops(sizes, clock.at, read_until):
-        found.append(Held(usage=usage, kind="copies"))
-    return found
+    for usage in copies_for_ops(graph, clock.at, read_until):
+        yield Held(usage=usage, kind="copies")
 
 
 def _in_place_of_results(
-    clock: _Clock,
-    fragments: Sequence[mpmd.FragmentOp],
-    spans: Sequence[tuple[int, int]],
-    read: AbstractSet[ir.Value],
+    clock: Clock, elsewhere: AbstractSet[ir.Value]
 ) -> dict[ir.Value, ir.Value]:
     """By temporary, the result of its fragment in whose place it may lie until that is written.
 
@@ -161,79 +97,63 @@ def _in_place_of_results(
     the program's own results count: those that other fragments read are many, of a training step,
     and a temporary and a result are a pair of nodes, which are dear to search.
     """
+    read = elsewhere | {value for fragment in clock.spans for value in fragment.operands}
     inside: dict[ir.Value, ir.Value] = {}
-    for fragment, (start, _) in zip(fragments, spans, strict=True):
-        results = [
-            (type_bytes(value.type), value, outer)
-            for value, outer in zip(
-                terminator(body(fragment)).operands, fragment.results, strict=True
-            )
-            if outer not in read and value in clock.at
-        ]
-        if not results:
+    for fragment, (start, _) in clock.spans.items():
+        returned = zip(terminator(body(fragment)).operands, fragment.results, strict=True)
+        own = [(v, outer) for v, outer in returned if outer not in read and v in clock.at]
+        if not own:
             continue
-        _, value, outer = max(results, key=lambda one: one[0])
-        written = clock.at[value]
-        lives = sorted(
-            (
-                (-type_bytes(v.type), begin, clock.until[v], v)
-                for v, begin in clock.made.items()
-                if start < begin and clock.until[v] <= written
-            ),
-            key=lambda one: one[:3],
-        )
+        value, place = max(own, key=lambda pair: type_bytes(pair[0].type))
         taken: list[tuple[int, int]] = []
-        for _, begin, stop, temporary in lives:
-            if len(taken) == _PLACED:
-                break
+        for temporary in sorted(clock.made, key=lambda v: -type_bytes(v.type)):
+            begin, stop = clock.made[temporary], clock.until[temporary]
+            if len(taken) == _PLACED or begin <= start or stop > clock.at[value]:
+                continue
             if all(stop <= a or b <= begin for a, b in taken):
                 taken.append((begin, stop))
-                inside[temporary] = outer
+                inside[temporary] = place
     return inside
 
 
-def _where_too_large(sizes: LocalBytes, usage: Usage, result: ir.Value) -> Usage | None:
+def _where_too_large(graph: ShardGraph, usage: Usage, result: ir.Value) -> Usage:
     """What a temporary takes besides the place of a result."""
-    placed = sizes.graph.placed.get(result)
-    if placed is None:
-        return usage
-    place = sizes.of(placed.layouts, ir.RankedTensorType(placed.type))
+    placed = graph.placed[result]
+    place = local_bytes(graph, placed.layouts, ir.RankedTensorType(placed.type))
     if placed.node == usage.nodes[0]:
         return replace(usage, bytes=np.where(usage.bytes <= place, 0.0, usage.bytes))
     besides = np.where(usage.bytes[:, None] <= place, 0.0, usage.bytes[:, None])
     return replace(usage, nodes=(*usage.nodes, placed.node), bytes=besides)
 
 
-def _usage(
-    sizes: LocalBytes,
-    value: ir.Value,
-    start: int,
-    stop: int,
-    copies: int,
-    type_: ir.RankedTensorType | None = None,
-) -> Usage | None:
-    """What a value, or a tensor of a type in its layout, holds; None where that is too little."""
-    placed = sizes.graph.placed.get(value)
-    if placed is None or stop <= start or type_bytes(type_ or placed.type) < _SMALL:
-        return None
-    held = sizes.of(placed.layouts, type_ or ir.RankedTensorType(placed.type), copies)
-    return Usage(nodes=(placed.node,), bytes=held, start=start, stop=stop)
-
-
 @dataclass
-class _Clock(Lives):
-    """Visits ops in program order."""
+class Clock(Lives):
+    """Visits the ops of a mesh's fragments in program order."""
 
     ops_of: Mapping[ir.Block, Sequence[Op]]
-    _returned: set[ir.Value] = field(default_factory=set)
-    """what is written into the place of a fragment's result"""
+    spans: dict[mpmd.FragmentOp, tuple[int, int]] = field(default_factory=dict)
+    """when each fragment starts, and when the next one does"""
     at: dict[ir.Value, int] = field(default_factory=dict)
     """by its first result, when an op runs"""
-    watched: int = -1
-    op: ir.OpView | None = None
-    """that runs at the watched time"""
+    _returned: set[ir.Value] = field(default_factory=set)
+    """what is written into the place of a fragment's result"""
 
-    def visit_fragment(self, fragment: mpmd.FragmentOp) -> tuple[int, int]:
+    @classmethod
+    def of(cls, graph: ShardGraph) -> Clock:
+        """The times of all fragments of a graph."""
+        clock = cls(graph.ops_of)
+        for op in graph.steps:
+            if isinstance(op, mpmd.FragmentOp):
+                clock._visit_fragment(op)
+        return clock
+
+    def op_at(self, time: int) -> ir.OpView | ir.Operation:
+        """The op that runs at a time, or the fragment that ends then."""
+        fragment = next(op for op, (_, stop) in self.spans.items() if time < stop)
+        value = next((value for value, when in self.at.items() if when == time), None)
+        return fragment if value is None else ir.OpResult(value).owner
+
+    def _visit_fragment(self, fragment: mpmd.FragmentOp) -> None:
         start = self.now
         returned = terminator(body(fragment)).operands
         for value in returned:
@@ -244,13 +164,11 @@ class _Clock(Lives):
         self._visit(body(fragment))
         self.read(returned)
         self.now += 1
-        return start, self.now
+        self.spans[fragment] = (start, self.now)
 
     def _visit(self, block: ir.Block) -> None:
         for op in self.ops_of[block]:
             self.now += 1
-            if self.now == self.watched:
-                self.op = op.view
             if op.results:
                 self.at[op.results[0]] = self.now
             self.read(op.operands)
@@ -273,21 +191,6 @@ class _Clock(Lives):
     @cached_property
     def _readers(self) -> dict[ir.Value, Op | None]:
         return readers(self.ops_of)
-
-
-def op_at(
-    ops_of: Mapping[ir.Block, Sequence[Op]], fragments: Sequence[mpmd.FragmentOp], time: int
-) -> ir.OpView:
-    """The op that runs at a time, or the fragment that ends then."""
-    clock = _Clock(ops_of)
-    for fragment in fragments:
-        clock.watched = time
-        _, stop = clock.visit_fragment(fragment)
-        if clock.op is not None:
-            return clock.op
-        if time < stop:
-            return fragment
-    return fragments[-1]
 
 
 def readers(ops_of: Mapping[ir.Block, Sequence[Op]]) -> dict[ir.Value, Op | None]:

@@ -9,10 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from math import prod
-
-import numpy as np
+from functools import cached_property
 
 from alpa.dialects import body, func, ir, mpmd, terminator, walk
 from alpa.dialects.attributes import (
@@ -24,25 +21,22 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.mpmd_types import MeshTensor, mesh_of, read_topology
-from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
-from alpa.passes.analysis.graph import type_bytes
+from alpa.dialects.plan import MeshAssignment, Plan
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import StateKind, Tensors
+from alpa.passes.sharding.copies import local_bytes
 from alpa.passes.sharding.gradient_reductions import is_placed, summed_results
-from alpa.passes.sharding.liveness import Held, Residence, held, op_at
+from alpa.passes.sharding.liveness import Clock, Held, Kind, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.rules import RuleOf
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
-from alpa.passes.sharding.spaces import Layouts
-from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import deferrable
 from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.sharding.problem import OutOfMemoryError, Problem, with_edges_of_usages
-from alpa.passes.solve.stages.schedule import in_flight
 
 STORAGE_WEIGHT = 1e-3
 """What an argument's shard costs, as a part of the time to read it once: enough to break ties,
@@ -59,8 +53,6 @@ class MeshProblem:
     graph: ShardGraph
     landing_bandwidth: float
     """bytes per second and device of what transfers bring"""
-    versions: Versions
-    """of the values that fragments exchange"""
     totals: frozenset[int] = frozenset()
     """results of @main that are gradients, read as sums over the micro-batches"""
     _states: dict[State, Placed] = field(default_factory=dict[State, Placed])
@@ -88,14 +80,8 @@ class MeshProblem:
             bandwidth = cluster.intra_host.bandwidth
         else:
             bandwidth = cluster.inter_host.bandwidth / devices
-        meshes = [other.name for other in read_meshes(function)]
-        kept = {
-            name: in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - stage)
-            for stage, name in enumerate(meshes)
-        }
-        versions = Versions(mesh=assignment.name, kept=kept)
         graph = ShardGraph(mesh, cluster, rule_of)
-        return cls(function, assignment.name, plan, graph, bandwidth, versions).posed()
+        return cls(function, assignment.name, plan, graph, bandwidth).posed()
 
     def posed(self) -> MeshProblem:
         """Adds the arguments to the graph, then transfers and fragments in program order."""
@@ -107,7 +93,10 @@ class MeshProblem:
             tensor = MeshTensor.from_type(argument.type)
             if tensor.mesh == self.name:
                 placed = graph.add_tensor(argument, tensor.type, given=tensor.sharding)
-                graph.charge((placed.node,), self._storage_costs(placed, tensor.type))
+                # Breaks ties between layouts: slices are free, memory should be spared.
+                size = local_bytes(graph, placed.layouts, tensor.type)
+                seconds = size / graph.cluster.device.memory_bandwidth
+                graph.charge((placed.node,), STORAGE_WEIGHT * seconds)
                 self._states[argument_state(number, attributes)] = placed
         for op in block.operations:
             if isinstance(op, mpmd.TransferOp):
@@ -117,36 +106,62 @@ class MeshProblem:
         return self
 
     @cached_property
+    def clock(self) -> Clock:
+        """When the fragments run, and their values live."""
+        return Clock.of(self.graph)
+
+    @cached_property
+    def versions(self) -> Versions:
+        """Those of the values that fragments exchange."""
+        return Versions.of_plan(self.function, self.plan, self.name)
+
+    @cached_property
     def usages(self) -> list[Held]:
         """What this mesh holds when (`sharding/liveness.py`)."""
-        block = body(self.function)
-        arguments = self._arguments
-        donated = {
-            argument_state(number, attributes)
-            for number, attributes in enumerate(arguments)
-            if attributes.donor or attributes.aliasing_output is not None
-        }
-        new = {v for v, states in self._state_results.items() if donated & set(states)}
-        return held(
-            self.graph,
-            [
-                (value, attributes)
-                for value, attributes in zip(block.arguments, arguments, strict=True)
-                if value in self.graph.placed
-            ],
-            self.fragments(),
-            [
-                op.results[0]
-                for op in block.operations
-                if isinstance(op, mpmd.TransferOp) and op.results[0] in self.graph.placed
-            ],
-            Residence(
-                num_micro_batches=self.plan.num_micro_batches,
-                versions=self.versions,
-                donated=frozenset(new),
-                sums=self._sums,
-            ),
-        )
+        spans, end, versions = self.clock.spans, self.clock.now, self.versions
+        batches = self.plan.num_micro_batches
+        first = {v: start for op, (start, _) in reversed(spans.items()) for v in op.operands}
+        last = {v: stop for op, (_, stop) in spans.items() for v in op.operands}
+        found: list[Held] = []
+
+        def add(
+            kind: Kind,
+            value: ir.Value,
+            start: int,
+            stop: int,
+            copies: int = 1,
+            type_: ir.RankedTensorType | None = None,
+        ) -> None:
+            found.extend(buffer(self.graph, kind, value, (start, stop), copies, type_))
+
+        for value, attributes in zip(body(self.function).arguments, self._arguments, strict=True):
+            if attributes.role == "batch":
+                add("inputs", value, 0, end if batches > 1 else last.get(value, end), batches)
+            else:
+                add("states", value, 0, end)
+        for op in self.graph.steps:
+            if isinstance(op, mpmd.TransferOp):
+                (value,) = op.results
+                start = max(0, first.get(value, end) - 1)
+                add("activations", value, start, last.get(value, end), versions.of(value))
+        elsewhere = self._donated()
+        for op, (start, stop) in spans.items():
+            kind = "activations" if read_part(op) == "forward" else "gradients"
+            for result in op.results:
+                if result in elsewhere:
+                    continue
+                sum_type = self._sums.get(result)
+                is_gradient = batches > 1 and read_part(op) == "backward"
+                if is_gradient or sum_type is not None:
+                    add(kind, result, 0, end, type_=sum_type)
+                if is_gradient:
+                    elsewhere.add(result)
+                elif sum_type is None:
+                    add(kind, result, start, last.get(result, end), versions.of(result))
+                else:
+                    copies = versions.of(result) if result in last else 1
+                    add(kind, result, start, last.get(result, stop), copies)
+        return [*found, *passing(self.graph, self.clock, elsewhere)]
 
     @property
     def problem(self) -> Problem:
@@ -181,7 +196,7 @@ class MeshProblem:
             if size > 0
         )
         return NoRoomError(
-            op_at(self.graph.ops_of, self.fragments(), error.time),
+            self.clock.op_at(error.time),
             f"needs at least {size_text(error.needed)} per device on {self.name}, {device.name} "
             f"has {size_text(error.limit)}; here, cut as finely as can be: {kinds}; raise the "
             "number of micro-batches so that each is smaller, keep fewer of them in flight "
@@ -215,15 +230,6 @@ class MeshProblem:
         }
         return Tensors(states=states, arguments=tuple(mine), updates=frozenset(updates))
 
-    def _storage_costs(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
-        """Breaks ties between layouts of an argument: slices are free, memory should be spared."""
-        seconds = type_bytes(type_) / self.graph.cluster.device.memory_bandwidth
-        return STORAGE_WEIGHT * seconds * self._shares(placed, type_)
-
-    def _shares(self, placed: Placed, type_: ir.RankedTensorType) -> np.ndarray:
-        """The part of a tensor that a device holds, per layout."""
-        return _shares_of(tuple(type_.shape), self.graph.mesh.sizes, placed.layouts)
-
     @cached_property
     def _arguments(self) -> list[Argument]:
         """Attributes of the arguments of @main."""
@@ -238,6 +244,15 @@ class MeshProblem:
             if result.state is not None:
                 states.setdefault(value, []).append(result.state)
         return states
+
+    def _donated(self) -> set[ir.Value]:
+        """The new values of states that take the place of the old ones."""
+        old = {
+            argument_state(number, attributes)
+            for number, attributes in enumerate(self._arguments)
+            if attributes.donor or attributes.aliasing_output is not None
+        }
+        return {value for value, states in self._state_results.items() if old & {*states}}
 
     @cached_property
     def _sums(self) -> dict[ir.Value, ir.RankedTensorType]:
@@ -271,9 +286,9 @@ class MeshProblem:
             return
         # What lands sharded crosses the slow links once; the consumer gathers over fast ones.
         placed = self.graph.add_tensor(result, tensor.type, open=False)
-        seconds = type_bytes(tensor.type) / self.landing_bandwidth
-        weight = 1 if _crosses_once(result) else self.plan.num_micro_batches
-        self.graph.charge((placed.node,), weight * seconds * self._shares(placed, tensor.type))
+        size = local_bytes(self.graph, placed.layouts, tensor.type)
+        times = 1 if _crosses_once(result) else self.plan.num_micro_batches
+        self.graph.charge((placed.node,), times * (size / self.landing_bandwidth))
 
     def _add_fragment(self, op: mpmd.FragmentOp) -> None:
         self.graph.steps.append(op)
@@ -302,12 +317,6 @@ class MeshProblem:
                 continue
             placed[outer] = wanted.closed
             self.graph.need_operand(end, i, wanted.need, weight)
-
-
-@lru_cache(maxsize=4096)
-def _shares_of(shape: tuple[int, ...], sizes: tuple[int, ...], layouts: Layouts) -> np.ndarray:
-    whole = max(1, prod(shape))
-    return np.array([local_elements(shape, sizes, layout) / whole for layout in layouts])
 
 
 def _crosses_once(value: ir.Value) -> bool:

@@ -158,24 +158,25 @@ class OpPoser:
 
     def _space(self, op: Op, rule: ShardingRule) -> Space:
         """The strategies of an op with a node of its own, with all that may become of its sums."""
-        view, cache = op.view, self.graph.cache.spaces
+        view, sizes = op.view, self.graph.mesh.sizes
         stays = op.results[0] in self.deferrable and sums.starts_sums(view)
-        key = (rule, op.name, stays)
+
+        def make() -> Space:
+            found = sound_strategies(view, enumerate_strategies(rule, sizes), sizes)
+            variants = [[strategy] for strategy in found]
+            if len(op.results) == 1:
+                shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
+                for mine, strategy in zip(variants, found, strict=True):
+                    if strategy.reduced:
+                        mine += sums.scatters(strategy, shape, sizes)
+                    if stays and sums.may_stay_unreduced(view, strategy):
+                        mine.append(sums.unreduced(strategy))
+            return Space.of(found, Sums.of(variants))
+
         # What is sound for a convolution depends on more than its rule.
-        if key in cache and not isinstance(view, stablehlo.ConvolutionOp):
-            return cache[key]
-        sizes = self.graph.mesh.sizes
-        found = sound_strategies(view, enumerate_strategies(rule, sizes), sizes)
-        variants = [[strategy] for strategy in found]
-        if len(op.results) == 1:
-            shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
-            for mine, strategy in zip(variants, found, strict=True):
-                if strategy.reduced:
-                    mine += sums.scatters(strategy, shape, sizes)
-                if stays and sums.may_stay_unreduced(view, strategy):
-                    mine.append(sums.unreduced(strategy))
-        cache[key] = Space.of(found, Sums.of(variants))
-        return cache[key]
+        if isinstance(view, stablehlo.ConvolutionOp):
+            return make()
+        return self.graph.cache.once(("space", rule, op.name, stays), make)
 
     def _leader(self, op: Op) -> tuple[int, Placed] | None:
         """The operand whose node an op joins, and where it is."""
@@ -191,33 +192,28 @@ class OpPoser:
 
     def _sum_costs(self, op: Op, space: Space, of: Sums) -> np.ndarray:
         """Seconds from each strategy to each layout of the result, infinite where none leads."""
-        cache, key = self.graph.cache.sums, (of, op.results[0].type)
-        if key not in cache:
+
+        def make() -> np.ndarray:
             costs = np.full((len(space.strategies), len(of.layouts)), np.inf)
             for pair, way in of.ways.items():
                 costs[pair] = self._reduce_seconds(op, way)
-            cache[key] = costs
-        return cache[key]
+            return costs
+
+        return self.graph.cache.once(("sums", of, op.results[0].type), make)
 
     def _op_costs(self, op: Op, space: Space, weight: float) -> np.ndarray:
         """Seconds per step of each strategy; computed once for all trivial ops of equal types."""
-        cache, types = self.graph.cache.trivial, [v.type for v in (*op.operands, *op.results)]
-        key = (space, op.name, weight, *types)
-        if op.name in TRIVIAL and key in cache:
-            return cache[key]
-        seconds = op_seconds(op.view, self.graph.cluster) * space.shares
-        if space.sums is None:  # Sums with a node of their own are charged there.
-            seconds = seconds + self._all_reduces(op, space)
-        costs = weight * seconds
-        if op.name in TRIVIAL:
-            cache[key] = costs
-        return costs
 
-    def _all_reduces(self, op: Op, space: Space) -> np.ndarray:
-        cache, key = self.graph.cache.sums, (space, *(result.type for result in op.results))
-        if key not in cache:
-            cache[key] = np.array([self._reduce_seconds(op, way) for way in space.strategies])
-        return cache[key]
+        def make() -> np.ndarray:
+            seconds = op_seconds(op.view, self.graph.cluster) * space.shares
+            if space.sums is None:  # Sums with a node of their own are charged there.
+                seconds += [self._reduce_seconds(op, way) for way in space.strategies]
+            return weight * seconds
+
+        if op.name not in TRIVIAL:
+            return make()
+        types = [value.type for value in (*op.operands, *op.results)]
+        return self.graph.cache.once(("op", space, op.name, weight, *types), make)
 
     def _reduce_seconds(self, op: Op, strategy: Strategy) -> float:
         """Seconds of the collectives on an op's partial sums."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -72,21 +72,20 @@ class Need(NamedTuple):
     layouts: Layouts
 
 
+_T = TypeVar("_T")
+
+
 @dataclass(frozen=True, eq=False)
 class GraphCache:
     """What is computed once for a mesh and a cluster; all graphs of both may share it."""
 
-    tables: dict[int, ReshardTable] = field(default_factory=dict)
-    """by rank"""
-    matrices: dict[tuple[Layouts, Layouts, ir.Type, float], np.ndarray | None] = field(
-        default_factory=dict
-    )
-    spaces: dict[Hashable, Space] = field(default_factory=dict)
-    sums: dict[Hashable, np.ndarray] = field(default_factory=dict)
-    trivial: dict[Hashable, np.ndarray] = field(default_factory=dict)
-    admitted: dict[tuple[Sharding, Layouts], Layouts] = field(default_factory=dict)
-    bytes: dict[Hashable, np.ndarray | None] = field(default_factory=dict)
-    """of `copies.LocalBytes`"""
+    _known: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """What was made for a key, which is made the first time."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
 
 
 class Charge(NamedTuple):
@@ -140,9 +139,7 @@ class ShardGraph:
     remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
     broadcasts: dict[ir.Value, Op] = field(default_factory=dict[ir.Value, Op])
     """of the free values those that are read from a tensor which may be sharded"""
-    _counted: set[tuple[ir.Value, int, Layouts]] = field(
-        default_factory=set[tuple[ir.Value, int, Layouts]]
-    )
+    _counted: set[tuple[ir.Value, Need]] = field(default_factory=set[tuple[ir.Value, Need]])
 
     @property
     def costs(self) -> list[np.ndarray]:
@@ -181,7 +178,7 @@ class ShardGraph:
         """Adds a node whose strategies are a tensor's layouts that a given sharding admits."""
         layouts = self.layouts_of(type_)
         if given is not None:
-            layouts = self._within(given, layouts)
+            layouts = Layouts.of(layouts_within(given, layouts, self.mesh.axis_names))
         alone = len(layouts) == 1 and given is None
         node = SCALAR if alone else self.terms.add_node(np.zeros(len(layouts)))
         placed = Placed(node, layouts, type_, open)
@@ -192,14 +189,6 @@ class ShardGraph:
         if not isinstance(type_, ir.RankedTensorType):
             return NO_LAYOUT
         return Layouts.of(tensor_layouts(tuple(type_.shape), self.mesh.sizes))
-
-    def _within(self, given: Sharding, layouts: Layouts) -> Layouts:
-        """The layouts that a sharding admits."""
-        key = (given, layouts)
-        if key not in self.cache.admitted:
-            found = layouts_within(given, layouts, self.mesh.axis_names)
-            self.cache.admitted[key] = Layouts.of(found)
-        return self.cache.admitted[key]
 
     def forbid_other_layouts(self, one: Placed, other: Placed) -> None:
         """Forces two nodes to take the same layout."""
@@ -247,16 +236,11 @@ class ShardGraph:
             self._need_through_broadcast(value, need, weight)
             return
         source = self.placed[value]
-        if source.node == need.node and (
-            source.layouts is need.layouts or source.layouts == need.layouts
-        ):
+        if source.need == need or (value, need) in self._counted:
             return
-        key = (value, need.node, need.layouts)
-        if key in self._counted:
-            return
-        self._counted.add(key)
-        matrix = self._matrix(source.layouts, need.layouts, source.type, weight)
-        if matrix is None:
+        self._counted.add((value, need))
+        matrix = self.reshard_seconds(source.layouts, need.layouts, source.type, weight)
+        if not matrix.any():
             return
         if source.node == SCALAR:
             self.charge((need.node,), matrix[0])
@@ -273,35 +257,20 @@ class ShardGraph:
         (projected,) = self.following(_backwards(rule), 0, need.layouts).results
         self.need(op.operands[0], Need(need.node, projected), weight)
 
-    def reshard_seconds(self, source: Layouts, target: Layouts, type_: ir.Type) -> np.ndarray:
-        """``[source, target]``: seconds of resharding a tensor once."""
-        matrix = self._matrix(source, target, type_, 1.0)
-        return np.zeros((len(source), len(target))) if matrix is None else matrix
+    def reshard_seconds(
+        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float = 1.0
+    ) -> np.ndarray:
+        """``[source, target]``: seconds of resharding a tensor `weight` times."""
 
-    def _matrix(
-        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float
-    ) -> np.ndarray | None:
-        """``[source, target]``: seconds per step of resharding a tensor `weight` times.
+        def make() -> np.ndarray:
+            if not isinstance(type_, ir.RankedTensorType):
+                return np.zeros((len(source), len(target)))
+            rank, itemsize = type_.rank, element_bytes(type_.element_type)
+            table = self.cache.once(("table", rank), lambda: ReshardTable(self.mesh, rank))
+            shape = tuple(type_.shape)
+            return weight * sums.matrix_with_sums(table, source, target, shape, itemsize)
 
-        None if it costs nothing.
-        """
-        key = (source, target, type_, weight)
-        if key not in self.cache.matrices:
-            rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
-            plain = all(len(layout) <= rank for layout in (*source, *target))
-            # A number has no layouts but its sums.
-            if isinstance(type_, ir.RankedTensorType) and (rank > 0 or not plain):
-                table = self.cache.tables.get(type_.rank)
-                if table is None:
-                    table = ReshardTable(self.mesh, type_.rank)
-                    self.cache.tables[type_.rank] = table
-                itemsize = element_bytes(type_.element_type)
-                matrix_of = table.matrix if plain else partial(sums.matrix_with_sums, table)
-                matrix = matrix_of(source, target, tuple(type_.shape), itemsize)
-            else:
-                matrix = np.zeros((len(source), len(target)))
-            self.cache.matrices[key] = weight * matrix if matrix.any() else None
-        return self.cache.matrices[key]
+        return self.cache.once(("reshard", source, target, type_, weight), make)
 
     def following(
         self, rule: ShardingRule, operand: int, layouts: Layouts, linear: tuple[int, ...] = ()
@@ -310,8 +279,8 @@ class ShardGraph:
 
         `linear` are the operands that may be unreduced with the followed one.
         """
-        key = (rule, operand, layouts, linear)
-        if key not in self.cache.spaces:
+
+        def make() -> Space:
             rank, sizes = len(rule.operands[operand]), self.mesh.sizes
             found = [follow(rule, sizes, operand, layout[:rank]) for layout in layouts]
             if operand in linear:
@@ -319,8 +288,9 @@ class ShardGraph:
                     sums.with_unreduced(strategy, sums.unreduced_axes(layout, rank), linear)
                     for strategy, layout in zip(found, layouts, strict=True)
                 ]
-            self.cache.spaces[key] = Space.of(found)
-        return self.cache.spaces[key]
+            return Space.of(found)
+
+        return self.cache.once(("following", rule, operand, layouts, linear), make)
 
     # Solutions
 

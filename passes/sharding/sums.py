@@ -28,7 +28,7 @@ from alpa.dialects import body, ir, stablehlo, terminator
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
-from alpa.passes.sharding.strategies import Strategy
+from alpa.passes.sharding.strategies import Strategy, local_elements
 
 
 def unreduced_axes(layout: Layout, rank: int) -> tuple[int, ...]:
@@ -129,41 +129,28 @@ def matrix_with_sums(
     shape: tuple[int, ...],
     itemsize: int,
 ) -> np.ndarray:
-    """`ReshardTable.matrix` for layouts that may be unreduced; inf from a sum to partial sums."""
-    rank = len(shape)
+    """`ReshardTable.matrix` for layouts that may be unreduced; inf from a sum to partial sums.
+
+    Partial sums take the cheapest of an all-reduce and reduce-scatters, and a change of layout.
+    """
+    rank, sizes = len(shape), table.mesh.sizes
     plain = [layout[:rank] for layout in targets]
-    whole = [unreduced_axes(layout, rank) == () for layout in targets]
-    matrix = np.full((len(sources), len(targets)), inf)
+    matrix = table.matrix([layout[:rank] for layout in sources], plain, shape, itemsize)
     for i, source in enumerate(sources):
         axes = unreduced_axes(source, rank)
         if axes:
-            row = _reduced_row(table, source[:rank], axes, plain, shape, itemsize)
-        else:
-            row = table.matrix([source], plain, shape, itemsize)[0]
-        matrix[i] = np.where(whole, row, inf)
-        for j, target in enumerate(targets):
-            if source == target:
-                matrix[i, j] = 0.0
+            reduced = Strategy((), (source[:rank],), axes, 1)
+            local = itemsize * local_elements(shape, sizes, source[:rank])
+            rows = [
+                sum_seconds(table.mesh, way, [local])
+                + table.matrix(way.results, plain, shape, itemsize)[0]
+                for way in (reduced, *scatters(reduced, shape, sizes))
+            ]
+            matrix[i] = np.min(rows, axis=0)
+    for j, target in enumerate(targets):
+        if unreduced_axes(target, rank):
+            matrix[:, j] = [0.0 if source == target else inf for source in sources]
     return matrix
-
-
-def _reduced_row(
-    table: ReshardTable,
-    layout: Layout,
-    axes: tuple[int, ...],
-    targets: Sequence[Layout],
-    shape: tuple[int, ...],
-    itemsize: int,
-) -> np.ndarray:
-    """Seconds from partial sums to each target: the cheapest of all-reduce and reduce-scatters."""
-    sizes = table.mesh.sizes
-    strategy = Strategy((), (layout,), axes, 1)
-    local = itemsize * prod(shape) / prod(sizes[a] for dim in layout for a in dim)
-    best = np.full(len(targets), inf)
-    for way in (strategy, *scatters(strategy, shape, sizes)):
-        after = table.matrix(list(way.results), targets, shape, itemsize)[0]
-        best = np.minimum(best, sum_seconds(table.mesh, way, [local]) + after)
-    return best
 
 
 # Which ops may keep them

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from alpa.dialects import func, ir, mpmd
 from alpa.dialects.attributes import Part, read_part
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import Plan, read_meshes
+from alpa.passes.solve.stages.schedule import in_flight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,17 @@ class Versions:
     mesh: str
     kept: Mapping[str, int]
     """micro-batches in flight on each mesh, the first stage's first"""
+
+    @classmethod
+    def of_plan(cls, function: func.FuncOp, plan: Plan, mesh: str) -> Versions:
+        """Counts as the schedule of a plan asks for."""
+        names = [one.name for one in read_meshes(function)]
+        to_last = {name: len(names) - stage for stage, name in enumerate(names)}
+        kept = {
+            name: in_flight(plan.schedule, plan.num_micro_batches, stages)
+            for name, stages in to_last.items()
+        }
+        return cls(mesh=mesh, kept=kept)
 
     @property
     def in_flight(self) -> int:

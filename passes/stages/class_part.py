@@ -10,18 +10,14 @@ import numpy as np
 from alpa.dialects import body, ir, mpmd
 from alpa.dialects.attributes import read_arguments, read_part
 from alpa.dialects.plan import Plan
-from alpa.passes.sharding.copies import LocalBytes
-from alpa.passes.sharding.liveness import Residence, held
+from alpa.passes.sharding.copies import local_bytes
+from alpa.passes.sharding.liveness import passing
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.op_seconds import op_seconds
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.strategies import splittable
-from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
 from alpa.passes.stages.layer_classes import MESH, LayerClass
-
-_ONE = Versions(mesh=MESH, kept={MESH: 1})
-"""One micro-batch in flight: the stage decides how many there are."""
 
 Factors = dict[tuple[str, tuple[int, ...]], float]
 """Seconds of ops by the part of the step and the sizes of the factors that may be sharded."""
@@ -76,7 +72,7 @@ class ClassPart:
 
     def held(self, placed: Placed, choice: Sequence[int]) -> float:
         """Bytes of a value on each device."""
-        sizes = LocalBytes(self.graph).of(placed.layouts, ir.RankedTensorType(placed.type))
+        sizes = local_bytes(self.graph, placed.layouts, ir.RankedTensorType(placed.type))
         return float(sizes[choice[placed.node]])
 
     def factors(self) -> Factors:
@@ -98,7 +94,7 @@ def pose_class(layer: LayerClass, graph: ShardGraph, plan: Plan) -> MeshProblem:
         PassError: an op cannot be on the mesh.
     """
     bandwidth = graph.cluster.inter_host.bandwidth
-    return MeshProblem(layer.function, MESH, plan, graph, bandwidth, _ONE, layer.totals).posed()
+    return MeshProblem(layer.function, MESH, plan, graph, bandwidth, layer.totals).posed()
 
 
 def _memory(
@@ -106,12 +102,11 @@ def _memory(
 ) -> tuple[dict[tuple[str, int], np.ndarray], tuple[Usage, ...]]:
     """The bytes that stay, and the usages of the values that do not."""
     graph, batches, fragments = posed.graph, posed.plan.num_micro_batches, posed.fragments()
-    sizes = LocalBytes(graph)
     resident: dict[tuple[str, int], np.ndarray] = {}
 
     def stays(kind: str, value: ir.Value, copies: int = 1) -> None:
         placed = graph.placed[value]
-        more = sizes.of(placed.layouts, ir.RankedTensorType(placed.type), copies)
+        more = local_bytes(graph, placed.layouts, ir.RankedTensorType(placed.type), copies)
         resident[kind, placed.node] = resident.get((kind, placed.node), 0.0) + more
 
     arguments = zip(body(layer.function).arguments, read_arguments(layer.function), strict=True)
@@ -131,15 +126,7 @@ def _memory(
             for value in fragment.results:
                 if value in read and batches > 1:
                     stays("state", value)
-    rows = held(
-        graph,
-        [],
-        fragments,
-        [],
-        Residence(num_micro_batches=1, versions=_ONE, donated=frozenset()),
-    )
-    passing = tuple(row.usage for row in rows if row.kind in ("temporaries", "copies"))
-    return resident, passing
+    return resident, tuple(row.usage for row in passing(graph, posed.clock))
 
 
 def _part_of(step: ir.OpView | None) -> str:
