@@ -129,7 +129,7 @@ def _accumulate(program: Program, fragment: Fragment, nested: FragmentModule) ->
     if not accumulated:
         return
     block = nested.function.entry_block
-    arguments, results = nested.argument_attrs(), nested.result_attrs()
+    results = nested.results
     end = terminator(block)
     single = list(end.operands)
     summed = list(single)
@@ -142,23 +142,23 @@ def _accumulate(program: Program, fragment: Fragment, nested: FragmentModule) ->
                     f"result {i} is a partial sum; run lower-partial-sums before this pass",
                 )
             total = block.add_argument(single[i].type, location)
-            arguments.append({**results[i], ALIASING_OUTPUT: ir.IntegerAttr.get(i32, i)})
+            nested.arguments.append({**results[i], ALIASING_OUTPUT: ir.IntegerAttr.get(i32, i)})
             summed[i] = stablehlo.add(total, single[i])
         func.ReturnOp([*summed, *(single[i] for i in extra)])
     end.operation.erase()
-    nested.write_signature(arguments, [*results, *(results[i] for i in extra)])
+    results += [results[i] for i in extra]
+    nested.write_signature()
     nested.write_numbers(data.ACCUMULATORS, accumulated)
     nested.write_numbers(data.EXTRA_RESULTS, extra)
 
 
 def _mark_totals(program: Program, fragment: Fragment, nested: FragmentModule) -> None:
     """Marks each argument of an update that is a total with its kind."""
-    arguments = nested.argument_attrs()
-    for attrs, value in zip(arguments, fragment.inputs, strict=True):
+    for attrs, value in zip(nested.arguments, fragment.inputs, strict=True):
         if value in program.totals:
             kind = program.losses.get(program.sources[value], "gradient")
             attrs[data.TOTAL] = ir.StringAttr.get(kind)
-    nested.write_signature(arguments, nested.result_attrs())
+    nested.write_signature()
 
 
 def _narrow_sum(program: Program, fragment: Fragment) -> str | None:

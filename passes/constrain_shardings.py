@@ -63,10 +63,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects.bindings import body, func, ir, sdy, stablehlo, terminator, walk
+from alpa.dialects import (
+    body,
+    func,
+    ir,
+    sdy,
+    stablehlo,
+    terminator,
+    walk,
+    walk_outside_manual,
+)
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.base import Pass, Remark
-from alpa.passes.plan.fragment_modules import SHARDING, fragment_modules
+from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
 
 # Each device can make its shard of their results at no cost.
 _FREE = (stablehlo.ConstantOp, stablehlo.IotaOp)
@@ -80,25 +89,28 @@ class ConstrainShardings(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         for nested in fragment_modules(module):
-            for op in list(walk(nested.function.entry_block)):
-                _constrain(op, nested.mesh.size)
+            block = nested.function.entry_block
+            for op in walk_outside_manual(block):
+                _constrain(op, nested)
+            for op in walk(block):
+                if SHARDING in op.attributes:
+                    del op.attributes[SHARDING]
 
 
-def _constrain(op: ir.OpView, devices: int) -> None:
-    """Turns an op's `sdy.sharding` into constraints on its results."""
+def _constrain(op: ir.OpView, nested: FragmentModule) -> None:
+    """Writes an op's `sdy.sharding` as constraints on its results."""
     shardings = op_shardings(op)
     if shardings is None:
         return
-    del op.attributes[SHARDING]
     if isinstance(op, sdy.ShardingConstraintOp):
         op.attributes["sharding"] = shardings[0].to_attr()
         return
-    if isinstance(op, _FREE) or devices == 1 or _is_manual(op):
+    if isinstance(op, _FREE) or nested.mesh.size == 1:
         return
     if isinstance(op, stablehlo.WhileOp):
         _pin_variables(op, shardings)
     for result, sharding in zip(op.results, shardings, strict=True):
-        if sharding.dims and not _says_the_same(result, sharding):
+        if sharding.dims and not _says_the_same(result, sharding, nested):
             attr = sharding.to_attr()
             with ir.InsertionPoint.after(op), op.location:
                 constraint = sdy.ShardingConstraintOp(result, sharding=attr)
@@ -120,27 +132,15 @@ def _pin_variables(loop: stablehlo.WhileOp, shardings: Sequence[Sharding]) -> No
             end.operands[i] = sdy.ShardingConstraintOp(end.operands[i], sharding=attr).result
 
 
-def _is_manual(op: ir.OpView) -> bool:
-    """Whether an op is inside an `sdy.manual_computation`, where it computes on local shards."""
-    parent = op.operation.parent
-    while parent is not None and parent.operation.name != "func.func":
-        if parent.operation.name == "sdy.manual_computation":
-            return True
-        parent = parent.operation.parent
-    return False
-
-
-def _says_the_same(result: ir.Value, sharding: Sharding) -> bool:
+def _says_the_same(result: ir.Value, sharding: Sharding, nested: FragmentModule) -> bool:
     """Whether the only use of a result fixes the same sharding, or nothing uses it."""
     uses = list(result.uses)
     if len(uses) != 1:
         return not uses
     user = uses[0].owner
     if isinstance(user, func.ReturnOp):
-        function = user.operation.parent
-        assert function is not None
-        fixed = ir.DictAttr(ir.ArrayAttr(function.attributes["res_attrs"])[uses[0].operand_number])
-        return Sharding.from_attr(fixed[SHARDING]) == sharding
+        fixed = nested.results[uses[0].operand_number][SHARDING]
+        return Sharding.from_attr(fixed) == sharding
     if isinstance(user, sdy.ShardingConstraintOp):
         return Sharding.from_attr(user.attributes["sharding"]) == sharding
     return False

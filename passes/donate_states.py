@@ -54,6 +54,7 @@ schedule.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,7 +62,7 @@ from alpa.dialects import ir
 from alpa.dialects.attributes import ALIASING_OUTPUT
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan import data
-from alpa.passes.plan.data import Fragment, Program
+from alpa.passes.plan.data import Fragment, Program, Transfer
 from alpa.passes.plan.fragment_modules import fragment_modules
 from alpa.passes.plan.reader import read_planned
 
@@ -74,32 +75,36 @@ class DonateStates(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         program = read_planned(module)
-        steps = [n for n, step in enumerate(program.steps) if isinstance(step, Fragment)]
+        last = _last_readers(program)
         i32 = ir.IntegerType.get_signless(32)
-        for step, nested in zip(steps, fragment_modules(module), strict=True):
-            aliases = _aliases(program, step)
-            arguments = nested.argument_attrs()
+        for fragment, nested in zip(program.fragments, fragment_modules(module), strict=True):
+            aliases = _aliases(program, fragment, last) if fragment.part == "update" else {}
             for argument, result in aliases.items():
-                arguments[argument][ALIASING_OUTPUT] = ir.IntegerAttr.get(i32, result)
-            nested.write_signature(arguments, nested.result_attrs())
+                nested.arguments[argument][ALIASING_OUTPUT] = ir.IntegerAttr.get(i32, result)
+            nested.write_signature()
             nested.write_numbers(data.DONATED, sorted(aliases))
 
 
-def _aliases(program: Program, step: int) -> dict[int, int]:
+def _last_readers(program: Program) -> dict[int, Fragment | Transfer | None]:
+    """The step that reads each value last; None if the program returns the value."""
+    last: dict[int, Fragment | Transfer | None] = {}
+    for step in program.steps:
+        read = step.inputs if isinstance(step, Fragment) else (step.source,)
+        last |= dict.fromkeys(read, step)
+    return last | dict.fromkeys((result.value for result in program.results), None)
+
+
+def _aliases(
+    program: Program, fragment: Fragment, last: Mapping[int, Fragment | Transfer | None]
+) -> dict[int, int]:
     """Operand -> result of an update fragment that may be written over it.
 
     The operand is a state argument that nothing reads afterwards. The result is its new state, of
     the same type and sharding.
     """
-    fragment = program.steps[step]
-    if not isinstance(fragment, Fragment) or fragment.part != "update":
-        return {}
-    later = {result.value for result in program.results}
-    for other in program.steps[step + 1 :]:
-        later.update(other.inputs if isinstance(other, Fragment) else (other.source,))
     aliases: dict[int, int] = {}
     for operand, old in enumerate(fragment.inputs):
-        if fragment.inputs.count(old) != 1 or old in later or old in program.varying:
+        if last[old] is not fragment or fragment.inputs.count(old) != 1 or old in program.varying:
             continue
         for new in program.new_states.get(old, ()):
             if new in fragment.outputs and program.values[old] == program.values[new]:

@@ -80,7 +80,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from alpa.dialects import body, ir, sdy, stablehlo
+from alpa.dialects import body, filled, ir, sdy, stablehlo
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
@@ -103,19 +103,17 @@ class LowerPartialSums(Pass):
 
 def _lower(nested: FragmentModule) -> None:
     block, mesh = nested.function.entry_block, nested.mesh
-    arguments, results = nested.argument_attrs(), nested.result_attrs()
     known: _Known = {}
-    for argument, attrs in zip(block.arguments, arguments, strict=True):
+    for argument, attrs in zip(block.arguments, nested.arguments, strict=True):
         known[argument] = sharding = Sharding.from_attr(attrs[SHARDING])
         tensor = ir.RankedTensorType(argument.type)
-        shape, outer = stored(tensor.shape, sharding, mesh)
+        shape, _ = stored(tensor.shape, sharding, mesh)
         argument.set_type(ir.RankedTensorType.get(shape, tensor.element_type))
-        attrs[SHARDING] = outer.to_attr()
-    for attrs in results:
-        outer = stored((), Sharding.from_attr(attrs[SHARDING]), mesh)[1]
+    for attrs in (*nested.arguments, *nested.results):
+        _, outer = stored((), Sharding.from_attr(attrs[SHARDING]), mesh)
         attrs[SHARDING] = outer.to_attr()
     _rewrite(list(block.operations)[:-1], known, mesh)
-    nested.write_signature(arguments, results)
+    nested.write_signature()
 
 
 def _rewrite(operations: Sequence[ir.OpView], known: _Known, mesh: Mesh) -> None:
@@ -127,34 +125,29 @@ def _rewrite(operations: Sequence[ir.OpView], known: _Known, mesh: Mesh) -> None
         shardings = op_shardings(op)
         if shardings is None:
             continue
-        if isinstance(op, sdy.ShardingConstraintOp) and _is_unreduced(op.operands[0], known):
-            _reduce(op, known[op.operands[0]], shardings[0])
+        source = known.get(op.operands[0]) if isinstance(op, sdy.ShardingConstraintOp) else None
+        if source is not None and source.unreduced:
+            _reduce(op, source, shardings[0])
         elif any(sharding.unreduced for sharding in shardings):
             known.update(_run_on_parts(op, shardings[0], known, mesh))
         else:
             known.update(zip(op.results, shardings, strict=True))
 
 
-def _is_unreduced(value: ir.Value, known: _Known) -> bool:
-    return value in known and bool(known[value].unreduced)
-
-
-def _reduce(op: sdy.ShardingConstraintOp, source: Sharding, target: Sharding) -> None:
+def _reduce(op: ir.OpView, source: Sharding, target: Sharding) -> None:
     """Writes an all-reduce, then a slice; XLA combines them where it has a reduce-scatter."""
-    element = ir.RankedTensorType(op.results[0].type).element_type
     with ir.InsertionPoint(op), op.location:
-        total = _sum(op.operands[0], op.results[0].type, element)
+        total = _sum(op.operands[0], ir.RankedTensorType(op.results[0].type))
         whole = replace(source, unreduced=())
         if whole != target:
             total = sdy.ShardingConstraintOp(total, whole.to_attr()).result
     op.operands[0] = total
 
 
-def _sum(parts: ir.Value, type_: ir.Type, element: ir.Type) -> ir.Value:
-    zero = stablehlo.constant(ir.Attribute.parse(f"dense<0.0> : tensor<{element}>"))
+def _sum(parts: ir.Value, type_: ir.RankedTensorType) -> ir.Value:
+    scalar = ir.RankedTensorType.get([], type_.element_type)
     dims = ir.DenseI64ArrayAttr.get([0])
-    reduce = stablehlo.ReduceOp([type_], [parts], [zero], dims)
-    scalar = ir.RankedTensorType.get([], element)
+    reduce = stablehlo.ReduceOp([type_], [parts], [filled(scalar, 0.0)], dims)
     block = reduce.regions[0].blocks.append(scalar, scalar)
     with ir.InsertionPoint(block):
         stablehlo.ReturnOp([stablehlo.add(*block.arguments)])
@@ -172,31 +165,24 @@ def _run_on_parts(op: ir.OpView, sharding: Sharding, known: _Known, mesh: Mesh) 
             f"{op.name} cannot leave its result unreduced over {', '.join(axes)}; plan this value "
             "as a replica or as a shard",
         )
+    result = op.results[0]
+    type_ = ir.RankedTensorType(result.type)
+    shape, outer = stored(type_.shape, sharding, mesh)
+    types = [ir.RankedTensorType.get(shape, type_.element_type)]
     outer_inputs = [stored((), given, mesh)[1] for given in inputs]
-    shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
-    outer_shape, outer = stored(shape, sharding, mesh)
-    element = ir.RankedTensorType(op.results[0].type).element_type
     with ir.InsertionPoint(op), op.location:
-        types = [ir.RankedTensorType.get(outer_shape, element)]
         manual = manual_computation(op, types, outer_inputs, [outer], axes, mesh)
+        result.replace_all_uses_with(manual.results[0])
         block = body(manual)
+        block.append(op)
+        del op.attributes[SHARDING]
+        with ir.InsertionPoint(op):
+            for i, (argument, given) in enumerate(zip(block.arguments, inputs, strict=True)):
+                op.operands[i] = _without_parts(argument) if given.unreduced else argument
         with ir.InsertionPoint(block):
-            operands = [
-                _without_parts(argument) if given.unreduced else argument
-                for argument, given in zip(block.arguments, inputs, strict=True)
-            ]
-            copy = op.operation.clone()
-            del copy.attributes["sdy.sharding"]
-            for i, operand in enumerate(operands):
-                copy.operands[i] = operand
-            free = sdy.ShardingConstraintOp(
-                copy.results[0], replace(sharding, unreduced=()).to_attr()
-            )
-            sdy.ReturnOp(
-                [stablehlo.reshape(ir.RankedTensorType.get((1, *shape), element), free.result)]
-            )
-    op.results[0].replace_all_uses_with(manual.results[0])
-    op.operation.erase()
+            free = sdy.ShardingConstraintOp(result, replace(sharding, unreduced=()).to_attr())
+            part = ir.RankedTensorType.get((1, *type_.shape), type_.element_type)
+            sdy.ReturnOp([stablehlo.reshape(part, free.result)])
     return {manual.results[0]: sharding}
 
 

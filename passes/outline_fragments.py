@@ -108,12 +108,11 @@ def _outline(op: mpmd.FragmentOp, symbol: str, mesh_name: str, mesh: Mesh) -> No
     with ir.InsertionPoint(block):
         func.ReturnOp(list(end.operands))
     copy.erase()
-    arguments, results = (
-        [{SHARDING: _closed(op, _planned(value), mesh_name).to_attr()} for value in values]
-        for values in (op.operands, op.results)
-    )
     made = FragmentModule(fragment=op, function=function, mesh_name=mesh_name, mesh=mesh)
-    made.write_signature(arguments, results)
+    attrs = zip([*made.arguments, *made.results], [*op.operands, *op.results], strict=True)
+    for given, value in attrs:
+        given[SHARDING] = _closed(op, _planned(value), mesh_name).to_attr()
+    made.write_signature()
     for inner in walk(block):
         _clean(inner, mesh_name)
     op.attributes[data.MODULE] = ir.FlatSymbolRefAttr.get(symbol)

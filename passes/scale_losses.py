@@ -92,7 +92,7 @@ class ScaleLosses(Pass):
         }
         for nested in fragment_modules(module):
             totals = take_from_signature(nested.function, "arg_attrs", TOTAL)
-            block, attrs = nested.function.entry_block, nested.argument_attrs()
+            block, attrs = nested.function.entry_block, nested.arguments
             with ir.InsertionPoint.at_block_begin(block), nested.fragment.location:
                 for number, kind in totals.items():
                     if kind not in known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from alpa.dialects import body, func, ir, main_function, mpmd, terminator
@@ -27,22 +28,24 @@ class FragmentModule:
     mesh_name: str
     mesh: Mesh
 
-    def argument_attrs(self) -> list[Attrs]:
-        """The attributes of each argument of the function."""
+    @cached_property
+    def arguments(self) -> list[Attrs]:
+        """The attributes of each argument of the function, for `write_signature`."""
         return signature_attrs(self.function, "arg_attrs", len(self.function.arguments))
 
-    def result_attrs(self) -> list[Attrs]:
-        """The attributes of each result of the function."""
+    @cached_property
+    def results(self) -> list[Attrs]:
+        """The attributes of each result of the function, for `write_signature`."""
         return signature_attrs(self.function, "res_attrs", len(self.function.type.results))
 
-    def write_signature(self, arguments: Sequence[Attrs], results: Sequence[Attrs]) -> None:
-        """Gives the function the types of its block, and these attributes."""
-        block = self.function.entry_block
-        returned = terminator(block).operands
-        type_ = ir.FunctionType.get([a.type for a in block.arguments], [v.type for v in returned])
-        self.function.attributes["function_type"] = ir.TypeAttr.get(type_)
-        for name, attrs in (("arg_attrs", arguments), ("res_attrs", results)):
+    def write_signature(self) -> None:
+        """Gives the function the types of its block, and `arguments` and `results`."""
+        for name, attrs in (("arg_attrs", self.arguments), ("res_attrs", self.results)):
             self.function.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in attrs])
+        block = self.function.entry_block
+        inputs, outputs = block.arguments, terminator(block).operands
+        type_ = ir.FunctionType.get([v.type for v in inputs], [v.type for v in outputs])
+        self.function.attributes["function_type"] = ir.TypeAttr.get(type_)
 
     def write_numbers(self, name: str, numbers: Sequence[int]) -> None:
         """Writes numbers of arguments or results on the fragment, unless there are none."""

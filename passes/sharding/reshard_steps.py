@@ -9,7 +9,7 @@ it may replicate the whole tensor. So `write-reshard-steps` writes those layouts
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Literal
 
@@ -52,17 +52,13 @@ def exchanges(
         gathered = dim if step.kind == "all-gather" else None
         if step.kind == "slice":
             if found:
-                found[-1] = _with_layout(found[-1], step.layout)
+                found[-1] = replace(found[-1], layout=step.layout)
             continue
         axes = (step.axis,)
         if step.kind == "all-gather" and again:
             axes = (*axes, *found.pop().axes)
         found.append(Exchange(kind=step.kind, axes=axes, bytes=int(step.bytes), layout=step.layout))
     return found
-
-
-def _with_layout(exchange: Exchange, layout: Layout) -> Exchange:
-    return Exchange(kind=exchange.kind, axes=exchange.axes, bytes=exchange.bytes, layout=layout)
 
 
 def _moved(source: Layout, target: Layout) -> tuple[int, ...]:
