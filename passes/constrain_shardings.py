@@ -63,16 +63,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects import (
-    body,
-    func,
-    ir,
-    sdy,
-    stablehlo,
-    terminator,
-    walk,
-    walk_outside_manual,
-)
+from alpa.dialects import body, func, ir, sdy, stablehlo, terminator, walk, walk_outside_manual
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules

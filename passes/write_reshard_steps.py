@@ -58,7 +58,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from alpa.dialects import func, ir, main_function, sdy, walk
-from alpa.dialects.sharding import Sharding
+from alpa.dialects.sharding import Sharding, signature_shardings
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.base import Pass, Remark
 from alpa.passes.cost.collectives import LogicalMesh
@@ -84,11 +84,13 @@ class WriteReshardSteps(Pass):
 def write_steps(function: func.FuncOp, mesh: LogicalMesh) -> None:
     """Writes each constraint that takes several collectives as one constraint for each of them."""
     tables: dict[int, ReshardTable] = {}
+    arguments = signature_shardings(function, "arg_attrs")
+    known = {function.arguments[number]: sharding for number, sharding in arguments.items()}
     for op in list(walk(function.entry_block)):
         if not isinstance(op, sdy.ShardingConstraintOp):
             continue
-        target = Sharding.from_attr(op.attributes["sharding"])
-        source = _source(function, op.operands[0])
+        source, target = known.get(op.operands[0]), Sharding.from_attr(op.attributes["sharding"])
+        known[op.results[0]] = target
         type_ = ir.RankedTensorType(op.results[0].type)
         if source is None or not type_.rank:
             continue
@@ -100,15 +102,3 @@ def write_steps(function: func.FuncOp, mesh: LogicalMesh) -> None:
                 dims = tuple(tuple(mesh.axis_names[a] for a in axes) for axes in step.layout)
                 attr = Sharding.of(target.mesh, dims).to_attr()
                 op.operands[0] = sdy.ShardingConstraintOp(op.operands[0], sharding=attr).result
-
-
-def _source(function: func.FuncOp, value: ir.Value) -> Sharding | None:
-    """The layout that a constraint or an argument of the function fixes."""
-    owner = value.owner
-    if isinstance(owner, sdy.ShardingConstraintOp):
-        return Sharding.from_attr(owner.attributes["sharding"])
-    if isinstance(owner, ir.Block) and owner == function.entry_block:
-        arguments = ir.ArrayAttr(function.attributes["arg_attrs"])
-        given = ir.DictAttr(arguments[ir.BlockArgument(value).arg_number])
-        return Sharding.from_attr(given["sdy.sharding"])
-    return None

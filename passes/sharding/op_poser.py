@@ -73,8 +73,6 @@ class OpPoser:
         if _is_free(op):
             (result,) = op.results
             self.graph.free[result] = []
-            if op.operands and rank(op.operands[0]) > 0:
-                self.graph.broadcasts[result] = op
         elif isinstance(view, stablehlo.WhileOp):
             self._add_while(op, view, weight)
         elif isinstance(view, stablehlo.CaseOp | stablehlo.IfOp):
@@ -170,7 +168,7 @@ class OpPoser:
                     if strategy.reduced:
                         mine += sums.scatters(strategy, shape, sizes)
                     if stays and sums.may_stay_unreduced(view, strategy):
-                        mine.append(sums.unreduced(strategy))
+                        mine.append(sums.unreduced(strategy, strategy.reduced))
             return Space.of(found, Sums.of(variants))
 
         # What is sound for a convolution depends on more than its rule.

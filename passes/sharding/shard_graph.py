@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from alpa.dialects import ir
+from alpa.dialects import ir, stablehlo
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.cost.cluster import Cluster
@@ -137,8 +137,6 @@ class ShardGraph:
     transparent: list[Op] = field(default_factory=list[Op])
     """constraints that ask for nothing, on values that are no partial sums"""
     remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
-    broadcasts: dict[ir.Value, Op] = field(default_factory=dict[ir.Value, Op])
-    """of the free values those that are read from a tensor which may be sharded"""
     _counted: set[tuple[ir.Value, Need]] = field(default_factory=set[tuple[ir.Value, Need]])
 
     @property
@@ -250,12 +248,14 @@ class ShardGraph:
             self.charge((source.node, need.node), matrix)
 
     def _need_through_broadcast(self, value: ir.Value, need: Need, weight: float) -> None:
-        op = self.broadcasts.get(value)
-        rule = None if op is None else self.rule_of(op.view)
-        if op is None or rule is None:
+        """Adds the cost of resharding the tensor that a free value is a broadcast of."""
+        op = value.owner
+        if not isinstance(op, stablehlo.BroadcastInDimOp):
             return
-        (projected,) = self.following(_backwards(rule), 0, need.layouts).results
-        self.need(op.operands[0], Need(need.node, projected), weight)
+        rule = self.rule_of(op)
+        if rule is not None and rule.operands[0]:
+            (projected,) = self.following(_backwards(rule), 0, need.layouts).results
+            self.need(op.operands[0], Need(need.node, projected), weight)
 
     def reshard_seconds(
         self, source: Layouts, target: Layouts, type_: ir.Type, weight: float = 1.0
@@ -285,7 +285,7 @@ class ShardGraph:
             found = [follow(rule, sizes, operand, layout[:rank]) for layout in layouts]
             if operand in linear:
                 found = [
-                    sums.with_unreduced(strategy, sums.unreduced_axes(layout, rank), linear)
+                    sums.unreduced(strategy, sums.unreduced_axes(layout, rank), linear)
                     for strategy, layout in zip(found, layouts, strict=True)
                 ]
             return Space.of(found)

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import product
 from math import inf, prod
 
 import numpy as np
 
-from alpa.dialects import body, ir, stablehlo, terminator
+from alpa.dialects import ir, stablehlo, terminator
 from alpa.dialects.sharding import Mesh, Sharding
+from alpa.passes.analysis.graph import combiner
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding.strategies import Strategy, local_elements
@@ -55,18 +55,9 @@ def scatters(
 ) -> Iterator[Strategy]:
     """The variants that scatter the sum over some of its axes, which must divide it evenly."""
     (layout,) = strategy.results
-    for grown, scattered in _scattered_layouts(layout, strategy.reduced, shape, sizes):
-        yield replace(strategy, results=(grown,), scattered=scattered)
-
-
-@lru_cache(maxsize=65536)
-def _scattered_layouts(
-    layout: Layout, reduced: tuple[int, ...], shape: tuple[int, ...], sizes: tuple[int, ...]
-) -> tuple[tuple[Layout, tuple[tuple[int, int], ...]], ...]:
-    """The layouts after a scatter, each with the scattered axes and the dimensions they shard."""
-    found: list[tuple[Layout, tuple[tuple[int, int], ...]]] = []
-    for dims in product((None, *range(len(shape))), repeat=len(reduced)):
-        scattered = tuple((a, d) for a, d in zip(reduced, dims, strict=True) if d is not None)
+    for dims in product((None, *range(len(shape))), repeat=len(strategy.reduced)):
+        pairs = zip(strategy.reduced, dims, strict=True)
+        scattered = tuple((axis, dim) for axis, dim in pairs if dim is not None)
         grown = list(layout)
         for axis, dim in scattered:
             grown[dim] = (*grown[dim], axis)
@@ -77,18 +68,11 @@ def _scattered_layouts(
             if axes
         )
         if scattered and ascending and divides:
-            found.append((tuple(grown), scattered))
-    return tuple(found)
+            yield replace(strategy, results=(tuple(grown),), scattered=scattered)
 
 
-def unreduced(strategy: Strategy) -> Strategy:
-    """The variant that keeps its partial sums."""
-    results = tuple((*layout, strategy.reduced) for layout in strategy.results)
-    return replace(strategy, results=results, unreduced=True)
-
-
-def with_unreduced(strategy: Strategy, axes: tuple[int, ...], operands: Sequence[int]) -> Strategy:
-    """The strategy of a linear op with an unreduced result and these operands unreduced."""
+def unreduced(strategy: Strategy, axes: tuple[int, ...], operands: Sequence[int] = ()) -> Strategy:
+    """The variant whose result stays partial sums over these axes, as these operands are."""
     if not axes:
         return strategy
     return replace(
@@ -203,9 +187,9 @@ def linear_operands(op: ir.OpView) -> tuple[int, ...]:
 def starts_sums(op: ir.OpView) -> bool:
     """Whether an op sums from zero, so that each device can sum its share alone."""
     if isinstance(op, stablehlo.ReduceOp):
-        return len(op.results) == 1 and _adds(op) and _is_zero(op.operands[1])
+        return len(op.results) == 1 and combiner(op) == "stablehlo.add" and _is_zero(op.operands[1])
     if isinstance(op, stablehlo.ScatterOp):
-        return len(op.results) == 1 and _adds(op) and _is_zero(op.operands[0])
+        return len(op.results) == 1 and combiner(op) == "stablehlo.add" and _is_zero(op.operands[0])
     if isinstance(op, stablehlo.ConvolutionOp):
         groups = (op.feature_group_count, op.batch_group_count)
         return all(ir.IntegerAttr(group).value == 1 for group in groups)
@@ -227,12 +211,6 @@ def may_stay_unreduced(op: ir.OpView, strategy: Strategy) -> bool:
         image[numbers.input_feature_dimension] == strategy.reduced
         and kernel[numbers.kernel_input_feature_dimension] == strategy.reduced
     )
-
-
-def _adds(op: ir.OpView) -> bool:
-    """Whether the region of a reduction or a scatter is one addition."""
-    first, *rest = body(op).operations
-    return isinstance(first, stablehlo.AddOp) and len(rest) == 1
 
 
 def _is_zero(value: ir.Value) -> bool:

@@ -56,7 +56,7 @@ def test_a_scatter_costs_half_an_all_reduce_and_reduces_the_rest():
 
 
 def test_what_stays_unreduced_costs_nothing_at_once():
-    strategy = sums.unreduced(Strategy((), (((), (1,)),), (0,), 4))
+    strategy = sums.unreduced(Strategy((), (((), (1,)),), (0,), 4), (0,))
     assert strategy.results == (((), (1,), (0,)),)
     assert strategy.computed == (((), (1,)),)
     assert sums.sum_seconds(MESH, strategy, [1e6]) == 0.0
