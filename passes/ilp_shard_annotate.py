@@ -88,17 +88,6 @@ from alpa.passes.solve.sharding.problem import (
 from alpa.passes.workers import Workers
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Posed:
-    """The problem of a mesh, whose folded form is being solved."""
-
-    mesh: MeshProblem
-    problem: Problem
-    node_class: list[int]
-    solution: Future[Solution]
-    """of the folded problem"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class IlpShardAnnotate(Pass):
     """Gives every value a sharding by an integer linear program per mesh."""
@@ -143,33 +132,24 @@ class IlpShardAnnotate(Pass):
             needed = ("alpa.passes.solve.sharding.ilp", "scipy.optimize")
             workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = None if self.intra == "auto" else BatchDims(function, rule_of)
-            posed: list[_Posed] = []
+            posed: list[tuple[MeshProblem, list[int], Future[Solution]]] = []
             for assignment in meshes:
                 mesh = MeshProblem.of(function, assignment, cluster, plan, rule_of)
                 for location, text in mesh.graph.remarks:
                     remark(location, text)
                 if batch is not None:
                     restrict(mesh.graph, self.intra, batch, mesh.tensors())
+                small, node_class = fold(mesh.problem)
                 # Each mesh is posed while those before it are being solved.
-                posed.append(self._pose(mesh, workers))
-            for one in posed:
-                choice, report = self._solved(one, workers, remark)
+                posed.append((mesh, node_class, self._submit(workers, small)))
+            for mesh, node_class, solution in posed:
+                choice, report = self._solved(mesh, node_class, solution, workers, remark)
                 reports.append(report)
-                assignments.append((one.mesh, choice))
+                assignments.append((mesh, choice))
         annotate(function, assignments)
         write_solver_reports(function, reports)
         peaks = tuple(report.peak_bytes for report in reports)
         replace(plan, predicted_peak_bytes=peaks).write(function)
-
-    def _pose(self, mesh: MeshProblem, workers: Workers) -> _Posed:
-        problem = mesh.problem
-        small, node_class = fold(problem)
-        return _Posed(
-            mesh=mesh,
-            problem=problem,
-            node_class=node_class,
-            solution=self._submit(workers, small),
-        )
 
     def _submit(
         self, workers: Workers, problem: Problem, known: Sequence[int] | None = None
@@ -177,23 +157,24 @@ class IlpShardAnnotate(Pass):
         from alpa.passes.solve.sharding import ilp  # noqa: PLC0415 - costs start-up time
 
         return workers.worth(problem.num_variables).submit(
-            ilp.solve,
-            problem,
-            time_limit=self.time_limit,
-            branch_gap=self.gap,
-            known=known,
+            ilp.solve, problem, time_limit=self.time_limit, branch_gap=self.gap, known=known
         )
 
     def _solved(
-        self, posed: _Posed, workers: Workers, remark: Remark
+        self,
+        mesh: MeshProblem,
+        node_class: Sequence[int],
+        of_folded: Future[Solution],
+        workers: Workers,
+        remark: Remark,
     ) -> tuple[list[int], SolverReport]:
-        mesh = posed.mesh
-        is_folded = len(set(posed.node_class)) < len(posed.node_class)
+        """A mesh's assignment, from the folded problem's or, without `fold`, from the whole one."""
+        is_folded = len(set(node_class)) < len(node_class)
         try:
-            solution = folded = posed.solution.result()
-            choice = unfold(solution.choice, posed.node_class)
+            solution = folded = of_folded.result()
+            choice = unfold(solution.choice, node_class)
             if not self.fold and is_folded:
-                solution = self._submit(workers, posed.problem, choice).result()
+                solution = self._submit(workers, mesh.problem, choice).result()
                 choice = list(solution.choice)
         except OutOfMemoryError as error:
             raise mesh.out_of_memory(error) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -15,8 +15,7 @@ from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.kept_copies import return_copies
 from alpa.passes.sharding.layouts import sharding_of
 from alpa.passes.sharding.mesh_problem import MeshProblem
-from alpa.passes.sharding.shard_graph import ShardGraph
-from alpa.passes.sharding.spaces import Layouts
+from alpa.passes.sharding.shard_graph import Need, ShardGraph
 
 
 def annotate(
@@ -60,11 +59,10 @@ class _Decoder:
             (value,) = constraint.results
             sharding = self._sharding(value, self._layout(value))
             constraint.view.attributes["sharding"] = sharding.to_attr()
-        transparent = {op.results[0]: op.operands[0] for op in self._graph.transparent}
-        seconds = self._reshard_operands(transparent)
+        seconds = self._reshard_operands()
         scattered = self._scatter_sums()
         for op in chain.from_iterable(self._graph.ops_of.values()):
-            if op.results and op.results[0] not in transparent:
+            if op.results:
                 layouts = scattered.get(op.results[0]) or [self._layout(r) for r in op.results]
                 set_op_shardings(op.view, tuple(map(self._sharding, op.results, layouts)))
         for op in self._graph.transparent:
@@ -85,7 +83,7 @@ class _Decoder:
                     op.attributes[COMPUTE_SECONDS] = compute
                 op.attributes[SECONDS] = f64(cost / self.posed.runs(op))
 
-    def _reshard_operands(self, transparent: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, float]:
+    def _reshard_operands(self) -> dict[ir.Value, float]:
         """Inserts an `sdy.sharding_constraint` for each change of layout before its first user.
 
         Returns the seconds that the problem has for each of them, by its result: those of all nodes
@@ -94,9 +92,9 @@ class _Decoder:
         graph, choice = self._graph, self.choice
         made: dict[tuple[ir.Value, Layout, ir.Block], ir.Value] = {}
         seconds: dict[ir.Value, float] = {}
-        counted: set[tuple[ir.Value, int, Layouts]] = set()
+        counted: set[tuple[ir.Value, Need]] = set()
         for op, i, need in graph.operand_needs:
-            value = transparent.get(op.operands[i], op.operands[i])
+            value = op.operands[i]
             wanted = need.layouts[choice[need.node]]
             if self._layout(value) == wanted:
                 continue
@@ -105,9 +103,8 @@ class _Decoder:
                 with ir.InsertionPoint(op.view), op.view.location:
                     made[key] = self._constraint(value, wanted).result
             op.view.operands[i] = made[key]
-            charged = (value, need.node, need.layouts)
-            if value in graph.placed and charged not in counted:
-                counted.add(charged)
+            if value in graph.placed and (value, need) not in counted:
+                counted.add((value, need))
                 source = graph.placed[value]
                 matrix = graph.reshard_seconds(source.layouts, need.layouts, source.type)
                 spent = float(matrix[choice[source.node], choice[need.node]])

@@ -163,9 +163,9 @@ class MeshProblem:
                     add(kind, result, start, last.get(result, stop), copies)
         return [*found, *passing(self.graph, self.clock, elsewhere)]
 
-    @property
+    @cached_property
     def problem(self) -> Problem:
-        """The problem to solve."""
+        """The problem to solve. The graph stays as it is from then on."""
         return with_edges_of_usages(
             Problem(
                 node_costs=tuple(self.graph.costs),
