@@ -72,27 +72,22 @@ class OutlineFragments(Pass):
         program = read_planned(module)
         main = main_function(module)
         meshes = read_topology(main)
-        taken = {
-            ir.StringAttr(op.attributes["sym_name"]).value
-            for op in module.body.operations
-            if "sym_name" in op.attributes
-        }
+        symbols = ir.SymbolTable(module.operation)
         for step, op in zip(program.steps, list(main.entry_block.operations), strict=False):
             if not isinstance(step, Fragment) or not isinstance(op, mpmd.FragmentOp):
                 continue
             if step.module is not None:
                 raise PassError(op, f"the fragment is exported already, as @{step.module}")
-            symbol = _unique(step.name, taken)
-            taken.add(symbol)
             with op.location, ir.InsertionPoint(module.body):
-                _outline(op, symbol, step.mesh, meshes[step.mesh])
+                made = _outline(op, step.mesh, meshes[step.mesh])
+                made.attributes["sym_name"] = ir.StringAttr.get(step.name)
+                unique = symbols.insert(made)
+                op.attributes[data.MODULE] = ir.FlatSymbolRefAttr.get(unique.value)
 
 
-def _outline(op: mpmd.FragmentOp, symbol: str, mesh_name: str, mesh: Mesh) -> None:
-    """Makes the module at the insertion point; the function gets a copy of the fragment's ops."""
-    nested = ir.Operation.create(
-        "builtin.module", regions=1, attributes={"sym_name": ir.StringAttr.get(symbol)}
-    )
+def _outline(op: mpmd.FragmentOp, mesh_name: str, mesh: Mesh) -> ir.Operation:
+    """Makes a module at the insertion point; its function gets a copy of the fragment's ops."""
+    nested = ir.Operation.create("builtin.module", regions=1)
     copy = op.operation.clone()
     source = body(copy)
     *operations, end = source.operations
@@ -115,7 +110,7 @@ def _outline(op: mpmd.FragmentOp, symbol: str, mesh_name: str, mesh: Mesh) -> No
     made.write_signature()
     for inner in walk(block):
         _clean(inner, mesh_name)
-    op.attributes[data.MODULE] = ir.FlatSymbolRefAttr.get(symbol)
+    return nested
 
 
 def _clean(op: ir.OpView, mesh: str) -> None:
@@ -142,11 +137,3 @@ def _closed(op: ir.OpView, sharding: Sharding, mesh: str) -> Sharding:
     if sharding.mesh != mesh:
         raise PassError(op, f"a sharding over @{sharding.mesh} in a fragment on {mesh}")
     return replace(sharding, open_dims=frozenset())
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    candidate, n = name, 1
-    while candidate in taken:
-        n += 1
-        candidate = f"{name}.{n}"
-    return candidate

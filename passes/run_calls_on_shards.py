@@ -69,13 +69,13 @@ from typing import ClassVar
 from alpa.dialects import body, func, ir, sdy, stablehlo, walk
 from alpa.dialects.sharding import AxisRef, Mesh, Sharding, ShardingRule, op_shardings
 from alpa.passes.base import Pass, Remark
-from alpa.passes.plan.fragment_modules import fragment_modules
+from alpa.passes.plan.fragment_modules import SHARDING, fragment_modules
 from alpa.passes.sharding.manual import local_type, manual_computation
 from alpa.passes.sharding.rules import rule_of
 
 # XLA asks JAX for the program of a shard.
 _PARTITIONED_BY_XLA = "CustomSPMDPartitioning"
-_OURS = ("sdy.sharding", "sdy.sharding_rule")
+_RULE = "sdy.sharding_rule"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,23 +118,16 @@ def _run_on_shards(
     with ir.InsertionPoint(op), op.location:
         types = [value.type for value in op.results]
         manual = manual_computation(op, types, operands, results, axes, mesh)
+        for old, new in zip(op.results, manual.results, strict=True):
+            old.replace_all_uses_with(new)
+        manual.attributes[SHARDING] = op.attributes[SHARDING]
         block = body(manual)
+        block.append(op)
         with ir.InsertionPoint(block):
-            call = ir.Operation.create(
-                op.operation.name,
-                results=[
-                    local_type(type_, sharding, axes, mesh)
-                    for type_, sharding in zip(types, results, strict=True)
-                ],
-                operands=list(block.arguments),
-                attributes={
-                    name: op.attributes[name]
-                    for name in op.attributes.keys()  # noqa: SIM118 - the bindings' map is no dict
-                    if name not in _OURS
-                },
-            )
-            sdy.ReturnOp(list(call.results))
-    manual.attributes["sdy.sharding"] = op.attributes["sdy.sharding"]
-    for old, new in zip(op.results, manual.results, strict=True):
-        old.replace_all_uses_with(new)
-    op.operation.erase()
+            sdy.ReturnOp(list(op.results))
+    for i, argument in enumerate(block.arguments):
+        op.operands[i] = argument
+    for value, sharding in zip(op.results, results, strict=True):
+        value.set_type(local_type(value.type, sharding, axes, mesh))
+    for name in {SHARDING, _RULE} & {*op.attributes.keys()}:
+        del op.attributes[name]

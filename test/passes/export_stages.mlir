@@ -150,7 +150,7 @@ module {
       %2 = stablehlo.sine %1 : tensor<8xf32>
       mpmd.return %2 : tensor<8xf32>
     } : (!w) -> !w
-    // CHECK: @mesh_0.layer_0_2_layer_5_head.update.2
+    // CHECK: @mesh_0.layer_0_2_layer_5_head.update_0
     %1 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0), "layer_1"(0), "layer_2"(0), "layer_5"(0), "head"(0)]> (%w) {alpa.part = "update"} (%a: tensor<8xf32>) {
       mpmd.return %a : tensor<8xf32>
     } : (!w) -> !w
@@ -158,7 +158,7 @@ module {
   }
   // CHECK: module @mesh_0.layer_0_2_layer_5_head.update {
   // CHECK: func.func public @main(%arg0: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) -> (tensor<8xf32>
-  // CHECK: module @mesh_0.layer_0_2_layer_5_head.update.2 {
+  // CHECK: module @mesh_0.layer_0_2_layer_5_head.update_0 {
 }
 
 // -----
