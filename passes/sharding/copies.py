@@ -17,7 +17,7 @@ from alpa.dialects import ir
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.op_kinds import READS_THROUGH_FUSION
 from alpa.passes.cost.reshard import only_cuts
-from alpa.passes.sharding.shard_graph import Need, Placed, ShardGraph
+from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.spaces import Layouts, Space
 from alpa.passes.sharding.sums import unreduced_axes
 from alpa.passes.solve.sharding.problem import Usage
@@ -49,8 +49,11 @@ def copies_for_ops(
         start = known.get((value, need.layouts), time)
         stop = read_until.get(op.results[0], time + 1)
         known[value, need.layouts] = max(start, stop)
+        held = None
         if start < stop and source.need != need:
-            nodes, held = _copy(graph, source, need, fused=op.name in READS_THROUGH_FUSION)
+            held = _copied(graph, source, need.layouts, op.name in READS_THROUGH_FUSION)
+        if held is not None:
+            nodes, held = _deciding(source.node, need.node, held)
             if held.any():
                 yield Usage(nodes=nodes, bytes=held, start=start, stop=stop)
     for one in graph.ops:
@@ -79,39 +82,38 @@ def local_bytes(
     return graph.cache.once(("bytes", layouts, type_, copies), make)
 
 
-def _copy(
-    graph: ShardGraph, source: Placed, need: Need, *, fused: bool
-) -> tuple[tuple[int, ...], np.ndarray]:
-    """The nodes that decide on the copy of a value in other layouts, and its bytes."""
-    key = ("copy", source.layouts, need.layouts, source.type, fused)
-    held = graph.cache.once(key, lambda: _copied(graph, source, need.layouts, fused))
-    if source.node == need.node:
-        return (source.node,), np.diagonal(held)
+def _deciding(source: int, target: int, held: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
+    """The nodes on which ``[source, target]`` bytes depend, and the bytes by their strategies."""
+    if source == target:
+        return (source,), np.diagonal(held)
     if held.shape[0] == 1:
-        return (need.node,), held[0]
+        return (target,), held[0]
     if held.shape[1] == 1:
-        return (source.node,), held[:, 0]
-    return (source.node, need.node), held
+        return (source,), held[:, 0]
+    return (source, target), held
 
 
-def _copied(graph: ShardGraph, source: Placed, target: Layouts, fused: bool) -> np.ndarray:
-    """``[source, target]``: bytes that resharding writes; zeros where they are few."""
-    nothing = np.zeros((len(source.layouts), len(target)))
+def _copied(graph: ShardGraph, source: Placed, target: Layouts, fused: bool) -> np.ndarray | None:
+    """``[source, target]``: bytes that resharding writes; None if they are few."""
     type_ = source.type
     if not isinstance(type_, ir.RankedTensorType) or type_.rank == 0:
-        return nothing
-    before, after = (local_bytes(graph, layouts, type_) for layouts in (source.layouts, target))
-    if max(before.max(), after.max()) < _SMALL * graph.cluster.device.memory:
-        return nothing
-    held = nothing + after
-    for i, old in enumerate(source.layouts):
-        if unreduced_axes(old, type_.rank):
-            # The sum is sent, and it arrives, unless that is the result.
-            held[i] += np.where(after < before[i], 2 * before[i], before[i])
-        for j, new in enumerate(target):
-            if old == new or (fused and only_cuts(old, new)):
-                held[i, j] = 0.0
-    return held
+        return None
+
+    def make() -> np.ndarray | None:
+        before, after = (local_bytes(graph, layouts, type_) for layouts in (source.layouts, target))
+        if max(before.max(), after.max()) < _SMALL * graph.cluster.device.memory:
+            return None
+        held = np.tile(after, (len(before), 1))
+        for i, old in enumerate(source.layouts):
+            if unreduced_axes(old, type_.rank):
+                # The sum is sent, and it arrives, unless that is the result.
+                held[i] += np.where(after < before[i], 2 * before[i], before[i])
+            for j, new in enumerate(target):
+                if old == new or (fused and only_cuts(old, new)):
+                    held[i, j] = 0.0
+        return held if held.any() else None
+
+    return graph.cache.once(("copy", source.layouts, target, type_, fused), make)
 
 
 def _before_scatter(graph: ShardGraph, space: Space, type_: ir.RankedTensorType) -> np.ndarray:

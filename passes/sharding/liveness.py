@@ -1,7 +1,8 @@
 """Live buffers of a mesh over time: the memory rows of its sharding problem.
 
 Time counts the ops of the mesh's fragments in program order. A value holds the bytes of its
-shard, which depend on its node's strategy, from the op that makes it to its last use:
+shard, which depend on its node's strategy, from the op that makes it to its last use.
+`MeshProblem.usages` lists what is live outside of fragments, and this file the rest:
 
 * Arguments are live all the time, the batch once per micro-batch. If an old state is donated, the
   new value takes its place.
@@ -60,13 +61,13 @@ def buffer(
     span: tuple[int, int],
     copies: int = 1,
     type_: ir.RankedTensorType | None = None,
-) -> Iterator[Held]:
+) -> list[Held]:
     """What copies of a value hold, or of a tensor of a type in its layout, unless it is little."""
     placed, (start, stop) = graph.placed.get(value), span
     if placed is None or stop <= start or type_bytes(type_ or placed.type) < _SMALL:
-        return
+        return []
     size = local_bytes(graph, placed.layouts, type_ or ir.RankedTensorType(placed.type), copies)
-    yield Held(usage=Usage(nodes=(placed.node,), bytes=size, start=start, stop=stop), kind=kind)
+    return [Held(usage=Usage(nodes=(placed.node,), bytes=size, start=start, stop=stop), kind=kind)]
 
 
 def passing(

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from alpa.dialects import body, func, ir, mpmd, terminator, walk
 from alpa.dialects.attributes import (
@@ -21,7 +21,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.mpmd_types import MeshTensor, mesh_of, read_topology
-from alpa.dialects.plan import MeshAssignment, Plan
+from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -29,7 +29,7 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.baselines import StateKind, Tensors
 from alpa.passes.sharding.copies import local_bytes
 from alpa.passes.sharding.gradient_reductions import is_placed, summed_results
-from alpa.passes.sharding.liveness import Clock, Held, Kind, buffer, passing
+from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.rules import RuleOf
@@ -113,7 +113,8 @@ class MeshProblem:
     @cached_property
     def versions(self) -> Versions:
         """Those of the values that fragments exchange."""
-        return Versions.of_plan(self.function, self.plan, self.name)
+        stages = [mesh.name for mesh in read_meshes(self.function)]
+        return Versions(mesh=self.name, stages=stages, plan=self.plan)
 
     @cached_property
     def usages(self) -> list[Held]:
@@ -122,28 +123,18 @@ class MeshProblem:
         batches = self.plan.num_micro_batches
         first = {v: start for op, (start, _) in reversed(spans.items()) for v in op.operands}
         last = {v: stop for op, (_, stop) in spans.items() for v in op.operands}
-        found: list[Held] = []
-
-        def add(
-            kind: Kind,
-            value: ir.Value,
-            start: int,
-            stop: int,
-            copies: int = 1,
-            type_: ir.RankedTensorType | None = None,
-        ) -> None:
-            found.extend(buffer(self.graph, kind, value, (start, stop), copies, type_))
-
+        rows, found = partial(buffer, self.graph), list[Held]()
         for value, attributes in zip(body(self.function).arguments, self._arguments, strict=True):
             if attributes.role == "batch":
-                add("inputs", value, 0, end if batches > 1 else last.get(value, end), batches)
+                stop = end if batches > 1 else last.get(value, end)
+                found += rows("inputs", value, (0, stop), batches)
             else:
-                add("states", value, 0, end)
+                found += rows("states", value, (0, end))
         for op in self.graph.steps:
             if isinstance(op, mpmd.TransferOp):
                 (value,) = op.results
-                start = max(0, first.get(value, end) - 1)
-                add("activations", value, start, last.get(value, end), versions.of(value))
+                span = (max(0, first.get(value, end) - 1), last.get(value, end))
+                found += rows("activations", value, span, versions.of(value))
         elsewhere = self._donated()
         for op, (start, stop) in spans.items():
             kind = "activations" if read_part(op) == "forward" else "gradients"
@@ -152,15 +143,16 @@ class MeshProblem:
                     continue
                 sum_type = self._sums.get(result)
                 is_gradient = batches > 1 and read_part(op) == "backward"
-                if is_gradient or sum_type is not None:
-                    add(kind, result, 0, end, type_=sum_type)
+                if is_gradient or sum_type is not None:  # It is added to an accumulator.
+                    found += rows(kind, result, (0, end), type_=sum_type)
                 if is_gradient:
                     elsewhere.add(result)
                 elif sum_type is None:
-                    add(kind, result, start, last.get(result, end), versions.of(result))
+                    span = (start, last.get(result, end))
+                    found += rows(kind, result, span, versions.of(result))
                 else:
                     copies = versions.of(result) if result in last else 1
-                    add(kind, result, start, last.get(result, stop), copies)
+                    found += rows(kind, result, (start, last.get(result, stop)), copies)
         return [*found, *passing(self.graph, self.clock, elsewhere)]
 
     @cached_property

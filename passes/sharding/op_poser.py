@@ -73,6 +73,8 @@ class OpPoser:
         if _is_free(op):
             (result,) = op.results
             self.graph.free[result] = []
+            if op.operands and rank(op.operands[0]) > 0:
+                self.graph.broadcasts[result] = op
         elif isinstance(view, stablehlo.WhileOp):
             self._add_while(op, view, weight)
         elif isinstance(view, stablehlo.CaseOp | stablehlo.IfOp):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from alpa.dialects import ir, stablehlo
+from alpa.dialects import ir
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.cost.cluster import Cluster
@@ -52,7 +52,7 @@ class Placed(NamedTuple):
     def has_sums(self) -> bool:
         """Whether some strategy leaves the value as partial sums."""
         rank = self.type.rank if isinstance(self.type, ir.RankedTensorType) else 0
-        return any(sums.unreduced_axes(layout, rank) for layout in self.layouts)
+        return max(map(len, self.layouts)) > rank
 
     @property
     def need(self) -> Need:
@@ -73,6 +73,7 @@ class Need(NamedTuple):
 
 
 _T = TypeVar("_T")
+_UNKNOWN = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +84,10 @@ class GraphCache:
 
     def once(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """What was made for a key, which is made the first time."""
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
+        found = self._known.get(key, _UNKNOWN)  # Most calls find it, and hashing a key takes time.
+        if found is _UNKNOWN:
+            found = self._known[key] = make()
+        return found
 
 
 class Charge(NamedTuple):
@@ -124,6 +126,8 @@ class ShardGraph:
     placed: dict[ir.Value, Placed] = field(default_factory=dict[ir.Value, Placed])
     free: dict[ir.Value, list[Need]] = field(default_factory=dict[ir.Value, list[Need]])
     """values that are computed in whatever layout is used"""
+    broadcasts: dict[ir.Value, Op] = field(default_factory=dict[ir.Value, Op])
+    """of the free values those that are read from a tensor which may be sharded"""
     operand_needs: list[tuple[Op, int, Need]] = field(default_factory=list[tuple[Op, int, Need]])
     tensors: dict[ir.Value, Placed] = field(default_factory=dict[ir.Value, Placed])
     """nodes that are tensors: arguments, what transfers bring, variables of loops"""
@@ -234,11 +238,13 @@ class ShardGraph:
             self._need_through_broadcast(value, need, weight)
             return
         source = self.placed[value]
-        if source.need == need or (value, need) in self._counted:
+        if source.node == need.node and source.layouts == need.layouts:
+            return
+        if (value, need) in self._counted:
             return
         self._counted.add((value, need))
-        matrix = self.reshard_seconds(source.layouts, need.layouts, source.type, weight)
-        if not matrix.any():
+        matrix = self._matrix(source.layouts, need.layouts, source.type, weight)
+        if matrix is None:
             return
         if source.node == SCALAR:
             self.charge((need.node,), matrix[0])
@@ -249,26 +255,29 @@ class ShardGraph:
 
     def _need_through_broadcast(self, value: ir.Value, need: Need, weight: float) -> None:
         """Adds the cost of resharding the tensor that a free value is a broadcast of."""
-        op = value.owner
-        if not isinstance(op, stablehlo.BroadcastInDimOp):
-            return
-        rule = self.rule_of(op)
-        if rule is not None and rule.operands[0]:
+        op = self.broadcasts.get(value)
+        rule = None if op is None else self.rule_of(op.view)
+        if op is not None and rule is not None:
             (projected,) = self.following(_backwards(rule), 0, need.layouts).results
             self.need(op.operands[0], Need(need.node, projected), weight)
 
-    def reshard_seconds(
-        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float = 1.0
-    ) -> np.ndarray:
-        """``[source, target]``: seconds of resharding a tensor `weight` times."""
+    def reshard_seconds(self, source: Layouts, target: Layouts, type_: ir.Type) -> np.ndarray:
+        """``[source, target]``: seconds of resharding a tensor once."""
+        matrix = self._matrix(source, target, type_, 1.0)
+        return np.zeros((len(source), len(target))) if matrix is None else matrix
 
-        def make() -> np.ndarray:
+    def _matrix(
+        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float
+    ) -> np.ndarray | None:
+        """``[source, target]``: seconds of resharding `weight` times; None if it costs nothing."""
+
+        def make() -> np.ndarray | None:
             if not isinstance(type_, ir.RankedTensorType):
-                return np.zeros((len(source), len(target)))
+                return None
             rank, itemsize = type_.rank, element_bytes(type_.element_type)
             table = self.cache.once(("table", rank), lambda: ReshardTable(self.mesh, rank))
-            shape = tuple(type_.shape)
-            return weight * sums.matrix_with_sums(table, source, target, shape, itemsize)
+            matrix = sums.matrix_with_sums(table, source, target, tuple(type_.shape), itemsize)
+            return weight * matrix if matrix.any() else None
 
         return self.cache.once(("reshard", source, target, type_, weight), make)
 

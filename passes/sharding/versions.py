@@ -16,13 +16,13 @@ With one micro-batch in flight every value has one version.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alpa.dialects import func, ir, mpmd
 from alpa.dialects.attributes import Part, read_part
 from alpa.dialects.mpmd_types import MeshTensor
-from alpa.dialects.plan import Plan, read_meshes
+from alpa.dialects.plan import Plan
 from alpa.passes.solve.stages.schedule import in_flight
 
 
@@ -31,50 +31,39 @@ class Versions:
     """Counts the versions of one mesh's values."""
 
     mesh: str
-    kept: Mapping[str, int]
-    """micro-batches in flight on each mesh, the first stage's first"""
+    stages: Sequence[str]
+    """all meshes, the first stage's first"""
+    plan: Plan
 
-    @classmethod
-    def of_plan(cls, function: func.FuncOp, plan: Plan, mesh: str) -> Versions:
-        """Counts as the schedule of a plan asks for."""
-        names = [one.name for one in read_meshes(function)]
-        to_last = {name: len(names) - stage for stage, name in enumerate(names)}
-        kept = {
-            name: in_flight(plan.schedule, plan.num_micro_batches, stages)
-            for name, stages in to_last.items()
-        }
-        return cls(mesh=mesh, kept=kept)
-
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches in flight on the mesh itself."""
-        return self.kept[self.mesh]
+    def in_flight(self, mesh: str) -> int:
+        """Micro-batches in flight on a mesh."""
+        to_last = len(self.stages) - self.stages.index(mesh)
+        return in_flight(self.plan.schedule, self.plan.num_micro_batches, to_last)
 
     def of(self, value: ir.Value) -> int:
         """The versions of a value that a fragment of the mesh returns or a transfer brings."""
-        maker = value.owner
-        source = maker.operands[0].owner if isinstance(maker, mpmd.TransferOp) else maker
-        made = _part(source)
+        maker, kept = value.owner, self.in_flight(self.mesh)
+        made = _part(maker.operands[0].owner if isinstance(maker, mpmd.TransferOp) else maker)
         users = [use.owner for use in value.uses]
         if any(isinstance(user, func.ReturnOp) for user in users):
-            return 1 if made == "update" else self.in_flight
+            return 1 if made == "update" else kept
         read = {_part(user) for user in users}
         if isinstance(maker, mpmd.TransferOp):
-            return self.in_flight if {"forward", "backward"} <= read else 1
+            return kept if {"forward", "backward"} <= read else 1
         if made == "forward" and "backward" in read:
-            return self.in_flight
+            return kept
         transfers = [user for user in users if isinstance(user, mpmd.TransferOp)]
         return max((self._until_taken(made, one) for one in transfers), default=1)
 
     def _until_taken(self, made: Part | None, transfer: mpmd.TransferOp) -> int:
         """The versions that wait until the other mesh reads them."""
-        readers = [use.owner for use in transfer.results[0].uses]
-        parts = {_part(reader) for reader in readers}
+        (value,) = transfer.results
+        parts = {_part(use.owner) for use in value.uses}
+        kept, there = self.in_flight(self.mesh), MeshTensor.from_type(value.type).mesh
         if made in parts:
-            there, stages = MeshTensor.from_type(transfer.results[0].type).mesh, list(self.kept)
-            distance = abs(stages.index(there) - stages.index(self.mesh))
-            return min(1 + distance, max(self.in_flight, self.kept[there]))
-        return self.in_flight if "backward" in parts else 1
+            distance = abs(self.stages.index(there) - self.stages.index(self.mesh))
+            return min(1 + distance, max(kept, self.in_flight(there)))
+        return kept if "backward" in parts else 1
 
 
 def _part(op: ir.OpView | ir.Operation | ir.Block) -> Part | None:
