@@ -49,9 +49,9 @@ def copies_for_ops(
         start = known.get((value, need.layouts), time)
         stop = read_until.get(op.results[0], time + 1)
         known[value, need.layouts] = max(start, stop)
-        held = None
-        if start < stop and source.need != need:
-            held = _copied(graph, source, need.layouts, op.name in READS_THROUGH_FUSION)
+        if stop <= start or source.need == need:
+            continue
+        held = _copied(graph, source, need.layouts, op.name in READS_THROUGH_FUSION)
         if held is not None:
             nodes, held = _deciding(source.node, need.node, held)
             if held.any():

@@ -200,9 +200,9 @@ class ShardGraph:
 
     def allow_only(self, node: int, strategies: Sequence[int]) -> None:
         """Forbids the other strategies of a node."""
-        costs = np.full(self.costs[node].shape, np.inf)
-        costs[list(strategies)] = self.costs[node][list(strategies)]
-        self.costs[node] = costs
+        forbidden = np.full(self.costs[node].shape, np.inf)
+        forbidden[list(strategies)] = 0.0
+        self.terms.add((node,), forbidden)
 
     def allow_variants(self, one: OpNode, admits: Callable[[Strategy], bool]) -> None:
         """Forbids an op's other strategies, and the other variants of its sums.
@@ -216,11 +216,9 @@ class ShardGraph:
         ways = one.space.sums.ways
         pairs = [pair for pair, strategy in ways.items() if admits(strategy)]
         pairs = pairs or [next(pair for pair in ways if pair[0] == 0)]
-        old = self.edges[one.node, one.result]
-        costs = np.full(old.shape, np.inf)
-        rows, columns = (np.array(numbers) for numbers in zip(*pairs, strict=True))
-        costs[rows, columns] = old[rows, columns]
-        self.edges[one.node, one.result] = costs
+        forbidden = np.full((len(one.space.strategies), len(one.space.sums.layouts)), np.inf)
+        forbidden[tuple(zip(*pairs, strict=True))] = 0.0
+        self.terms.add((one.node, one.result), forbidden)
         self.allow_only(one.node, sorted({i for i, _ in pairs}))
         self.allow_only(one.result, sorted({j for _, j in pairs}))
 
