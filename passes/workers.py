@@ -1,4 +1,4 @@
-"""Solves independent problems in processes beside this one, while this one poses the next.
+"""Runs independent calls in processes beside this one, such as solving one problem of many.
 
     with Workers(2) as workers:
         pending = [workers.submit(solve, problem) for problem in problems]
@@ -17,8 +17,10 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
 from typing import IO, Any, Literal, ParamSpec, TypeVar
 
 from alpa.passes.solve.errors import SolverFailedError
@@ -37,8 +39,22 @@ _ANSWERS = (ValueError, ArithmeticError, RuntimeError, TimeoutError, MemoryError
 class Workers:
     """So many processes, started when there is something to do. With 0, calls run here."""
 
-    def __init__(self, count: int | Literal["auto"] = "auto") -> None:
-        """`count`: of processes; as many as the machine has cores where it is `auto`."""
+    def __init__(
+        self,
+        count: int | Literal["auto"] = "auto",
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """Args:
+        count: the number of processes; `auto` is the number of the machine's cores, or 0 with
+            one core.
+        environment: variables of the processes' environment, beside this process's.
+        log: the file that the processes' standard error is appended to; by default they share
+            this process's.
+        """
+        self._environment = {**os.environ, **(environment or {})}
+        self._log = log
         if count == "auto":
             count = os.cpu_count() or 1
             count = count if count > 1 else 0
@@ -103,8 +119,8 @@ class Workers:
             if isinstance(gone, pickle.UnpicklingError):
                 process.kill()  # It lives, and what it answers cannot be read any more.
             raise SolverFailedError(
-                f"a solver's process ended with status {process.wait()}; perhaps there was no "
-                "memory left for it"
+                f"a process ended with status {process.wait()}; perhaps there was no memory left "
+                "for it"
             ) from gone
         if error is not None:
             raise error
@@ -114,12 +130,15 @@ class Workers:
         with self._lock:
             if self._processes is None:
                 raise SolverFailedError("nobody waits for this solution any more")
-            process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # An interrupt is for the process that waits.
-            )
+            with nullcontext() if self._log is None else self._log.open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", __name__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,  # An interrupt is for the process that waits.
+                )
             self._processes.append(process)
             return process
 

@@ -9,6 +9,10 @@ from math import prod
 
 _INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (.*)")
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
+_WITH_OPERANDS = frozenset(
+    f"{kind}-start" for kind in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+)
+"""Started collectives whose result is a tuple of operands, what is received, and other things."""
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
@@ -36,7 +40,7 @@ class Instruction:
     @property
     def bytes(self) -> int:
         """Bytes of the result; for a started collective, of the received data."""
-        if self.opcode in ("all-gather-start", "collective-permute-start"):
+        if self.opcode in _WITH_OPERANDS:
             return shape_bytes(_split(self.shape[1:-1])[1])
         return shape_bytes(self.shape)
 

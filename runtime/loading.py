@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from alpa.dialects import ir, parse, parse_file
-from alpa.dialects.checks import CheckError, check_planned
+from alpa.dialects.checks import CheckError
 from alpa.passes.base import PassError
-from alpa.passes.export_stages import ExportStages
-from alpa.passes.plan.reader import read_planned
 from alpa.runtime.executable import Executable
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.option_checks import (
@@ -21,9 +19,9 @@ from alpa.runtime.option_checks import (
     check_kind,
     check_literal,
 )
-from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, bytecode, separate
+from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, bytecode
 from alpa.runtime.placement import Placement
-from alpa.runtime.stages import compile_stages, module_name
+from alpa.runtime.stages import compile_stages, exported, module_name
 from alpa.runtime.workers.options import WorkerOptions
 
 
@@ -61,23 +59,10 @@ def load(
     check_run_options(executor, devices, workers, compiler_options)
     module = _module(planned)
     with refusing():
-        check_planned(module)
-        program = read_planned(module)
-        if not all(fragment.module for fragment in program.fragments):
-            # The caller's module must not change.
-            module = separate(module.operation)
-            ExportStages().run(module, lambda location, text: None)
-            program = read_planned(module)
-    nested = {
-        ir.StringAttr(op.attributes["sym_name"]).value: op
-        for op in module.body.operations
-        if "sym_name" in op.attributes
-    }
+        stages = exported(module)
+    program = stages.program
     names = [module_name(fragment) for fragment in program.fragments]
-    for name in names:
-        if name not in nested:
-            raise LoadError(f"the planned module has no module @{name}; run export-stages again")
-    modules = {name: bytecode(nested[name]) for name in names}
+    modules = {name: bytecode(stages.nested[name]) for name in names}
     if executor == "ray":
         # Importing Ray takes seconds, and commands without Ray must not wait for it.
         ray_executor = import_module("alpa.runtime.workers.executor")
@@ -85,8 +70,8 @@ def load(
             program, modules, workers or WorkerOptions(), compiler_options, beside
         )
     placement = Placement(program=program, devices=tuple(devices or all_devices()))
-    stages = compile_stages(modules, placement, compiler_options=compiler_options)
-    return LocalExecutable(placement, stages)
+    compiled = compile_stages(modules, placement, compiler_options=compiler_options)
+    return LocalExecutable(placement, compiled)
 
 
 def check_run_options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.experimental import topologies
 from jax.sharding import Sharding
-from jaxlib import _jax, lapack  # pyright: ignore[reportAttributeAccessIssue] - no stubs
+from jaxlib import _hlo, _jax, lapack  # pyright: ignore[reportAttributeAccessIssue] - no stubs
 
 from alpa.dialects import ir, parse, walk
 from alpa.runtime.compile_cache import CompileCache
@@ -37,6 +39,19 @@ class Device(Protocol):
 def all_devices() -> Sequence[Device]:
     """`jax.devices()`, with a type."""
     return jax.devices()
+
+
+def gpus_to_compile_for(description: str, hosts: int, devices_per_host: int) -> Sequence[Device]:
+    """Devices of a machine that need not exist: modules can be compiled for them, not run.
+
+    `description` is XLA's `GpuTargetConfigProto` in text. JAX's CUDA plugin must be installed.
+    """
+    return topologies.get_topology_desc(
+        "",
+        platform="cuda",
+        topology=f"1x{hosts}x{devices_per_host}",
+        target_config=description,
+    ).devices
 
 
 def lowering_platform(device: Device) -> str:
@@ -72,6 +87,10 @@ class Compiled:
         """XLA's memory statistics, in bytes per device."""
         return self.executable.get_compiled_memory_stats()
 
+    def bytes_accessed(self) -> float:
+        """The bytes that the program reads and writes once it is optimised, on one device."""
+        return sum(_costs(module)[1] for module in self.executable.hlo_modules())
+
 
 def compile_module(
     module: ir.Module,
@@ -85,24 +104,14 @@ def compile_module(
     """Compiles a module for a mesh of devices, numbered in its row-major order.
 
     `compiler_options` are XLA's debug options by name, as in `jax.jit`. `cache` avoids repeated
-    compilation.
+    compilation. For devices that do not exist (`gpus_to_compile_for`) the result cannot run.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA refuses the module.
     """
-    options = _jax.CompileOptions()
-    options.num_replicas = 1
-    options.num_partitions = len(devices)
-    options.device_assignment = _jax.DeviceAssignment.create(
-        np.array([[device.id for device in devices]])
-    )
-    options.env_option_overrides = list((compiler_options or {}).items())
-    build: Any = options.executable_build_options
-    build.num_replicas = 1
-    build.num_partitions = len(devices)
-    build.use_spmd_partitioning = True
-    build.use_shardy_partitioner = True
+    options = _compile_options(devices, compiler_options or {})
     client, targets = devices[0].client, _jax.DeviceList(tuple(devices))
+    exist = not isinstance(client, _jax.CompileOnlyPyClient)
     _prepare_lapack(module)
     key = ""
     if cache is not None:
@@ -112,7 +121,8 @@ def compile_module(
             return Compiled(name=name, executable=executable, results=tuple(results))
     try:
         with module.context:
-            executable = client.compile_and_load(module, targets, options)
+            compile_it = client.compile_and_load if exist else client.compile
+            executable = compile_it(module, targets, options)
     except jax.errors.JaxRuntimeError as error:
         error.add_note(f"while compiling @{name} for {len(devices)} devices")
         if "@CustomSPMDPartitioning" in str(module):
@@ -124,6 +134,52 @@ def compile_module(
     if cache is not None:
         cache.write(key, client.serialize_executable(executable))
     return Compiled(name=name, executable=executable, results=tuple(results))
+
+
+def _compile_options(
+    devices: Sequence[Device], compiler_options: CompilerOptions
+) -> _jax.CompileOptions:
+    """The options of every compilation, whether the devices exist or not."""
+    options = _jax.CompileOptions()
+    options.num_replicas = 1
+    options.num_partitions = len(devices)
+    options.device_assignment = _jax.DeviceAssignment.create(
+        np.array([[device.id for device in devices]])
+    )
+    overrides = dict(compiler_options)
+    if devices[0].platform == "gpu" and (folder := _cuda_folder()) is not None:
+        overrides.setdefault("xla_gpu_cuda_data_dir", folder)
+    options.env_option_overrides = list(overrides.items())
+    build: Any = options.executable_build_options
+    build.num_replicas = 1
+    build.num_partitions = len(devices)
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = True
+    return options
+
+
+def _cuda_folder() -> str | None:
+    """The folder of the installed package of CUDA's compiler.
+
+    XLA would take the first `ptxas` of the machine, which may be too old for the device.
+    """
+    if importlib.util.find_spec("nvidia") is None:
+        return None
+    found = importlib.util.find_spec("nvidia.cuda_nvcc")
+    folders = None if found is None else found.submodule_search_locations
+    return folders[0] if folders else None
+
+
+def flops(hlo_text: str) -> float:
+    """Floating-point operations of a program in HLO text, loops times their known trip counts."""
+    return _costs(_hlo.hlo_module_from_text(hlo_text))[0]
+
+
+def _costs(hlo_module: Any) -> tuple[float, float]:
+    """FLOPs and accessed bytes by XLA's cost analysis, which is the same for all platforms."""
+    client = jax.local_devices(backend="cpu")[0].client
+    costs: dict[str, float] = _jax.hlo_module_cost_analysis(client, hlo_module)
+    return costs.get("flops", 0.0), costs.get("bytes accessed", 0.0)
 
 
 def _prepare_lapack(module: ir.Module) -> None:

@@ -33,10 +33,16 @@ class ScriptError(ValueError):
     """A mesh cannot run its list. The message names the mesh and the instruction."""
 
 
-def verify(script: Script, lists: Mapping[str, Sequence[Instruction]] | None = None) -> Memory:
+def verify(
+    script: Script,
+    lists: Mapping[str, Sequence[Instruction]] | None = None,
+    *,
+    inside: Callable[[Fragment], int] = lambda _: 0,
+) -> Memory:
     """Runs the meshes' own lists (by default `script.on` of each) against one another.
 
-    A move takes place when both of its meshes have reached it.
+    A move takes place when both of its meshes have reached it. `inside` gives the bytes per device
+    that a fragment needs while it runs, beside its arguments and results.
 
     Raises:
         ScriptError: there is a deadlock; a value is read before it is made or after it is freed,
@@ -44,7 +50,7 @@ def verify(script: Script, lists: Mapping[str, Sequence[Instruction]] | None = N
     """
     names = [mesh.name for mesh in script.program.meshes]
     lists = lists or {name: script.on(name) for name in names}
-    stores = {name: _Store(script, name) for name in names}
+    stores = {name: _Store(script, name, inside) for name in names}
     at = dict.fromkeys(names, 0)
 
     def head(name: str) -> Instruction | None:
@@ -79,9 +85,9 @@ def verify(script: Script, lists: Mapping[str, Sequence[Instruction]] | None = N
 class Memory:
     """The peak memory of each mesh, by name.
 
-    `peak_bytes` are per device: arguments, results and all values that fragments exchange, without
-    temporaries inside fragments. `in_flight` counts the micro-batches for which a mesh keeps values
-    of its forwards for its backwards that are not results of the step.
+    `peak_bytes` are per device: arguments, results, all values that fragments exchange, and
+    `inside` of the fragment that runs. `in_flight` counts the micro-batches for which a mesh keeps
+    values of its forwards for its backwards that are not results of the step.
     """
 
     peak_bytes: dict[str, int]
@@ -91,8 +97,8 @@ class Memory:
 class _Store:
     """The values on one mesh."""
 
-    def __init__(self, script: Script, mesh: str) -> None:
-        program = script.program
+    def __init__(self, script: Script, mesh: str, inside: Callable[[Fragment], int]) -> None:
+        program, self._inside = script.program, inside
         self._program, self._mesh = program, mesh
         self._results = {key for output in script.outputs for key in output.keys}
         self._live: dict[Key, int] = {}
@@ -142,7 +148,8 @@ class _Store:
         for key in self._outputs(instruction):
             if self._is_here(key):
                 self._make(key, added=added)
-        self.peak = max(self.peak, self._bytes)
+        beside = self._inside(instruction.fragment) if isinstance(instruction, Run) else 0
+        self.peak = max(self.peak, self._bytes + beside)
         activations = (key for key in self._live if key[0] in self._activations)
         kept = {key[1] for key in activations if key not in self._results}
         self.most_kept = max(self.most_kept, len(kept))

@@ -1,12 +1,10 @@
-"""Reads XLA's result for an exported stage: its collectives, and its bytes per device.
+"""Reads XLA's result for an exported stage: its collectives, FLOPs, and bytes per device.
 
 XLA writes its programs to a folder if debug options ask for it. The options apply to one
 compilation: nothing is registered in the process, and no module must be recognised by name.
 
-By default, XLA's CPU backend trades memory for concurrency. It runs ops breadth first and merges
-all all-reduces, whose operands and results then exist at the same time. On accelerators it does
-neither. So this module tells it to save memory, unless `default_schedule` asks for the schedule of
-the local executor.
+On CPU, collectives are read directly after partitioning, because the CPU backend merges and
+rewrites them as no accelerator does. On other platforms they are read from the final program.
 """
 
 from __future__ import annotations
@@ -20,18 +18,21 @@ from alpa.dialects import ir
 from alpa.passes.plan.predicted_collectives import Collective
 from alpa.runtime.hlo_collectives import has_16_bit_floats, real_collectives
 from alpa.runtime.hlo_text import HloError
-from alpa.runtime.pjrt import CompilerOptions, Device, compile_module
+from alpa.runtime.pjrt import CompilerOptions, Device, compile_module, flops
 
 _PARTITIONER = "spmd-partitioning"
-# Later steps than buffer assignment do not matter here.
-_FAST: CompilerOptions = {
+FAST: CompilerOptions = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
 }
-_MEMORY_SAVING: CompilerOptions = {
+"""Later steps than buffer assignment change neither collectives nor memory."""
+SAVING_MEMORY: CompilerOptions = {
+    **FAST,
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     "xla_disable_hlo_passes": "cpu-all-reduce-combiner",
 }
+"""By default, XLA's CPU backend trades memory for concurrency: it runs ops breadth first and merges
+all all-reduces, whose operands and results then exist at the same time. Accelerators do neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,10 @@ class Truth:
     results: int
     aliased: int
     temporaries: int
+    flops: float
+    """of one run, as partitioned"""
+    bytes_accessed: float
+    """of one run, as optimised"""
     has_16_bit_floats: bool
 
     @property
@@ -56,7 +61,7 @@ def truth(
     devices: Sequence[Device],
     *,
     name: str = "main",
-    default_schedule: bool = False,
+    compiler_options: CompilerOptions = SAVING_MEMORY,
 ) -> Truth:
     """Compiles a module for a mesh of devices and reads the compiled program.
 
@@ -68,20 +73,24 @@ def truth(
         options: dict[str, str | bool | int | float] = {
             "xla_dump_to": folder,
             "xla_dump_hlo_pass_re": _PARTITIONER,
-            **_FAST,
-            **({} if default_schedule else _MEMORY_SAVING),
+            **compiler_options,
         }
         compiled = compile_module(module, devices, [], name=name, compiler_options=options)
-        dumps = sorted(Path(folder).glob(f"*.after_{_PARTITIONER}.*"))
+        written = Path(folder)
+        dumps = sorted(written.glob(f"*.after_{_PARTITIONER}.*"))
         if len(devices) > 1 and not dumps:
             raise HloError(f"XLA wrote no program of @{name} after partitioning")
-        text = dumps[-1].read_text() if dumps else compiled.hlo_text()
+        dumps = dumps or sorted(written.glob("*before_optimizations.txt"))
+        partitioned, final = dumps[-1].read_text(), compiled.hlo_text()
     memory = compiled.memory()
+    read = partitioned if devices[0].platform == "cpu" else final
     return Truth(
-        collectives=real_collectives(text, len(devices)) if dumps else (),
+        collectives=real_collectives(read, len(devices)) if len(devices) > 1 else (),
         arguments=memory.argument_size_in_bytes,
         results=memory.output_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
-        has_16_bit_floats=has_16_bit_floats(text),
+        flops=flops(partitioned),
+        bytes_accessed=compiled.bytes_accessed(),
+        has_16_bit_floats=has_16_bit_floats(partitioned),
     )

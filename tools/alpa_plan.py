@@ -8,17 +8,23 @@ Then prints the plan's table (`alpa.tools.plan_table`). A file must have the siz
 micro-batch. A zoo program is lowered at that size, for the given number of micro-batches, or for
 each number that the search tries.
 
+With `--verify`, XLA compiles every stage for the cluster's devices, which need not be here, and a
+table shows its collectives, FLOPs and memory beside the plan's, and whether each mesh fits. With
+`--verify=repair`, the program is planned again with less memory until all meshes fit, or until no
+plan is found for so little memory, which is an error.
+
 With `--compare-with-jax`, one step of the plan runs on virtual CPU devices and is compared with
 plain JAX by the rules of `alpa.runtime.comparison`.
 
 The exit status is 0, or 1 after an error. Errors go to standard error as
-`file:line:column: error: message`, and no table is printed then. The exit status is also 1 if the
-plan's results differ from plain JAX by more than noise.
+`file:line:column: error: message`, and no table is printed then. The exit status is also 1 if a
+verified mesh does not fit, or if the plan's results differ from plain JAX by more than noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import threading
@@ -34,19 +40,23 @@ from alpa.dialects import ir
 from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, listening
 from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
+from alpa.runtime.ahead_of_time.compilation import CompilationError, Progress
+from alpa.runtime.ahead_of_time.verification import Verification, verify_plan
 from alpa.runtime.comparison import Comparison
+from alpa.runtime.hlo_text import HloError
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Inter, Planned, PlanningError, Settings, plan
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.comparing import compare_file, compare_shrunk, compare_zoo
-from alpa.tools.devices import DevicesError, make_devices
+from alpa.tools.devices import DevicesError, make_devices, stay_on_cpu
 from alpa.tools.guard import guard
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
@@ -60,6 +70,7 @@ examples:
   alpa-plan zoo:gpt-2.6b --cluster v100-16gb:8x8 --json plan.json
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 32 --intra data-parallel --inter none
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 16 --compare-with-jax
+  alpa-plan zoo:gpt-2.6b --cluster v100-16gb:1x8 --num-micro-batches 128 --verify=repair
 """
 
 
@@ -98,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command `alpa-plan`."""
     guard("alpa-plan")
+    stay_on_cpu()
     sys.exit(main(arguments))
 
 
@@ -191,6 +203,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="PLAN.json", help="where to write the plan's numbers")
     add("--export", type=Path, metavar="DIR", help="where to write each stage's module for XLA")
     add(
+        "--verify",
+        nargs="?",
+        choices=["check", "repair"],
+        const="check",
+        help="compile every stage for the cluster's devices, compare collectives, FLOPs and memory "
+        "with the plan's, and say whether each mesh fits; repair: if one does not, plan again with "
+        "less memory until all fit; for GPUs, needs no GPU but the extra gpu-aot",
+    )
+    add(
+        "--verify-cache",
+        type=Path,
+        metavar="DIR",
+        default=Path("~/.cache/alpa/verified"),
+        help="where --verify keeps results of equal stages; default: %(default)s",
+    )
+    add(
         "--compare-with-jax",
         action="store_true",
         help="run one step of the plan on virtual CPU devices, and compare it with plain JAX",
@@ -208,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _process(options: argparse.Namespace) -> bool:
-    """Plans and prints. Returns whether the plan matches plain JAX, True without a comparison.
+    """Plans and prints. Returns whether what was asked to be checked is right.
 
     Raises _CommandError, ClusterError, RolesError, PlanningError.
     """
@@ -238,13 +266,27 @@ def _process(options: argparse.Namespace) -> bool:
         accumulate_dtype=options.accumulate_dtype,
     )
     with _progress() as clock:
-        if options.program.startswith(ZOO):
-            result = _plan_zoo(options, settings, roles, clock)
-        else:
-            result = _plan_file(options, settings, roles, clock)
+        find = _plan_zoo if options.program.startswith(ZOO) else _plan_file
+        result = find(options, settings, roles, clock)
+        verification = None
+        if options.verify is not None:
+            verification = _verify(options, result.planned, clock)
+        if options.verify == "repair":
+            machine = options.cluster.partition(",memory=")[0]
+            while verification is not None and not verification.fits:
+                memory = verification.memory_to_plan_with(Cluster.parse(settings.cluster))
+                settings = replace(settings, cluster=f"{machine},memory={memory}B")
+                _say(f"{verification.problem}; planning again with {size_text(memory)} per device")
+                result = find(options, settings, roles, clock)
+                usable = verification.meshes[0].usable
+                verification = _verify(options, result.planned, clock, usable)
         report = result.planned.report(clock)
         table = plan_table(result.planned.module, report)
-        _write_outputs(options, result.planned, report.to_json(), clock)
+        numbers = report.to_json()
+        if verification is not None:
+            both = json.loads(numbers) | {"verification": verification.to_json()}
+            numbers = json.dumps(both, indent=2)
+        _write_outputs(options, result.planned, numbers, clock)
     for remark in result.planned.remarks:
         _say(str(placed(remark, options.program)))
     with until_the_reader_goes():
@@ -252,7 +294,32 @@ def _process(options: argparse.Namespace) -> bool:
         if len(result.attempts) > 1:
             print("\n".join(_tried(result.attempts, report.num_micro_batches)), end="\n\n")
         print(f"search: {report.search_seconds:.2f} s ({_phases(report.phases)})")
-    return not options.compare_with_jax or _is_equal(result)
+        if verification is not None:
+            print(f"\n{verification}")
+    fits = verification is None or verification.fits
+    return (not options.compare_with_jax or _is_equal(result)) and fits
+
+
+def _verify(
+    options: argparse.Namespace, planned: Planned, clock: Clock, usable: int | None = None
+) -> Verification:
+    """Compiles the plan's stages. Raises _CommandError."""
+    begun = clock.on_phase
+
+    def show(progress: Progress) -> None:
+        kept = f", {progress.kept} of them earlier" if progress.kept else ""
+        begun(f"compiled {progress.done} of {progress.distinct} stages{kept}")
+
+    try:
+        with clock.phase("verify"):
+            return verify_plan(
+                planned.module,
+                cache=options.verify_cache.expanduser(),
+                usable=usable,
+                on_progress=show,
+            )
+    except (CompilationError, HloError) as error:
+        raise _CommandError(f"the plan cannot be verified: {error}") from error
 
 
 def _is_equal(result: _Result) -> bool:

@@ -25,8 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,13 @@ import jax
 from alpa.dialects import ir
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes import PassError
-from alpa.passes.export_stages import ExportStages
-from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
-from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
+from alpa.passes.plan.predicted_collectives import Collective
 from alpa.passes.plan.reader import read_planned
+from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio, total
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import Device, separate
-from alpa.runtime.truth import Truth, truth
+from alpa.runtime.stages import exported, module_name
+from alpa.runtime.truth import FAST, SAVING_MEMORY, truth
 from alpa.tools.arguments import share
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
@@ -63,31 +62,14 @@ class Tolerances:
     collectives: float = 0.10
     memory: float = 0.20
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleCheck:
-    """One exported module, predicted and compiled, with the number of its mesh's devices."""
-
-    name: str
-    devices: int
-    collectives: tuple[Collective, ...]
-    memory: FragmentMemory
-    real: Truth
-
-    @property
-    def payloads(self) -> dict[str, tuple[int, int]]:
-        """Predicted and real payload bytes by kind of collective."""
-        predicted, real = _by_kind(self.collectives), _by_kind(self.real.collectives)
-        return {kind: (predicted[kind], real[kind]) for kind in sorted({*predicted, *real})}
-
-    def wrong(self, tolerances: Tolerances) -> list[str]:
-        """Names what exceeds the tolerances; kinds are measured by the real total."""
-        total = _total(self.payloads.values())
-        allowed = tolerances.collectives * total[1] + COLLECTIVES_SLACK
-        pairs = {**self.payloads, "collectives": total}
+    def exceeded(self, check: ModuleCheck) -> list[str]:
+        """Names what differs by more; kinds are measured by the real total."""
+        sums = total(check.payloads.values())
+        allowed = self.collectives * sums[1] + COLLECTIVES_SLACK
+        pairs = {**check.payloads, "collectives": sums}
         found = [name for name, (a, b) in pairs.items() if abs(a - b) > allowed]
-        peak, real = self.memory.peak, self.real.peak
-        if abs(peak - real) > tolerances.memory * real + MEMORY_SLACK:
+        peak, real = check.memory.peak, check.real.peak
+        if abs(peak - real) > self.memory * real + MEMORY_SLACK:
             found.append("memory")
         return found
 
@@ -103,63 +85,47 @@ def check(
         HloError: XLA's text cannot be read.
         jax.errors.JaxRuntimeError: XLA refuses a module.
     """
-    check_planned(module)
-    module = separate(module.operation)
-    program = read_planned(module)
-    if not all(fragment.module for fragment in program.fragments):
-        ExportStages().run(module, lambda location, text: None)
-        program = read_planned(module)
-    sizes = {mesh.name: len(mesh.devices) for mesh in program.meshes}
+    stages = exported(module)
+    sizes = {mesh.name: len(mesh.devices) for mesh in stages.program.meshes}
     if max(sizes.values()) > len(devices):
         raise ValueError(f"a mesh has {max(sizes.values())} devices, only {len(devices)} are here")
-    nested = {
-        ir.StringAttr(op.attributes["sym_name"]).value: op
-        for op in module.body.operations
-        if "sym_name" in op.attributes
-    }
-    predictions = zip(
-        program.fragments, predicted_collectives(module), predicted_memory(module), strict=True
-    )
-    return [
-        ModuleCheck(
-            name=fragment.name,
-            devices=sizes[fragment.mesh],
-            collectives=collectives,
-            memory=memory,
-            real=truth(
-                separate(nested[fragment.name]),
-                devices[: sizes[fragment.mesh]],
-                name=fragment.name,
-                default_schedule=default_schedule,
-            ),
+    options = FAST if default_schedule else SAVING_MEMORY
+    real = {
+        name: truth(
+            separate(stages.nested[name]),
+            devices[: sizes[fragment.mesh]],
+            name=name,
+            compiler_options=options,
         )
-        for fragment, collectives, memory in predictions
-    ]
+        for fragment in stages.program.fragments
+        for name in [module_name(fragment)]
+    }
+    return checks(stages, real)
 
 
-def table(checks: Sequence[ModuleCheck], tolerances: Tolerances) -> str:
+def table(found: Sequence[ModuleCheck], tolerances: Tolerances) -> str:
     """Formats predicted and real numbers and their ratio, per module and in total."""
-    width = max([len("module"), *(len(c.name) for c in checks)])
+    width = max([len("module"), *(len(c.name) for c in found)])
     lines = [f"{'module':{width}}  {'':18} {'predicted':>12} {'real':>12} {'ratio':>6}"]
-    for c in checks:
-        wrong, name = c.wrong(tolerances), c.name
+    for c in found:
+        differing, name = tolerances.exceeded(c), c.name
         for what, (predicted, real) in _rows(c):
-            mark = "  DIFFERS" if what in wrong else ""
+            mark = "  DIFFERS" if what in differing else ""
             lines.append(f"{name:{width}}  {_row(what, predicted, real)}{mark}")
             name = ""
     lines.append("")
-    kinds = sorted({kind for c in checks for kind in c.payloads})
+    kinds = sorted({kind for c in found for kind in c.payloads})
     totals = [
-        *((kind, _total(c.payloads.get(kind, (0, 0)) for c in checks)) for kind in kinds),
-        ("collectives", _total(pair for c in checks for pair in c.payloads.values())),
-        ("sent", _total((_sent(c.collectives), _sent(c.real.collectives)) for c in checks)),
-        ("memory", _total((c.memory.peak, c.real.peak) for c in checks)),
+        *((kind, total(c.payloads.get(kind, (0, 0)) for c in found)) for kind in kinds),
+        ("collectives", total(pair for c in found for pair in c.payloads.values())),
+        ("sent", total((_sent(c.collectives), _sent(c.real.collectives)) for c in found)),
+        ("memory", total((c.memory.peak, c.real.peak) for c in found)),
     ]
     name = "total"
     for what, (predicted, real) in totals:
         lines.append(f"{name:{width}}  {_row(what, predicted, real)}")
         name = ""
-    if any(c.real.has_16_bit_floats for c in checks):
+    if any(c.real.has_16_bit_floats for c in found):
         lines.append(
             "16-bit floats: on CPU, XLA computes many of them in 32 bits, so memory is that of 32 "
             "bits; collectives are read before that"
@@ -170,65 +136,24 @@ def table(checks: Sequence[ModuleCheck], tolerances: Tolerances) -> str:
 def _rows(c: ModuleCheck) -> Iterator[tuple[str, tuple[int, int]]]:
     yield from c.payloads.items()
     if len(c.payloads) > 1:
-        yield "collectives", _total(c.payloads.values())
+        yield "collectives", total(c.payloads.values())
     yield "memory", (c.memory.peak, c.real.peak)
 
 
 def _row(what: str, predicted: int, real: int) -> str:
-    return f"{what:18} {predicted:12} {real:12} {_ratio(predicted, real):6.3f}"
-
-
-def _ratio(predicted: int, real: int) -> float:
-    if predicted == real:
-        return 1.0
-    return predicted / real if real else float("inf")
-
-
-def _total(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    listed = list(pairs)
-    return sum(a for a, _ in listed), sum(b for _, b in listed)
-
-
-def _by_kind(collectives: Sequence[Collective]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for c in collectives:
-        found[c.kind] += c.payload
-    return found
+    return f"{what:18} {predicted:12} {real:12} {ratio(predicted, real):6.3f}"
 
 
 def _sent(collectives: Sequence[Collective]) -> int:
     return round(sum(c.sent for c in collectives))
 
 
-def as_json(checks: Sequence[ModuleCheck], tolerances: Tolerances) -> dict[str, Any]:
+def as_json(found: Sequence[ModuleCheck], tolerances: Tolerances) -> dict[str, Any]:
     """The numbers of the table, and each collective."""
     return {
-        "ok": not any(c.wrong(tolerances) for c in checks),
+        "ok": not any(tolerances.exceeded(c) for c in found),
         "tolerances": asdict(tolerances),
-        "modules": [
-            {
-                "name": c.name,
-                "devices": c.devices,
-                "differs": c.wrong(tolerances),
-                "collectives": {
-                    "predicted": [asdict(x) for x in c.collectives],
-                    "real": [asdict(x) for x in c.real.collectives],
-                },
-                "payload_bytes": {
-                    kind: {"predicted": a, "real": b} for kind, (a, b) in c.payloads.items()
-                },
-                "memory": {"predicted": _memory(c.memory), "real": _memory(c.real)},
-                "has_16_bit_floats": c.real.has_16_bit_floats,
-            }
-            for c in checks
-        ],
-    }
-
-
-def _memory(memory: FragmentMemory | Truth) -> dict[str, int]:
-    return {
-        name: getattr(memory, name)
-        for name in ("arguments", "results", "aliased", "temporaries", "peak")
+        "modules": [{**c.to_json(), "differs": tolerances.exceeded(c)} for c in found],
     }
 
 
@@ -268,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Both must be set before JAX touches a device.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
-        checks = check(module, jax.devices(), default_schedule=options.default_schedule)
+        found = check(module, jax.devices(), default_schedule=options.default_schedule)
     except (
         ir.MLIRError,
         CheckError,
@@ -279,13 +204,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ) as error:
         return fail(error, options.file)
     if options.json:
-        print(json.dumps(as_json(checks, tolerances), indent=2))
+        print(json.dumps(as_json(found, tolerances), indent=2))
     else:
-        print(table(checks, tolerances))
-    wrong = {c.name: c.wrong(tolerances) for c in checks if c.wrong(tolerances)}
-    for name, whats in wrong.items():
+        print(table(found, tolerances))
+    differing = {c.name: names for c in found if (names := tolerances.exceeded(c))}
+    for name, whats in differing.items():
         print(f"@{name} differs in {', '.join(whats)}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":

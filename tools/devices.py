@@ -24,3 +24,8 @@ def make_devices(number: int) -> None:
                 f"the cluster has {number} devices, jax has made {len(jax.devices())} already; "
                 "run the command in a process of its own"
             ) from error
+
+
+def stay_on_cpu() -> None:
+    """Keeps JAX from starting a GPU, whose memory this process would take, before it uses one."""
+    jax.config.update("jax_platforms", "cpu")

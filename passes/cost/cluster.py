@@ -4,12 +4,20 @@ a slow one between hosts."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 from alpa.passes.cost.cluster_file import read_cluster_file
-from alpa.passes.cost.device import ClusterError, Device, Link, Machine, size_problem
+from alpa.passes.cost.device import (
+    SIZE_UNITS,
+    ClusterError,
+    Device,
+    Link,
+    Machine,
+    size_of,
+    size_problem,
+)
 from alpa.passes.cost.presets import PRESETS
 
 __all__ = ["Cluster", "ClusterError", "Device", "Link"]
@@ -43,17 +51,28 @@ class Cluster(Machine):
         """The cluster that ``text`` names: ``preset:HOSTSxDEVICES`` or the path of a TOML file.
 
         Whatever ends in ``.toml``, contains a path separator or is an existing file is read as a
-        file. Raises ``ClusterError`` for an unknown preset, a bad shape, and for whatever is wrong
-        in a file, there with its line.
+        file. ``,memory=14GiB`` at the end replaces the memory of a device. Raises ``ClusterError``
+        for an unknown preset, a bad shape or size, and for whatever is wrong in a file, there with
+        its line.
         """
+        text, comma, memory = text.partition(",memory=")
         if text.endswith(".toml") or "/" in text or "\\" in text or Path(text).is_file():
             hosts, devices_per_host, machine = read_cluster_file(text)
         else:
             hosts, devices_per_host, machine = _preset(text)
+        device = machine.device
+        if comma:
+            size = size_of(memory)
+            if size is None:
+                raise ClusterError(
+                    f"memory must be a size such as 16GiB, not {memory!r}; "
+                    f"units: {', '.join(SIZE_UNITS)}"
+                )
+            device = replace(device, memory=size)
         return Cluster(
             hosts=hosts,
             devices_per_host=devices_per_host,
-            device=machine.device,
+            device=device,
             intra_host=machine.intra_host,
             inter_host=machine.inter_host,
         )

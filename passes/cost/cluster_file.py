@@ -10,7 +10,15 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from alpa.passes.cost.device import ClusterError, Device, Link, Machine, size_problem
+from alpa.passes.cost.device import (
+    SIZE_UNITS,
+    ClusterError,
+    Device,
+    Link,
+    Machine,
+    size_of,
+    size_problem,
+)
 
 Key = tuple[str, ...]
 
@@ -19,17 +27,6 @@ _KEYS: dict[Key, Key] = {
     ("device",): ("name", "memory", "peak_flops", "memory_bandwidth"),
     ("intra_host",): ("bandwidth", "latency"),
     ("inter_host",): ("bandwidth", "latency"),
-}
-_MEMORY_UNITS = {
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "B": 1,
 }
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
@@ -182,11 +179,11 @@ class _Reader:
         value = self._value(key)
         if not isinstance(value, str):
             return self._count(key)
-        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]+)\s*", value)
-        if not match or match[2] not in _MEMORY_UNITS or float(match[1]) <= 0:
+        found = size_of(value)
+        if found is None:
             raise self._error(
                 key,
                 f"{key[-1]} must be a size such as '16GiB', not {value!r}; "
-                f"units: {', '.join(_MEMORY_UNITS)}",
+                f"units: {', '.join(SIZE_UNITS)}",
             )
-        return int(float(match[1]) * _MEMORY_UNITS[match[2]])
+        return found

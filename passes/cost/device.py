@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -80,6 +81,27 @@ class Machine:
     device: Device
     intra_host: Link
     inter_host: Link
+
+
+SIZE_UNITS = {
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "B": 1,
+}
+
+
+def size_of(text: str) -> int | None:
+    """Bytes of a positive size such as 16GiB; None for other text."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]+)\s*", text)
+    if not match or match[2] not in SIZE_UNITS or float(match[1]) <= 0:
+        return None
+    return int(float(match[1]) * SIZE_UNITS[match[2]])
 
 
 def size_text(num_bytes: float) -> str:

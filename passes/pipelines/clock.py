@@ -12,12 +12,12 @@ class Clock:
 
     def __init__(self, on_phase: Callable[[str], None] = lambda _: None) -> None:
         self.seconds: dict[str, float] = {}
-        self._on_phase = on_phase
+        self.on_phase = on_phase
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
         """One phase, also where it ends by an exception."""
-        self._on_phase(name)
+        self.on_phase(name)
         start = time.perf_counter()
         try:
             yield

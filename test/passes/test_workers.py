@@ -75,7 +75,7 @@ def test_a_failed_check_is_not_taken_for_an_infeasible_problem(count):
 def test_a_process_that_ends_is_an_error_of_the_solver():
     with (
         Workers(1) as workers,
-        pytest.raises(SolverFailedError, match="a solver's process ended with status 3"),
+        pytest.raises(SolverFailedError, match="a process ended with status 3"),
     ):
         workers.submit(os._exit, 3).result()
 
@@ -86,10 +86,19 @@ def test_work_that_is_not_waited_for_is_ended():
         pending = workers.submit(time.sleep, 60)
         while not pending.running():
             time.sleep(0.001)
-    with pytest.raises(SolverFailedError, match="a solver's process ended with status -9"):
+    with pytest.raises(SolverFailedError, match="a process ended with status -9"):
         pending.result()
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+def test_processes_have_their_environment_and_log(tmp_path):
+    log = tmp_path / "log"
+    with Workers(1, environment={"ALPA_TEST": "here"}, log=log) as workers:
+        assert workers.submit(os.getenv, "ALPA_TEST").result() == "here"
+        workers.submit(os.write, 2, b"said\n").result()
+    assert "ALPA_TEST" not in os.environ
+    assert log.read_text() == "said\n"
 
 
 def test_what_a_library_prints_is_no_answer():

@@ -79,6 +79,25 @@ def test_bytes_by_kind() -> None:
     ]
 
 
+def test_started_collectives_count_what_is_received() -> None:
+    groups = "replica_groups=[2,4]<=[8]"
+    assert found(
+        f"%g = (f32[8,16], f32[8,64]) all-gather-start(%p), {groups}, dimensions={{1}}",
+        f"%s = ((f32[8,16]), f32[2,16]) reduce-scatter-start(%p), {groups}, dimensions={{0}}",
+        f"%t = ((f32[4,16], f32[4,16]), (f32[4,16], f32[4,16])) all-to-all-start(%p, %p), {groups}",
+        f"%a = f32[8,16] all-reduce-start(%p), {groups}, to_apply=%add",
+        "%c = (f32[8,16], f32[8,16], u32[], u32[]) collective-permute-start(%p), "
+        "source_target_pairs={{0,1},{1,0}}",
+        "ROOT %d = f32[8,16] all-reduce-done(%a)",
+    ) == [
+        ("all-gather", 4, 8 * 64 * 4, 1),
+        ("all-reduce", 4, 8 * 16 * 4, 1),
+        ("all-to-all", 4, 8 * 16 * 4, 1),
+        ("collective-permute", 2, 8 * 16 * 4, 1),
+        ("reduce-scatter", 4, 8 * 16 * 4, 1),
+    ]
+
+
 def test_a_permute_in_which_nobody_moves() -> None:
     line = "ROOT %c = f32[8,16] collective-permute(%p), source_target_pairs={{0,0},{1,1}}"
     assert found(line) == []

@@ -67,6 +67,38 @@ def named(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_plan_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = tmp_path / "plan.json"
+    command = ["zoo:gpt-mini", "--cluster", "cpu:1x2", "--num-micro-batches", "2"]
+    cache = ["--verify-cache", str(tmp_path / "cache")]
+    assert main([*command, "--verify", *cache, "--json", str(numbers)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.splitlines()[-1].endswith("fits")
+    verified = json.loads(numbers.read_text())["verification"]
+    assert verified["fits"]
+    assert [it["name"] for it in verified["meshes"]] == ["mesh_0"]
+
+
+@pytest.mark.parametrize(("memory", "status"), [("110KiB", 0), ("62KiB", 1)])
+def test_a_plan_that_does_not_fit_is_repaired_or_refused(
+    memory: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # XLA's CPU backend needs about 120 KiB where the plan says 60.
+    program = ["zoo:gpt-mini", "--cluster", f"cpu:1x2,memory={memory}", "--num-micro-batches", "2"]
+    command = [*program, "--verify-cache", str(tmp_path)]
+    assert main([*command, "--verify"]) == 1
+    assert "does not fit: " in capsys.readouterr().out.splitlines()[-1]
+    assert main([*command, "--verify=repair"]) == status
+    captured = capsys.readouterr()
+    assert re.match(r"mesh_0 does not fit: .* KiB; planning again with .* per device", captured.err)
+    if status == 0:
+        assert captured.out.splitlines()[-1].endswith("fits")
+    else:
+        assert captured.out == ""
+        assert "fits into memory" in captured.err
+
+
 def test_a_zoo_program_becomes_a_plan_and_all_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from alpa.passes.cost.cluster import Cluster, ClusterError
@@ -50,6 +52,16 @@ def test_preset_is_the_file(parse):
     assert preset.device.memory == from_file.device.memory
     assert preset.intra_host == from_file.intra_host
     assert preset.inter_host == from_file.inter_host
+
+
+def test_a_name_may_say_the_memory(parse, tmp_path):
+    whole = Cluster.parse("v100-16gb:8x4")
+    less = Cluster.parse("v100-16gb:8x4,memory=14.5GiB")
+    assert less.device.memory == 29 * 2**29
+    assert replace(less, device=whole.device) == whole
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    assert Cluster.parse(f"{path},memory=1000B").device.memory == 1000
 
 
 def test_clusters_are_keys():
@@ -170,6 +182,8 @@ def test_file_that_is_no_text(tmp_path):
         ("h100:0x8", "'0x8' is no shape"),
         ("nowhere.toml", "cannot read the cluster file 'nowhere.toml': No such file"),
         ("some/where", "cannot read the cluster file"),
+        ("h100:4x8,memory=14", r"memory must be a size such as 16GiB, not '14'; units: KiB"),
+        ("h100:4x8,memory=0GiB", "memory must be a size"),
     ],
 )
 def test_name_errors(text, message):

@@ -1,0 +1,1 @@
+"""Compiles the stages of a plan for devices that are not here, and compares them with the plan."""

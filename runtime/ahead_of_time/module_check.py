@@ -1,0 +1,132 @@
+"""Predictions for each module of a plan beside what XLA made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from alpa.dialects import body
+from alpa.passes.analysis import op_cost
+from alpa.passes.plan.annotated import annotated_fragments
+from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
+from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
+from alpa.runtime.stages import Exported, module_name
+from alpa.runtime.truth import Truth
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCheck:
+    """One exported module, predicted and compiled; bytes and FLOPs are per device and run."""
+
+    name: str
+    mesh: str
+    devices: int
+    """of the mesh"""
+    collectives: tuple[Collective, ...]
+    memory: FragmentMemory
+    flops: float
+    """of the whole module, split evenly over the devices"""
+    bytes_accessed: float
+    """by all ops of the module, split evenly over the devices, as if nothing were fused"""
+    real: Truth
+
+    @property
+    def payloads(self) -> dict[str, tuple[int, int]]:
+        """Predicted and real payload bytes by kind of collective."""
+        predicted, real = _payloads(self.collectives), _payloads(self.real.collectives)
+        return {kind: (predicted[kind], real[kind]) for kind in sorted({*predicted, *real})}
+
+    @property
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Predicted and real numbers of collectives by kind."""
+        predicted, real = _counts(self.collectives), _counts(self.real.collectives)
+        return {kind: (predicted[kind], real[kind]) for kind in sorted({*predicted, *real})}
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers, and each collective."""
+        return {
+            "name": self.name,
+            "devices": self.devices,
+            "collectives": {
+                "predicted": [asdict(it) for it in self.collectives],
+                "real": [asdict(it) for it in self.real.collectives],
+            },
+            "payload_bytes": _both(self.payloads),
+            "memory": {"predicted": _memory(self.memory), "real": _memory(self.real)},
+            "flops": {"predicted": self.flops, "real": self.real.flops},
+            "bytes_accessed": {"predicted": self.bytes_accessed, "real": self.real.bytes_accessed},
+            "has_16_bit_floats": self.real.has_16_bit_floats,
+        }
+
+
+def checks(stages: Exported, real: Mapping[str, Truth]) -> list[ModuleCheck]:
+    """The modules of an exported program beside XLA's results, which `real` has by name.
+
+    Raises:
+        PassError: a sharding does not fit its mesh.
+    """
+    module, program = stages.module, stages.program
+    predictions = zip(
+        program.fragments,
+        predicted_collectives(module),
+        predicted_memory(module),
+        annotated_fragments(module),
+        strict=True,
+    )
+    sizes = {mesh.name: len(mesh.devices) for mesh in program.meshes}
+    found: list[ModuleCheck] = []
+    for fragment, collectives, memory, annotated in predictions:
+        ops, devices = list(body(annotated.fragment).operations), sizes[fragment.mesh]
+        found.append(
+            ModuleCheck(
+                name=module_name(fragment),
+                mesh=fragment.mesh,
+                devices=devices,
+                collectives=collectives,
+                memory=memory,
+                flops=sum(map(op_cost.flops, ops)) / devices,
+                bytes_accessed=sum(map(op_cost.memory_bytes, ops)) / devices,
+                real=real[module_name(fragment)],
+            )
+        )
+    return found
+
+
+def total(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Adds up predicted and real numbers."""
+    listed = list(pairs)
+    return sum(a for a, _ in listed), sum(b for _, b in listed)
+
+
+def ratio(predicted: float, real: float) -> float:
+    """Predicted over real; 1 if both are 0."""
+    if predicted == real:
+        return 1.0
+    return predicted / real if real else float("inf")
+
+
+def _payloads(collectives: Sequence[Collective]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for it in collectives:
+        found[it.kind] += it.payload
+    return found
+
+
+def _counts(collectives: Sequence[Collective]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for it in collectives:
+        found[it.kind] += it.count
+    return found
+
+
+def _both(pairs: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
+    return {kind: {"predicted": a, "real": b} for kind, (a, b) in pairs.items()}
+
+
+def _memory(memory: FragmentMemory | Truth) -> dict[str, int]:
+    return {
+        name: getattr(memory, name)
+        for name in ("arguments", "results", "aliased", "temporaries", "peak")
+    }

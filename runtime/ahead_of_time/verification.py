@@ -1,0 +1,199 @@
+"""Says whether a plan fits its devices, by what their compiler makes of its stages.
+
+`verify_plan` compiles every stage for the plan's devices, which need not be here. A mesh's bytes
+are those of all values on it, by the instructions of a step, and what XLA needs inside the stage
+that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alpa.dialects import ir, main_function
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.device import size_text
+from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.data import Program
+from alpa.passes.plan.text import aligned
+from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead, gpu_of
+from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio
+from alpa.runtime.instructions import write_script
+from alpa.runtime.pjrt import CompilerOptions
+from alpa.runtime.simulation import verify
+from alpa.runtime.stages import exported, module_name
+from alpa.runtime.truth import Truth
+
+MEMORY_FRACTION = 0.9
+"""The share of a GPU's memory that the runtime gives to JAX. The CUDA context and the buffers of
+NCCL need the rest."""
+
+_MARGIN = 0.01
+"""The share of memory that a repaired plan leaves free beside what was missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshCheck:
+    """The memory of one mesh, in bytes per device."""
+
+    name: str
+    predicted: int | None
+    """by the plan; None if it says nothing"""
+    compiled: int
+    """at the fullest time of a step"""
+    usable: int
+
+    @property
+    def fits(self) -> bool:
+        return self.compiled <= self.usable
+
+    @property
+    def verdict(self) -> str:
+        """`fits`, or by how much it does not."""
+        if self.fits:
+            return "fits"
+        return f"does not fit: {size_text(self.compiled)} of {size_text(self.usable)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """A plan's predictions beside what the compiler of its devices made of it."""
+
+    device: str
+    modules: tuple[ModuleCheck, ...]
+    meshes: tuple[MeshCheck, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every mesh fits."""
+        return all(mesh.fits for mesh in self.meshes)
+
+    @property
+    def problem(self) -> str:
+        """Which meshes do not fit, in words; empty if all do."""
+        return ", ".join(f"{it.name} {it.verdict}" for it in self.meshes if not it.fits)
+
+    def memory_to_plan_with(self, cluster: Cluster) -> int:
+        """Bytes per device for another search, whose plan is expected to fit.
+
+        From a mesh's predicted peak it takes what the compiled one exceeds the usable memory by,
+        and `_MARGIN` more. It is less than the cluster's memory, with which this plan was found.
+        """
+        wanted = [
+            (mesh.predicted or mesh.compiled) - (mesh.compiled - mesh.usable)
+            for mesh in self.meshes
+            if not mesh.fits
+        ]
+        return int(min(cluster.device.memory, *wanted) * (1 - _MARGIN))
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers."""
+        return {
+            "device": self.device,
+            "fits": self.fits,
+            "modules": [module.to_json() for module in self.modules],
+            "meshes": [
+                {
+                    "name": mesh.name,
+                    "predicted_bytes": mesh.predicted,
+                    "compiled_bytes": mesh.compiled,
+                    "usable_bytes": mesh.usable,
+                    "fits": mesh.fits,
+                }
+                for mesh in self.meshes
+            ],
+        }
+
+    def __str__(self) -> str:
+        modules = [["module", "", "predicted", "compiled", "ratio"]]
+        for module in self.modules:
+            rows = _rows(module)
+            modules += [[module.name if i == 0 else "", *row] for i, row in enumerate(rows)]
+        meshes = [["mesh", "predicted", "compiled", "usable", ""]]
+        for mesh in self.meshes:
+            predicted = "unknown" if mesh.predicted is None else size_text(mesh.predicted)
+            sizes = [predicted, size_text(mesh.compiled), size_text(mesh.usable)]
+            meshes.append([mesh.name, *sizes, mesh.verdict])
+        return "\n".join(
+            [
+                f"compiled for {self.device}; bytes and FLOPs per device, of one run",
+                *aligned(modules, left=(0, 1)),
+                "",
+                "memory of a device, at the fullest time of a step",
+                *aligned(meshes, left=(0, 4)),
+            ]
+        )
+
+
+def verify_plan(
+    module: ir.Module,
+    *,
+    processes: int | None = None,
+    compiler_options: CompilerOptions | None = None,
+    cache: Path | None = None,
+    usable: int | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Verification:
+    """Compiles a planned module's stages for its cluster's devices, and compares.
+
+    `export-stages` runs on a copy, unless it has run. For CPU, XLA compiles for virtual devices.
+    `usable` is the memory of a device in bytes, by default `MEMORY_FRACTION` of a GPU's, and the
+    cluster's for CPU.
+
+    Raises:
+        CompilationError: the cluster's device is unknown, packages are missing, or XLA refuses a
+            stage.
+        CheckError, PassError: the module is not planned, or cannot be exported.
+        HloError: XLA's text cannot be read.
+    """
+    stages = exported(module)
+    cluster = plan_and_cluster(main_function(stages.module))[1]
+    gpu = gpu_of(cluster.device.name)
+    real = compile_ahead(
+        stages,
+        gpu,
+        processes=processes,
+        compiler_options=compiler_options,
+        cache=cache,
+        on_progress=on_progress,
+    )
+    if usable is None:
+        usable = cluster.device.memory if gpu is None else int(gpu.memory * MEMORY_FRACTION)
+    return Verification(
+        device=cluster.device.name if gpu is None else gpu.name,
+        modules=tuple(checks(stages, real)),
+        meshes=tuple(_mesh_checks(stages.program, real, usable)),
+    )
+
+
+def _mesh_checks(program: Program, real: Mapping[str, Truth], usable: int) -> Iterator[MeshCheck]:
+    inside = {name: it.temporaries for name, it in real.items()}
+    script = write_script(program)
+    peaks = verify(script, inside=lambda f: inside[module_name(f)]).peak_bytes
+    planned = program.plan.predicted_peak_bytes
+    for number, mesh in enumerate(program.meshes):
+        yield MeshCheck(
+            name=mesh.name,
+            predicted=planned[number] if number < len(planned) else None,
+            compiled=peaks[mesh.name],
+            usable=usable,
+        )
+
+
+def _rows(module: ModuleCheck) -> Iterator[list[str]]:
+    """Cells: what, predicted, compiled, ratio."""
+    for kind, (predicted, real) in module.payloads.items():
+        counts = module.counts[kind]
+        both = [f"{size_text(n)} in {k}" for n, k in zip((predicted, real), counts, strict=True)]
+        yield [kind, *both, f"{ratio(predicted, real):.3f}"]
+    pairs = {
+        "memory": (module.memory.peak, module.real.peak),
+        "temporaries": (module.memory.temporaries, module.real.temporaries),
+        "bytes accessed": (module.bytes_accessed, module.real.bytes_accessed),
+    }
+    for what, (predicted, real) in pairs.items():
+        yield [what, size_text(predicted), size_text(real), f"{ratio(predicted, real):.3f}"]
+    flops = (module.flops, module.real.flops)
+    yield ["FLOPs", *(f"{it:.4g}" for it in flops), f"{ratio(*flops):.3f}"]

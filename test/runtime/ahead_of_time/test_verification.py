@@ -1,0 +1,173 @@
+"""`alpa.runtime.ahead_of_time`: plans against what the compiler of their devices makes of them.
+
+Compiling for GPUs needs no GPU, but XLA's plug-in; without it those tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from alpa import passes
+from alpa.dialects import ir, parse
+from alpa.passes.cost.presets import PRESETS
+from alpa.runtime.ahead_of_time import compilation
+from alpa.runtime.ahead_of_time.compilation import (
+    CompilationError,
+    Progress,
+    compile_ahead,
+    gpu_of,
+)
+from alpa.runtime.ahead_of_time.targets import TARGETS
+from alpa.runtime.ahead_of_time.verification import MeshCheck, verify_plan
+from alpa.runtime.instructions import write_script
+from alpa.runtime.simulation import verify
+from alpa.runtime.stages import exported, module_name
+
+needs_gpu_compiler = pytest.mark.skipif(
+    compilation.missing_packages() != [], reason="needs the extra gpu-aot"
+)
+# Two equal layers, with updates by gradient descent.
+STEP = """
+func.func public @main(%u: tensor<64x64xf32> {alpa.role = "state"},
+                       %w: tensor<64x64xf32> {alpa.role = "state"},
+                       %x: tensor<256x64xf32> {alpa.role = "batch", alpa.batch_dim = 0})
+    -> (tensor<64x64xf32> {alpa.result = "state:0"}, tensor<64x64xf32> {alpa.result = "state:1"}) {
+  %h = stablehlo.dot_general %x, %u, contracting_dims = [1] x [0]
+    : (tensor<256x64xf32>, tensor<64x64xf32>) -> tensor<256x64xf32>
+  %y = stablehlo.dot_general %h, %w, contracting_dims = [1] x [0]
+    : (tensor<256x64xf32>, tensor<64x64xf32>) -> tensor<256x64xf32>
+  %dh = stablehlo.dot_general %y, %w, contracting_dims = [1] x [1]
+    : (tensor<256x64xf32>, tensor<64x64xf32>) -> tensor<256x64xf32>
+  %dw = stablehlo.dot_general %h, %y, contracting_dims = [0] x [0]
+    : (tensor<256x64xf32>, tensor<256x64xf32>) -> tensor<64x64xf32>
+  %du = stablehlo.dot_general %x, %dh, contracting_dims = [0] x [0]
+    : (tensor<256x64xf32>, tensor<256x64xf32>) -> tensor<64x64xf32>
+  %nu = stablehlo.subtract %u, %du : tensor<64x64xf32>
+  %nw = stablehlo.subtract %w, %dw : tensor<64x64xf32>
+  return %nu, %nw : tensor<64x64xf32>, tensor<64x64xf32>
+}
+"""
+OPTIONS = "num-micro-batches=4 intra=data-parallel"
+
+
+def planned(cluster: str, options: str = OPTIONS) -> ir.Module:
+    module = parse(STEP)
+    passes.run(module, f"alpa{{cluster={cluster} {options}}}")
+    return module
+
+
+def test_a_plan_for_cpu(tmp_path: Path) -> None:
+    module = planned("cpu:1x4", f"{OPTIONS} num-stages=2 num-layers=2")
+    before = str(module)
+    found = verify_plan(module, processes=1, cache=tmp_path)
+    assert str(module) == before
+    assert found.fits
+    names = [module_name(f) for f in exported(module).program.fragments]
+    assert [it.name for it in found.modules] == names
+    forward = found.modules[0]
+    # Each device multiplies 128 rows.
+    assert forward.flops == pytest.approx(forward.real.flops, rel=0.01)
+    assert forward.flops == pytest.approx(2 * 128 * 64 * 64, rel=0.01)
+    assert all(a == b for it in found.modules for a, b in it.payloads.values())
+    update = next(it for it in found.modules if "all-reduce" in it.payloads)
+    assert update.counts["all-reduce"] == (1, 1)
+    text = str(found).splitlines()
+    assert text[0].startswith("compiled for CPU")
+    assert text[-1].startswith("mesh_1")
+    assert text[-1].endswith("fits")
+    stored = json.loads(json.dumps(found.to_json()))
+    assert stored["meshes"][0]["usable_bytes"] == PRESETS["cpu"].device.memory
+
+
+def test_a_mesh_holds_what_it_keeps_and_what_xla_needs_inside(tmp_path: Path) -> None:
+    stages = exported(planned("cpu:1x2"))
+    real = compile_ahead(stages, None, processes=1)
+    script = write_script(stages.program)
+    kept = verify(script).peak_bytes["mesh_0"]
+    most = {name: kept if "backward" in name else 0 for name in real}
+    inside = verify(script, inside=lambda f: most[module_name(f)]).peak_bytes["mesh_0"]
+    assert kept < inside <= 2 * kept
+
+
+def test_equal_stages_are_compiled_once_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Equal updates of two meshes.
+    stages = exported(planned("cpu:1x4", f"{OPTIONS} num-stages=2 num-layers=2"))
+    seen: list[Progress] = []
+
+    def compiled() -> dict[str, compilation.Truth]:
+        seen.clear()
+        return compile_ahead(stages, None, processes=1, cache=tmp_path, on_progress=seen.append)
+
+    first = compiled()
+    distinct = len(list(tmp_path.iterdir()))
+    assert distinct < len(first) == len(stages.program.fragments)
+    assert seen[-1] == Progress(done=distinct, kept=0, distinct=distinct)
+    assert compiled() == first
+    assert seen == [Progress(done=distinct, kept=distinct, distinct=distinct)]
+    next(iter(tmp_path.iterdir())).write_text('{"collectives": 3')
+    with caplog.at_level(logging.WARNING):
+        assert compiled() == first
+    assert "is not used" in caplog.text
+    assert seen[-1].kept == distinct - 1
+
+
+def test_a_stage_that_xla_refuses(tmp_path: Path) -> None:
+    module = planned("cpu:1x2")
+    with pytest.raises(CompilationError, match=r"XLA cannot compile @mesh_0\..*no_such_option"):
+        verify_plan(module, processes=1, compiler_options={"xla_no_such_option": True})
+
+
+def test_devices_that_nothing_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CompilationError, match=r"no description of 'TPU v9'.* H100-SXM5-80GB"):
+        gpu_of("TPU v9")
+    assert gpu_of("CPU") is None
+
+
+@pytest.mark.skipif(compilation.missing_packages() == [], reason="the extra gpu-aot is installed")
+def test_without_the_extra_a_message_says_what_to_install() -> None:
+    with pytest.raises(CompilationError, match=r"pip install 'alpa-mlir\[gpu-aot\]'"):
+        gpu_of("H100-SXM5-80GB")
+
+
+def test_every_gpu_of_the_presets_has_a_description() -> None:
+    names = {machine.device.name for machine in PRESETS.values()} - {"CPU"}
+    assert names == set(TARGETS)
+    for machine in PRESETS.values():
+        if machine.device.name in TARGETS:
+            # The label counts more, or in GB.
+            real = TARGETS[machine.device.name].memory
+            assert 0.97 * machine.device.memory < real < 1.07 * machine.device.memory
+
+
+def test_verdicts() -> None:
+    mesh = MeshCheck(name="mesh_0", predicted=None, compiled=3 * 2**30, usable=4 * 2**30)
+    assert mesh.verdict == "fits"
+    full = replace(mesh, usable=2 * 2**30)
+    assert full.verdict == "does not fit: 3 GiB of 2 GiB"
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "cpu"])
+def test_a_plan_for_each_gpu(preset: str) -> None:
+    found = verify_plan(planned(f"{preset}:2x2"), processes=1)
+    assert found.fits
+    assert found.device == TARGETS[PRESETS[preset].device.name].name
+    assert all(it.real.bytes_accessed > 0 for it in found.modules)
+    assert any("all-reduce" in it.payloads for it in found.modules)
+
+
+@needs_gpu_compiler
+def test_a_gpu_has_less_memory_than_its_label(tmp_path: Path) -> None:
+    module = planned("v100-16gb:1x2")
+    (mesh,) = verify_plan(module, processes=1, cache=tmp_path).meshes
+    assert mesh.fits
+    assert mesh.usable == int(0.9 * 16_935_682_048)
+    (mesh,) = verify_plan(module, processes=1, cache=tmp_path, usable=mesh.compiled - 1).meshes
+    assert not mesh.fits
