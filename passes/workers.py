@@ -46,12 +46,14 @@ class Workers:
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
     ) -> None:
-        """Args:
-        count: the number of processes; `auto` is the number of the machine's cores, or 0 with
-            one core.
-        environment: variables of the processes' environment, beside this process's.
-        log: the file that the processes' standard error is appended to; by default they share
-            this process's.
+        """Starts nothing yet.
+
+        Args:
+            count: the number of processes; `auto` is the number of the machine's cores, or 0 with
+                one core.
+            environment: variables of the processes' environment, beside this process's.
+            log: the file that the processes' standard error is appended to; by default they share
+                this process's.
         """
         self._environment = {**os.environ, **(environment or {})}
         self._log = log
