@@ -177,10 +177,13 @@ def terminator(block: ir.Block) -> ir.OpView:
 
 
 def main_function(module: ir.Module) -> func.FuncOp:
-    """The public function of a module that `alpa.dialects.checks` has accepted."""
+    """The public function of a module that `alpa.dialects.checks` has accepted.
+
+    It keeps its module alive: an op from `operations` does not, one from a symbol table does.
+    """
     for op in module.body.operations:
         if isinstance(op, func.FuncOp) and is_public(op):
-            return op
+            return ir.SymbolTable(module.operation)[op.name.value]
     raise ValueError("the module has no public function")
 
 

@@ -1,4 +1,4 @@
-"""Deeply nested texts, which would overflow the stack of MLIR's recursive parser."""
+"""Reading texts: those nested too deep for MLIR's recursive parser; how long a module lives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from alpa.dialects import ir, parse, parse_file
+from alpa.dialects.bindings import main_function
 
 DEEP = {
     "modules": "module {" * 4000 + "}" * 4000,
@@ -30,3 +31,10 @@ def test_what_is_long_and_what_stands_in_strings_is_not_deep() -> None:
     function = 'func.func private @f{}() attributes {{a = [[1], [2]], b = "("}} // {{'
     text = "\n".join(function.format(number) for number in range(3000))
     assert len(parse(text).body.operations) == 3000
+
+
+def test_the_main_function_keeps_its_module_alive() -> None:
+    """An op that outlives its module is memory in other use: reading it ended the process."""
+    function = main_function(parse("func.func @main() attributes {alpa.a = 1 : i64} { return }"))
+    assert function.context._get_live_module_count() == 1
+    assert str(function.attributes["alpa.a"]) == "1 : i64"
