@@ -183,7 +183,7 @@ def main_function(module: ir.Module) -> func.FuncOp:
     """
     for op in module.body.operations:
         if isinstance(op, func.FuncOp) and is_public(op):
-            return ir.SymbolTable(module.operation)[op.name.value]
+            return cast("func.FuncOp", ir.SymbolTable(module.operation)[op.name.value])
     raise ValueError("the module has no public function")
 
 

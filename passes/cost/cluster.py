@@ -18,7 +18,7 @@ from alpa.passes.cost.device import (
     size_of,
     size_problem,
 )
-from alpa.passes.cost.presets import PRESETS
+from alpa.passes.cost.presets import IDEAL, PRESETS
 
 __all__ = ["Cluster", "ClusterError", "Device", "Link"]
 
@@ -51,9 +51,10 @@ class Cluster(Machine):
         """The cluster that ``text`` names: ``preset:HOSTSxDEVICES`` or the path of a TOML file.
 
         Whatever ends in ``.toml``, contains a path separator or is an existing file is read as a
-        file. ``,memory=14GiB`` at the end replaces the memory of a device. Raises ``ClusterError``
-        for an unknown preset, a bad shape or size, and for whatever is wrong in a file, there with
-        its line.
+        file. ``,ideal`` behind a preset takes the data sheet's figures (``presets``).
+        ``,memory=14GiB`` at the end replaces the memory of a device. Raises ``ClusterError`` for an
+        unknown preset, a bad shape or size, and for whatever is wrong in a file, there with its
+        line.
         """
         text, comma, memory = text.partition(",memory=")
         if text.endswith(".toml") or "/" in text or "\\" in text or Path(text).is_file():
@@ -81,7 +82,8 @@ class Cluster(Machine):
 def _preset(text: str) -> tuple[int, int, Machine]:
     """Hosts, devices per host and the machine of ``preset:HOSTSxDEVICES``."""
     name, _, shape = text.partition(":")
-    machine = PRESETS.get(name.strip().lower())
+    shape, ideal, _ = shape.partition(",ideal")
+    machine = (IDEAL if ideal else PRESETS).get(name.strip().lower())
     if machine is None:
         near = get_close_matches(name.strip().lower(), PRESETS, n=3)
         hint = f"did you mean {' or '.join(near)}? " if near else ""

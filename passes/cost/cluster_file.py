@@ -6,16 +6,22 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast, get_args
 
 from alpa.passes.cost.device import (
     SIZE_UNITS,
     ClusterError,
+    Collective,
+    Collectives,
+    Cost,
     Device,
+    Efficiency,
     Link,
     Machine,
+    Points,
     size_of,
     size_problem,
 )
@@ -25,9 +31,20 @@ Key = tuple[str, ...]
 _KEYS: dict[Key, Key] = {
     (): ("hosts", "devices_per_host", "device", "intra_host", "inter_host"),
     ("device",): ("name", "memory", "peak_flops", "memory_bandwidth"),
+    ("device", "efficiency"): ("matrix", "memory"),
     ("intra_host",): ("bandwidth", "latency"),
     ("inter_host",): ("bandwidth", "latency"),
 }
+"""What a section must have, if it is there."""
+_MORE: dict[Key, Key] = {
+    (): ("calibration",),
+    ("device",): ("usable_memory", "efficiency", "launch"),
+    ("intra_host",): ("overlap", "collectives"),
+    ("inter_host",): ("overlap", "collectives"),
+}
+"""What it may have."""
+T = TypeVar("T")
+
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
@@ -70,7 +87,9 @@ def _key_lines(text: str) -> dict[Key, int]:
             table = _split(header[1])
             lines.setdefault(table, number)
         elif key := _KEY.match(line):
-            lines.setdefault((*table, *_split(key[1])), number)
+            parts = _split(key[1])
+            for length in range(1, len(parts) + 1):
+                lines.setdefault((*table, *parts[:length]), number)
     return lines
 
 
@@ -86,13 +105,8 @@ class _Reader:
 
     def read(self) -> tuple[int, int, Machine]:
         for where in _KEYS:
-            self._check_keys(where)
-        peaks = self._section(("device", "peak_flops"))
-        if "f32" not in peaks:
-            raise self._error(
-                ("device", "peak_flops"),
-                "peak_flops lacks 'f32', which stands for every type that is not listed",
-            )
+            if self._has(where):
+                self._check_keys(where)
         name = self._value(("device", "name"))
         if not isinstance(name, str):
             raise self._error(("device", "name"), f"name must be a string, not {name!r}")
@@ -103,9 +117,11 @@ class _Reader:
         machine = Machine(
             device=Device(
                 name=name,
-                memory=self._memory(("device", "memory")),
-                peak_flops={d: self._positive(("device", "peak_flops", d)) for d in peaks},
+                memory=self._usable(),
+                peak_flops=self._by_type(("device", "peak_flops"), self._positive),
                 memory_bandwidth=self._positive(("device", "memory_bandwidth")),
+                efficiency=self._efficiency() if self._has(("device", "efficiency")) else None,
+                launch=self._optional(("device", "launch"), self._seconds, 0.0),
             ),
             intra_host=self._link("intra_host"),
             inter_host=self._link("inter_host"),
@@ -113,16 +129,24 @@ class _Reader:
         return hosts, devices, machine
 
     def _check_keys(self, where: Key) -> None:
-        section, known = self._section(where), _KEYS[where]
+        section, needed = self._section(where), _KEYS[where]
+        known = needed + _MORE.get(where, ())
         title = f"[{'.'.join(where)}]" if where else "the cluster file"
         for key in section:
             if key not in known:
                 near = get_close_matches(key, known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
                 raise self._error((*where, key), f"unknown key {key!r} in {title}; {hint}")
-        for key in known:
+        self._need(where, section, needed)
+
+    def _need(self, where: Key, section: Mapping[str, object], needed: Key) -> None:
+        title = f"[{'.'.join(where)}]" if where else "the cluster file"
+        for key in needed:
             if key not in section:
-                raise self._error(where, f"{title} lacks {key!r}; it needs {', '.join(known)}")
+                raise self._error(where, f"{title} lacks {key!r}; it needs {', '.join(needed)}")
+
+    def _has(self, key: Key) -> bool:
+        return key == () or key[-1] in self._section(key[:-1])
 
     def _error(self, key: Key, message: str) -> ClusterError:
         while key and key not in self._lines:
@@ -170,10 +194,90 @@ class _Reader:
         expected = "be a whole number from 1 on"
         return int(self._number(key, lambda x: isinstance(x, int) and x >= 1, expected))
 
+    def _seconds(self, key: Key) -> float:
+        expected = "not be negative or infinite"
+        return float(self._number(key, lambda x: 0 <= x < inf, expected))
+
+    def _fraction(self, key: Key) -> float:
+        return float(self._number(key, lambda x: 0 < x <= 1, "be greater than 0 and at most 1"))
+
+    def _optional(self, key: Key, read: Callable[[Key], T], default: T) -> T:
+        return read(key) if self._has(key) else default
+
+    def _by_type(self, key: Key, read: Callable[[Key], T]) -> dict[str, T]:
+        """Figures by element type."""
+        figures = {name: read((*key, name)) for name in self._section(key)}
+        if "f32" not in figures:
+            raise self._error(
+                key, f"{key[-1]} lacks 'f32', which stands for every type that is not listed"
+            )
+        return figures
+
+    def _efficiency(self) -> Efficiency:
+        where = ("device", "efficiency")
+        return Efficiency(
+            matrix=self._by_type((*where, "matrix"), self._points),
+            memory=self._points((*where, "memory")),
+        )
+
+    def _points(self, key: Key) -> Points:
+        """Sizes and shares, such as ``[[1e6, 0.5], [1e9, 0.9]]``."""
+        points = self._value(key)
+        if (
+            not isinstance(points, list)
+            or not points
+            or not all(map(_is_point, cast("list[object]", points)))
+        ):
+            raise self._error(
+                key,
+                f"{key[-1]} must be a list of [size, share] with sizes from 1 on and shares "
+                f"greater than 0 and at most 1, not {points!r}",
+            )
+        found = tuple((float(size), float(share)) for size, share in cast("list[Any]", points))
+        if any(one[0] >= other[0] for one, other in pairwise(found)):
+            raise self._error(key, f"the sizes of {key[-1]} must rise")
+        return found
+
     def _link(self, name: str) -> Link:
-        bandwidth, expected = self._positive((name, "bandwidth")), "not be negative or infinite"
-        latency = self._number((name, "latency"), lambda x: 0 <= x < inf, expected)
-        return Link(bandwidth=bandwidth, latency=float(latency))
+        return Link(
+            bandwidth=self._positive((name, "bandwidth")),
+            latency=self._seconds((name, "latency")),
+            overlap=self._optional((name, "overlap"), self._overlap, 0.0),
+            collectives=self._optional((name, "collectives"), self._collectives, {}),
+        )
+
+    def _overlap(self, key: Key) -> float:
+        return float(self._number(key, lambda x: 0 <= x < 1, "be at least 0 and less than 1"))
+
+    def _collectives(self, key: Key) -> Collectives:
+        """By kind and group size, such as ``all-reduce.8 = { alpha = 3e-5, beta = 2e11 }``."""
+        found: dict[Collective, dict[int, Cost]] = {}
+        for kind in self._section(key):
+            if kind not in get_args(Collective):
+                known = ", ".join(get_args(Collective))
+                raise self._error((*key, kind), f"unknown collective {kind!r}; known: {known}")
+            sizes = found[cast("Collective", kind)] = {}
+            for size in self._section((*key, kind)):
+                where = (*key, kind, size)
+                if not size.isdecimal() or int(size) < 2:
+                    raise self._error(where, f"{size!r} is no size of a group from 2 on")
+                self._need(where, self._section(where), ("alpha", "beta"))
+                alpha, beta = self._seconds((*where, "alpha")), self._positive((*where, "beta"))
+                sizes[int(size)] = Cost(alpha, 1 / beta)
+        return found
+
+    def _usable(self) -> int:
+        """Bytes for a program: of the device, or a size or share of its own."""
+        memory, key = self._memory(("device", "memory")), ("device", "usable_memory")
+        if not self._has(key):
+            return memory
+        value = self._value(key)
+        if isinstance(value, float):
+            return int(memory * self._fraction(key))
+        usable = self._memory(key)
+        if usable > memory:
+            raise self._error(key, f"usable_memory is more than the device's {memory:,} bytes")
+        return usable
 
     def _memory(self, key: Key) -> int:
         value = self._value(key)
@@ -187,3 +291,12 @@ class _Reader:
                 f"units: {', '.join(SIZE_UNITS)}",
             )
         return found
+
+
+def _is_point(point: object) -> bool:
+    """Whether it is a size and a share."""
+    match point:
+        case [int() | float() as size, int() | float() as share]:
+            return 1 <= size < inf and 0 < share <= 1
+        case _:
+            return False

@@ -1,27 +1,44 @@
-"""Times of collectives on a logical device mesh, in the alpha-beta model with ring algorithms.
+"""Times of collectives on a logical device mesh, in the alpha-beta model.
 
-With n devices on the axis, latency a and bandwidth w (bytes/s per device and direction):
+``bytes`` is always what one device holds of the *full* array of that collective: the result of an
+all-gather, the operand of a reduce-scatter, an all-reduce or an all-to-all. All functions take
+arrays of bytes too. An axis of size 1 costs nothing.
+
+**Ideal links.** With n devices on the axis, latency a and bandwidth w (bytes/s per device and
+direction), rings take
 
 * all-gather, reduce-scatter:  (n - 1) a +     (n - 1) / n * bytes / w
 * all-reduce:                2 (n - 1) a + 2 * (n - 1) / n * bytes / w
 * all-to-all:                  (n - 1) a +     (n - 1) / n * bytes / w'
 
-``bytes`` is always what one device holds of the *full* array of that collective: the result of an
-all-gather, the operand of a reduce-scatter, an all-reduce or an all-to-all. All functions take
-arrays of bytes too. An axis of size 1 costs nothing.
+A ring over several hosts has the bandwidth and the latency of its slowest link, and an all-reduce
+over several axes reduces axis by axis.
+
+**Measured links** (``Link.collectives``). Inside a host, a collective takes what was measured for
+groups of its size, between two sizes something between; over whole hosts, what was measured for so
+many hosts. For other groups:
+
+* A ring has the slow link's latency only in the share of its steps that is between hosts.
+* An all-reduce is one for all of its axes, and hierarchical over hosts: the devices of a host
+  reduce and scatter, a tree of hosts reduces each part, and the devices gather. The three overlap,
+  so that the slowest of them counts. (NCCL's trees; NVIDIA, *Massively Scale Your Deep Learning
+  Training with NCCL 2.4*.)
+
+The share of a collective that computation hides (``Link.overlap``) is not counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from math import prod
+from math import gcd, log2, prod
 from typing import TypeVar
 
 import numpy as np
 
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.device import Link
+from alpa.passes.cost.device import Collective, Cost, Link
 
 Bytes = TypeVar("Bytes", float, np.ndarray)
 
@@ -41,6 +58,8 @@ class LogicalMesh:
     sizes: tuple[int, ...]
     links: tuple[Link, ...]
     exchange_links: tuple[Link, ...] = ()
+    measured: Measured | None = None
+    """instead of both, if links were measured"""
 
     def __post_init__(self) -> None:
         if not self.exchange_links:
@@ -94,6 +113,7 @@ class LogicalMesh:
             sizes=logical_shape,
             links=tuple(ring for ring, _ in views),
             exchange_links=tuple(exchange for _, exchange in views),
+            measured=Measured.of(cluster, devices_per_host, logical_shape),
         )
 
 
@@ -114,27 +134,131 @@ def _axis_links(cluster: Cluster, devices_per_host: int, size: int, step: int) -
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Collectives on links that were measured, for groups along the axes of a logical mesh."""
+
+    fast: Link
+    slow: Link
+    devices_per_host: int
+    inside: tuple[int, ...]
+    """of each axis: the devices of a group that are in one host"""
+    hosts: tuple[int, ...]
+    """of each axis: the hosts of a group"""
+
+    @classmethod
+    def of(
+        cls, cluster: Cluster, devices_per_host: int, logical_shape: tuple[int, ...]
+    ) -> Measured | None:
+        """None if no link of the cluster was measured."""
+        if not cluster.intra_host.collectives and not cluster.inter_host.collectives:
+            return None
+        steps = [prod(logical_shape[k + 1 :]) for k in range(len(logical_shape))]
+        sizes = list(zip(logical_shape, steps, strict=True))
+        inside = tuple(gcd(size, max(1, devices_per_host // step)) for size, step in sizes)
+        return cls(
+            fast=cluster.intra_host,
+            slow=cluster.inter_host,
+            devices_per_host=devices_per_host,
+            inside=inside,
+            hosts=tuple(size // few for size, few in zip(logical_shape, inside, strict=True)),
+        )
+
+    def seconds(self, kind: Collective, axes: Sequence[int], num_bytes: Bytes) -> Bytes:
+        """Seconds of a collective over some axes together."""
+        inside, hosts = (prod(sizes[k] for k in axes) for sizes in (self.inside, self.hosts))
+        if inside * hosts == 1:
+            return 0 * num_bytes
+        cost = self._cost(kind, inside, hosts)
+        link = self.fast if hosts == 1 else self.slow
+        return (1 - link.overlap) * (cost.start + cost.per_byte * num_bytes)
+
+    def _cost(self, kind: Collective, inside: int, hosts: int) -> Cost:
+        if hosts == 1:
+            return inside_host(kind, self.fast, inside)
+        if inside == self.devices_per_host:
+            found = _between(self.slow.collectives.get(kind, {}), hosts)
+            if found is not None:
+                return found
+        size, groups = inside * hosts, self.devices_per_host // inside
+        if kind == "all-reduce":
+            within = inside_host(kind, self.fast, inside) if inside > 1 else Cost(0.0, 0.0)
+            # All groups of a host share its network, each with a part of its operand per device.
+            across = 2 * (hosts - 1) / hosts * groups / self.slow.bandwidth
+            start = within.start + 2 * log2(hosts) * self.slow.latency
+            return Cost(start, max(within.per_byte, across))
+        if kind == "all-to-all":
+            leaving = (size - inside) / size * self.devices_per_host / self.slow.bandwidth
+            staying = (inside - 1) / size / self.fast.bandwidth
+            return Cost((size - 1) * self.slow.latency, max(leaving, staying))
+        return ring_over_hosts(self.fast, self.slow, size, crossings=hosts, rings=groups)
+
+
+def inside_host(kind: Collective, link: Link, size: int) -> Cost:
+    """Of a group of devices in one host: measured, or a ring."""
+    found = _between(link.collectives.get(kind, {}), size)
+    if found is not None:
+        return found
+    times = 2 if kind == "all-reduce" else 1
+    return Cost(times * (size - 1) * link.latency, times * (size - 1) / size / link.bandwidth)
+
+
+def ring_over_hosts(fast: Link, slow: Link, size: int, *, crossings: float, rings: int) -> Cost:
+    """An all-gather in a ring, of whose links so many are between hosts; so many such rings leave
+    or enter a host."""
+    bandwidth = min(fast.bandwidth, slow.bandwidth / rings)
+    if fast.collectives or slow.collectives:
+        share = crossings / size
+        latency = share * slow.latency + (1 - share) * fast.latency
+    else:
+        latency = max(fast.latency, slow.latency)
+    return Cost((size - 1) * latency, (size - 1) / size / bandwidth)
+
+
+def _between(measured: Mapping[int, Cost], size: int) -> Cost | None:
+    """The measured cost of a size, or between those of the next smaller and larger one: linear in
+    the logarithm of the size."""
+    if size in measured:
+        return measured[size]
+    below = max((it for it in measured if it < size), default=None)
+    above = min((it for it in measured if it > size), default=None)
+    if below is None or above is None:
+        return None
+    share = log2(size / below) / log2(above / below)
+    few, many = measured[below], measured[above]
+    return Cost(*((1 - share) * a + share * b for a, b in zip(few, many, strict=True)))
+
+
 def all_gather(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds until each device on ``axis`` holds the result of ``num_bytes`` bytes."""
+    if mesh.measured is not None:
+        return mesh.measured.seconds("all-gather", (axis,), num_bytes)
     return _ring(mesh.links[axis], mesh.sizes[axis], num_bytes)
 
 
 def reduce_scatter(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds to sum an operand of ``num_bytes`` bytes per device, a part of it on each device."""
+    if mesh.measured is not None:
+        return mesh.measured.seconds("reduce-scatter", (axis,), num_bytes)
     return _ring(mesh.links[axis], mesh.sizes[axis], num_bytes)
 
 
 def all_to_all(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds to exchange parts of an operand of ``num_bytes`` bytes per device along ``axis``."""
+    if mesh.measured is not None:
+        return mesh.measured.seconds("all-to-all", (axis,), num_bytes)
     return _ring(mesh.exchange_links[axis], mesh.sizes[axis], num_bytes)
 
 
 def all_reduce(mesh: LogicalMesh, axes: int | tuple[int, ...], num_bytes: Bytes) -> Bytes:
     """Seconds to sum an operand of ``num_bytes`` bytes per device over one axis or several.
 
-    Over several it is hierarchical: reduce-scatters axis by axis, then all-gathers backwards, in
-    the order that is cheapest for the largest ``num_bytes``.
+    Over several ideal ones it is hierarchical: reduce-scatters axis by axis, then all-gathers
+    backwards, in the order that is cheapest for the largest ``num_bytes``.
     """
+    if mesh.measured is not None:
+        axes = (axes,) if isinstance(axes, int) else axes
+        return mesh.measured.seconds("all-reduce", axes, num_bytes)
     if isinstance(axes, int):
         return 2 * _ring(mesh.links[axes], mesh.sizes[axes], num_bytes)
     orders = permutations(axes)
@@ -150,4 +274,5 @@ def _hierarchical(mesh: LogicalMesh, order: tuple[int, ...], num_bytes: Bytes) -
 
 
 def _ring(link: Link, size: int, num_bytes: Bytes) -> Bytes:
-    return (size - 1) * link.latency + (size - 1) / size / link.bandwidth * num_bytes
+    seconds = (size - 1) * link.latency + (size - 1) / size / link.bandwidth * num_bytes
+    return (1 - link.overlap) * seconds

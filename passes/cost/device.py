@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 
 class ClusterError(ValueError):
@@ -21,6 +25,21 @@ class ClusterError(ValueError):
 MOST_DEVICES = 4096
 """The search looks at every size of a mesh at every place: 512 hosts take it minutes."""
 
+Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
+
+
+class Cost(NamedTuple):
+    """A collective in the alpha-beta model: ``b`` bytes take ``start + per_byte * b`` s.
+
+    ``b`` is what one device holds of the full array (``collectives``).
+    """
+
+    start: float
+    per_byte: float
+
+
+Collectives = Mapping[Collective, Mapping[int, Cost]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
@@ -30,6 +49,31 @@ class Link:
     """bytes/s, in one direction"""
     latency: float
     """seconds for the start of one message"""
+    overlap: float = 0.0
+    """the share of a collective's seconds that computation hides"""
+    collectives: Collectives = field(
+        default_factory=dict[Collective, Mapping[int, Cost]], hash=False
+    )
+    """what was measured: inside a host by the number of devices; between hosts by the number of
+    hosts, of groups of all their devices"""
+
+
+Points = tuple[tuple[float, float], ...]
+"""Sizes, rising, and the share of a figure that is reached at each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """The shares of a device's figures that programs reach, by the size of the work.
+
+    Between two points a share is linear in the logarithm of the size; beyond them it is the last.
+    """
+
+    matrix: Mapping[str, Points] = field(hash=False)
+    """FLOPs of an op and shares of the peak, by element type; types that are not listed have those
+    of ``f32``"""
+    memory: Points
+    """bytes that an op moves and shares of the memory bandwidth"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +87,11 @@ class Device:
     """FLOP/s by MLIR element type (``f32``, ``bf16``, ``f8E4M3FN`` …); ``f32`` is always there"""
     memory_bandwidth: float
     """bytes/s"""
+    efficiency: Efficiency | None = None
+    """None for an ideal device: it reaches its figures, and each op reads its operands from memory
+    and writes its results"""
+    launch: float = 0.0
+    """seconds to start a kernel"""
 
     def peak(self, dtype: str) -> float:
         """FLOP/s for an MLIR element type.
@@ -69,9 +118,33 @@ class Device:
             substitutes = ()
         return next((peaks[name] for name in substitutes if name in peaks), peaks["f32"])
 
-    def seconds(self, flops: float, num_bytes: float, dtype: str) -> float:
-        """Roofline time of local work: ``max(flops / peak, bytes / memory_bandwidth)``."""
-        return max(flops / self.peak(dtype), num_bytes / self.memory_bandwidth)
+    def seconds(self, flops: float, num_bytes: float, dtype: str, share: Share = 1.0) -> Share:
+        """Roofline time of a share of local work: ``max(flops / peak, bytes / memory_bandwidth)``,
+        each at its efficiency."""
+        if self.efficiency is None:
+            return max(flops / self.peak(dtype), num_bytes / self.memory_bandwidth) * share
+        points = self.efficiency.matrix
+        compute = flops * share / self.peak(dtype)
+        compute /= _share_at(points.get(dtype, points["f32"]), flops * share)
+        memory = num_bytes * share / self.memory_bandwidth
+        memory /= _share_at(self.efficiency.memory, num_bytes * share)
+        larger: Any = np.maximum(compute, memory)
+        return larger
+
+
+Share = TypeVar("Share", float, np.ndarray)
+
+
+def _share_at(points: Points, size: float | np.ndarray) -> Any:
+    """The share at a size, or at each size of an array."""
+    return np.interp(np.log(np.maximum(size, 1.0)), *_curve(points))
+
+
+@cache
+def _curve(points: Points) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of sizes, and shares."""
+    sizes, shares = zip(*points, strict=True)
+    return np.log(sizes), np.array(shares)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,12 @@ from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
 from alpa.passes.analysis.op_kinds import TRIVIAL
 from alpa.passes.base import PassError
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import Share, size_text
 from alpa.passes.sharding import sums
 from alpa.passes.sharding.convolutions import sound_rule, sound_strategies
 from alpa.passes.sharding.gradient_reductions import is_reduction
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
-from alpa.passes.sharding.op_seconds import op_seconds
+from alpa.passes.sharding.op_seconds import work_seconds
 from alpa.passes.sharding.ops import Op, read_ops
 from alpa.passes.sharding.shard_graph import (
     NO_LAYOUT,
@@ -62,7 +62,7 @@ class OpPoser:
 
     def add_block(self, block: ir.Block, weight: float) -> None:
         """Adds all ops of a block but its terminator; each runs `weight` times per step."""
-        ops = self.graph.ops_of[block] = read_ops(block)
+        ops = self.graph.ops_of[block] = read_ops(block, self.graph.cluster.device)
         placed = self.graph.placed
         for op in ops:
             if not (op.results and all(result in placed for result in op.results)):
@@ -109,7 +109,7 @@ class OpPoser:
     def _add_manual(self, op: Op, view: sdy.ManualComputationOp, weight: float) -> None:
         """What is written for local shards has one strategy."""
         mesh = self.graph.mesh
-        seconds = op_seconds(view, self.graph.cluster) / op_cost.manual_ways(view)
+        seconds = self._seconds(op, 1 / op_cost.manual_ways(view))
         seconds += sum(one.seconds(mesh) for one in written_collectives(view, mesh))
         node = self.graph.terms.add_node(np.zeros(1))
         self.graph.charge((node,), np.array([weight * seconds]))
@@ -205,7 +205,7 @@ class OpPoser:
         """Seconds per step of each strategy; computed once for all trivial ops of equal types."""
 
         def make() -> np.ndarray:
-            seconds = op_seconds(op.view, self.graph.cluster) * space.shares
+            seconds = self._seconds(op, space.shares)
             if space.sums is None:  # Sums with a node of their own are charged there.
                 seconds += [self._reduce_seconds(op, way) for way in space.strategies]
             return weight * seconds
@@ -213,7 +213,10 @@ class OpPoser:
         if op.name not in TRIVIAL:
             return make()
         types = [value.type for value in (*op.operands, *op.results)]
-        return self.graph.cache.once(("op", space, op.name, weight, *types), make)
+        return self.graph.cache.once(("op", space, op.name, op.work, weight, *types), make)
+
+    def _seconds(self, op: Op, share: Share) -> Share:
+        return work_seconds(op.work, self.graph.cluster.device, share)
 
     def _reduce_seconds(self, op: Op, strategy: Strategy) -> float:
         """Seconds of the collectives on an op's partial sums."""
@@ -243,7 +246,7 @@ class OpPoser:
                 )
         devices = prod(self.graph.mesh.sizes)
         num_bytes = sum(type_bytes(value.type) for value in [*op.operands, *op.results])
-        seconds = op_seconds(view, self.graph.cluster)
+        seconds = self._seconds(op, 1.0)
         if num_bytes > 0 and devices > 1:
             message = (
                 f"{name} has no sharding rule: each of {devices} devices runs it whole, about "

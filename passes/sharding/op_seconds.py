@@ -1,27 +1,28 @@
-"""How long one device takes for an op, before anything is sharded."""
+"""How long one device takes for an op, or for a share of it."""
 
 from __future__ import annotations
 
-from alpa.dialects import body, ir, mpmd
-from alpa.passes.analysis import op_cost
+from alpa.dialects import body, ir
+from alpa.passes.analysis import op_work
+from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.device import Device, Share
 
 
-def op_seconds(op: ir.OpView, cluster: Cluster) -> float:
-    """The larger of FLOPs over the dtype's peak and bytes over memory bandwidth, in seconds."""
-    if isinstance(op, mpmd.ReturnOp):
-        return 0.0
-    return cluster.device.seconds(op_cost.flops(op), op_cost.memory_bytes(op), _dtype(op))
+def block_works(block: ir.Block, device: Device) -> list[Work]:
+    """The work of each op of a block but its terminator, in order. Ideal ones fuse nothing."""
+    if device.efficiency is None:
+        return op_work.unfused(list(block.operations)[:-1])
+    return op_work.fused(block)[:-1]
+
+
+def work_seconds(work: Work, device: Device, share: Share = 1.0) -> Share:
+    """Seconds for a share of an op's work. Its kernels are started whatever the share."""
+    seconds = device.seconds(work.flops, work.bytes, work.dtype, share)
+    return work.kernels * device.launch + seconds
 
 
 def computation_seconds(op: ir.OpView, cluster: Cluster) -> float:
     """The seconds of all ops of a computation, one after the other."""
-    return sum(op_seconds(inner, cluster) for inner in body(op).operations)
-
-
-def _dtype(op: ir.OpView) -> str:
-    """The element type that an op computes in, as the cluster file names it (`f32`, `i8`)."""
-    for value in [*op.operands, *op.results]:
-        if isinstance(value.type, ir.RankedTensorType):
-            return str(value.type.element_type)
-    return "f32"
+    works = block_works(body(op), cluster.device)
+    return sum(float(work_seconds(work, cluster.device)) for work in works)

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from alpa.dialects import ir
 from alpa.dialects.attributes import FOLLOW, read_int
+from alpa.passes.analysis.op_work import NOTHING, Work
+from alpa.passes.cost.device import Device
+from alpa.passes.sharding.op_seconds import block_works
 
 
 class Op(NamedTuple):
@@ -21,13 +24,16 @@ class Op(NamedTuple):
     results: tuple[ir.Value, ...]
     follow: int | None
     """the operand whose sharding it takes over, where `alpa.follow` names one"""
+    work: Work
+    """of one execution"""
 
     @classmethod
-    def of(cls, op: ir.OpView) -> Op:
+    def of(cls, op: ir.OpView, work: Work = NOTHING) -> Op:
         name = op.operation.name
-        return cls(op, name, tuple(op.operands), tuple(op.results), read_int(op, FOLLOW))
+        return cls(op, name, tuple(op.operands), tuple(op.results), read_int(op, FOLLOW), work)
 
 
-def read_ops(block: ir.Block) -> list[Op]:
+def read_ops(block: ir.Block, device: Device) -> list[Op]:
     """The ops of a block but its terminator."""
-    return [Op.of(op) for op in list(block.operations)[:-1]]
+    ops = list(block.operations)[:-1]
+    return [Op.of(*each) for each in zip(ops, block_works(block, device), strict=True)]

@@ -13,7 +13,7 @@ from alpa.dialects.plan import Plan
 from alpa.passes.sharding.copies import local_bytes
 from alpa.passes.sharding.liveness import passing
 from alpa.passes.sharding.mesh_problem import MeshProblem
-from alpa.passes.sharding.op_seconds import op_seconds
+from alpa.passes.sharding.op_seconds import work_seconds
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.strategies import splittable
 from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
@@ -82,7 +82,7 @@ class ClassPart:
             part = _part_of(self.graph.steps[step])
             runs = 1 if part == "update" else self.posed.plan.num_micro_batches
             key = (part, splittable(rule))
-            seconds = weight * op_seconds(op.view, self.graph.cluster) / runs
+            seconds = weight * float(work_seconds(op.work, self.graph.cluster.device)) / runs
             found[key] = found.get(key, 0.0) + seconds
         return found
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from alpa.dialects import body
-from alpa.passes.analysis import op_cost
+from alpa.passes.analysis import op_work
 from alpa.passes.plan.annotated import annotated_fragments
 from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
 from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
@@ -78,7 +78,8 @@ def checks(stages: Exported, real: Mapping[str, Truth]) -> list[ModuleCheck]:
     sizes = {mesh.name: len(mesh.devices) for mesh in program.meshes}
     found: list[ModuleCheck] = []
     for fragment, collectives, memory, annotated in predictions:
-        ops, devices = list(body(annotated.fragment).operations), sizes[fragment.mesh]
+        flops, num_bytes, _ = op_work.total(op_work.fused(body(annotated.fragment)))
+        devices = sizes[fragment.mesh]
         found.append(
             ModuleCheck(
                 name=module_name(fragment),
@@ -86,8 +87,8 @@ def checks(stages: Exported, real: Mapping[str, Truth]) -> list[ModuleCheck]:
                 devices=devices,
                 collectives=collectives,
                 memory=memory,
-                flops=sum(map(op_cost.flops, ops)) / devices,
-                bytes_accessed=sum(map(op_cost.memory_bytes, ops)) / devices,
+                flops=flops / devices,
+                bytes_accessed=num_bytes / devices,
                 real=real[module_name(fragment)],
             )
         )

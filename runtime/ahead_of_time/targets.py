@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from alpa.passes.cost.presets import DRIVER_MEMORY
+
 _SHARED_PER_BLOCK = 48 * 1024
 _REGISTERS = 64 * 1024
 
@@ -108,21 +110,25 @@ def _hopper(name: str, memory: int, memory_bandwidth: int) -> Gpu:
 
 
 TARGETS: Mapping[str, Gpu] = {
-    "V100-SXM2-16GB": _volta("Tesla V100-SXM2-16GB", 16_935_682_048),
-    # PyTorch's reports of the same card: 31.75 GiB.
-    "V100-SXM2-32GB": _volta("Tesla V100-SXM2-32GB", 34_089_730_048),
-    "A100-SXM4-40GB": _ampere("NVIDIA A100-SXM4-40GB", 42_331_013_120, 1_555_200_000_000),
-    "A100-SXM4-80GB": _ampere("NVIDIA A100-SXM4-80GB", 85_100_068_864, 2_039_040_000_000),
-    "H100-SXM5-80GB": _hopper("NVIDIA H100 80GB HBM3", 84_942_979_072, 3_352_320_000_000),
-    # XLA's description has the label's 141 GiB; PyTorch reports 139.72 GiB.
-    "H200-SXM5-141GB": _hopper("NVIDIA H200", 150_023_208_468, 4_800_000_000_000),
+    "V100-SXM2-16GB": _volta("Tesla V100-SXM2-16GB", DRIVER_MEMORY["V100-SXM2-16GB"]),
+    "V100-SXM2-32GB": _volta("Tesla V100-SXM2-32GB", DRIVER_MEMORY["V100-SXM2-32GB"]),
+    "A100-SXM4-40GB": _ampere(
+        "NVIDIA A100-SXM4-40GB", DRIVER_MEMORY["A100-SXM4-40GB"], 1_555_200_000_000
+    ),
+    "A100-SXM4-80GB": _ampere(
+        "NVIDIA A100-SXM4-80GB", DRIVER_MEMORY["A100-SXM4-80GB"], 2_039_040_000_000
+    ),
+    "H100-SXM5-80GB": _hopper(
+        "NVIDIA H100 80GB HBM3", DRIVER_MEMORY["H100-SXM5-80GB"], 3_352_320_000_000
+    ),
+    "H200-SXM5-141GB": _hopper("NVIDIA H200", DRIVER_MEMORY["H200-SXM5-141GB"], 4_800_000_000_000),
     "B200-SXM": Gpu(
         name="NVIDIA B200",
         compute_capability=(10, 0),
         cores=148,
         f32_units_per_core=128,
         clock=1.965,
-        memory=191_514_411_008,
+        memory=DRIVER_MEMORY["B200-SXM"],
         memory_bandwidth=7_672_320_000_000,
         l2_cache=132_644_864,
         shared_per_core=228 * 1024,

@@ -15,6 +15,7 @@ from typing import Any
 from alpa.dialects import ir, main_function
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
+from alpa.passes.cost.presets import USABLE_MEMORY
 from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.text import aligned
@@ -25,10 +26,6 @@ from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.simulation import verify
 from alpa.runtime.stages import exported, module_name
 from alpa.runtime.truth import Truth
-
-MEMORY_FRACTION = 0.9
-"""The share of a GPU's memory that the runtime gives to JAX. The CUDA context and the buffers of
-NCCL need the rest."""
 
 _MARGIN = 0.01
 """The share of memory that a repaired plan leaves free beside what was missing."""
@@ -139,7 +136,7 @@ def verify_plan(
     """Compiles a planned module's stages for its cluster's devices, and compares.
 
     `export-stages` runs on a copy, unless it has run. For CPU, XLA compiles for virtual devices.
-    `usable` is the memory of a device in bytes, by default `MEMORY_FRACTION` of a GPU's, and the
+    `usable` is the memory of a device in bytes, by default `USABLE_MEMORY` of a GPU's, and the
     cluster's for CPU.
 
     Raises:
@@ -160,7 +157,7 @@ def verify_plan(
         on_progress=on_progress,
     )
     if usable is None:
-        usable = cluster.device.memory if gpu is None else int(gpu.memory * MEMORY_FRACTION)
+        usable = cluster.device.memory if gpu is None else int(gpu.memory * USABLE_MEMORY)
     return Verification(
         device=cluster.device.name if gpu is None else gpu.name,
         modules=tuple(checks(stages, real)),

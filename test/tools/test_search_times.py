@@ -133,7 +133,7 @@ def test_prints_medians_and_writes_all_runs(
     ((case, runs, schedule),) = measured
     assert (case.num_micro_batches, runs, schedule) == (64, 3, "1f1b")
     (written,) = json.loads(path.read_text())
-    assert written["cluster"] == "v100-16gb:1x8"
+    assert written["cluster"] == "v100-16gb:1x8,ideal"
     assert [run["total"] for run in written["runs"]] == [10, 20, 30]
 
 
@@ -143,8 +143,8 @@ def test_what_cannot_be_planned_does_not_end_the_table(
     assert main(["gpt-39b", "moe-70b"]) == 1
     captured = capsys.readouterr()
     rows = captured.out.splitlines()[2:]
-    assert rows[0] == "| gpt-39b | v100-16gb:8x8 | 128 of 8 | not possible |"
-    assert rows[1].startswith("| moe-70b | v100-16gb:8x8 | 128 of 8 | 1 s |")
+    assert rows[0] == "| gpt-39b | v100-16gb:8x8,ideal | 128 of 8 | not possible |"
+    assert rows[1].startswith("| moe-70b | v100-16gb:8x8,ideal | 128 of 8 | 1 s |")
     assert captured.err == "gpt-39b: step.mlir:1:1: error: it is too large\n"
 
 

@@ -35,7 +35,7 @@ from math import prod
 
 import numpy as np
 
-from alpa.passes.cost.collectives import LogicalMesh, all_gather
+from alpa.passes.cost.collectives import inside_host, ring_over_hosts
 from alpa.passes.cost.device import Link
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.solve.errors import VerificationError
@@ -264,18 +264,17 @@ def _ring(problem: Problem, mesh: TiledMesh, axes: tuple[int, ...], held: int) -
             if here != there:
                 leaving[here] += 1
                 entering[there] += 1
-    link, crossings = problem.fast, leaving.total()
+    crossings = leaving.total()
     if crossings:
         shared = max(*leaving.values(), *entering.values())
-        link = Link(
-            bandwidth=min(link.bandwidth, problem.slow.bandwidth / shared),
-            latency=max(link.latency, problem.slow.latency),
-        )
-    view = LogicalMesh(axis_names=("ring",), sizes=(size,), links=(link,))
+        each = crossings / len(rings)
+        cost = ring_over_hosts(problem.fast, problem.slow, size, crossings=each, rings=shared)
+    else:
+        cost = inside_host("all-gather", problem.fast, size)
     return Traffic(
         slow_bytes=crossings * (size - 1) * held,
         fast_bytes=(len(mesh.devices) - crossings) * (size - 1) * held,
-        seconds=all_gather(view, 0, float(size * held)),
+        seconds=cost.start + cost.per_byte * (size * held),
     )
 
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.device import Cost
 from alpa.passes.cost.presets import PRESETS
 
 FILE = """\
@@ -47,16 +49,81 @@ def test_file(parse):
 
 def test_preset_is_the_file(parse):
     from_file = parse(FILE)
-    preset = Cluster.parse("v100-16gb:8x4")
+    preset = Cluster.parse("v100-16gb:8x4,ideal")
     assert (preset.hosts, preset.devices_per_host) == (8, 4)
     assert preset.device.memory == from_file.device.memory
     assert preset.intra_host == from_file.intra_host
     assert preset.inter_host == from_file.inter_host
 
 
+REACHED = (
+    FILE.replace(
+        "latency = 5e-6",
+        """latency = 5e-6
+overlap = 0.25
+collectives.all-reduce.2 = { alpha = 1e-5, beta = 3e11 }
+collectives.all-reduce.8 = { alpha = 3e-5, beta = 2e11 }""",
+    )
+    + """\
+[device.efficiency]
+matrix = { f16 = [[1e9, 0.4], [1e11, 0.6]], f32 = [[1e9, 0.75]] }
+memory = [[1e6, 0.5], [1e8, 0.9]]
+[calibration]
+date = "2026-11-24"
+"""
+).replace("peak_flops", "usable_memory = 0.9\nlaunch = 2e-6\npeak_flops")
+
+
+def test_file_with_what_programs_reach(parse):
+    cluster = parse(REACHED)
+    device = cluster.device
+    assert device.memory == int(0.9 * 16 * 2**30)
+    assert device.launch == 2e-6
+    # Between two points a share is linear in the logarithm of the size.
+    for flops, share in ((1.0, 0.4), (1e9, 0.4), (1e10, 0.5), (1e11, 0.6), (1e13, 0.6)):
+        assert device.seconds(flops, 0.0, "f16") == pytest.approx(flops / 125e12 / share)
+    assert device.seconds(1e10, 0.0, "f64") == pytest.approx(1e10 / 7.85e12 / 0.75)
+    assert device.seconds(0.0, 1e7, "f16") == pytest.approx(1e7 / 900e9 / 0.7)
+    shares = np.array([1.0, 0.1])
+    assert device.seconds(1e11, 0.0, "f16", shares) == pytest.approx(
+        [1e11 / 125e12 / 0.6, 1e10 / 125e12 / 0.5]
+    )
+    assert cluster.intra_host.overlap == 0.25
+    assert cluster.intra_host.collectives == {
+        "all-reduce": {2: Cost(1e-5, 1 / 3e11), 8: Cost(3e-5, 1 / 2e11)}
+    }
+
+
+def test_usable_memory_in_bytes(parse):
+    text = REACHED.replace("usable_memory = 0.9", 'usable_memory = "14GiB"')
+    assert parse(text).device.memory == 14 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("usable_memory = 0.9", "usable_memory = 1.9", r":6: usable_memory must .* at most 1"),
+        ("usable_memory = 0.9", 'usable_memory = "17GiB"', r":6: .* more than the device's 17,179"),
+        (", f32 = [[1e9, 0.75]]", "", r":20: matrix lacks 'f32'"),
+        ("0.75]]", "1.75]]", r":20: f32 must be a list of \[size, share\] .* at most 1"),
+        ("[[1e9, 0.75]]", "0.75", r":20: f32 must be a list of \[size, share\]"),
+        ("[1e8, 0.9]", "[1e6, 0.9]", r":21: the sizes of memory must rise"),
+        ("memory = [[", "bytes = [[", r":21: unknown key 'bytes' in \[device.efficiency\]"),
+        ("overlap = 0.25", "overlap = 1", r":13: overlap must be at least 0 and less than 1"),
+        ("all-reduce.2", "reduce.2", r":14: unknown collective 'reduce'; known: all-gather"),
+        ("all-reduce.2", "all-reduce.1", r":14: '1' is no size of a group from 2 on"),
+        (", beta = 3e11", "", r":14: \[intra_host.collectives.all-reduce.2\] lacks 'beta'"),
+    ],
+)
+def test_errors_in_what_programs_reach(parse, old, new, message):
+    assert old in REACHED
+    with pytest.raises(ClusterError, match=message):
+        parse(REACHED.replace(old, new, 1))
+
+
 def test_a_name_may_say_the_memory(parse, tmp_path):
-    whole = Cluster.parse("v100-16gb:8x4")
-    less = Cluster.parse("v100-16gb:8x4,memory=14.5GiB")
+    whole = Cluster.parse("v100-16gb:8x4,ideal")
+    less = Cluster.parse("v100-16gb:8x4,ideal,memory=14.5GiB")
     assert less.device.memory == 29 * 2**29
     assert replace(less, device=whole.device) == whole
     path = tmp_path / "mine.toml"
@@ -75,6 +142,24 @@ def test_presets_are_plausible(name):
     assert cluster.device.peak("f32") <= cluster.device.peak("bf16")
     assert cluster.inter_host.bandwidth < 8 * cluster.intra_host.bandwidth
     assert cluster.inter_host.latency > cluster.intra_host.latency > 0
+    ideal = Cluster.parse(f"{name}:2x4,ideal")
+    assert cluster.device.memory <= ideal.device.memory
+    assert cluster.intra_host.bandwidth <= ideal.intra_host.bandwidth
+    assert cluster.inter_host.bandwidth <= ideal.inter_host.bandwidth
+    assert cluster.device.seconds(1e12, 0, "bf16") >= ideal.device.seconds(1e12, 0, "bf16")
+
+
+def test_matrix_products_grow_more_efficient():
+    """Calculon's step function for A100: 0.6 of the peak for 1 GFLOP, below 0.1 for little."""
+    device = Cluster.parse("a100-80gb:1x1").device
+
+    def efficiency(flops: float) -> float:
+        seconds = device.launch + device.seconds(flops, 0, "bf16")
+        return flops / seconds / device.peak("bf16")
+
+    assert efficiency(1e7) < 0.1
+    assert 0.4 < efficiency(1e9) < 0.6
+    assert 0.7 < efficiency(16e9) < efficiency(1e15) < 0.88
 
 
 @pytest.mark.parametrize(
@@ -104,7 +189,7 @@ def test_peak_of_types_that_are_not_listed(parse):
 
 
 def test_roofline():
-    device = Cluster.parse("v100-16gb:1x1").device
+    device = Cluster.parse("v100-16gb:1x1,ideal").device
     assert device.seconds(125e12, 0.0, "f16") == 1.0
     assert device.seconds(1.0, 900e9, "f16") == 1.0
 

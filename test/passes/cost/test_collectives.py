@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from alpa.passes.cost.collectives import (
     reduce_scatter,
 )
 
-CLUSTER = Cluster.parse("v100-16gb:4x8")
+CLUSTER = Cluster.parse("v100-16gb:4x8,ideal")
 FAST, SLOW = 150e9, 3.125e9
 
 
@@ -78,13 +80,101 @@ def test_bandwidth_of_a_view(hosts, devices, shape, bandwidths):
 
 def test_all_to_all_leaves_the_host_from_every_device():
     """On two hosts of eight devices each device sends half of its bytes through the shared link."""
-    view = LogicalMesh.of(Cluster.parse("v100-16gb:2x8"), 2, 8, (16,))
+    view = LogicalMesh.of(Cluster.parse("v100-16gb:2x8,ideal"), 2, 8, (16,))
     assert all_to_all(view, 0, 1e9) == pytest.approx(15 * 20e-6 + 8 * 0.5e9 / SLOW)
 
 
 def test_all_to_all_between_hosts_equals_the_ring():
     view = LogicalMesh.of(CLUSTER, 4, 8, (4, 8))
     assert view.exchange_links[0].bandwidth == pytest.approx(view.links[0].bandwidth)
+
+
+MIB = 2.0**20
+MEASURED = [
+    # cluster, hosts, devices, collective, seconds to start, bytes/s of what one device holds
+    ("a100-80gb", 1, 8, all_reduce, 76e-6, 201e9 / 1.75),
+    ("h200", 1, 8, all_reduce, 48e-6, 462e9 / 1.75),
+    ("b200", 1, 8, all_reduce, 53e-6, 736e9 / 1.75),
+    ("b200", 4, 8, all_reduce, 411e-6, 384e9 / 1.9375),
+    *(
+        ("h100", 1, devices, collective, start, rate)
+        for collective in (all_gather, reduce_scatter)
+        for devices, start, rate in ((2, 8e-6, 537e9), (4, 17e-6, 434e9), (8, 30e-6, 394e9))
+    ),
+    ("h100", 1, 2, all_reduce, 10e-6, 324e9),
+    ("h100", 1, 4, all_reduce, 15e-6, 236e9),
+    ("h100", 1, 8, all_reduce, 31e-6, 267e9),
+    ("h100", 2, 8, all_reduce, 53e-6, 267e9),
+    ("h100", 4, 8, all_reduce, 81e-6, 160e9),
+    ("h100", 32, 8, all_reduce, 165e-6, 160e9),
+    ("h100", 1, 8, all_to_all, 50e-6, 380e9),
+]
+"""Fits of public measurements: A100, H200, B200 of Bekman, Machine Learning Engineering; H100 of
+AutoParallel's tables."""
+
+
+@pytest.mark.parametrize(("name", "hosts", "devices", "collective", "start", "rate"), MEASURED)
+def test_presets_are_near_what_was_measured(name, hosts, devices, collective, start, rate):
+    cluster = Cluster.parse(f"{name}:{hosts}x{devices}")
+    view = LogicalMesh.of(cluster, hosts, devices, (hosts * devices,))
+    sizes = np.array([2.0**n * MIB for n in range(13)])
+    ratios = collective(view, 0, sizes) / (start + sizes / rate)
+    assert 0.75 <= ratios.min() <= ratios.max() <= 1.25
+
+
+def test_one_all_reduce_for_several_axes():
+    """Two axes of a host and its hosts are reduced like one axis over all devices."""
+    cluster = Cluster.parse("h100:4x8")
+    flat = LogicalMesh.of(cluster, 4, 8, (32,))
+    for shape in ((4, 8), (8, 4), (2, 16)):
+        view = LogicalMesh.of(cluster, 4, 8, shape)
+        assert all_reduce(view, (0, 1), 1e9) == pytest.approx(all_reduce(flat, 0, 1e9))
+        assert all_reduce(view, (0, 1), 1e9) == all_reduce(view, (1, 0), 1e9)
+
+
+def test_groups_of_a_host_share_its_network():
+    """Eight groups over hosts, each with one device of a host: an eighth of the network each."""
+    cluster = Cluster.parse("h100:4x8")
+    across, slow = LogicalMesh.of(cluster, 4, 8, (4, 8)), cluster.inter_host
+    share = slow.bandwidth / 8
+    assert all_reduce(across, 0, 1e9) == pytest.approx(4 * slow.latency + 1.5e9 / share)
+    assert all_gather(across, 0, 1e9) == pytest.approx(3 * slow.latency + 0.75e9 / share)
+    assert all_to_all(across, 0, 1e9) == pytest.approx(3 * slow.latency + 0.75e9 / share)
+
+
+def test_an_all_reduce_over_parts_of_hosts_is_hierarchical():
+    """Two devices of each of four hosts: the slower of host and network counts."""
+    cluster = Cluster.parse("h100:4x8")
+    parts = LogicalMesh.of(cluster, 4, 8, (8, 4))
+    slow = cluster.inter_host
+    assert all_reduce(parts, 0, 1e9) == pytest.approx(
+        10e-6 + 4 * slow.latency + 1.5 * 4 * 1e9 / slow.bandwidth
+    )
+
+
+def test_computation_hides_a_share():
+    for name in ("h100:1x8", "v100-16gb:1x8,ideal"):
+        shown = Cluster.parse(name)
+        half = replace(shown, intra_host=replace(shown.intra_host, overlap=0.5))
+        for collective in (all_gather, all_reduce, all_to_all):
+            all_, hidden = (
+                collective(LogicalMesh.of(cluster, 1, 8, (8,)), 0, 1e6) for cluster in (shown, half)
+            )
+            assert hidden == pytest.approx(all_ / 2)
+
+
+def test_group_sizes_between_measured_ones():
+    """Two V100s share two links of six, four devices four. Six are between four and eight."""
+    cluster = Cluster.parse("v100-16gb:1x8")
+
+    def rate(size: int) -> float:
+        view = LogicalMesh.of(replace(cluster, devices_per_host=size), 1, size, (size,))
+        return 1e15 / all_gather(view, 0, 1e15)
+
+    assert rate(2) == pytest.approx(2 * 40e9)
+    assert rate(4) == pytest.approx(4 / 3 * 80e9)
+    assert rate(8) == pytest.approx(8 / 7 * 120e9)
+    assert rate(4) < rate(6) < rate(8)
 
 
 def test_names():

@@ -9,7 +9,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_gather, all_to_all
 from alpa.passes.cost.reshard import ReshardTable, enumerate_layouts
 
-MESH = LogicalMesh.of(Cluster.parse("v100-16gb:2x4"), 2, 4, (2, 4))
+MESH = LogicalMesh.of(Cluster.parse("v100-16gb:2x4,ideal"), 2, 4, (2, 4))
 SHAPE, ITEMSIZE = (64, 128), 4
 M = 64 * 128 * 4.0
 R, S0, S1, S01 = (), (0,), (1,), (0, 1)

@@ -81,7 +81,7 @@ def test_the_objective_is_near_the_final_plan(schedule: str) -> None:
 @pytest.mark.slow
 def test_the_objective_is_near_the_final_plan_of_gpt() -> None:
     text = zoo.get("gpt-350m").lower(8)
-    objective, module = plan(text, "v100-16gb:2x2", "num-micro-batches=16 schedule=1f1b")
+    objective, module = plan(text, "v100-16gb:2x2,ideal", "num-micro-batches=16 schedule=1f1b")
     assert objective == pytest.approx(predicted(module), rel=0.05)
 
 

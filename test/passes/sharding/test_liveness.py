@@ -14,6 +14,7 @@ from alpa.dialects import body, ir, main_function, parse
 from alpa.dialects.attributes import read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.plan import Plan
+from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.fold import fold
 from alpa.passes.sharding.liveness import is_fused, readers
 from alpa.passes.sharding.ops import read_ops
@@ -166,7 +167,7 @@ func.func @main(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64xf3
 def test_an_element_wise_op_is_fused_into_its_only_element_wise_user():
     module = parse(FUSED)
     block = body(main_function(module))
-    ops = read_ops(block)
+    ops = read_ops(block, Cluster.parse("cpu:1x1").device)
     only = readers({block: ops})
     assert [is_fused(op, only) for op in ops[:4]] == [False, True, False, False]
 

@@ -14,7 +14,7 @@ import pytest
 
 from alpa import passes
 from alpa.dialects import ir, parse
-from alpa.passes.cost.presets import PRESETS
+from alpa.passes.cost.presets import IDEAL, PRESETS
 from alpa.runtime.ahead_of_time import compilation
 from alpa.runtime.ahead_of_time.compilation import (
     CompilationError,
@@ -137,9 +137,9 @@ def test_without_the_extra_a_message_says_what_to_install() -> None:
 
 
 def test_every_gpu_of_the_presets_has_a_description() -> None:
-    names = {machine.device.name for machine in PRESETS.values()} - {"CPU"}
+    names = {machine.device.name for machine in IDEAL.values()} - {"CPU"}
     assert names == set(TARGETS)
-    for machine in PRESETS.values():
+    for machine in IDEAL.values():
         if machine.device.name in TARGETS:
             # The label counts more, or in GB.
             real = TARGETS[machine.device.name].memory

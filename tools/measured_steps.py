@@ -1,0 +1,180 @@
+"""Puts predicted steps beside those that Alpa's authors measured on V100s.
+
+    python -m alpa.tools.measured_steps gpt-2.6b moe-2.4b
+
+The measurements are of the artifact of the paper (`alpa-projects/alpa`,
+`osdi22_artifact/results_e2e.tsv`): seconds of a step, derived from TFLOPS. The models are planned
+as theirs were: 1F1B, sums of gradients in the type of the gradients, and for GPT and MoE
+rematerialised layers. With `--ranking`, two restricted searches stand beside the whole one, as in
+the paper's figure 8: one mesh for all devices (intra-only), and one device per stage (inter-only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from alpa.passes.plan.text import seconds_text
+from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
+from alpa.tools.search_times import CASES, SearchError, lower, measure_file
+
+MEASURED = {
+    "gpt-350m": 72.9,
+    "gpt-1.3b": 50.0,
+    "gpt-2.6b": 47.4,
+    "gpt-6.7b": 60.0,
+    "gpt-15b": 68.9,
+    "gpt-39b": 91.2,
+    "moe-380m": 36.5,
+    "moe-1.3b": 19.2,
+    "moe-2.4b": 13.8,
+    "moe-10b": 14.5,
+    "moe-27b": 14.1,
+    "wresnet-250m": 44.4,
+    "wresnet-1b": 45.0,
+    "wresnet-2b": 44.8,
+    "wresnet-4b": 54.3,
+    "wresnet-6.8b": 45.9,
+    "wresnet-13b": 57.6,
+}
+"""Seconds of a step."""
+
+RANKED: dict[str, dict[str, float]] = {
+    "gpt-1.3b": {"intra-only": 1.00, "inter-only": 1.08},
+    "gpt-2.6b": {"intra-only": 1.21, "inter-only": 1.09},
+    "gpt-6.7b": {"intra-only": 1.24, "inter-only": 1.01},
+    "moe-1.3b": {"intra-only": 0.97, "inter-only": 1.05},
+    "moe-2.4b": {"intra-only": 0.98, "inter-only": 1.13},
+    "wresnet-4b": {"intra-only": 1.43},
+}
+"""Measured seconds of restricted searches over those of the whole one."""
+
+_RESTRICTED = {"intra-only": ["--inter", "none"], "inter-only": ["--intra", "none"]}
+_EXAMPLES = """\
+examples:
+  python -m alpa.tools.measured_steps gpt-350m moe-380m
+  python -m alpa.tools.measured_steps --ranking gpt-2.6b
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A planned model beside its measurement."""
+
+    program: str
+    cluster: str
+    measured: float
+    """seconds"""
+    predicted: float
+    """seconds"""
+    restricted: dict[str, float | None]
+    """predicted seconds of restricted searches; None if nothing was found"""
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.predicted / self.measured
+
+
+def predict(program: str, *, ranking: bool = False) -> Step:
+    """Plans a model as Alpa's authors did.
+
+    Raises:
+        SearchError: it cannot be lowered or planned.
+    """
+    case = CASES[program]
+    cluster = case.cluster.removesuffix(",ideal")
+    case = replace(case, cluster=cluster, accumulate_dtype="same")
+    common = [] if program.startswith("wresnet") else ["--remat", "layer"]
+    restricted: dict[str, float | None] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"{program}.mlir"
+        lower(case, file)
+        found = measure_file(file, case, schedule="1f1b", options=common)
+        for name in RANKED.get(program, {}) if ranking else ():
+            options = [*common, *_RESTRICTED[name]]
+            try:
+                times = measure_file(file, case, schedule="1f1b", options=options)
+            except SearchError as error:
+                print(f"{program}, {name}: {error}", file=sys.stderr)
+                restricted[name] = None
+            else:
+                restricted[name] = times.step_seconds
+    return Step(
+        program=program,
+        cluster=cluster,
+        measured=MEASURED[program],
+        predicted=found.step_seconds,
+        restricted=restricted,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m alpa.tools.measured_steps",
+        description="Plans the models that Alpa's authors measured on V100s, and prints predicted "
+        "beside measured seconds of a step, as Markdown.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = result.add_argument
+    add("programs", nargs="*", metavar="MODEL", help=f"default: all: {', '.join(MEASURED)}")
+    add(
+        "--ranking",
+        action="store_true",
+        help=f"also search with intra- or inter-op parallelism only: {', '.join(RANKED)}",
+    )
+    add("--json", type=Path, metavar="FILE", help="where to write the numbers")
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status: 1 if a model could not be planned."""
+    options = parser().parse_args(arguments)
+    if unknown := [name for name in options.programs if name not in MEASURED]:
+        print(f"error: no model {unknown[0]}; there are {', '.join(MEASURED)}", file=sys.stderr)
+        return 1
+    steps: list[Step] = []
+    problems: list[str] = []
+    columns = ["model", "cluster", "measured", "predicted", "ratio"]
+    columns += [f"{name}, {kind}" for name in _RESTRICTED for kind in ("measured", "predicted")]
+    with until_the_reader_goes():
+        print(markdown_header(columns if options.ranking else columns[:5]), flush=True)
+        for program in options.programs or MEASURED:
+            try:
+                step = predict(program, ranking=options.ranking)
+            except SearchError as error:
+                problems.append(f"{program}: {error}")
+            else:
+                steps.append(step)
+                print(markdown_row(_cells(step, ranking=options.ranking)), flush=True)
+        if steps:
+            errors = [abs(step.ratio - 1) for step in steps]
+            print(f"\nerror: median {median(errors):.0%}, largest {max(errors):.0%}")
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if options.json is not None:
+        text = json.dumps([asdict(step) for step in steps], indent=2)
+        options.json.write_text(f"{text}\n", encoding="utf-8")
+    return 1 if problems else 0
+
+
+def _cells(step: Step, *, ranking: bool) -> list[str]:
+    cells = [step.program, step.cluster, seconds_text(step.measured)]
+    cells += [seconds_text(step.predicted), f"{step.ratio:.2f}"]
+    for name in _RESTRICTED if ranking else ():
+        measured, predicted = RANKED.get(step.program, {}).get(name), step.restricted.get(name)
+        cells.append("" if measured is None else f"{measured:.2f}")
+        cells.append("" if predicted is None else f"{predicted / step.predicted:.2f}")
+    return cells
+
+
+if __name__ == "__main__":
+    sys.exit(main())
