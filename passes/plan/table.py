@@ -267,7 +267,8 @@ def _inside_meshes(report: PlanReport) -> Iterator[str]:
     if compute is not None and whole - compute > 0.005 * whole:
         yield (
             f"  inside {busiest.mesh}: {percent((whole - compute) / whole)} of "
-            f"{seconds_text(whole)} per step are collectives, repeated work and less efficient small parts"
+            f"{seconds_text(whole)} per step are collectives, repeated work and less efficient "
+            "small parts"
         )
 
 

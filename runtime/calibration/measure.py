@@ -1,0 +1,230 @@
+"""Seconds of matrix products, memory traffic, kernels, collectives and transfers on jax's devices.
+
+An op is timed in a chain: the same op k times, each on the result of the one before, in one
+program on all devices at once. A short and a long chain differ only in the number of ops, so that
+the difference of their times, over that of their lengths, is an op's time without what it takes to
+start a program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from alpa.passes.cost.device import Collective
+
+ALL, GROUP = "all", "group"
+"""Axes of the mesh: the groups of devices, and the devices of a group."""
+
+Body = Callable[[Any], Any]
+"""From an array, or a tuple of them, to the like."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The time of an op on each of the devices at once."""
+
+    what: str
+    """`matrix f32`, `memory`, `launch`, `all-reduce 4`, `transfer`, `overlap`"""
+    size: float
+    """FLOPs of a matrix product, bytes of others"""
+    seconds: float
+    """the median of several runs"""
+    spread: float
+    """half the distance of the quartiles, over the median"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    matrices: Sequence[int] = (64, 128, 256, 512, 1024)
+    """rows and columns"""
+    dtypes: Sequence[str] = ("f32", "bf16", "f16")
+    bytes: Sequence[int] = tuple(2**n for n in range(14, 27, 2))
+    """of arrays that are read and written"""
+    payloads: Sequence[int] = tuple(2**n for n in range(14, 25, 2))
+    """of collectives and transfers: what one device holds of the full array"""
+    runs: int = 7
+    """of each program"""
+    seconds: float = 0.05
+    """that a long chain shall take, as long as it has at most `longest` ops"""
+    longest: int = 32
+
+
+_TRIPS = 8
+
+_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16, "f64": jnp.float64}
+
+
+def measure(devices: Sequence[Any], sizes: Sizes) -> Iterator[Sample]:
+    """Measures everything that these devices can show; what needs two is left out for one."""
+    bench = _Bench(devices, sizes)
+    for dtype in sizes.dtypes:
+        for rows in sizes.matrices:
+            yield bench.matrix(dtype, rows)
+    yield bench.launch()
+    for num_bytes in sizes.bytes:
+        yield bench.memory(num_bytes)
+    group = 2
+    while group <= len(devices):
+        if len(devices) % group == 0:
+            for kind in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all"):
+                for num_bytes in sizes.payloads:
+                    yield bench.collective(kind, group, num_bytes)
+        group *= 2
+    if len(devices) > 1:
+        for num_bytes in sizes.payloads:
+            yield bench.transfer(num_bytes)
+        yield bench.overlap()
+
+
+@dataclass(frozen=True)
+class _Bench:
+    devices: Sequence[Any]
+    sizes: Sizes
+
+    def matrix(self, dtype: str, rows: int) -> Sample:
+        """A square matrix product on each device."""
+        weights = jnp.eye(rows, dtype=_DTYPES[dtype])
+        start = self._array((rows, rows), _DTYPES[dtype])
+        found = self._chain(lambda x: x @ weights, start)
+        return Sample(what=f"matrix {dtype}", size=2.0 * rows**3, seconds=found[0], spread=found[1])
+
+    def memory(self, num_bytes: int) -> Sample:
+        """An array that each device reads, changes and writes."""
+        start = self._array((num_bytes // 4,), jnp.float32)
+        # Ops of a chain would fuse, trips of a loop do not.
+        found = self._chain(
+            lambda x: lax.fori_loop(0, _TRIPS, lambda _, y: y * 1.0001, x), start, weight=_TRIPS
+        )
+        return Sample(what="memory", size=2.0 * num_bytes, seconds=found[0], spread=found[1])
+
+    def launch(self) -> Sample:
+        """A kernel with next to nothing to do."""
+        start = self._array((8, 8), jnp.float32)
+        weights = jnp.eye(8, dtype=jnp.float32)
+        found = self._chain(lambda x: x @ weights, start, longest=256)
+        return Sample(what="launch", size=2.0 * 8**3, seconds=found[0], spread=found[1])
+
+    def collective(self, kind: Collective, group: int, num_bytes: int) -> Sample:
+        """A collective in groups of neighbours, all groups at once."""
+        elements = max(num_bytes // 4 // group, 1) * group
+        held = elements // group if kind == "all-gather" else elements
+        start = self._array((held,), jnp.float32)
+        # An op of a chain needs an operand of the size of its result: an element of the gathered
+        # array is added to the operand, and a scattered sum is repeated.
+        bodies: dict[Collective, Body] = {
+            "all-reduce": lambda x: lax.psum(x, GROUP),
+            "all-to-all": lambda x: lax.all_to_all(x, GROUP, 0, 0, tiled=True),
+            "all-gather": lambda x: x + lax.all_gather(x, GROUP, tiled=True)[0],
+            "reduce-scatter": lambda x: jnp.tile(lax.psum_scatter(x, GROUP, tiled=True), group),
+        }
+        seconds, spread = self._chain(bodies[kind], start, group=group)
+        if kind == "reduce-scatter":
+            part = elements // group
+            repeated, _ = self._chain(lambda x: jnp.tile(x[:part] * 1.0001, group), start)
+            seconds = max(seconds - repeated, 0.1 * seconds)
+        return Sample(what=f"{kind} {group}", size=4.0 * elements, seconds=seconds, spread=spread)
+
+    def transfer(self, num_bytes: int) -> Sample:
+        """An array that moves from one device to the next."""
+        array = jax.device_put(np.zeros(num_bytes // 4, np.float32), self.devices[0])
+
+        def run() -> None:
+            jax.block_until_ready(jax.device_put(array, self.devices[1]))
+
+        seconds, spread = _timed(run, self.sizes.runs)
+        return Sample(what="transfer", size=float(num_bytes), seconds=seconds, spread=spread)
+
+    def overlap(self) -> Sample:
+        """The share of an all-reduce that a matrix product beside it hides, as `seconds`."""
+        rows, group = self.sizes.matrices[-1], len(self.devices)
+        weights = jnp.eye(rows, dtype=jnp.float32)
+        matrix = self._array((rows, rows), jnp.float32)
+        payload = self._array((self.sizes.payloads[-1] // 4,), jnp.float32)
+        compute, _ = self._chain(lambda x: x @ weights, matrix)
+        send, _ = self._chain(lambda x: lax.psum(x, GROUP), payload, group=group)
+
+        together, spread = self._chain(
+            lambda x: (x[0] @ weights, lax.psum(x[1], GROUP)), (matrix, payload), group=group
+        )
+        share = min(max((compute + send - together) / send, 0.0), 0.95)
+        return Sample(what="overlap", size=4.0 * payload.size, seconds=share, spread=spread)
+
+    def _array(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        """Zeros of that shape on each device, along the first dimension."""
+        whole = (shape[0] * len(self.devices), *shape[1:])
+        return jax.device_put(np.zeros(whole, dtype), self._sharding(1))
+
+    def _sharding(self, group: int) -> NamedSharding:
+        grid = np.array(self.devices).reshape(-1, group)
+        return NamedSharding(Mesh(grid, (ALL, GROUP)), P((ALL, GROUP)))
+
+    def _chain(
+        self,
+        body: Body,
+        start: Any,
+        *,
+        group: int = 1,
+        longest: int = 0,
+        weight: int = 1,
+    ) -> tuple[float, float]:
+        """Seconds of an op on every device, and their spread; `body` has `weight` of them."""
+        sharding = self._sharding(group)
+        start = jax.device_put(start, sharding)
+        longest = longest or self.sizes.longest
+
+        def program(length: int) -> Callable[[], None]:
+            def run(x: Any) -> Any:
+                for _ in range(length):
+                    x = body(x)
+                return x
+
+            mapped = jax.shard_map(
+                run,
+                mesh=sharding.mesh,
+                in_specs=sharding.spec,
+                out_specs=sharding.spec,
+                check_vma=False,
+            )
+            compiled = jax.jit(mapped).lower(start).compile()
+            return lambda: jax.block_until_ready(compiled(start))
+
+        short = program(1)
+        one, _ = _timed(short, 3)
+        length = int(min(max(self.sizes.seconds / max(one, 1e-6), 5), longest))
+        long = program(1 + length)
+        differences: list[float] = []
+        for _ in range(self.sizes.runs):
+            # In turns, so that what else the machine does is shared.
+            before, after = _timed(short, 1)[0], _timed(long, 1)[0]
+            differences.append((after - before) / length)
+        differences = [it / weight for it in differences]
+        middle = max(median(differences), 1e-9)
+        low, _, high = quantiles(differences, n=4)
+        return middle, (high - low) / 2 / middle
+
+
+def _timed(run: Callable[[], None], runs: int) -> tuple[float, float]:
+    """The median of some runs in seconds, and its spread; a run before them is not counted."""
+    run()
+    times: list[float] = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    if runs < 2:
+        return times[0], 0.0
+    low, _, high = quantiles(times, n=4)
+    return median(times), (high - low) / 2 / median(times)

@@ -1,0 +1,186 @@
+"""Measures this machine's devices and writes them as a cluster file.
+
+    alpa-calibrate -o cluster.toml
+
+Matrix products by type and size, memory traffic, the start of kernels, collectives by group size
+and bytes, transfers between devices, and computation beside communication. All devices work at the
+same time, as in a training step. One device gives the figures of computation alone; what is between
+hosts is not measured, but taken from a preset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from jaxlib import version
+
+from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.device import Machine
+from alpa.passes.cost.presets import PRESETS
+from alpa.runtime.calibration.fit import fit
+from alpa.runtime.calibration.measure import Sample, Sizes, measure
+from alpa.runtime.calibration.text import cluster_text, comparison_text
+from alpa.tools.arguments import count
+from alpa.tools.devices import make_devices
+
+_QUICK = Sizes(
+    matrices=(64, 256), dtypes=("f32",), bytes=(2**14, 2**20), payloads=(2**14, 2**18), runs=3,
+    seconds=0.005, longest=8,
+)  # fmt: skip
+_GPU = Sizes(
+    matrices=(128, 256, 512, 1024, 2048, 4096, 8192),
+    bytes=tuple(2**n for n in range(14, 31, 2)),
+    payloads=tuple(2**n for n in range(14, 29, 2)),
+)
+_PRESETS = {
+    "V100": "v100-16gb",
+    "A100": "a100-40gb",
+    "H100": "h100",
+    "H200": "h200",
+    "B200": "b200",
+}
+"""By a part of the name that a driver gives a GPU."""
+
+_EXAMPLES = """\
+examples:
+  alpa-calibrate -o cluster.toml                  the GPUs of this machine, or 4 CPU devices
+  alpa-calibrate --cpu-devices 8 -o cpu.toml
+  alpa-calibrate --check h100                     measured beside what the preset assumes
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="alpa-calibrate",
+        description="Measures this machine's devices, and writes a cluster file or compares them "
+        "with a preset.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = result.add_argument
+    add("-o", "--output", type=Path, metavar="CLUSTER.toml", help="default: standard output")
+    add(
+        "--check",
+        metavar="C",
+        help="a preset such as h100, or a cluster file: print what was measured beside what it "
+        "assumes, and write no cluster file unless -o is given",
+    )
+    add(
+        "--cpu-devices",
+        type=count,
+        metavar="N",
+        help="measure N virtual CPU devices; default: the GPUs, or 4 CPU devices without any",
+    )
+    add("--quick", action="store_true", help="few sizes and runs, to try the command")
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit status: 1 for an error."""
+    options = parser().parse_args(arguments)
+    try:
+        assumed = None if options.check is None else _machine(options.check)
+    except ClusterError as error:
+        print(f"alpa-calibrate: error: {error}", file=sys.stderr)
+        return 1
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        print(f"alpa-calibrate: error: there is no folder for {options.output}", file=sys.stderr)
+        return 1
+    devices = _devices(options.cpu_devices)
+    on_cpu = devices[0].platform == "cpu"
+    sizes = _QUICK if options.quick else Sizes() if on_cpu else _GPU
+    load = os.getloadavg()[0]
+    samples = list(_shown(measure(devices, sizes)))
+    if assumed is not None:
+        print("\n".join(comparison_text(samples, assumed)))
+    if assumed is None or options.output is not None:
+        preset = _preset(devices[0])
+        found = fit(
+            samples,
+            name=PRESETS[preset].device.name,
+            memory=_memory(devices),
+            inter_host=PRESETS[preset].inter_host,
+        )
+        text = cluster_text(
+            found,
+            hosts=1,
+            devices_per_host=len(devices),
+            about=_about(devices, load),
+            comment=f"Not measured: the link between hosts is that of the preset {preset}.",
+        )
+        if options.output is None:
+            print(text, end="")
+        else:
+            options.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def command() -> NoReturn:
+    """The command `alpa-calibrate`."""
+    sys.exit(main())
+
+
+def _machine(text: str) -> Machine:
+    """The machine of a preset, with or without a shape, or of a file."""
+    return PRESETS[text] if text in PRESETS else Cluster.parse(text)
+
+
+def _devices(cpu_devices: int | None) -> Sequence[Any]:
+    """The GPUs that jax sees, or virtual CPU devices."""
+    if cpu_devices is not None:
+        make_devices(cpu_devices)
+        return jax.devices()[:cpu_devices]
+    jax.config.update("jax_num_cpu_devices", 4)
+    return jax.devices()
+
+
+def _preset(device: Any) -> str:
+    """The preset that is nearest to a device."""
+    if device.platform == "cpu":
+        return "cpu"
+    kind = device.device_kind
+    return next((preset for part, preset in _PRESETS.items() if part in kind), "h100")
+
+
+def _memory(devices: Sequence[Any]) -> int:
+    """Bytes of a device for programs: jax's pool on a GPU, a share of the machine's on CPU."""
+    statistics = devices[0].memory_stats()
+    if statistics and "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(devices)
+
+
+def _about(devices: Sequence[Any], load: float) -> dict[str, str]:
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "platform": str(devices[0].client.platform_version).splitlines()[0],
+        "jax": jax.__version__,
+        "jaxlib": version.__version__,
+        "python": platform.python_version(),
+        "load": f"{load:.2f} before, on {os.cpu_count()} processors",
+    }
+
+
+def _shown(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Names on a terminal what is measured."""
+    for number, sample in enumerate(samples, start=1):
+        if sys.stderr.isatty():
+            line = f"measured {number}: {sample.what}, size {sample.size:.3g}"
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        yield sample
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    command()
