@@ -8,10 +8,11 @@ time. A temporary is live from the op that writes it to its last use. Not writte
   all their users, and transposes that only dots read. A value that is added to an accumulator is
   fused with the addition.
 
-Ops run in XLA's depth-first order, not in program order: from the results backwards, first the
-operand with the most bytes behind it. A value that is needed late, such as a reduced gradient in
-an update, is computed late. Gradients of activations are computed before those of weights, and stay
-live until then.
+On CPU, ops run in XLA's depth-first order, not in program order: from the results backwards, first
+the operand with the most bytes behind it. A value that is needed late, such as a reduced gradient
+in an update, is computed late. Gradients of activations are computed before those of weights, and
+stay live until then. On other devices XLA takes the best of several orders: here the better one of
+depth-first and program order, where a rematerialised layer is computed just before it is needed.
 
 An element-wise op writes over an operand that is not used afterwards; a loop, a
 dynamic_update_slice and a scatter work in place, and what a loop only reads is not copied. While
@@ -23,10 +24,10 @@ to an all-reduce and a slice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from alpa.dialects import body, ir, sdy, stablehlo, terminator, walk
+from alpa.dialects import body, ir, main_function, sdy, stablehlo, terminator, walk
 from alpa.dialects.attributes import read_ints
 from alpa.passes.analysis.graph import folds_into_dots
 from alpa.passes.analysis.liveness import Lives
@@ -40,6 +41,7 @@ from alpa.passes.analysis.op_kinds import (
 from alpa.passes.cost.reshard import only_cuts
 from alpa.passes.plan import data
 from alpa.passes.plan.annotated import Annotated, annotated_fragments, has_own_ops, rank
+from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.sharding.sums import unreduced_axes
 
 _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.while"})
@@ -67,10 +69,12 @@ def predicted_memory(module: ir.Module) -> list[FragmentMemory]:
     Raises:
         PassError: there is no plan, or a sharding does not fit its mesh.
     """
-    return [_memory_of(annotated) for annotated in annotated_fragments(module)]
+    _, cluster = plan_and_cluster(main_function(module))
+    orders = [_depth_first] if cluster.device.name == "CPU" else [_depth_first, _in_program_order]
+    return [_memory_of(annotated, orders) for annotated in annotated_fragments(module)]
 
 
-def _memory_of(annotated: Annotated) -> FragmentMemory:
+def _memory_of(annotated: Annotated, orders: Sequence[_Order]) -> FragmentMemory:
     fragment = annotated.fragment
     block = body(fragment)
     results = [
@@ -85,8 +89,11 @@ def _memory_of(annotated: Annotated) -> FragmentMemory:
         arguments=sum(arguments) + sum(accumulated),
         results=sum(results) + sum(extra),
         aliased=sum(accumulated) + sum(donated),
-        temporaries=_Clock(annotated).peak(),
+        temporaries=min(_Clock(annotated, order).peak() for order in orders),
     )
+
+
+_Order = Callable[[ir.Block, Annotated], Sequence[ir.OpView]]
 
 
 @dataclass
@@ -94,6 +101,7 @@ class _Clock(Lives):
     """Visits ops in XLA's order; at even times one runs, at odd ones it overwrites operands."""
 
     annotated: Annotated
+    order: _Order
     _returned: set[ir.Value] = field(default_factory=set)
     _added: set[ir.Value] = field(default_factory=set)
     """what is only returned to be added to an accumulator"""
@@ -130,7 +138,7 @@ class _Clock(Lives):
                 value = value.owner.operands[0]
 
     def _visit(self, block: ir.Block) -> None:
-        for op in _depth_first(block, self.annotated):
+        for op in self.order(block, self.annotated):
             self.now += 2
             if has_own_ops(op):
                 self._visit_regions(op)
@@ -233,6 +241,10 @@ def _updates_loop_variable(op: ir.OpView) -> bool:
     number = ir.BlockArgument(variable).arg_number
     uses = [(use.owner, use.operand_number) for use in op.results[0].uses]
     return uses == [(terminator(block), number)]
+
+
+def _in_program_order(block: ir.Block, _: Annotated) -> list[ir.OpView]:
+    return list(block.operations)[:-1]
 
 
 def _depth_first(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:

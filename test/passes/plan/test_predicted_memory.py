@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import alpa.passes
 from alpa.dialects import parse
 from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
+from alpa.tools import zoo
 
 WHOLE = 64 * 64 * 4
 
@@ -187,3 +189,17 @@ def test_a_loop_that_fills_its_variable_has_it_once() -> None:
     assert 2 * WHOLE <= kept <= 2 * WHOLE + counter + row
     returned = predicted(value + ops.replace("%s, %k", "%r, %k"), "").temporaries
     assert WHOLE <= returned <= WHOLE + counter + row
+
+
+def test_on_gpus_the_better_of_two_orders_counts() -> None:
+    """In program order a layer is rematerialised just before its backward part; depth-first,
+    several layers are before the first backward part."""
+    text = zoo.get("gpt-tiny").lower(4)
+    options = "num-micro-batches=4 num-layers=2 num-stages=1 remat=layer"
+
+    def temporaries(cluster: str) -> list[int]:
+        pipeline = f"alpa{{cluster={cluster} {options}}},export-stages"
+        return [it.temporaries for it in predicted_memory(alpa.passes.run(text, pipeline))]
+
+    (_, cpu, _), (_, gpu, _) = temporaries("cpu:1x1"), temporaries("v100-16gb:1x1,ideal")
+    assert gpu < 0.9 * cpu
