@@ -93,10 +93,13 @@ def small_cluster(tmp_path: Path) -> SmallCluster:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps each test file in one of several processes, and all files that use Ray in one."""
+    """Keeps each test file in one of several processes, and all files that use Ray in one. Slow
+    tests may take any time."""
     for item in items:
         if explores(config) and is_hypothesis_test(getattr(item, "function", None)):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(0))
         uses_ray = "ray_cluster" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
 

@@ -29,7 +29,7 @@ class ModuleCheck:
     flops: float
     """of the whole module, split evenly over the devices"""
     bytes_accessed: float
-    """by all ops of the module, split evenly over the devices, as if nothing were fused"""
+    """by all kernels of the module (`op_work.fused`), split evenly over the devices"""
     real: Truth
 
     @property
