@@ -253,7 +253,7 @@ class WorkerGroup:
             self._actors.append(
                 actor.options(
                     scheduling_strategy=strategy,
-                    runtime_env={"env_vars": _environment(post, platform, self.options)},
+                    runtime_env={"env_vars": worker_environment(post, platform, self.options)},
                     # Otherwise Ray's head keeps a record of every call, up to a hundred thousand.
                     enable_task_events=False,
                     **actor_resources(post, platform),
@@ -308,7 +308,7 @@ def _doing(method: str) -> str:
     return _DOING.get(method, f"during a call of {method}")
 
 
-def _environment(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, str]:
+def worker_environment(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, str]:
     """A worker's variables; XLA's flags are this process's, except for the number of devices."""
     flags = re.sub(
         r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
@@ -325,6 +325,15 @@ def _environment(post: Post, platform: Platform, options: WorkerOptions) -> dict
             # more and more heaps, up to eight per core. Each heap keeps its peak size, so memory
             # would grow for hours without a leak.
             "MALLOC_ARENA_MAX": "1",
+        }
+    if platform == "gpu":
+        environment |= {
+            # A cluster that was started by a process on CPU would hand its choice down.
+            "JAX_PLATFORMS": "",
+            "XLA_CLIENT_MEM_FRACTION": str(options.memory_fraction),
+            # The older name; JAX refuses both together.
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": "",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": str(options.preallocate).lower(),
         }
     if options.pin_cores and len(post.devices) > 1:
         # XLA makes as many threads as there are cores, and with fewer threads than devices their

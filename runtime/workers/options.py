@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from alpa.passes.cost.presets import USABLE_MEMORY
 from alpa.runtime.option_checks import check_count, check_kind, check_literal, check_seconds
 
 Platform = Literal["cpu", "gpu", "tpu"]
@@ -32,7 +33,11 @@ class WorkerOptions:
         checkpoint_timeout_seconds: how long the caller waits for the workers to write or read a
             checkpoint, or to check all of a state.
         steps_ahead: steps that may be running before a call waits for the oldest.
-        environment: variables of the workers' environment.
+        memory_fraction: the share of a GPU's memory that JAX's pool in a worker may have. The
+            default is what presets plan with; the CUDA context and NCCL's buffers need the rest.
+        preallocate: whether the pool takes all of it at the start, as JAX does by default. Without
+            that it grows, which fragments it, but leaves room for other programs.
+        environment: variables of the workers' environment; they replace Alpa's own.
         pin_cores: whether each worker keeps to its own CPU cores, as many as it has devices.
     """
 
@@ -43,6 +48,8 @@ class WorkerOptions:
     timeout_seconds: float = 600.0
     checkpoint_timeout_seconds: float = 3600.0
     steps_ahead: int = 2
+    memory_fraction: float = USABLE_MEMORY
+    preallocate: bool = True
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     pin_cores: bool = False
 
@@ -56,6 +63,12 @@ class WorkerOptions:
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("checkpoint_timeout_seconds", self.checkpoint_timeout_seconds)
         check_count("steps_ahead", self.steps_ahead, 1)
+        check_kind("memory_fraction", self.memory_fraction, int, float)
+        if not 0 < self.memory_fraction <= 1:
+            raise ValueError(
+                f"memory_fraction must be greater than 0 and at most 1, not {self.memory_fraction}"
+            )
+        check_kind("preallocate", self.preallocate, bool)
         check_kind("environment", self.environment, Mapping)
         for name, value in self.environment.items():
             check_kind("a name in environment", name, str)

@@ -8,6 +8,7 @@ from alpa.dialects import parse
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.workers import cluster
 from alpa.runtime.workers.cluster import actor_resources, posts_of
+from alpa.runtime.workers.group import worker_environment
 from alpa.runtime.workers.options import Platform, WorkerOptions
 
 
@@ -38,6 +39,27 @@ def test_a_worker_asks_for_its_devices(
 ) -> None:
     _, post = posts_of(read_planned(parse(moves)))
     assert actor_resources(post, platform) == asked
+
+
+def test_a_gpu_worker_has_a_share_of_the_memory(moves: str) -> None:
+    post, _ = posts_of(read_planned(parse(moves)))
+    found = worker_environment(post, "gpu", WorkerOptions())
+    assert found["XLA_CLIENT_MEM_FRACTION"] == "0.9"
+    assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
+    # Neither the caller's platform nor a share under the older name is handed down.
+    assert found["JAX_PLATFORMS"] == found["XLA_PYTHON_CLIENT_MEM_FRACTION"] == ""
+    options = WorkerOptions(memory_fraction=0.4, preallocate=False, environment={"A": "b"})
+    found = worker_environment(post, "gpu", options)
+    assert found["XLA_CLIENT_MEM_FRACTION"] == "0.4"
+    assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert found["A"] == "b"
+    assert "XLA_CLIENT_MEM_FRACTION" not in worker_environment(post, "cpu", options)
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5])
+def test_a_share_of_memory_is_between_0_and_1(share: float) -> None:
+    with pytest.raises(ValueError, match="memory_fraction must be greater than 0 and at most 1"):
+        WorkerOptions(memory_fraction=share)
 
 
 def test_no_cache() -> None:
