@@ -164,9 +164,16 @@ def convolution(context: Context, op: ir.OpView, operands: Operands) -> Relation
     """Samples are in the input's batch dimension, or in the features of both operands, which are
     summed over: JAX computes the gradient of a kernel like this."""
     operands = _taken_out(context, op, operands)
+    numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    summed = (
+        (numbers.input_feature_dimension, *numbers.input_spatial_dimensions),
+        (numbers.kernel_input_feature_dimension, *numbers.kernel_spatial_dimensions),
+    )
+    for it, value, dims in zip(operands, op.operands, summed, strict=True):
+        if _repeats(context, it, value, dims):
+            return mixed(op, _REPEATED)
     if (common := multiplied(op, operands)) is not None:
         return common
-    numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     x, kernel = operands
     scale = x.times(kernel)
     in_batch = x.kind == "rows" and x.dim == numbers.input_batch_dimension
@@ -189,6 +196,9 @@ def windowed(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     inputs, starts = operands[: len(op.results)], operands[len(op.results) :]
     rows = rows_among(inputs)
     if rows is None:
+        wide = [d for d, size in enumerate(integers(op, "window_dimensions")) if size != 1]
+        if any(_repeats(context, it, op.operands[0], wide) for it in inputs):
+            return mixed(op, _REPEATED)
         found = _apart(op, inputs, starts, None)
         return by_size(op, found, "") if context.whole(op).keys() - {"types"} else found
     if one_wide(context, op, rows.dim) and rows.are_in(inputs):

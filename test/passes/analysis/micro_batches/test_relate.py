@@ -709,6 +709,36 @@ CASES: dict[str, Case] = {
     "file: sum repeated": Case(
         lambda x: jnp.broadcast_to(x.sum(), x.shape).sum(), "x", "mixed", whole_is_known=False
     ),
+    "file: sum repeated under a window": Case(
+        lambda x: jax.lax.reduce_window(
+            jnp.broadcast_to(x.sum(), x.shape[:1]), 0.0, jax.lax.add, x.shape[:1], (1,), "valid"
+        )[0],
+        "x",
+        "mixed",
+        whole_is_known=False,
+    ),
+    "file: sum repeated and convolved": Case(
+        lambda x: jax.lax.conv(
+            jnp.broadcast_to(x.sum(), (1, 1, x.shape[0])),
+            jnp.ones((1, 1, x.shape[0])),
+            (1,),
+            "VALID",
+        ).sum(),
+        "x",
+        "mixed",
+        whole_is_known=False,
+    ),
+    "file: features of a convolution repeated": Case(
+        lambda x: jax.lax.conv(
+            jnp.broadcast_to(x.sum(), (1, x.shape[0], 3)),
+            jnp.ones((1, x.shape[0], 3)),
+            (1,),
+            "VALID",
+        ).sum(),
+        "x",
+        "mixed",
+        whole_is_known=False,
+    ),
     "file: samples along two dimensions": Case(
         lambda x, m: jnp.concatenate([x, jnp.broadcast_to(m, (x.shape[0],) * 2)], 1).max(1),
         "xm",
