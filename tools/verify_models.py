@@ -27,7 +27,7 @@ from alpa.tools.search_times import CASES, Case, SearchError, lower
 
 MODELS = [name for name, case in CASES.items() if Cluster.parse(case.cluster).num_devices <= 8]
 GPUS = ("v100-16gb", "h100")
-_NEAR = 0.1
+_NEAR, _SLACK = 0.1, 2**20
 _EXAMPLES = """\
 examples:
   python -m alpa.tools.verify_models
@@ -52,8 +52,8 @@ class Verified:
 
     @property
     def near(self) -> int:
-        """How many modules' memory was predicted within 10 %."""
-        return sum(abs(a / b - 1) <= _NEAR for a, b in self.modules.values())
+        """How many modules' memory was predicted within 10 %, or 1 MiB."""
+        return sum(_is_near(a, b) for a, b in self.modules.values())
 
     @classmethod
     def read(cls, numbers: dict[str, Any], rounds: int) -> Verified:
@@ -163,9 +163,13 @@ def _cells(found: Verified) -> list[str]:
     ]
 
 
+def _is_near(predicted: int, real: int) -> bool:
+    return abs(predicted - real) <= max(_NEAR * real, _SLACK)
+
+
 def _far(found: Verified) -> Iterator[str]:
     for name, (predicted, real) in found.modules.items():
-        if abs(predicted / real - 1) > _NEAR:
+        if not _is_near(predicted, real):
             yield f"{name}: {size_text(predicted)}, {size_text(real)}"
 
 

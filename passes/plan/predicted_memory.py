@@ -11,8 +11,9 @@ time. A temporary is live from the op that writes it to its last use. Not writte
 On CPU, ops run in XLA's depth-first order, not in program order: from the results backwards, first
 the operand with the most bytes behind it. A value that is needed late, such as a reduced gradient
 in an update, is computed late. Gradients of activations are computed before those of weights, and
-stay live until then. On other devices XLA takes the best of several orders: here the better one of
-depth-first and program order, where a rematerialised layer is computed just before it is needed.
+stay live until then. On other devices ops run in program order, where a rematerialised layer is
+computed just before it is needed; but arguments that are sums are reduced at the start, because XLA
+starts collectives as early as it can.
 
 An element-wise op writes over an operand that is not used afterwards; a loop, a
 dynamic_update_slice and a scatter work in place, and what a loop only reads is not copied. While
@@ -70,11 +71,11 @@ def predicted_memory(module: ir.Module) -> list[FragmentMemory]:
         PassError: there is no plan, or a sharding does not fit its mesh.
     """
     _, cluster = plan_and_cluster(main_function(module))
-    orders = [_depth_first] if cluster.device.name == "CPU" else [_depth_first, _in_program_order]
-    return [_memory_of(annotated, orders) for annotated in annotated_fragments(module)]
+    order = _depth_first if cluster.device.name == "CPU" else _in_program_order
+    return [_memory_of(annotated, order) for annotated in annotated_fragments(module)]
 
 
-def _memory_of(annotated: Annotated, orders: Sequence[_Order]) -> FragmentMemory:
+def _memory_of(annotated: Annotated, order: _Order) -> FragmentMemory:
     fragment = annotated.fragment
     block = body(fragment)
     results = [
@@ -89,7 +90,7 @@ def _memory_of(annotated: Annotated, orders: Sequence[_Order]) -> FragmentMemory
         arguments=sum(arguments) + sum(accumulated),
         results=sum(results) + sum(extra),
         aliased=sum(accumulated) + sum(donated),
-        temporaries=min(_Clock(annotated, order).peak() for order in orders),
+        temporaries=_Clock(annotated, order).peak(),
     )
 
 
@@ -178,7 +179,7 @@ class _Clock(Lives):
             self._hold(result, self.now + 1 if overwrites else self.now)
         if isinstance(op, sdy.ShardingConstraintOp):
             source = op.operands[0]
-            if unreduced_axes(self.annotated.layout(source), rank(source)):
+            if _reduces(op, self.annotated):
                 # The whole sum as it is sent; as it arrives, unless that is the result.
                 size = self.annotated.local_bytes(source)
                 cut = self.annotated.local_bytes(op.results[0]) < size
@@ -243,8 +244,23 @@ def _updates_loop_variable(op: ir.OpView) -> bool:
     return uses == [(terminator(block), number)]
 
 
-def _in_program_order(block: ir.Block, _: Annotated) -> list[ir.OpView]:
-    return list(block.operations)[:-1]
+def _in_program_order(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
+    """The ops of a block, those first that reduce its arguments."""
+    ops = list(block.operations)[:-1]
+    late: list[ir.OpView] = []
+    early: list[ir.OpView] = []
+    for op in ops:
+        first = _reduces(op, annotated) and isinstance(op.operands[0].owner, ir.Block)
+        (early if first else late).append(op)
+    return early + late
+
+
+def _reduces(op: ir.OpView, annotated: Annotated) -> bool:
+    """Whether a constraint adds up its operand over devices."""
+    if not isinstance(op, sdy.ShardingConstraintOp):
+        return False
+    source = op.operands[0]
+    return bool(unreduced_axes(annotated.layout(source), rank(source)))
 
 
 def _depth_first(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:

@@ -34,13 +34,17 @@ def test_numbers_of_a_verified_plan() -> None:
         "predicted_step_seconds": 2.0,
         "verification": {
             "fits": True,
-            "modules": [module("a", 109, 100, (8, 10)), module("b", 111, 100, (12, 10))],
+            "modules": [
+                module("a", 109 * GIB, 100 * GIB, (8, 10)),
+                module("b", 111 * GIB, 100 * GIB, (12, 10)),
+                module("c", 12, 52, (0, 0)),
+            ],
             "meshes": [mesh(10 * GIB, 11 * GIB), mesh(13 * GIB, 12 * GIB)],
         },
     }
     found = Verified.read(numbers, rounds=2)
     assert found.fullest == (13 * GIB, 12 * GIB, 14 * GIB)
-    assert found.near == 1
+    assert found.near == 2
     assert found.sent == (20, 20)
     assert (found.step_seconds, found.rounds, found.fits) == (2.0, 2, True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+
 import alpa.passes
 from alpa.dialects import parse
 from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
@@ -191,8 +193,8 @@ def test_a_loop_that_fills_its_variable_has_it_once() -> None:
     assert WHOLE <= returned <= WHOLE + counter + row
 
 
-def test_on_gpus_the_better_of_two_orders_counts() -> None:
-    """In program order a layer is rematerialised just before its backward part; depth-first,
+def test_on_gpus_ops_run_in_program_order() -> None:
+    """There a layer is rematerialised just before its backward part; depth-first,
     several layers are before the first backward part."""
     text = zoo.get("gpt-tiny").lower(4)
     options = "num-micro-batches=4 num-layers=2 num-stages=1 remat=layer"
@@ -203,3 +205,17 @@ def test_on_gpus_the_better_of_two_orders_counts() -> None:
 
     (_, cpu, _), (_, gpu, _) = temporaries("cpu:1x1"), temporaries("v100-16gb:1x1,ideal")
     assert gpu < 0.9 * cpu
+
+
+def test_on_gpus_all_reduced_gradients_exist_at_once() -> None:
+    """XLA starts the reductions of an update's arguments as early as it can."""
+    program = zoo.get("gpt-tiny")
+    options = "num-micro-batches=4 num-stages=1 intra=data-parallel remat=none"
+    sizes = [leaf.size * 4 for leaf in jax.tree.leaves(program.init_state().params)]
+
+    def update(cluster: str) -> FragmentMemory:
+        pipeline = f"alpa{{cluster={cluster} {options}}},export-stages"
+        return predicted_memory(alpa.passes.run(program.lower(4), pipeline))[-1]
+
+    assert update("v100-16gb:1x4,ideal").temporaries >= sum(sizes)
+    assert update("cpu:1x4").temporaries < 0.5 * sum(sizes)
