@@ -46,9 +46,7 @@ ROW = 2**16
 _ALIASES = (FREE - BROADCASTS - SOURCES) | {"sdy.sharding_constraint"}
 _SLICES = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice"})
 _FUSES = FUSIBLE - {"stablehlo.dynamic_update_slice"}
-
-
-_HARDLY_MORE = 1.1
+_HARDLY_MORE = 1.1  # The sums of softmax's rows beside its scores.
 
 _Way = Literal["again", "alone", "fused", "slice"]
 """How an op runs: where its results are read, in a kernel of its own, in a kernel with others, or
