@@ -46,7 +46,9 @@ def programs(draw: st.DrawFn) -> str:
     argument((draw(SIZES), draw(SIZES)))
     for number in range(draw(st.integers(1, 8))):
         name, (rows, columns) = values[-1] if draw(st.booleans()) else draw(st.sampled_from(values))
-        kind = draw(st.sampled_from(["dot", "add", "tanh", "transpose"]))
+        # Of transposes alone nothing may be left to plan.
+        kinds = ["dot", "add", "tanh"] if number == 0 else ["dot", "add", "tanh", "transpose"]
+        kind = draw(st.sampled_from(kinds))
         this, same = type_of((rows, columns)), (rows, columns)
         if kind == "dot":
             same = (rows, draw(SIZES))
