@@ -10,11 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import pytest
 from hypothesis import is_hypothesis_test, settings
-
-from alpa.passes.stages.candidates import Candidate
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -116,14 +113,3 @@ def ray_cluster() -> Iterator[None]:
     )
     yield
     ray.shutdown()
-
-
-@pytest.fixture
-def hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts stages as if devices had more memory."""
-    exact = Candidate.max_in_flight
-
-    def fitting(candidate: Candidate, memory: float) -> np.ndarray:
-        return exact(candidate, 1.25 * memory)
-
-    monkeypatch.setattr(Candidate, "max_in_flight", fitting)

@@ -140,7 +140,6 @@ def test_a_model_of_flax(tmp_path: Path) -> None:
     check(Case(step=step, arguments=(state, images, labels), options=options), tmp_path)
 
 
-@pytest.mark.usefixtures("hopeful")
 def test_a_program_that_fits_after_a_second_cut(
     tmp_path: Path, small_cluster: Callable[..., Path]
 ) -> None:
@@ -150,16 +149,16 @@ def test_a_program_that_fits_after_a_second_cut(
             for number, w in enumerate(params):
                 if number:
                     alpa.mark_layer_boundary()
-                h = jnp.tanh(h @ w)
+                h = jax.nn.softmax(h @ w)
             return jnp.mean(h**2)
 
         value, grads = jax.value_and_grad(loss_fn)(params)
         return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
 
     params = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 6
-    x = jax.ShapeDtypeStruct((6 * 64, 128), jnp.float32)
+    x = jax.ShapeDtypeStruct((6 * 256, 128), jnp.float32)
     options = {
-        "cluster": str(small_cluster("1400KiB", devices=2)),
+        "cluster": str(small_cluster("4155KiB", devices=2)),
         "num_micro_batches": 6,
         "donate_argnums": 0,
         "schedule": "gpipe",

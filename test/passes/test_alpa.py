@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -25,26 +23,31 @@ from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
 
-WIDTH, ROWS, LAYERS = 128, 64, 6
+WIDTH, LAYERS = 128, 6
 
 
-def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-    def loss(params: list[jax.Array]) -> jax.Array:
-        h = x
-        for w in params:
-            h = jnp.tanh(h @ w)
-        return jnp.mean(h**2)
+def lowered(activation: Callable[[jax.Array], jax.Array], rows: int) -> str:
+    """A training step of a chain of matrix products."""
 
-    value, grads = jax.value_and_grad(loss)(params)
-    return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+    def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        def loss(params: list[jax.Array]) -> jax.Array:
+            h = x
+            for w in params:
+                h = activation(h @ w)
+            return jnp.mean(h**2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
+    x = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
+    text = jax.jit(step, donate_argnums=0).lower(params, x).as_text(debug_info=True)
+    return text.replace("tensor<f32> {jax", 'tensor<f32> {alpa.result = "mean", jax')
 
 
 @pytest.fixture(scope="module")
 def program() -> str:
-    params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
-    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
-    text = jax.jit(step, donate_argnums=0).lower(params, x).as_text(debug_info=True)
-    return text.replace("tensor<f32> {jax", 'tensor<f32> {alpa.result = "mean", jax')
+    return lowered(jnp.tanh, rows=64)
 
 
 class Run:
@@ -123,26 +126,35 @@ def test_a_schedule_that_is_asked_for_is_taken(program: str, schedule: Schedule)
 
 @pytest.mark.parametrize(("share", "taken"), [(0.5, "gpipe"), (1.5, "1f1b")])
 def test_gpipe_is_finished_only_if_its_stages_are_faster(
-    program: str, share: float, taken: str, monkeypatch: pytest.MonkeyPatch
+    program: str, share: float, taken: str
 ) -> None:
-    run = StageMeshPartition.run
+    passes_run: Counter[str] = Counter()
 
-    def faster_or_slower(self: StageMeshPartition, module: ir.Module, remark: Remark) -> None:
-        run(self, module, remark)
-        found = Plan.read(main_function(module))
-        assert found is not None
-        if self.schedule == "gpipe":
+    def faster_or_slower(step: Pass, module: ir.Module, remark: Remark) -> None:
+        step.run(module, remark)
+        passes_run[step.name] += 1
+        if isinstance(step, StageMeshPartition) and step.schedule == "gpipe":
+            found = Plan.read(main_function(module))
+            assert found is not None
             seconds = share * found.predicted_step_seconds
             replace(found, predicted_step_seconds=seconds).write(main_function(module))
 
-    monkeypatch.setattr(StageMeshPartition, "run", faster_or_slower)
-    found = Run(program, TWO)
-    assert len(read_meshes(main_function(found.module))) == 2
-    assert found.passes["layer-cluster"] == 1
-    assert found.passes["stage-mesh-partition"] == 2
-    assert found.passes["ilp-shard-annotate"] == (2 if taken == "gpipe" else 1)
+    module = parse(program)
+    with module.context, ir.Location.unknown():
+        options(TWO).drive(module, lambda *_: None, faster_or_slower)
+    assert len(read_meshes(main_function(module))) == 2
+    assert passes_run["layer-cluster"] == 1
+    assert passes_run["stage-mesh-partition"] == 2
+    assert passes_run["ilp-shard-annotate"] == (2 if taken == "gpipe" else 1)
+    found = Plan.read(main_function(module))
+    assert found is not None
     if taken == "1f1b":
-        assert found.plan.schedule == taken
+        assert found.schedule == taken
+
+
+def options(text: str) -> Alpa:
+    """The planner with options as a pipeline has them."""
+    return Alpa.from_options(dict(option.split("=") for option in text.split()))
 
 
 def test_each_mesh_is_costed_once_for_all_cuts(program: str) -> None:
@@ -159,8 +171,7 @@ def test_each_mesh_is_costed_once_for_all_cuts(program: str) -> None:
         cuts.extend([step.schedule] if isinstance(step, StageMeshPartition) else [])
         step.run(module, remark)
 
-    options = f"{TWO.replace('1x2', '1x4')} remat=none processes=0".split()
-    alpa = Alpa.from_options(dict(option.split("=") for option in options))
+    alpa = options(f"{TWO.replace('1x2', '1x4')} remat=none processes=0")
     alpa = replace(alpa, cut=replace(alpa.cut, costs=LayerCosts(Counted)))
     module = parse(program)
     with module.context, ir.Location.unknown():
@@ -172,35 +183,36 @@ def test_each_mesh_is_costed_once_for_all_cuts(program: str) -> None:
 TIGHT = "num-layers=6 num-micro-batches=6 schedule=gpipe mesh-shape=1"
 
 
-@pytest.mark.usefixtures("hopeful")
+@pytest.fixture(scope="module")
+def attention() -> str:
+    """A program whose stages need more memory than the stage search estimates."""
+    return lowered(jax.nn.softmax, rows=256)
+
+
 def test_stages_that_do_not_fit_are_cut_again(
-    program: str, small_cluster: Callable[..., Path]
+    attention: str, small_cluster: Callable[..., Path]
 ) -> None:
-    run = Run(program, f"cluster={small_cluster('1400KiB', devices=2)} {TIGHT}")
-    assert max(run.plan.predicted_peak_bytes) <= 1400 * 1024
-    assert run.remarks
-    reason = r"needs at least \S+ MiB per device on mesh_\d, small has 1.37 MiB"
-    for message in run.remarks:
-        again = r": stages are cut again with reserve=0\.\d+"
-        assert re.fullmatch(reason + again, message)
-    shares = [float(message.rpartition("=")[2]) for message in run.remarks]
-    assert all(1.95 * a <= b for a, b in pairwise(shares))
+    run = Run(attention, f"cluster={small_cluster('4200KiB', devices=2)} {TIGHT}")
+    assert max(run.plan.predicted_peak_bytes) <= 4200 * 1024
+    said = "needs at least 4.12 MiB per device on mesh_0, small has 4.1 MiB: stages are cut again"
+    assert [message.rpartition(" with reserve=")[0] for message in run.remarks] == [said, said]
+    first, second = (float(message.rpartition("=")[2]) for message in run.remarks)
+    assert 1.9 * first <= second
 
 
-@pytest.mark.usefixtures("hopeful")
 def test_where_no_cut_fits_the_first_answer_is_given(
-    program: str, small_cluster: Callable[..., Path]
+    attention: str, small_cluster: Callable[..., Path]
 ) -> None:
     with pytest.raises(ir.MLIRError) as raised:
-        Run(program, f"cluster={small_cluster('1000KiB', devices=2)} {TIGHT}")
+        Run(attention, f"cluster={small_cluster('3390KiB', devices=2)} {TIGHT}")
     (diagnostic,) = raised.value.error_diagnostics
     said = diagnostic.message
-    assert "needs at least 1.09 MiB per device on mesh_0, small has 0.977 MiB" in said
+    assert "needs at least 3.38 MiB per device on mesh_0, small has 3.31 MiB" in said
     assert "with a larger reserve" in said
 
 
-def test_what_fits_is_cut_once(program: str, small_cluster: Callable[..., Path]) -> None:
-    assert not Run(program, f"cluster={small_cluster('1480KiB', devices=2)} {TIGHT}").remarks
+def test_what_fits_is_cut_once(attention: str, small_cluster: Callable[..., Path]) -> None:
+    assert not Run(attention, f"cluster={small_cluster('4300KiB', devices=2)} {TIGHT}").remarks
 
 
 def test_the_bound_is_the_compute_split_evenly(program: str) -> None:

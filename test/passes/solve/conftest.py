@@ -71,3 +71,25 @@ def num_calls() -> Callable[[Callable[[], object]], int]:
         return calls
 
     return count
+
+
+@pytest.fixture(scope="session")
+def is_called() -> Callable[[Callable[..., object], Callable[[], object]], bool]:
+    """Whether a Python function is called while another one runs."""
+
+    def watch(function: Callable[..., object], run: Callable[[], object]) -> bool:
+        called = False
+
+        def profile(frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal called
+            called |= event == "call" and frame.f_code is function.__code__
+
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            run()
+        finally:
+            sys.setprofile(before)
+        return called
+
+    return watch

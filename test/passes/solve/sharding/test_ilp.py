@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -9,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve.errors import VerificationError
-from alpa.passes.solve.sharding import ilp
 from alpa.passes.solve.sharding.ilp import (
     Edge,
     InfeasibleError,
@@ -20,9 +20,12 @@ from alpa.passes.solve.sharding.ilp import (
     solve,
     verify,
 )
+from alpa.passes.solve.sharding.mip import branch
 from alpa.passes.solve.sharding.presolve import Reduction
 
 NO_TABLES = [step for step in Step if step is not Step.TABLES]
+# With one sweep of dual ascent, the search then comes to branch and bound.
+TO_BRANCHES = [step for step in NO_TABLES if step not in (Step.FIXING, Step.RELAXATION)]
 
 
 @st.composite
@@ -75,36 +78,40 @@ def test_dual_ascent_equals_brute_force(all_costs, random_problem, seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_branching_equals_brute_force(all_costs, random_problem, seed):
     problem = random_problem(seed)
-    steps = [step for step in NO_TABLES if step is not Step.FIXING]
-    solution = solve(problem, steps=steps, tuning=Tuning(sweeps=1))
+    solution = solve(problem, steps=TO_BRANCHES, tuning=Tuning(sweeps=1))
     assert solution.objective == pytest.approx(all_costs(problem).min(), rel=1e-9)
     assert solution.status == "optimal"
 
 
-def never(*_args: object, **_options: object) -> None:
-    raise AssertionError("this step is not to be taken")
-
-
 @pytest.mark.parametrize("seed", range(8))
-def test_without_branches_dual_ascent_has_the_last_word(
-    monkeypatch, all_costs, random_problem, seed
-):
-    monkeypatch.setattr(ilp, "branch", never)
+def test_without_branches_dual_ascent_has_the_last_word(is_called, all_costs, random_problem, seed):
     problem = random_problem(seed)
-    solution = solve(problem, branch_gap=inf, steps=NO_TABLES, tuning=Tuning(sweeps=1))
+    found: list[Solution] = []
+
+    def search(branch_gap: float) -> None:
+        steps, tuning = TO_BRANCHES, Tuning(sweeps=1)
+        found.append(solve(problem, branch_gap=branch_gap, steps=steps, tuning=tuning))
+
+    assert is_called(branch, lambda: search(0.0))
+    assert not is_called(branch, lambda: search(inf))
+    solution = found[-1]
     best = all_costs(problem).min()
     assert solution.bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
     assert (solution.status == "optimal") == (solution.gap <= 1e-9)
 
 
-def test_a_bound_that_is_enough_ends_the_search(monkeypatch, all_costs, random_problem):
+def test_a_bound_that_is_enough_ends_the_search(is_called, all_costs, random_problem):
     problem = random_problem(3)
     best = all_costs(problem).min()
     one_sweep = Tuning(sweeps=1)
     enough = solve(problem, branch_gap=inf, steps=NO_TABLES, tuning=one_sweep).bound
-    monkeypatch.setattr(ilp, "branch", never)
-    solution = solve(problem, enough=0.5 * enough, steps=NO_TABLES)
-    assert 0.5 * enough <= solution.bound <= best * (1 + 1e-9)
+    found: list[Solution] = []
+
+    def search() -> None:
+        found.append(solve(problem, enough=0.5 * enough, steps=NO_TABLES))
+
+    assert not is_called(branch, search)
+    assert 0.5 * enough <= found[0].bound <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("gap", [0.01, 0.2, 0.8])
@@ -162,22 +169,20 @@ def test_time_limit_gives_a_choice_with_its_bound():
     assert solution.bound <= solve(problem, time_limit=3.0, steps=NO_TABLES).objective
 
 
-def test_the_result_is_never_worse_than_what_is_known(monkeypatch, all_costs, random_problem):
+def test_the_result_is_never_worse_than_what_is_known(all_costs, random_problem):
     problem = random_problem(3)
     costs = all_costs(problem)
     best = np.unravel_index(np.argmin(costs), costs.shape)
     assert solve(problem, known=(0,) * len(best)).objective == pytest.approx(costs.min())
 
-    def nothing_in_time(*_: object) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr(ilp, "_solve_free", nothing_in_time)
-    solution = solve(problem, known=[int(i) for i in best])
+    # Without these steps and without time, the search finds no choice of its own.
+    in_no_time = partial(solve, problem, time_limit=0.0, steps=())
+    solution = in_no_time(known=[int(i) for i in best])
     assert solution.objective == pytest.approx(costs.min())
     assert solution.bound <= costs.min()
     assert solution.status == "time_limit"
     with pytest.raises(TimeoutError):
-        solve(problem)
+        in_no_time()
 
 
 def test_infeasible_names_the_node():
