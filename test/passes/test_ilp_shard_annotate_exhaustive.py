@@ -12,15 +12,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import alpa.passes
+from alpa.dialects import main_function
+from alpa.dialects.plan import read_meshes
+from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.sharding.mesh_problem import MeshProblem
+from alpa.passes.sharding.rules import populated
 from alpa.passes.solve.sharding import ilp
 from alpa.passes.solve.sharding.problem import Problem
 
 BEFORE = "simplify-trivial-ops,layer-cluster{num-layers=1},stage-mesh-partition{cluster=cpu:2x2}"
 MOST_CHOICES = 2_000_000
-
-
-class FoundError(Exception):
-    """The problem is known."""
 
 
 # A dimension that one axis of the mesh can split, but not both; or none: few choices, large
@@ -76,19 +77,13 @@ def programs(draw: st.DrawFn) -> str:
 
 
 def problem_of(text: str) -> Problem:
-    """The problem that the pass gives to its solver, unfolded."""
-    found: list[Problem] = []
-
-    def keep(problem: Problem, **_: float) -> ilp.Solution:
-        found.append(problem)
-        raise FoundError
-
+    """The problem of the program's only mesh, unfolded."""
     module = alpa.passes.run(text, BEFORE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ilp, "solve", keep)
-        with pytest.raises(FoundError):
-            alpa.passes.run(module, "ilp-shard-annotate{fold=false}")
-    return found[0]
+    function = main_function(module)
+    plan, cluster = plan_and_cluster(function)
+    (mesh,) = read_meshes(function)
+    with populated(module) as rule_of, module.context, function.location:
+        return MeshProblem.of(function, mesh, cluster, plan, rule_of).problem
 
 
 def on_nodes(values: np.ndarray, nodes: tuple[int, ...], count: int) -> np.ndarray:
