@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from alpa.passes.solve.sharding.problem import Edge, Problem, Usage
+from alpa.passes.solve.sharding.settings import Tuning
 from alpa.tools.bench.__main__ import main
+from alpa.tools.bench.ablation import NUMBERS, Run, varied
 from alpa.tools.bench.cases import Case, load, save
+from alpa.tools.bench.summary import Summary
 from alpa.tools.solve import CaseError
 
 
@@ -64,10 +67,43 @@ def test_the_table_has_a_row_per_step_that_was_reached(tmp_path, capsys, case, p
     path = save(replace(case, prices=prices, enough=inf), tmp_path)
     assert main(["solver", str(path), "--steps", *STEPS, "--runs", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("| case | class | without | objective")
-    assert lines[2].startswith("| small | memory | (nothing) |")
-    assert [line.split("|")[3].strip() for line in lines[3:]] == STEPS[:2]
+    assert lines[0].startswith("| case | class | variant | objective")
+    assert lines[2].startswith("| small | memory | (default) |")
+    empty = lines.index("")
+    assert [line.split("|")[3].strip() for line in lines[3:empty]] == STEPS[:2]
     # There is no row of ascent alone: presolve solves this.
+    assert lines[empty + 1].startswith("| variant | memory | objective |")
+    assert [line.split("|")[1].strip(" `") for line in lines[empty + 3 :]] == STEPS[:2]
+
+
+def test_numbers_that_the_search_reads_are_varied(tmp_path, capsys, case):
+    path = save(replace(case, prices=()), tmp_path)
+    numbers = ["series_pairs", "combination_nodes"]
+    assert main(["tuning", str(path), "--numbers", *numbers, "--factors", "0.5", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = lines[3 : lines.index("")]
+    assert [row.split("|")[3].strip() for row in rows] == ["series_pairs=2048", "series_pairs=8192"]
+    assert {row.split("|")[4] for row in rows} == {lines[2].split("|")[4]}
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "value"),
+    [("sweeps", 0.5, 100), ("patience", 0.1, 1), ("level", 2.0, 0.8), ("far", 2.0, 3.0)],
+)
+def test_a_varied_number(name, factor, value):
+    variant = varied(name, factor)
+    assert getattr(variant.settings.tuning, name) == pytest.approx(value)
+    assert replace(variant.settings.tuning, **{name: NUMBERS[name]}) == Tuning()
+
+
+def test_the_summary_has_means_by_class(case):
+    summary = Summary()
+    base = Run(objective=2.0, bound=2.0, seconds=1.0)
+    slow = Run(objective=2.1, bound=2.0, seconds=4.0)
+    lost = Run(objective=inf, bound=-inf, seconds=1.0)
+    summary.add(case, {"": base, "x": slow})
+    summary.add(case, {"": base, "x": lost})
+    assert summary.lines()[-1] == "| `x` | +100% (+0% to +300%), 2, 1 unsolved | small: +5.00% |"
 
 
 def test_an_unknown_step_is_named(capsys):

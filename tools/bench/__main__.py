@@ -13,9 +13,19 @@ from alpa.passes import PassError
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.tools.arguments import amount, count
-from alpa.tools.bench.ablation import STEPS, ablate, header, rows
+from alpa.tools.bench.ablation import (
+    NUMBERS,
+    STEPS,
+    Variant,
+    compare,
+    header,
+    rows,
+    varied,
+    without,
+)
 from alpa.tools.bench.cases import load, save
 from alpa.tools.bench.posing import POSED, pose
+from alpa.tools.bench.summary import Summary
 from alpa.tools.errors import fail
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.solve import CaseError
@@ -54,17 +64,18 @@ def step_group(text: str) -> tuple[str, ...]:
     return names
 
 
-def ablate_all(
-    paths: Sequence[Path], groups: Sequence[tuple[str, ...]], time_limit: float, runs: int
+def compare_all(
+    paths: Sequence[Path], variants: Sequence[Variant], time_limit: float, runs: int
 ) -> None:
-    """Prints the table of all cases, one case at a time."""
+    """Prints the table of all cases, one case at a time, then the summary by class."""
     print(header(), flush=True)
+    summary = Summary()
     for path in paths:
         case = load(path)
-        print(
-            "\n".join(rows(case, ablate(case, groups, time_limit=time_limit, runs=runs))),
-            flush=True,
-        )
+        made = compare(case, variants, time_limit=time_limit, runs=runs)
+        summary.add(case, made)
+        print("\n".join(rows(case, made)), flush=True)
+    print("", *summary.lines(), sep="\n", flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,12 +93,10 @@ def parser() -> argparse.ArgumentParser:
     solver = commands.add_parser(
         "solver",
         description="Solves sharding problems with all steps of the solver, then with each step "
-        "switched off in turn, and prints a Markdown table. The last two columns compare with all "
-        "steps.",
+        "switched off in turn, and prints two Markdown tables: one row per case and step, and one "
+        "row per step with its effect on each class of cases. Percentages compare with the default "
+        "settings.",
         epilog="example: python -m alpa.tools.bench solver cases/*.npz --steps fusion level+repair",
-    )
-    solver.add_argument(
-        "cases", nargs="+", type=Path, metavar="FILE", help=".npz of `pose`, or a contest's .json"
     )
     solver.add_argument(
         "--steps",
@@ -97,16 +106,41 @@ def parser() -> argparse.ArgumentParser:
         metavar="STEP",
         help=f"steps to switch off; A+B switches off both (default: each of {', '.join(STEPS)})",
     )
-    solver.add_argument(
-        "--runs", type=count, default=1, help="runs of each; the median of seconds is printed"
+    tuning = commands.add_parser(
+        "tuning",
+        description="Solves sharding problems with the default numbers of the solver's tuning, "
+        "then with each number halved and doubled in turn, and prints the tables of `solver`.",
+        epilog="example: python -m alpa.tools.bench tuning cases/*.npz --numbers sweeps patience",
     )
-    solver.add_argument(
-        "--time-limit",
-        type=amount,
-        default=20.0,
-        metavar="SECONDS",
-        help="processor seconds of each run (default: 20)",
+    tuning.add_argument(
+        "--numbers",
+        nargs="+",
+        choices=list(NUMBERS),
+        default=list(NUMBERS),
+        metavar="NUMBER",
+        help=f"numbers to vary (default: each of {', '.join(NUMBERS)})",
     )
+    tuning.add_argument(
+        "--factors", nargs="+", type=amount, default=[0.5, 2.0], help="default: 0.5 2"
+    )
+    for command in (solver, tuning):
+        command.add_argument(
+            "cases",
+            nargs="+",
+            type=Path,
+            metavar="FILE",
+            help=".npz of `pose`, or a contest's .json",
+        )
+        command.add_argument(
+            "--runs", type=count, default=1, help="runs of each; the median of seconds is printed"
+        )
+        command.add_argument(
+            "--time-limit",
+            type=amount,
+            default=20.0,
+            metavar="SECONDS",
+            help="processor seconds of each run (default: 20)",
+        )
     return result
 
 
@@ -116,8 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with until_the_reader_goes():
             if options.command == "pose":
                 pose_all(options.folder, options.only)
+                return 0
+            if options.command == "solver":
+                variants = [without(names) for names in options.steps]
             else:
-                ablate_all(options.cases, options.steps, options.time_limit, options.runs)
+                variants = [
+                    varied(name, factor) for name in options.numbers for factor in options.factors
+                ]
+            compare_all(options.cases, variants, options.time_limit, options.runs)
     except (OSError, CaseError) as error:
         return fail(error, "bench")
     return 0
