@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ class WideResNetConfig:
     width_factor: int
     image_size: int = 224
     num_classes: int = 1024
+    dtype: Any = jnp.float32
     global_batch_size: int = 1536
 
     def model(self) -> nn.Module:
@@ -42,8 +44,8 @@ class WideResNetConfig:
         }
 
 
-conv = partial(nn.Conv, use_bias=False)
-norm = partial(nn.BatchNorm, use_running_average=False, momentum=0.9)
+_conv = partial(nn.Conv, use_bias=False)
+_norm = partial(nn.BatchNorm, use_running_average=False, momentum=0.9)
 
 
 class Bottleneck(nn.Module):
@@ -52,9 +54,11 @@ class Bottleneck(nn.Module):
     channels: int
     width_factor: int
     stride: int
+    dtype: Any
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        conv, norm = partial(_conv, dtype=self.dtype), partial(_norm, dtype=self.dtype)
         strides = (self.stride, self.stride)
         y = nn.relu(norm()(conv(self.channels, (1, 1))(x)))
         y = nn.relu(norm()(conv(self.channels * self.width_factor, (3, 3), strides)(y)))
@@ -73,7 +77,8 @@ class WideResNet(nn.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         """Logits: [batch, size, size, 3] -> [batch, classes]."""
         c = self.config
-        x = nn.relu(norm(name="norm_stem")(conv(c.base_channels, (7, 7), (2, 2))(images)))
+        x = _conv(c.base_channels, (7, 7), (2, 2), dtype=c.dtype)(images)
+        x = nn.relu(_norm(name="norm_stem", dtype=c.dtype)(x))
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
         for stage, num_blocks in enumerate(c.stage_sizes):
             for block in range(num_blocks):
@@ -82,9 +87,10 @@ class WideResNet(nn.Module):
                     c.base_channels * 2**stage,
                     c.width_factor,
                     stride,
+                    c.dtype,
                     name=f"stage_{stage}_block_{block:02}",
                 )(x)
-        return nn.Dense(c.num_classes)(jnp.mean(x, axis=(1, 2)))
+        return nn.Dense(c.num_classes, dtype=c.dtype)(jnp.mean(x, axis=(1, 2)))
 
     def loss(self, images: jax.Array, labels: jax.Array) -> jax.Array:
         return cross_entropy(self(images), labels)
