@@ -61,8 +61,10 @@ def next_prices(
     """
     size = max(limit, 1.0)
     costs = np.array([plane.cost for plane in planes])
-    # There is no plane yet where all choices so far took a forbidden pair.
-    excess = np.array([plane.used[at] - limit for plane in planes]).reshape(-1, len(at)) / size
+    # There is no plane yet where all choices so far took a forbidden pair, and no time has a price
+    # before memory was seen to bind.
+    used = np.array([plane.used[at] for plane in planes]).reshape(len(planes), len(at))
+    excess = (used - limit) / size
     if enough < np.inf:
         costs, excess = np.append(costs, enough), np.vstack([excess, np.zeros(len(at))])
     scale = np.abs(costs).max(initial=0.0) or 1.0

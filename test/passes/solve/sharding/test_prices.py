@@ -14,6 +14,13 @@ def test_without_planes_the_bound_is_what_is_enough():
     assert next_prices([], [0, 1], 10.0, np.array([0.5, 0.0]), 3.0, inf, 100.0) is None
 
 
+def test_without_planes_and_times_the_bound_is_what_is_enough():
+    found = next_prices([], [], 10.0, np.array([]), 3.0, 7.0, 100.0)
+    assert found is not None
+    assert (found[0], found[1].size) == (7.0, 0)
+    assert next_prices([], [], 10.0, np.array([]), 3.0, inf, 100.0) is None
+
+
 def test_the_prices_are_where_the_planes_cross():
     """v(price) <= min(2 + 4 price, 8 - 2 price): highest, 6, at a price of 1."""
     planes = [Plane(2.0, np.array([14.0])), Plane(8.0, np.array([8.0]))]
