@@ -145,6 +145,9 @@ class _Clock(Lives):
                 self._visit_regions(op)
             elif self._is_view(op):
                 self.see_through(op.results[0], op.operands[:1])
+            elif isinstance(op, stablehlo.OptimizationBarrierOp):
+                for operand, result in zip(op.operands, op.results, strict=True):
+                    self.see_through(result, [operand])
             elif self._is_fused(op):
                 for result in op.results:
                     self.see_through(result, op.operands)

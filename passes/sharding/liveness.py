@@ -182,7 +182,9 @@ class Clock(Lives):
                 self._make(op, result)
 
     def _make(self, op: Op, result: ir.Value) -> None:
-        if op.name in _VIEWS or folds_into_dots(op.view):
+        if op.name == "stablehlo.optimization_barrier":
+            self.see_through(result, [op.operands[op.results.index(result)]])
+        elif op.name in _VIEWS or folds_into_dots(op.view):
             self.see_through(result, op.operands[:1])
         elif is_fused(op, self._readers):
             self.see_through(result, op.operands)

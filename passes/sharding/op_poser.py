@@ -8,6 +8,7 @@
   there the layout may change, so the op starts a node of its own.
 * Constants, and broadcasts that grow their operand, are computed in whatever layout is used.
 * A loop variable is a node: its start, the region's argument and what the body yields agree.
+* Each result of an optimization barrier is where its operand is.
 * A constraint is a node with the layouts that it admits. One that admits all of them is where a
   partial sum is reduced; on any other value it is transparent.
 * A manual computation is a node with a single strategy. An op without a rule runs whole on each
@@ -81,6 +82,9 @@ class OpPoser:
             self._add_branches(op, weight)
         elif isinstance(view, sdy.ShardingConstraintOp):
             self._add_constraint(op, view, weight)
+        elif isinstance(view, stablehlo.OptimizationBarrierOp) and self._passes_through(op):
+            for value, result in zip(op.operands, op.results, strict=True):
+                placed[result] = placed[value]
         elif isinstance(view, sdy.ManualComputationOp):
             self._add_manual(op, view, weight)
         elif (
@@ -92,6 +96,11 @@ class OpPoser:
                 placed[result] = Placed(SCALAR, NO_LAYOUT, result.type)
         else:
             self._add_by_rule(op, weight)
+
+    def _passes_through(self, op: Op) -> bool:
+        """Whether each result of a barrier can be where its operand is: none is a partial sum."""
+        placed = [self.graph.placed.get(value) for value in op.operands]
+        return all(one is not None and not one.has_sums for one in placed)
 
     def _add_constraint(self, op: Op, view: sdy.ShardingConstraintOp, weight: float) -> None:
         """A constraint brings its operand into one of the layouts that it admits."""

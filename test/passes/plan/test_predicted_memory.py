@@ -87,6 +87,21 @@ def test_what_is_dead_makes_room() -> None:
     assert predicted(kept, "").temporaries == 3 * WHOLE
 
 
+def test_a_barrier_takes_no_room() -> None:
+    def behind(barrier: bool) -> FragmentMemory:
+        layout = f"#sdy.sharding_per_value<[{sharding('', '')}, {sharding('', '')}]>"
+        types = "tensor<64x64xf32>, tensor<64x64xf32>"
+        ops = dot("1", "0", "0") + dot("2", "0", "1")
+        if barrier:
+            ops += (
+                f"%b:2 = stablehlo.optimization_barrier {{sdy.sharding = {layout}}} "
+                f"%1, %2 : {types}\n"
+            )
+        return predicted(ops + (dot("r", "b#0", "b#1") if barrier else dot("r", "1", "2")), "")
+
+    assert behind(barrier=True) == behind(barrier=False)
+
+
 def test_an_elementwise_op_overwrites_its_operand() -> None:
     ops = dot("a", "0", "0") + unary("b", "exponential", "a") + dot("r", "b", "b")
     assert predicted(ops, "").temporaries == WHOLE

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -57,3 +59,27 @@ def test_a_sum_of_gradients_crosses_once_in_a_step(pose):
                 seconds = type_bytes(tensor.type) / posed.landing_bandwidth
                 times.add((tuple(tensor.type.shape), round(costs[0] / seconds)))
     assert times == {((8, 64), BATCHES), ((64, 64), 1)}
+
+
+def test_values_behind_one_barrier_are_sharded_apart() -> None:
+    """The best plan splits the rows of `x` over all devices, and no matrix."""
+
+    def predict(w: jax.Array, x: jax.Array, *, barrier: bool) -> jax.Array:
+        h = jnp.tanh(x @ w)
+        v = w * 2
+        h, v = jax.lax.optimization_barrier((h, v)) if barrier else (h, v)
+        return jnp.tanh(h @ v)
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 64), (4096, 64)]]
+    plain, apart = (
+        PlanReport.of(
+            alpa.passes.run(
+                jax.jit(partial(predict, barrier=barrier)).lower(*shapes).as_text(),
+                "alpa{cluster=cpu:1x4 num-layers=1}",
+            )
+        )
+        for barrier in (False, True)
+    )
+    assert not apart.collectives
+    assert apart.predicted_step_seconds == plain.predicted_step_seconds
+    assert apart.predicted_peak_bytes == plain.predicted_peak_bytes
