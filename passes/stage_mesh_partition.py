@@ -112,8 +112,8 @@ class StageMeshPartition(Pass):
     )
     remat: Remat = option(
         "auto",
-        "layers whose backward parts compute the activations again: `none`, every `layer`, or "
-        "those of stages that fit or are faster with it (`auto`)",
+        "layers whose backward parts compute the activations again, block by block: `none`, every "
+        "`layer`, or those of stages that fit or are faster with it (`auto`)",
     )
     mesh_shape: str = option(
         "auto",

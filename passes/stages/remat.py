@@ -9,25 +9,28 @@ After:
     %g = mpmd.named_computation<"layer_0"(1)> (%w, %x, %d) {alpa.remat} ...      // makes %r itself
 
 So a micro-batch in flight keeps what enters a layer, not what the layer computes on the way. The
-backward part begins with copies of those forward ops that lead to what it reads. They start from
-what is there anyway: the forward part's operands, and its results that others read. What must not
-be computed twice stays a result: random numbers drawn without a key, custom calls with side
-effects, ops that nobody knows. Forward and backward parts become programs of their own, so no
-compiler can merge a copy with its original.
+backward part gets copies of those forward ops that lead to what it reads. They start from what is
+there anyway: the forward part's operands, and its results that others read. A layer of several
+blocks also keeps what crosses between these, and computes them again one by one (`segments.py`).
+What must not be computed twice stays a result: random numbers drawn without a key, custom calls
+with side effects, ops that nobody knows. Forward and backward parts become programs of their own,
+so no compiler can merge a copy with its original.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Literal
 
 from alpa.dialects import body, func, ir, main_function, mpmd, stablehlo
-from alpa.dialects.attributes import FLOPS, REMAT, Part
+from alpa.dialects.attributes import FLOPS, REMAT, Part, read_arguments
 from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.dialects.records import i64
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, has_effects, inner_ops, replace_operands, used_values
 from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
+from alpa.passes.stages import segments
+from alpa.passes.stages.segments import Gate
 
 Remat = Literal["none", "layer", "auto"]
 
@@ -65,9 +68,11 @@ def rematerialise(function: func.FuncOp, layers: Collection[int] | None = None) 
             layer = origin.layer
             if layer is not None:
                 parts.setdefault(layer, {})[origin.part] = op
+    arguments = zip(body(function).arguments, read_arguments(function), strict=True)
+    states = {value for value, argument in arguments if argument.role != "batch"}
     for layer, mine in parts.items():
         if (layers is None or layer in layers) and {"forward", "backward"} <= mine.keys():
-            _rematerialise(mine["forward"], mine["backward"])
+            _rematerialise(mine["forward"], mine["backward"], states, len(parts))
 
 
 def rematerialised(function: func.FuncOp) -> ir.Module:
@@ -79,13 +84,18 @@ def rematerialised(function: func.FuncOp) -> ir.Module:
     return module
 
 
-def _rematerialise(forward: ir.OpView, backward: ir.OpView) -> None:
+def _rematerialise(
+    forward: ir.OpView, backward: ir.OpView, states: Set[ir.Value], num_layers: int
+) -> None:
     graph = Graph.of(body(forward))
     results = list(zip(graph.returned, forward.results, strict=True))
     wanted = [v for v, result in results if _is_read_by(result, backward)]
     kept = [v for v, result in results if not _is_read_by(result, backward)]
     again, stays = _repeated(graph, wanted, kept)
-    returned = list(dict.fromkeys([*kept, *stays]))
+    cuts = segments.least_memory(graph, again, wanted, num_layers)
+    if cuts.kept:
+        again, stays = _repeated(graph, wanted, [*kept, *cuts.kept])
+    returned = list(dict.fromkeys([*kept, *sorted(cuts.kept), *stays]))
     if not wanted or not returned:
         return
     outside: dict[ir.Value, ir.Value] = dict(
@@ -102,8 +112,9 @@ def _rematerialise(forward: ir.OpView, backward: ir.OpView) -> None:
         else:
             outside[argument] = operand
     *own, end = body(backward).operations
-    ops = [*(graph.ops[o] for o in again), *own]
-    larger = _computation(backward, ops, list(end.operands), outside)
+    activations = {v for v, outer in outside.items() if outer not in states}
+    ops = segments.in_order(graph, again, cuts, own, set(end.operands), activations)
+    larger = _computation(backward, list(ops), list(end.operands), outside)
     if again:
         larger.attributes[REMAT] = ir.UnitAttr.get()
     for old, new in zip(backward.results, larger.results, strict=True):
@@ -165,7 +176,7 @@ def _is_repeatable(op: ir.OpView) -> bool:
 
 def _computation(
     old: ir.OpView,
-    ops: Sequence[ir.OpView],
+    steps: Sequence[ir.OpView | Gate],
     returned: Sequence[ir.Value],
     outside: Mapping[ir.Value, ir.Value],
 ) -> mpmd.NamedComputationOp:
@@ -173,6 +184,7 @@ def _computation(
 
     `outside` says what stands outside for a value that they read and do not make.
     """
+    ops = [step for step in steps if not isinstance(step, tuple)]
     made = {result for op in ops for result in op.results}
     read = [*(v for op in ops for v in used_values(op)), *returned]
     entering = {v: outside[v] for v in read if v not in made and v in outside}
@@ -186,10 +198,15 @@ def _computation(
         )
     argument = dict(zip(inputs, block.arguments, strict=True))
     inside: dict[ir.Value, ir.Value] = {v: argument[outer] for v, outer in entering.items()}
-    for op in ops:
-        clone = op.operation.clone(ip=ir.InsertionPoint(block)).opview
-        replace_operands(clone, inside)
-        inside.update(zip(op.results, clone.results, strict=True))
+    for step in steps:
+        if isinstance(step, tuple):
+            with ir.InsertionPoint(block), old.location:
+                barrier = stablehlo.OptimizationBarrierOp([inside[value] for value in step])
+            inside.update(zip(step, barrier.results, strict=True))
+        else:
+            clone = step.operation.clone(ip=ir.InsertionPoint(block)).opview
+            replace_operands(clone, inside)
+            inside.update(zip(step.results, clone.results, strict=True))
     with ir.InsertionPoint(block), computation.location:
         return_([inside[value] for value in returned])
     computation.attributes[FLOPS] = i64(int(sum(op_cost.flops(op) for op in ops)))

@@ -148,11 +148,14 @@ def test_both_schedules_equal_plain_jax(family: str, num_stages: int, schedule: 
     check_sgd(family, 4, with_schedule(schedule, num_stages))
 
 
+# Two layers have several blocks each, which are computed again one after the other.
 @pytest.mark.slow
+@pytest.mark.parametrize("num_layers", [4, 2])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rematerialised_layers_equal_plain_jax(family: str, schedule: str) -> None:
-    check_sgd(family, 4, with_schedule(schedule).replace("{{", "{{remat=layer ", 1))
+def test_rematerialised_layers_equal_plain_jax(family: str, schedule: str, num_layers: int) -> None:
+    pipeline = with_schedule(schedule).replace("{{", "{{remat=layer ", 1)
+    check_sgd(family, 4, pipeline.replace("num-layers=4", f"num-layers={num_layers}"))
 
 
 def kept_activations(planned: Program) -> list[set[int]]:

@@ -82,11 +82,11 @@ func.func public @own_results(%x: !a, %d: !a) -> (!a, !a) {
 // CHECK-NEXT: %[[L:.*]] = stablehlo.custom_call @logged(%[[R]])
 // CHECK-NEXT: stablehlo.custom_call @pure(%[[L]])
 // CHECK: mpmd.return %{{.*}}, %[[R]], %[[L]]
-// CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0> (%[[F]]#2, %[[F]]#1)
+// CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0> (%[[F]]#1, %[[F]]#2)
 // CHECK-SAME: alpa.remat = array<i64: 0>
-// CHECK-SAME: (%[[L:.*]]: tensor<8x8xf32>, %[[R:.*]]: tensor<8x8xf32>)
-// CHECK-NEXT: %[[P:.*]] = stablehlo.custom_call @pure(%[[L]])
+// CHECK-SAME: (%[[R:.*]]: tensor<8x8xf32>, %[[L:.*]]: tensor<8x8xf32>)
 // CHECK-NEXT: %[[T:.*]] = stablehlo.tanh %[[R]]
+// CHECK-NEXT: %[[P:.*]] = stablehlo.custom_call @pure(%[[L]])
 // CHECK-NEXT: %[[M:.*]] = stablehlo.multiply %[[T]], %[[P]]
 // CHECK-NEXT: mpmd.return %[[M]]
 func.func public @not_twice(%x: !a) -> (!a, !a) {
@@ -164,4 +164,55 @@ func.func public @loop(%x: !a, %w: !a) -> (!a, !a) {
     mpmd.return %0 : !a
   } : (!a) -> !a
   return %y, %g : !a, !a
+}
+
+// -----
+
+// A layer of two blocks, wide inside and narrow between, is computed again block by block. The
+// forward part also returns what crosses between them. A barrier makes the first block wait for the
+// second one's backward ops.
+!n = tensor<8x8xf32>
+!w = tensor<8x64xf32>
+!v = tensor<64x8xf32>
+// CHECK-LABEL: module {
+// CHECK: %[[F:.*]]:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%[[X:.*]], %[[W:.*]], %[[V:.*]]) {
+// CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0>
+// CHECK-SAME: alpa.remat = array<i64: 0>
+// CHECK-SAME: (%[[D:.*]]: tensor<8x8xf32>, %[[A:.*]]: tensor<64x8xf32>, %[[H:.*]]: tensor<8x8xf32>, %[[B:.*]]: tensor<8x64xf32>, %[[I:.*]]: tensor<8x8xf32>)
+// CHECK-NEXT: %[[E:.*]] = stablehlo.dot_general %[[D]], %[[A]]
+// CHECK-NEXT: %[[P:.*]] = stablehlo.dot_general %[[H]], %[[B]]
+// CHECK-NEXT: %[[Q:.*]] = stablehlo.cosine %[[P]]
+// CHECK-NEXT: %[[R:.*]] = stablehlo.multiply %[[E]], %[[Q]]
+// CHECK-NEXT: %[[G:.*]] = stablehlo.dot_general %[[R]], %[[B]]
+// CHECK-NEXT: %[[J:.*]] = stablehlo.dot_general %[[G]], %[[A]]
+// CHECK-NEXT: %[[K:.*]]:2 = stablehlo.optimization_barrier %[[I]], %[[J]]
+// CHECK-NEXT: %[[L:.*]] = stablehlo.dot_general %[[K]]#0, %[[B]]
+// CHECK-NEXT: %[[M:.*]] = stablehlo.cosine %[[L]]
+// CHECK-NEXT: %[[N:.*]] = stablehlo.multiply %[[K]]#1, %[[M]]
+// CHECK-NEXT: stablehlo.dot_general %[[N]], %[[B]]
+func.func public @blocks(
+    %x: !n {alpa.role = "batch", alpa.batch_dim = 0 : i64},
+    %w: !w {alpa.role = "state"}, %v: !v {alpa.role = "state"}, %d: !n) -> (!n, !n) {
+  %y, %c0, %c1 = mpmd.named_computation<"layer_0"(0)> (%x, %w, %v) (%u: !n, %a: !w, %b: !v) {
+    %0 = stablehlo.dot_general %u, %a, contracting_dims = [1] x [0] : (!n, !w) -> !w
+    %1 = stablehlo.sine %0 : !w
+    %2 = stablehlo.cosine %0 : !w
+    %3 = stablehlo.dot_general %1, %b, contracting_dims = [1] x [0] : (!w, !v) -> !n
+    %4 = stablehlo.dot_general %3, %a, contracting_dims = [1] x [0] : (!n, !w) -> !w
+    %5 = stablehlo.sine %4 : !w
+    %6 = stablehlo.cosine %4 : !w
+    %7 = stablehlo.dot_general %5, %b, contracting_dims = [1] x [0] : (!w, !v) -> !n
+    mpmd.return %7, %2, %6 : !n, !w, !w
+  } : (!n, !w, !v) -> (!n, !w, !w)
+  %g = mpmd.named_computation<"layer_0"(1)> (%d, %c0, %c1, %w, %v)
+      (%e: !n, %r0: !w, %r1: !w, %a: !w, %b: !v) {
+    %0 = stablehlo.dot_general %e, %b, contracting_dims = [1] x [1] : (!n, !v) -> !w
+    %1 = stablehlo.multiply %0, %r1 : !w
+    %2 = stablehlo.dot_general %1, %a, contracting_dims = [1] x [1] : (!w, !w) -> !n
+    %3 = stablehlo.dot_general %2, %b, contracting_dims = [1] x [1] : (!n, !v) -> !w
+    %4 = stablehlo.multiply %3, %r0 : !w
+    %5 = stablehlo.dot_general %4, %a, contracting_dims = [1] x [1] : (!w, !w) -> !n
+    mpmd.return %5 : !n
+  } : (!n, !w, !w, !w, !v) -> !n
+  return %y, %g : !n, !n
 }
