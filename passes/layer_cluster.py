@@ -1,7 +1,9 @@
 """Cuts a program into layers: forward, backward and update computations.
 
 Forward ops are cut by the dynamic program of the paper's eq. 6 (`solve/layers/layer_dp.py`), or at
-the `@alpa.layer_boundary` markers, which pass values on or stand between ops without any.
+the `@alpa.layer_boundary` markers, which pass values on or stand between ops without any. Layers of
+16 may have to be cut inside of a network's blocks, where many bytes cross: blocks of experts have
+most of the FLOPs of a GShard model. Fewer layers are taken if they avoid that.
 `analysis/step_parts.py` tells forward, backward and update apart. `analysis/layer_placement.py`
 places every other op.
 
@@ -89,6 +91,8 @@ from alpa.passes.plan.layer_checks import check_layers, check_placed_once, place
 
 _HEAVY_OPS_PER_LAYER = 4
 MOST_LAYERS = 16
+FEWEST_LAYERS = 8
+"""Where the number is not given, and half as many layers as usual may receive much less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,8 @@ class LayerCluster(Pass):
     name: ClassVar[str] = "layer-cluster"
     num_layers: int | Literal["auto"] = option(
         "auto",
-        "number of layers; `auto` uses the markers, or the number of contractions without them",
+        "number of layers; `auto` uses the markers, or without them the number of contractions, up "
+        "to 16; or fewer layers, down to 8, if these receive at most half as many bytes",
     )
     delta: float = option(
         0.5,
@@ -179,7 +184,8 @@ class LayerCluster(Pass):
             )
         if self.clustering == "equal-ops":
             return _of_equal_ops(function, contractions, count)
-        return _cut(graph, forward, count, self.delta)
+        fewest = count if self.num_layers != "auto" else max(count // 2, min(count, FEWEST_LAYERS))
+        return _cut(graph, forward, range(fewest, count + 1), self.delta)
 
     def _at_markers(
         self, function: func.FuncOp, forward: list[int], boundaries: list[int]
@@ -267,7 +273,7 @@ def _contractions(op: ir.OpView) -> int:
     return max(1, sum(other.operation.name in CONTRACTIONS for other in inner))
 
 
-def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> Sequence[int]:
+def _cut(graph: Graph, forward: list[int], counts: range, delta: float) -> Sequence[int]:
     """Eq. 6 on the forward ops; arguments are no input of a layer, what other layers made is."""
     from alpa.passes.solve.layers import layer_dp  # noqa: PLC0415 - costs start-up time
 
@@ -280,8 +286,8 @@ def _cut(graph: Graph, forward: list[int], count: int, delta: float) -> Sequence
         if graph.users[v]
     ]
     received = layer_dp.received_bytes(len(forward), crossing)
-    problem = layer_dp.Problem(flops=flops, received=received, num_layers=count, delta=delta)
-    return layer_dp.solve(problem).starts
+    problem = layer_dp.Problem(flops=flops, received=received, num_layers=counts[-1], delta=delta)
+    return layer_dp.solve_narrow(problem, counts[0]).starts
 
 
 def _write_roles(function: func.FuncOp, roles: Roles) -> None:

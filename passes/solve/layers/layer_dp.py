@@ -13,7 +13,7 @@ O(K^2 L), less where the FLOP bound keeps layers short.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
@@ -133,6 +133,33 @@ def solve(problem: Problem) -> Solution:
     )
     verify(problem, solution)
     return solution
+
+
+def solve_narrow(problem: Problem, fewest: int) -> Solution:
+    """The clustering of eq. 6, or one of fewer layers if these receive at most half as many bytes.
+
+    Of the numbers from `fewest` on whose largest input is the least, the one whose layers have the
+    most equal FLOPs is taken: the least sum of squares over the number of layers. If `fewest`
+    layers gain nothing, no other number is tried.
+
+    Raises:
+        ValueError: this is no problem.
+    """
+    usual = solve(problem)
+    if fewest >= problem.num_layers:
+        return usual
+    least = solve(replace(problem, num_layers=fewest))
+    if least.largest_input > usual.largest_input / 2:
+        return usual
+    between = range(fewest + 1, problem.num_layers)
+    every = [least, *(solve(replace(problem, num_layers=count)) for count in between)]
+    narrowest = min(one.largest_input for one in every)
+
+    def inequality(one: Solution) -> float:
+        flops = np.add.reduceat(problem.flops, one.starts)
+        return float(len(flops) * (flops**2).sum())
+
+    return min((o for o in every if o.largest_input == narrowest), key=inequality)
 
 
 def _recursion(

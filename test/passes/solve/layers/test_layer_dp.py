@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve.errors import VerificationError
-from alpa.passes.solve.layers.layer_dp import Problem, Solution, received_bytes, solve, verify
+from alpa.passes.solve.layers.layer_dp import (
+    Problem,
+    Solution,
+    received_bytes,
+    solve,
+    solve_narrow,
+    verify,
+)
 
 Value = tuple[int, float, tuple[int, ...]]
 
@@ -163,3 +170,30 @@ def test_verify_rejects_what_is_wrong():
     ]:
         with pytest.raises(VerificationError, match=message):
             verify(problem, wrong)
+
+
+def chain_of_blocks(heavy: float, wide: float) -> Problem:
+    """Eight pairs of a light and a heavy block, as GShard's: wide inside of the heavy ones."""
+    block = [(1.0, 1.0), (heavy / 2, wide), (heavy / 2, 1.0)]
+    ops = block * 8
+    values = [(n, size, (n + 1,)) for n, (_, size) in enumerate(ops[:-1])]
+    flops = np.array([flops for flops, _ in ops])
+    return Problem(flops=flops, received=received_bytes(len(ops), values), num_layers=16, delta=0.5)
+
+
+def test_fewer_layers_are_taken_where_they_receive_less() -> None:
+    problem = chain_of_blocks(heavy=6.0, wide=9.0)
+    assert solve(problem).largest_input == 9.0
+    found = solve_narrow(problem, 8)
+    assert (found.starts, found.largest_input) == (tuple(range(0, 24, 3)), 1.0)
+    every = [solve(replace(problem, num_layers=count)) for count in range(8, 17)]
+    assert found.largest_input == min(one.largest_input for one in every)
+
+
+@pytest.mark.parametrize(("heavy", "wide"), [(6.0, 1.9), (1.0, 9.0)])
+def test_the_usual_number_of_layers_stays_where_fewer_gain_little(
+    heavy: float, wide: float
+) -> None:
+    problem = chain_of_blocks(heavy=heavy, wide=wide)
+    assert solve_narrow(problem, 8) == solve(problem)
+    assert solve_narrow(problem, 16) == solve(problem)
