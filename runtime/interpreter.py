@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from alpa.passes.plan.data import ProgramArgument
-from alpa.runtime.instructions import Add, Instruction, Key, Move, Output, Run, Script
+from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Output, Run, Script
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement, move, numpy_dtype

@@ -12,13 +12,13 @@ from jax.sharding import NamedSharding
 
 from alpa.dialects import ir
 from alpa.passes.plan.data import Program, ProgramArgument
+from alpa.passes.plan.instructions import write_script
 from alpa.runtime.argument_checks import ArgumentChecks, Placed
 from alpa.runtime.buffers import apart
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
 from alpa.runtime.host_calls import refuse_host_calls
-from alpa.runtime.instructions import write_script
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import Compiled

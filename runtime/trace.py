@@ -18,7 +18,16 @@ from typing import Any, Literal
 
 import jax
 
-from alpa.runtime.instructions import Instruction, Key, Move, Run, Script, meshes_of, reads, writes
+from alpa.passes.plan.instructions import (
+    Instruction,
+    Key,
+    Move,
+    Run,
+    Script,
+    meshes_of,
+    reads,
+    writes,
+)
 
 Kind = Literal["arguments", "compute", "send", "receive"]
 

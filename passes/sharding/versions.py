@@ -1,7 +1,8 @@
 """The number of versions of a value, one per micro-batch, that are live on a mesh at a time.
 
-A value moves to another mesh right before the work that reads it first (`runtime/instructions.py`),
-and its mesh frees it then. The number of versions depends on who makes the value for whom:
+A value moves to another mesh right before the work that reads it first
+(`plan/instructions.py`), and its mesh frees it then. The number of versions depends on who makes
+the value for whom:
 
 * A forward part makes or receives it for the backward part of its own mesh: one version for each
   micro-batch in flight.

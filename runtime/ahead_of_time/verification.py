@@ -18,12 +18,12 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.cost.presets import USABLE_MEMORY
 from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.data import Program
+from alpa.passes.plan.instructions import write_script
 from alpa.passes.plan.text import aligned
 from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead, gpu_of
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio
-from alpa.runtime.instructions import write_script
 from alpa.runtime.pjrt import CompilerOptions
-from alpa.runtime.simulation import verify
+from alpa.runtime.script_checks import verify
 from alpa.runtime.stages import exported, module_name
 from alpa.runtime.truth import Truth
 

@@ -14,11 +14,11 @@ import numpy as np
 from alpa.dialects import ir
 from alpa.dialects.attributes import Slice
 from alpa.passes.plan.data import Fragment, Program
+from alpa.passes.plan.instructions import write_script
 from alpa.runtime.argument_checks import ArgumentChecks
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.executable import Executable, Stage
 from alpa.runtime.host_calls import refuse_host_calls
-from alpa.runtime.instructions import write_script
 from alpa.runtime.pjrt import CompilerOptions, bytecode
 from alpa.runtime.placement import abstract_mesh, numpy_dtype, sharding_of
 from alpa.runtime.process_usage import ProcessUsage

@@ -19,8 +19,8 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from alpa.passes.plan.instructions import Script
 from alpa.runtime.checkpoints.errors import CheckpointError
-from alpa.runtime.instructions import Script
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.workers.cluster import (

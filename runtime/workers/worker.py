@@ -20,9 +20,9 @@ from jaxlib import version
 
 from alpa.dialects import parse
 from alpa.dialects.attributes import Slice
+from alpa.passes.plan.instructions import Instruction, Script
 from alpa.runtime.checkpoints.stored_array import Shape, StoredArray, Write
 from alpa.runtime.compile_cache import CompileCache
-from alpa.runtime.instructions import Instruction, Script
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.keepers import HERE
 from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module

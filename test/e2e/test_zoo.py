@@ -21,8 +21,8 @@ import pytest
 from alpa import passes, runtime
 from alpa.dialects import parse
 from alpa.passes.plan.data import Program
+from alpa.passes.plan.instructions import Instruction
 from alpa.passes.plan.report import PlanReport
-from alpa.runtime.instructions import Instruction
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.placement import Placement

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import alpa.runtime
-from alpa.runtime.instructions import write_script
+from alpa.passes.plan.instructions import write_script
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.placement import Placement
 from alpa.runtime.tiles import Tiles

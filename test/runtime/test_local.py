@@ -13,10 +13,10 @@ import alpa.passes
 import alpa.runtime
 from alpa.dialects import parse
 from alpa.passes.export_stages import ExportStages
-from alpa.runtime.instructions import Move, write_script
+from alpa.passes.plan.instructions import Move, write_script
 from alpa.runtime.interpreter import Interpreter
 from alpa.runtime.placement import move
-from alpa.runtime.simulation import verify
+from alpa.runtime.script_checks import verify
 
 # Two linear layers with one weight, which lives on meshes of different shapes. `r` is a running
 # mean that the forward part carries. `dv` is a gradient that the backward of layer 0 also reads per

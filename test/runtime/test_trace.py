@@ -16,8 +16,8 @@ import pytest
 
 import alpa.runtime
 from alpa import passes
+from alpa.passes.plan.instructions import Move, meshes_of, write_script
 from alpa.runtime import Executable, WorkerOptions
-from alpa.runtime.instructions import Move, meshes_of, write_script
 from alpa.runtime.trace import Span as RecordedSpan
 from alpa.runtime.trace import Split, Trace, WorkerSpans
 from alpa.tools import zoo

@@ -11,11 +11,8 @@ not ended): it runs the next forward while it may keep one more, else the next b
 Without backwards (a forward-only program) both are the plain pipeline.
 
 ``rounds`` runs the stages against one another. A forward waits for the previous stage's forward of
-its micro-batch, a backward for the next stage's backward. ``simulate`` adds the seconds, by the
-rules of ``Times``: a mesh does one thing at a time, and a transfer begins when its value is made
-and the **receiving** mesh is free, and occupies that mesh until it ends. It costs the sender
-nothing. Every prediction of a step uses ``Times``: ``plan/step_time.py`` goes on from ``simulate``
-with the updates, and ``runtime/simulation.py`` times the executor's instructions.
+its micro-batch, a backward for the next stage's backward. ``plan/instructions.py`` writes the
+instructions of a step in this order, and ``plan/step_time.py`` simulates them.
 
 **How T relates to it.** Let p_i be the seconds of stage i's forward with the transfer into it, q_i
 those of its backward with the transfer into it, a_i = p_i + q_i, u_i those of its update, which
@@ -46,8 +43,8 @@ at each stage in between, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 Schedule = Literal["gpipe", "1f1b"]
@@ -122,44 +119,3 @@ def rounds(
         for s, task in ready:
             todo[s].pop()
             done[task.kind, s] += 1
-
-
-@dataclass(frozen=True)
-class Times:
-    """When each mesh is free, and when each value is there, in seconds from the step's begin."""
-
-    free: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
-    made: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
-
-    def run(
-        self,
-        mesh: Hashable,
-        seconds: float,
-        reads: Iterable[Hashable] = (),
-        makes: Iterable[Hashable] = (),
-    ) -> tuple[float, float]:
-        """Occupies a mesh as soon as it is free and the values are there; from when to when."""
-        start = max([self.free.get(mesh, 0.0), *(self.made.get(value, 0.0) for value in reads)])
-        end = self.free[mesh] = start + seconds
-        self.made.update(dict.fromkeys(makes, end))
-        return start, end
-
-
-Work = Sequence[Sequence[float]]
-"""For each stage the seconds of the transfer into its work on a micro-batch, and of the work."""
-
-
-def simulate(
-    schedule: Schedule, num_micro_batches: int, forward: Work, backward: Work | None = None
-) -> Times:
-    """Times of the micro-batches; stage s makes the value ``(kind, s, micro-batch)``.
-
-    Without ``backward`` there are forwards only.
-    """
-    times = Times()
-    for ready in rounds(schedule, num_micro_batches, len(forward), backward=backward is not None):
-        for stage, task in ready:
-            receive, own = (forward if task.kind == "forward" else backward or ())[stage]
-            times.run(stage, receive, reads=[(task.kind, task.sender(stage), task.micro_batch)])
-            times.run(stage, own, makes=[(task.kind, stage, task.micro_batch)])
-    return times

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from alpa.passes.plan.data import ProgramArgument, Transfer
+from alpa.passes.plan.instructions import Instruction, Key, Run
 from alpa.runtime.executable import Executable
-from alpa.runtime.instructions import Instruction, Key, Run
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.tiles import Tiles
 from stress.random_programs.faults.planting import Fault, Sound

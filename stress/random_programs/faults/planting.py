@@ -16,9 +16,9 @@ import numpy as np
 from alpa import passes
 from alpa.dialects import ir
 from alpa.passes.plan.data import Program
+from alpa.passes.plan.instructions import Script, write_script
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.executable import Executable
-from alpa.runtime.instructions import Script, write_script
 from alpa.runtime.interpreter import Interpreter
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.pjrt import Compiled, bytecode

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Output, Run, Script
 from alpa.runtime.executable import Executable
-from alpa.runtime.instructions import Add, Instruction, Key, Move, Output, Run, Script
 from stress.random_programs.faults.planting import Fault, Sound
 
 _NOWHERE = -1  # not the number of a micro-batch

@@ -11,9 +11,9 @@ from alpa import passes
 from alpa.dialects import body, func, ir, main_function, parse
 from alpa.dialects.plan import Plan, Schedule
 from alpa.passes.plan.data import Program
+from alpa.passes.plan.instructions import Key, write_script
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.sharding.mesh_problem import MeshProblem
-from alpa.runtime.instructions import Key, write_script
 from alpa.tools import zoo
 
 BATCHES = 6

@@ -15,6 +15,7 @@ import pytest
 from alpa import passes
 from alpa.dialects import ir, parse
 from alpa.passes.cost.presets import IDEAL, PRESETS
+from alpa.passes.plan.instructions import write_script
 from alpa.runtime.ahead_of_time import compilation
 from alpa.runtime.ahead_of_time.compilation import (
     CompilationError,
@@ -24,8 +25,7 @@ from alpa.runtime.ahead_of_time.compilation import (
 )
 from alpa.runtime.ahead_of_time.targets import TARGETS
 from alpa.runtime.ahead_of_time.verification import MeshCheck, verify_plan
-from alpa.runtime.instructions import write_script
-from alpa.runtime.simulation import verify
+from alpa.runtime.script_checks import verify
 from alpa.runtime.stages import exported, module_name
 
 needs_gpu_compiler = pytest.mark.skipif(

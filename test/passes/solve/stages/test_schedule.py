@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,15 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alpa.passes.solve.stages.schedule import (
-    Direction,
-    Schedule,
-    Times,
-    in_flight,
-    order,
-    rounds,
-    simulate,
-)
+from alpa.dialects.attributes import Part
+from alpa.dialects.plan import Plan
+from alpa.passes.plan.data import DeviceMesh, Fragment, Program, Transfer, Value
+from alpa.passes.plan.instructions import Run, write_script
+from alpa.passes.plan.step_time import simulate, step_seconds
+from alpa.passes.solve.stages.schedule import Direction, Schedule, in_flight, order, rounds
 
 SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
 
@@ -56,18 +54,68 @@ class Pipeline:
         p, q = self.p, self.q
         return sum(p) + sum(q) + (self.num_micro_batches - 1) * (max(p) + max(q)) + max(self.update)
 
-    def times(self) -> Times:
-        """The simulated micro-batches."""
-        forward = zip((0.0, *self.forward_transfer), self.forward, strict=True)
-        backward = None
+    def program(self) -> Program:
+        """Each stage makes one value for the next, and its last part one for its update."""
+        count, values = len(self.forward), list[Value]()
+        steps: list[Fragment | Transfer] = []
+
+        def run(stage: int, part: Part, reads: list[int], seconds: float) -> int:
+            values.append(Value(mesh=f"mesh_{stage}", shape=(2,), dtype="f32"))
+            made = len(values) - 1
+            steps.append(
+                Fragment(
+                    name=f"{stage}.{part}",
+                    mesh=f"mesh_{stage}",
+                    part=part,
+                    inputs=tuple(reads),
+                    outputs=(made,),
+                    seconds=seconds,
+                )
+            )
+            return made
+
+        def move(value: int, stage: int, seconds: float) -> list[int]:
+            values.append(Value(mesh=f"mesh_{stage}", shape=(2,), dtype="f32"))
+            steps.append(Transfer(source=value, target=len(values) - 1, seconds=seconds))
+            return [len(values) - 1]
+
+        reads, last = list[int](), list[int]()
+        for s, seconds in enumerate(self.forward):
+            if s:
+                reads = move(last[-1], s, self.forward_transfer[s - 1])
+            last.append(run(s, "forward", reads, seconds))
         if self.backward is not None:
-            backward = list(zip((*self.backward_transfer, 0.0), self.backward, strict=True))
-        return simulate(self.schedule, self.num_micro_batches, list(forward), backward)
+            made, reads = list(last), [last[-1]]
+            for s in reversed(range(count)):
+                if s < count - 1:
+                    reads = [*move(last[s + 1], s, self.backward_transfer[s]), made[s]]
+                last[s] = run(s, "backward", reads, self.backward[s])
+        for s, seconds in enumerate(self.update):
+            run(s, "update", [last[s]], seconds)
+        return Program(
+            values=tuple(values),
+            arguments=(),
+            results=(),
+            steps=tuple(steps),
+            meshes=tuple(
+                DeviceMesh(name=f"mesh_{s}", hosts=(0,), devices=(s,), axes=())
+                for s in range(count)
+            ),
+            plan=Plan(num_micro_batches=self.num_micro_batches, schedule=self.schedule),
+        )
 
     def seconds(self) -> float:
         """Of the simulated step. Each stage's update waits for its own last backward."""
-        free = self.times().free
-        return max(free[stage] + update for stage, update in enumerate(self.update))
+        return step_seconds(self.program())
+
+    def ends(self) -> dict[tuple[str, int], list[float]]:
+        """When each stage ends its forwards and its backwards."""
+        found = defaultdict[tuple[str, int], list[float]](list)
+        for event in simulate(write_script(self.program())):
+            if isinstance(event.instruction, Run) and event.instruction.fragment.part != "update":
+                stage = int(event.mesh.removeprefix("mesh_"))
+                found[event.instruction.fragment.part, stage].append(event.end)
+        return dict(found)
 
     def idle(self) -> list[float]:
         """The share of the step in which each stage neither computes nor receives."""
@@ -147,9 +195,10 @@ def pipelines(draw: st.DrawFn, backward: bool | None = None) -> Pipeline:
 def test_simulated_as_by_events(pipeline: Pipeline) -> None:
     seconds, ends = event_simulation(pipeline)
     assert pipeline.seconds() == seconds
-    made = pipeline.times().made
-    assert {(stage, kind, m): made[kind, stage, m] for stage, kind, m in ends} == ends
-    assert len(made) == len(ends)
+    found = pipeline.ends()
+    assert {
+        (s, kind, m): t for (kind, s), them in found.items() for m, t in enumerate(them)
+    } == ends
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 9))
@@ -286,9 +335,9 @@ def test_forwards_only() -> None:
         schedule="1f1b",
     )
     assert pipeline.seconds() == 1 + 3 * 3.5 == pipeline.objective()
-    made = pipeline.times().made
-    assert made == {("forward", 0, m): m + 1.0 for m in range(3)} | {
-        ("forward", 1, m): 1 + (m + 1) * 3.5 for m in range(3)
+    assert pipeline.ends() == {
+        ("forward", 0): [m + 1.0 for m in range(3)],
+        ("forward", 1): [1 + (m + 1) * 3.5 for m in range(3)],
     }
 
 
@@ -305,10 +354,10 @@ def long_pipeline(count: int, batches: int, schedule: Schedule) -> Pipeline:
 
 
 def test_time_of_a_long_pipeline() -> None:
-    """64 stages and 1024 micro-batches: 131072 pieces."""
-    times = long_pipeline(64, 1024, "1f1b").times()
-    assert max(times.made.values()) == 3 * (64 - 1 + 1024)
-    assert len(times.made) == 131072
+    """16 stages and 256 micro-batches: 8192 forwards and backwards."""
+    pipeline = long_pipeline(16, 256, "1f1b")
+    assert pipeline.seconds() == 3 * (16 - 1 + 256)
+    assert sum(map(len, pipeline.ends().values())) == 8192
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -316,7 +365,7 @@ def test_a_simulation_is_linear_in_its_pieces(
     schedule: Schedule, num_calls: Callable[[Callable[[], object]], int]
 ) -> None:
     small, long, deep = (
-        num_calls(lambda size=size: long_pipeline(*size, schedule).times())
+        num_calls(lambda size=size: long_pipeline(*size, schedule).seconds())
         for size in ((8, 32), (8, 64), (16, 32))
     )
     # Warm-up and drain are another share of a longer pipeline.

@@ -182,21 +182,15 @@ class _Versions:
         return (new, m - 1) if new is not None and m else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stage:
-    """Fragments of one mesh that a stage of the schedule runs for each micro-batch."""
+_Stage = dict[Direction, tuple[Fragment, ...]]
+"""Fragments of one mesh that a stage of the schedule runs for each micro-batch."""
 
-    forward: tuple[Fragment, ...] = ()
-    backward: tuple[Fragment, ...] = ()
 
-    def fragments(self, kind: Direction) -> tuple[Fragment, ...]:
-        return self.forward if kind == "forward" else self.backward
-
-    def reads(self, kind: Direction) -> tuple[int, ...]:
-        """The values that other stages or the caller produce."""
-        made = {value for fragment in self.fragments(kind) for value in fragment.outputs}
-        inputs = [value for fragment in self.fragments(kind) for value in fragment.inputs]
-        return tuple(dict.fromkeys(value for value in inputs if value not in made))
+def _reads(fragments: Sequence[Fragment]) -> list[int]:
+    """The values that other stages or the caller produce."""
+    made = {value for fragment in fragments for value in fragment.outputs}
+    inputs = dict.fromkeys(value for fragment in fragments for value in fragment.inputs)
+    return [value for value in inputs if value not in made]
 
 
 def _stages(program: Program) -> list[_Stage]:
@@ -220,10 +214,10 @@ def _stages(program: Program) -> list[_Stage]:
     for tag, f0, f1, b0, b1 in SequenceMatcher(None, *meshes, autojunk=False).get_opcodes():
         if tag == "equal":
             both = zip(forward[f0:f1], backward[b0:b1], strict=True)
-            stages += [_Stage(forward=f, backward=b) for f, b in both]
+            stages += [{"forward": f, "backward": b} for f, b in both]
         else:
-            stages += [_Stage(forward=f) for f in forward[f0:f1]]
-            stages += [_Stage(backward=b) for b in backward[b0:b1]]
+            stages += [{"forward": f, "backward": ()} for f in forward[f0:f1]]
+            stages += [{"forward": (), "backward": b} for b in backward[b0:b1]]
     return stages
 
 
@@ -280,23 +274,28 @@ class _Writer:
         values that this work reads have moved.
         """
         program, stages = self._program, _stages(self._program)
-        needs = [{k: stage.reads(k) for k in ("forward", "backward")} for stage in stages]
+        # Other values do not vary: they are arguments, or constants that have moved.
+        needs: dict[tuple[int, Direction], list[int]] = {
+            (s, kind): [value for value in _reads(fragments) if value in program.varying]
+            for s, stage in enumerate(stages)
+            for kind, fragments in stage.items()
+        }
 
         def keys(s: int, work: StageTask) -> list[Key]:
-            return [self._versions.version(v, work.micro_batch) for v in needs[s][work.kind]]
+            return [self._versions.version(v, work.micro_batch) for v in needs[s, work.kind]]
 
         for ready in rounds(
             program.plan.schedule,
             program.num_micro_batches,
             len(stages),
-            backward=any(stage.backward for stage in stages),
+            backward=any(stage["backward"] for stage in stages),
             is_ready=lambda s, work: all(self._is_made(key) for key in keys(s, work)),
         ):
             for s, work in ready:
                 for key in keys(s, work):
                     self._fetch(key)
             for s, work in ready:
-                for fragment in stages[s].fragments(work.kind):
+                for fragment in stages[s][work.kind]:
                     self._run(fragment, work.micro_batch)
 
     def _run(self, fragment: Fragment, m: int) -> None:

@@ -1,13 +1,4 @@
-"""Checks and simulates a script before it runs: deadlocks, times and memory of each mesh.
-
-`verify` runs every mesh's own list with blocking sends and receives. `simulate` predicts the
-times of a step, which `Timeline.chart` draws, by the rules of `Times` in
-`passes.solve.stages.schedule`.
-
-If each stage reads from its neighbours only, `simulate` gives the seconds of
-`passes/plan/step_time.py`. A value that skips stages gives fewer seconds: it is received while the
-stage still waits for its neighbour's.
-"""
+"""Checks a script before it runs: deadlocks, and the memory of each mesh."""
 
 from __future__ import annotations
 
@@ -15,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from alpa.passes.plan.data import Fragment
-from alpa.passes.solve.stages.schedule import Times
-from alpa.runtime.instructions import (
+from alpa.passes.plan.instructions import (
     Add,
     Instruction,
     Key,
@@ -24,8 +14,6 @@ from alpa.runtime.instructions import (
     Run,
     Script,
     meshes_of,
-    reads,
-    writes,
 )
 
 
@@ -183,71 +171,6 @@ class _Store:
         for key in self._live:
             if key not in self._results:
                 raise self._fail(key, "is left")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """An instruction in time, on the mesh that it occupies; seconds from the start of the step."""
-
-    instruction: Instruction
-    mesh: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """The times of one step."""
-
-    seconds: float
-    events: tuple[Event, ...]
-
-    def chart(self, width: int = 80) -> str:
-        """Draws a line for each mesh, with a column for each `seconds / width`.
-
-        Digits are forwards (the last digit of their micro-batch), letters are backwards (`a` is
-        micro-batch 0), `U` is an update, `<` a receive, and `.` is idle.
-        """
-        rows: dict[str, list[str]] = {}
-        scale = width / self.seconds if self.seconds else 0.0
-        for event in self.events:
-            row = rows.setdefault(event.mesh, ["."] * width)
-            start, end = round(event.start * scale), round(event.end * scale)
-            row[start:end] = _letter(event.instruction) * (end - start)
-        longest = max(map(len, rows), default=0)
-        return "\n".join(f"{mesh:{longest}} {''.join(row)}" for mesh, row in sorted(rows.items()))
-
-
-def simulate(
-    script: Script, *, run: Callable[[Fragment], float], move: Callable[[Move], float]
-) -> Timeline:
-    """Simulates one step. `run` and `move` give seconds; additions of results take none."""
-    times = Times()
-    events: list[Event] = []
-    # Each mesh follows its own list. An instruction's dependences precede it in the common list, so
-    # that order knows every end time when it is needed.
-    for instruction in script.instructions:
-        mesh = meshes_of(script.program, instruction)[-1]
-        seconds = 0.0
-        if isinstance(instruction, Run):
-            seconds = run(instruction.fragment)
-        elif isinstance(instruction, Move):
-            seconds = move(instruction)
-        start, end = times.run(mesh, seconds, reads(instruction), writes(instruction))
-        events.append(Event(instruction=instruction, mesh=mesh, start=start, end=end))
-    return Timeline(seconds=max(times.free.values(), default=0.0), events=tuple(events))
-
-
-def _letter(instruction: Instruction) -> str:
-    """The character of an instruction in a chart."""
-    if not isinstance(instruction, Run):
-        return "<"
-    part = instruction.fragment.part
-    if part == "update":
-        return "U"
-    keys = (*instruction.inputs, *instruction.outputs)
-    m = next((m for _, m in keys if m is not None), 0)
-    return ("0123456789" if part == "forward" else "abcdefghij")[m % 10]
 
 
 def _name(key: Key) -> str:

@@ -24,11 +24,11 @@ from alpa.passes.plan.data import (
     Transfer,
     Value,
 )
+from alpa.passes.plan.instructions import Add, Key, Move, Run, Script, write_script
 from alpa.passes.plan.reader import read_planned
-from alpa.passes.plan.step_time import micro_batch_times, step_seconds
+from alpa.passes.plan.step_time import simulate
 from alpa.passes.solve.stages import schedule as schedules
-from alpa.runtime.instructions import Add, Key, Move, Run, Script, write_script
-from alpa.runtime.simulation import ScriptError, Timeline, simulate, verify
+from alpa.runtime.script_checks import ScriptError, verify
 from alpa.tools import zoo
 
 MODULUS = (1 << 61) - 1
@@ -85,6 +85,20 @@ class Builder:
             )
         )
 
+    def program(self, plan: Plan) -> Program:
+        names = sorted({value.mesh for value in self.values})
+        return Program(
+            values=tuple(self.values),
+            arguments=tuple(self.arguments),
+            results=tuple(self.results),
+            steps=tuple(self.steps),
+            meshes=tuple(
+                DeviceMesh(name=name, hosts=(0,), devices=(s,), axes=(("a", 1),))
+                for s, name in enumerate(names)
+            ),
+            plan=plan,
+        )
+
 
 def random_program(seed: int, schedule: schedules.Schedule, batches: int) -> Program:
     """Stages that read one another's values over any distance.
@@ -133,17 +147,7 @@ def random_program(seed: int, schedule: schedules.Schedule, batches: int) -> Pro
         builder.result(builder.at(state, mesh), "state:30")
     for value in some([*made, *backward, *batch, constant, *builder.moved.values()]):
         builder.result(value, rng.choice(["mean", "sum", "last", "concat:0"]))
-    return Program(
-        values=tuple(builder.values),
-        arguments=tuple(builder.arguments),
-        results=tuple(builder.results),
-        steps=tuple(builder.steps),
-        meshes=tuple(
-            DeviceMesh(name=mesh, hosts=(0,), devices=(s,), axes=(("a", 1),))
-            for s, mesh in enumerate(meshes)
-        ),
-        plan=Plan(num_micro_batches=batches, schedule=schedule),
-    )
+    return builder.program(Plan(num_micro_batches=batches, schedule=schedule))
 
 
 def product(fragment: Fragment, number: int, inputs: list[int]) -> int:
@@ -256,62 +260,6 @@ def with_schedule(program: Program, schedule: schedules.Schedule) -> Program:
     return replace(program, plan=replace(program.plan, schedule=schedule))
 
 
-def with_seconds(program: Program, rng: random.Random, skipping: range) -> Program:
-    """Random seconds; transfers that skip stages take one of `skipping`."""
-    names = [mesh.name for mesh in program.meshes]
-
-    def seconds(step: Fragment | Transfer) -> float:
-        if isinstance(step, Fragment):
-            return float(rng.randint(1, 99))
-        ends = (names.index(program.values[v].mesh) for v in (step.source, step.target))
-        source, target = ends
-        return float(rng.choice(range(1, 9) if abs(source - target) == 1 else skipping))
-
-    steps = tuple(replace(step, seconds=seconds(step)) for step in program.steps)
-    return replace(program, steps=steps)
-
-
-def timeline_of(program: Program) -> Timeline:
-    """The executor's instructions, one by one."""
-    seconds = {(step.source, step.target): step.seconds for step in program.transfers}
-
-    def move(instruction: Move) -> float:
-        # The next version of a carried state may be moved to where its argument is.
-        return seconds.get((instruction.source[0], instruction.target[0]), 0.0)
-
-    return simulate(write_script(program), run=lambda fragment: fragment.seconds, move=move)
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(
-    ("family", "num_stages"),
-    [("gpt", 2), ("gpt", 4), pytest.param("unet", 2, marks=pytest.mark.slow), ("unet", 4)],
-)
-def test_planned_steps_take_what_the_planner_says(
-    family: str, num_stages: int, schedule: schedules.Schedule
-) -> None:
-    planned = with_schedule(planned_zoo(family, num_stages), schedule)
-    rng = random.Random(0)
-    for skipping in (range(1), range(1, 9)):
-        program = with_seconds(planned, rng, skipping)
-        timeline = timeline_of(program)
-        if family == "unet" and skipping != range(1) and num_stages > 2:
-            assert timeline.seconds <= step_seconds(program)
-            continue
-        assert timeline.seconds == step_seconds(program)
-        made = micro_batch_times(program).made
-        for number, mesh in enumerate(program.meshes):
-            ends = [
-                e.end
-                for e in timeline.events
-                if e.mesh == mesh.name
-                and isinstance(e.instruction, Run)
-                and e.instruction.fragment.part != "update"
-            ]
-            works = schedules.order(schedule, 6, num_stages - number)
-            assert ends == [made[work.kind, number, work.micro_batch] for work in works]
-
-
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_planned_pipelines_keep_what_the_schedule_says(schedule: schedules.Schedule) -> None:
     for family in ("gpt", "unet", "t5"):
@@ -332,19 +280,7 @@ def chain(schedule: schedules.Schedule = "1f1b") -> Script:
     for s, gradient in enumerate((dv, dw)):
         (new,) = builder.fragment(f"mesh_{s}", "update", [weights[s], gradient], 1)
         builder.result(new, f"state:{s}")
-    return write_script(
-        Program(
-            values=tuple(builder.values),
-            arguments=tuple(builder.arguments),
-            results=tuple(builder.results),
-            steps=tuple(builder.steps),
-            meshes=tuple(
-                DeviceMesh(name=f"mesh_{s}", hosts=(0,), devices=(s,), axes=(("a", 1),))
-                for s in range(2)
-            ),
-            plan=Plan(num_micro_batches=3, schedule=schedule),
-        )
-    )
+    return write_script(builder.program(Plan(num_micro_batches=3, schedule=schedule)))
 
 
 def words(script: Script, mesh: str) -> str:
@@ -373,17 +309,58 @@ def test_the_lists_of_a_chain() -> None:
     assert verify(alternating).peak_bytes["mesh_1"] == 8 * (1 + 1 + 2)
 
 
-def test_the_chart_of_a_chain() -> None:
-    def seconds(fragment: Fragment) -> float:
-        return 2.0 if fragment.part == "backward" else 1.0
+def timed(program: Program) -> Program:
+    """Backwards take two seconds, everything else one."""
+    steps = (
+        replace(
+            step, seconds=2.0 if isinstance(step, Fragment) and step.part == "backward" else 1.0
+        )
+        for step in program.steps
+    )
+    return replace(program, steps=tuple(steps))
 
-    charts = {
-        "gpipe": ["mesh_0 012......<aa<bb<ccU", "mesh_1 .<0<1<2aabbccU....."],
-        "1f1b": ["mesh_0 01...<aa2<bb.<ccU", "mesh_1 .<0aa<1bb<2ccU..."],
-    }
-    for schedule, rows in charts.items():
-        timeline = simulate(chain(schedule), run=seconds, move=lambda _: 1.0)
-        assert timeline.chart(width=round(timeline.seconds)).splitlines() == rows
+
+def chart(program: Program) -> list[str]:
+    """A line for each mesh, with a column for each second.
+
+    Digits are the micro-batches of forwards, letters those of backwards (`a` is micro-batch 0), `U`
+    is an update, `<` a receive, and `.` is idle.
+    """
+    events = simulate(write_script(program))
+    rows = {mesh.name: ["."] * round(max(e.end for e in events)) for mesh in program.meshes}
+    for event in events:
+        letter, it = "<", event.instruction
+        if isinstance(it, Run):
+            m = next((m for _, m in (*it.inputs, *it.outputs) if m is not None), 0)
+            letter = {"forward": "012", "backward": "abc", "update": "UUU"}[it.fragment.part][m]
+        start, end = round(event.start), round(event.end)
+        rows[event.mesh][start:end] = letter * (end - start)
+    return [f"{mesh} {''.join(row)}" for mesh, row in rows.items()]
+
+
+def test_the_chart_of_a_chain() -> None:
+    assert chart(timed(chain("gpipe").program)) == [
+        "mesh_0 012......<aa<bb<ccU",
+        "mesh_1 .<0<1<2aabbccU.....",
+    ]
+    assert chart(timed(chain("1f1b").program)) == [
+        "mesh_0 01...<aa2<bb.<ccU",
+        "mesh_1 .<0aa<1bb<2ccU...",
+    ]
+
+
+def test_a_value_that_skips_a_stage_is_received_while_its_reader_waits() -> None:
+    builder = Builder()
+    x = builder.argument("mesh_0", "batch", 0)
+    h, skip = builder.fragment("mesh_0", "forward", [x], 2)
+    (y,) = builder.fragment("mesh_1", "forward", [h], 1)
+    builder.fragment("mesh_2", "forward", [skip, y], 1)
+    program = timed(builder.program(Plan(num_micro_batches=2)))
+    assert chart(program) == [
+        "mesh_0 01......",
+        "mesh_1 .<0<1...",
+        "mesh_2 .<.<0<<1",
+    ]
 
 
 def test_a_wrong_list_is_refused() -> None:
