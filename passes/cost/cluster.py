@@ -10,7 +10,6 @@ from pathlib import Path
 
 from alpa.passes.cost.cluster_file import read_cluster_file
 from alpa.passes.cost.device import (
-    SIZE_UNITS,
     ClusterError,
     Device,
     Link,
@@ -63,13 +62,10 @@ class Cluster(Machine):
             hosts, devices_per_host, machine = _preset(text)
         device = machine.device
         if comma:
-            size = size_of(memory)
-            if size is None:
-                raise ClusterError(
-                    f"memory must be a size such as 16GiB, not {memory!r}; "
-                    f"units: {', '.join(SIZE_UNITS)}"
-                )
-            device = replace(device, memory=size)
+            try:
+                device = replace(device, memory=size_of(memory))
+            except ValueError as error:
+                raise ClusterError(f"memory {error}") from error
         return Cluster(
             hosts=hosts,
             devices_per_host=devices_per_host,

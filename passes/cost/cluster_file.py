@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from alpa.passes.cost.device import (
-    SIZE_UNITS,
     ClusterError,
     Collective,
     Collectives,
@@ -283,14 +282,10 @@ class _Reader:
         value = self._value(key)
         if not isinstance(value, str):
             return self._count(key)
-        found = size_of(value)
-        if found is None:
-            raise self._error(
-                key,
-                f"{key[-1]} must be a size such as '16GiB', not {value!r}; "
-                f"units: {', '.join(SIZE_UNITS)}",
-            )
-        return found
+        try:
+            return size_of(value)
+        except ValueError as error:
+            raise self._error(key, f"{key[-1]} {error}") from error
 
 
 def _is_point(point: object) -> bool:

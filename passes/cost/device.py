@@ -169,11 +169,12 @@ SIZE_UNITS = {
 }
 
 
-def size_of(text: str) -> int | None:
-    """Bytes of a positive size such as 16GiB; None for other text."""
+def size_of(text: str) -> int:
+    """Bytes of a positive size such as 16GiB; raises ``ValueError`` for other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]+)\s*", text)
     if not match or match[2] not in SIZE_UNITS or float(match[1]) <= 0:
-        return None
+        units = ", ".join(SIZE_UNITS)
+        raise ValueError(f"must be a size such as 16GiB, not {text!r}; units: {units}")
     return int(float(match[1]) * SIZE_UNITS[match[2]])
 
 

@@ -223,7 +223,7 @@ def test_roofline():
         ),
         ("latency = 5e-6", "latency = -1", r":10: latency must not be negative"),
         ("latency = 5e-6", "latency = 'low'", r":10: latency must be a number, not 'low'"),
-        ('"16GiB"', '"16 gigs"', r":5: memory must be a size such as '16GiB', not '16 gigs'"),
+        ('"16GiB"', '"16 gigs"', r":5: memory must be a size such as 16GiB, not '16 gigs'"),
         ('"16GiB"', '"0GiB"', r":5: memory must be a size"),
         ('name = "V100-SXM2-16GB"', "name = 100", r":4: name must be a string, not 100"),
         ("[intra_host]", "[other]", r":8: unknown key 'other' in the cluster file; known: hosts"),
