@@ -58,20 +58,25 @@ def call_target(op: ir.OpView) -> str | None:
 
 
 EXACT = "exact"
-WITH_NOISE = "exact, random numbers per micro-batch"
+IF_MEANS = " if sums over samples are parts of means"
+IF_SUMS = " if sums over samples are parts of sums"
+WITH_NOISE = ", random numbers per micro-batch"
 INDEPENDENT = "independent"
 
 
 def micro_batches_of(module: ir.Module) -> str | None:
-    """The state of a module's micro-batches: `EXACT`, `WITH_NOISE`, `INDEPENDENT`, or None before
-    `combine-micro-batches`."""
+    """The state of a module's micro-batches; None before `combine-micro-batches`.
+
+    `INDEPENDENT`, or `EXACT` with what the proof assumes (`IF_MEANS`, `IF_SUMS`) and what differs
+    (`WITH_NOISE`).
+    """
     said = module.operation.attributes.get(MICRO_BATCHES)
     return said.value if isinstance(said, ir.StringAttr) else None
 
 
 def is_exact(said: str | None) -> bool:
     """Whether micro-batches are proven to compute what the whole batch computes."""
-    return said in (EXACT, WITH_NOISE)
+    return said is not None and said.startswith(EXACT)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ samples are taken for means, or with `loss-reduction=sum` for sums.
 
 **After** `combine-micro-batches{num-micro-batches=2}`::
 
-    module attributes {alpa.micro_batches = "exact"} {
+    module attributes {alpa.micro_batches = "exact if sums over samples are parts of means"} {
       func.func public @main(%x: …, %mask: …) -> (tensor<f32> {alpa.result = "last"}) {
         %zero = stablehlo.constant …
         %sum = stablehlo.reduce(%x init: %zero) …
@@ -48,9 +48,11 @@ samples are taken for means, or with `loss-reduction=sum` for sums.
 **Requires**: a program for one micro-batch, as it was lowered.
 
 **Ensures**: calls are inlined, and no loop or branch holds markers, which would mean nothing there.
-With several micro-batches the module attribute `alpa.micro_batches` is `exact`, `exact, random
-numbers per micro-batch` or `independent`. With `exact` results have their `alpa.result`. With one
-micro-batch nothing is proven, and no marker is added.
+With several micro-batches the module attribute `alpa.micro_batches` is `independent` or `exact`.
+After `exact` it says what the proof assumes if the module has no `alpa.whole` (` if sums over
+samples are parts of means`, or `of sums`), and that random numbers differ (`, random numbers per
+micro-batch`). With `exact` results have their `alpa.result`. With one micro-batch nothing is
+proven, and no marker is added.
 
 **Options**: see the fields.
 
@@ -67,6 +69,8 @@ from alpa.dialects import body, func, ir, stablehlo, terminator, walk
 from alpa.dialects.attributes import (
     EXACT,
     GRADIENT,
+    IF_MEANS,
+    IF_SUMS,
     INDEPENDENT,
     LAYER_BOUNDARY,
     MICRO_BATCHES,
@@ -175,7 +179,8 @@ class CombineMicroBatches(Pass):
             refuse_host_calls(main, others)
         split.check()
         split.rewrite()
-        return WITH_NOISE if draws else EXACT
+        assumed = IF_MEANS if self.loss_reduction == "mean" else IF_SUMS
+        return EXACT + (assumed if whole is None else "") + (WITH_NOISE if draws else "")
 
 
 def _check_states(main: func.FuncOp) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from alpa.dialects import ir
-from alpa.dialects.attributes import EXACT, INDEPENDENT
+from alpa.dialects.attributes import INDEPENDENT
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
@@ -25,7 +25,7 @@ from alpa.passes.plan.text import aligned, count_text, percent, ranges_text, sec
 
 _PATTERNS = 4  # that a row lists before it sums up the rest
 _ONE_MICRO_BATCH = "one micro-batch: pipelining cannot gain anything"
-_PROVEN = {None: "not checked", EXACT: "exact (proven)", INDEPENDENT: "independent (as asked)"}
+_UNPROVEN = {None: "not checked", INDEPENDENT: "independent (as asked)"}
 
 
 def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
@@ -69,7 +69,7 @@ def _header(report: PlanReport) -> Iterator[str]:
         f"{report.schedule}, predicted step {seconds_text(report.predicted_step_seconds)}"
     )
     if batches > 1:
-        yield f"micro-batches: {_PROVEN.get(said, said)}"
+        yield f"micro-batches: {_UNPROVEN.get(said) or f'{said} (proven)'}"
     seconds, bound = report.estimated_step_seconds, report.estimated_step_bound
     if bound not in (0, seconds):
         yield (

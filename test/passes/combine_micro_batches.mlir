@@ -30,7 +30,8 @@ module attributes {alpa.whole = 2 : i64} {
 // -----
 
 // A program that is not known at the whole batch: sums of floats are taken for means.
-// CHECK-LABEL: func.func public @taken_for_a_mean
+// CHECK-LABEL: module attributes {alpa.micro_batches = "exact if sums over samples are parts of means"}
+// CHECK: func.func public @taken_for_a_mean
 // CHECK-SAME: -> (tensor<f32> {alpa.result = "mean"}, tensor<i32> {alpa.result = "sum"}, tensor<4xf32> {alpa.result = "concat:0"})
 func.func public @taken_for_a_mean(%x: tensor<4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}, %k: tensor<4xi32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> (tensor<f32>, tensor<i32>, tensor<4xf32>) {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>

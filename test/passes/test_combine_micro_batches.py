@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alpa import passes
+from alpa.dialects.attributes import is_exact, micro_batches_of
+
 
 @dataclass(frozen=True)
 class Case:
@@ -122,3 +125,28 @@ def test_a_split_step_equals_the_whole_batch(
     said = split(made, case.number)
     assert case.refusal in said
     assert bool(case.refusal) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "option", "said"),
+    [
+        ("", "", "exact if sums over samples are parts of means"),
+        ("", "loss-reduction=sum", "exact if sums over samples are parts of sums"),
+        ("attributes {alpa.whole = 2 : i64}", "", "exact"),
+        ('attributes {alpa.micro_batches = "independent"}', "", "independent"),
+    ],
+)
+def test_the_module_says_what_the_proof_assumes(attributes: str, option: str, said: str) -> None:
+    text = f"""
+    module {attributes} {{
+      func.func public @main(
+          %x: tensor<4xf32> {{alpa.role = "batch", alpa.batch_dim = 0 : i64}}) -> tensor<f32> {{
+        %zero = stablehlo.constant dense<0.0> : tensor<f32>
+        %0 = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0]
+          : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+        return %0 : tensor<f32>
+      }}
+    }}"""
+    module = passes.run(text, f"combine-micro-batches{{num-micro-batches=2 {option}}}")
+    assert micro_batches_of(module) == said
+    assert is_exact(said) == said.startswith("exact")

@@ -171,6 +171,24 @@ def test_one_micro_batch_gains_nothing() -> None:
     assert "with S=2 stages; one micro-batch: pipelining cannot gain anything\n" in table
 
 
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("exact", "exact (proven)"),
+        (
+            "exact if sums over samples are parts of means",
+            "exact if sums over samples are parts of means (proven)",
+        ),
+        ("independent", "independent (as asked)"),
+        (None, "not checked"),
+    ],
+)
+def test_what_is_proven_of_micro_batches(said: str | None, line: str) -> None:
+    attributes = f'module attributes {{alpa.micro_batches = "{said}"}} {{' if said else "module {"
+    table = plan_table(parse(PLANNED.replace("module {", attributes)))
+    assert f"\nmicro-batches: {line}\n" in table
+
+
 def test_memory_is_unknown_where_the_cluster_is() -> None:
     table = plan_table(parse(PLANNED.replace("cpu:2x4", "elsewhere.toml")))
     assert table.startswith("plan for elsewhere.toml: 2 stages")
