@@ -1,4 +1,4 @@
-"""Plans a program for a cluster: runs the planning passes and keeps the best plan.
+"""Plans a program for a cluster: runs the planning passes, keeps the plan predicted to be fastest.
 
 The passes, and why in this order:
 
@@ -217,7 +217,7 @@ class _Search:
     run_pass: RunPass
 
     def run(self) -> _Candidate:
-        """The best plan (see the top of the file). Raises PassError."""
+        """The plan with the shortest predicted step (see the top of the file). Raises PassError."""
         alpa = self.alpa
         best = self._fitting("1f1b" if alpa.schedule == "auto" else alpa.schedule)
         meshes = read_meshes(main_function(best.module))

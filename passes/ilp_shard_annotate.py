@@ -105,7 +105,7 @@ class IlpShardAnnotate(Pass):
     )
     time_limit: float = option(
         20.0,
-        "seconds for each mesh, after which the best assignment is taken, with its gap in a remark",
+        "seconds for each mesh, after which the best one found is taken, with its gap in a remark",
     )
     gap: float = option(
         2e-2,

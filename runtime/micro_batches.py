@@ -1,4 +1,4 @@
-"""Finds the best number of micro-batches: lowers and plans a program for several numbers.
+"""Finds the number of micro-batches with the shortest predicted step, by planning several numbers.
 
 More micro-batches reduce a pipeline's bubble and the memory in use; fewer keep the devices busier.
 Only planning can compare them, and each number is a program of its own, lowered at the size of its
@@ -34,7 +34,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The best plan, and all attempts in order."""
+    """The plan with the shortest predicted step, and all attempts in order."""
 
     planned: Planned
     attempts: tuple[Attempt, ...]

@@ -41,7 +41,7 @@ from alpa.passes.sharding.rules import populated
 Per = Literal["micro-batch", "step"]
 
 _STATUSES = ("optimal", "within_gap", "time_limit")
-"""From what is known best."""
+"""From the strongest statement to the weakest."""
 _JSON_NAMES = {"source": "from", "target": "to"}
 
 

@@ -64,7 +64,7 @@ class Search:
     restrict: Restriction
 
     def run(self) -> Cut:
-        """The best cut. Raises PassError."""
+        """The cut with the least T by these costs. Raises PassError."""
         costing = self.costs.of(self.program, self.workers)
         one = OneDevice(
             costing_of=lambda remat: self.costs.of(self.program, self.workers, remat=remat),
