@@ -117,13 +117,6 @@ def mark_follow(block: ir.Block) -> None:
     _Marker().mark(block)
 
 
-def followed(op: ir.OpView) -> ir.Value | None:
-    """The operand whose sharding an op takes, or None."""
-    if FOLLOW not in op.attributes:
-        return None
-    return op.operands[ir.IntegerAttr(op.attributes[FOLLOW]).value]
-
-
 def _expands(op: ir.OpView, number: int) -> bool:
     """Whether a broadcast makes dimensions that its operand lacks or has with size 1 only."""
     if not isinstance(op, stablehlo.BroadcastInDimOp):

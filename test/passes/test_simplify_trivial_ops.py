@@ -11,9 +11,9 @@ import pytest
 from jaxlib import _jax
 
 from alpa.dialects import body, ir, main_function, parse, walk
+from alpa.dialects.attributes import FOLLOW
 from alpa.passes import simplify_trivial_ops
 from alpa.passes.simplify import batch_norm, identities
-from alpa.passes.simplify.follow import followed
 from alpa.passes.simplify.identities import REWRITES
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 
@@ -199,7 +199,7 @@ def test_jax_training_step():
 
     ops = list(walk(body(main_function(module))))
     assert "func.call" not in {op.operation.name for op in ops}
-    assert all(followed(op) is not None for op in ops if op.operation.name == "stablehlo.tanh")
+    assert all(FOLLOW in op.attributes for op in ops if op.operation.name == "stablehlo.tanh")
     for got, want in zip(
         execute(module, [weights, x]), execute(parse(text), [weights, x]), strict=True
     ):
