@@ -7,7 +7,7 @@ The pass runs eight passes, each of which does one thing to every module:
    them at once.
 3. `accumulate-gradients` adds gradients up over the micro-batches. It comes after
    `lower-partial-sums`, because parts are added up as they are.
-4. `scale-losses` scales the sums that updates read.
+4. `scale-totals` scales the sums that updates read.
 5. `donate-states` gives the buffers of old states to the new ones.
 6. `run-calls-on-shards` runs sharded custom calls on their shards.
 7. `constrain-shardings` writes shardings as constraints. It comes after all passes that read or
@@ -78,7 +78,7 @@ from alpa.passes.donate_states import DonateStates
 from alpa.passes.lower_partial_sums import LowerPartialSums
 from alpa.passes.outline_fragments import OutlineFragments
 from alpa.passes.run_calls_on_shards import RunCallsOnShards
-from alpa.passes.scale_losses import ScaleLosses
+from alpa.passes.scale_totals import ScaleTotals
 from alpa.passes.write_reshard_steps import WriteReshardSteps
 
 
@@ -88,7 +88,7 @@ class ExportStages(Driver):
 
     name: ClassVar[str] = "export-stages"
 
-    loss_reduction: Literal["mean", "sum"] = option("mean", "as in `scale-losses`")
+    loss_reduction: Literal["mean", "sum"] = option("mean", "as in `scale-totals`")
 
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
         with module.operation.location:
@@ -96,7 +96,7 @@ class ExportStages(Driver):
                 OutlineFragments(),
                 LowerPartialSums(),
                 AccumulateGradients(),
-                ScaleLosses(loss_reduction=self.loss_reduction),
+                ScaleTotals(loss_reduction=self.loss_reduction),
                 DonateStates(),
                 RunCallsOnShards(),
                 ConstrainShardings(),

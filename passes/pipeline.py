@@ -32,7 +32,7 @@ PASSES = {
     "outline-fragments": "alpa.passes.outline_fragments:OutlineFragments",
     "lower-partial-sums": "alpa.passes.lower_partial_sums:LowerPartialSums",
     "accumulate-gradients": "alpa.passes.accumulate_gradients:AccumulateGradients",
-    "scale-losses": "alpa.passes.scale_losses:ScaleLosses",
+    "scale-totals": "alpa.passes.scale_totals:ScaleTotals",
     "donate-states": "alpa.passes.donate_states:DonateStates",
     "run-calls-on-shards": "alpa.passes.run_calls_on_shards:RunCallsOnShards",
     "constrain-shardings": "alpa.passes.constrain_shardings:ConstrainShardings",

@@ -1,4 +1,4 @@
-// RUN: alpa-opt %s --pipeline='scale-losses{loss-reduction=sum}' | filecheck %s
+// RUN: alpa-opt %s --pipeline='scale-totals' | filecheck %s
 
 !w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>, sharding=<@mesh_0, [{"a"}]>>
 !s = !mpmd.mesh_tensor<"mesh_0", tensor<f32>>
@@ -16,10 +16,15 @@ module {
   // CHECK: module @m {
   module @m {
     sdy.mesh @mesh_0 = <["a"=2]>
-    // CHECK: func.func public @main(%[[G:.*]]: tensor<8xf32> {{{.*}}}, %[[M:.*]]: tensor<f32> {{{.*}}}, %[[S:.*]]: tensor<f32> {{{.*}}}, %[[I:.*]]: tensor<8xi32>
+    // The marks are gone.
+    // CHECK: func.func public @main(%[[G:.*]]: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}]>}, %[[M:.*]]: tensor<f32> {sdy.sharding = #sdy.sharding<@mesh_0, []>}, %[[S:.*]]: tensor<f32> {sdy.sharding = #sdy.sharding<@mesh_0, []>}, %[[I:.*]]: tensor<8xi32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+    // A gradient is scaled where it lies.
+    // CHECK-NEXT: %[[C:.*]] = stablehlo.constant dense<2.500000e-01> : tensor<8xf32>
+    // CHECK-NEXT: %[[P:.*]] = stablehlo.multiply %[[G]], %[[C]]
+    // CHECK-NEXT: %[[GC:.*]] = sdy.sharding_constraint %[[P]] <@mesh_0, [{"a"}]>
     // CHECK-NEXT: %[[D:.*]] = stablehlo.constant dense<2.500000e-01> : tensor<f32>
     // CHECK-NEXT: %[[Q:.*]] = stablehlo.multiply %[[M]], %[[D]]
-    // CHECK-NEXT: stablehlo.custom_call @update(%[[G]], %[[Q]], %[[S]], %[[I]])
+    // CHECK-NEXT: stablehlo.custom_call @update(%[[GC]], %[[Q]], %[[S]], %[[I]])
     func.func public @main(
         %g: tensor<8xf32> {alpa.total = "gradient", sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}]>},
         %mean: tensor<f32> {alpa.total = "mean", sdy.sharding = #sdy.sharding<@mesh_0, []>},

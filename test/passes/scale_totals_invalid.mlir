@@ -1,4 +1,4 @@
-// RUN: alpa-opt %s --verify-diagnostics --pipeline='scale-losses'
+// RUN: alpa-opt %s --verify-diagnostics --pipeline='scale-totals'
 
 !w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
 module {

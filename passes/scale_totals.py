@@ -31,7 +31,7 @@ the update converts it.
       }
     }
 
-**After** `scale-losses{loss-reduction=mean}`::
+**After** `scale-totals{loss-reduction=mean}`::
 
     sdy.mesh @mesh_0 = <["a"=2]>
     func.func public @main(…) -> … { … }
@@ -73,10 +73,10 @@ from alpa.passes.plan.reader import read_planned
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleLosses(Pass):
+class ScaleTotals(Pass):
     """Scales the sums that updates read, so that they are those of the step's loss."""
 
-    name: ClassVar[str] = "scale-losses"
+    name: ClassVar[str] = "scale-totals"
 
     loss_reduction: Literal["mean", "sum"] = option(
         "mean",
