@@ -116,3 +116,7 @@ FREE = _names(
     """broadcast_in_dim constant copy get_tuple_element iota optimization_barrier reshape return
     tuple""",
 )
+
+SHARDING_CALLS = ("Sharding", "xla.sdy.FuncResultSharding")
+"""They return their operand. XLA writes the second where Shardy's shardings of results are exported
+in a module that GSPMD can read, too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from alpa.dialects import func, ir, walk
 from alpa.dialects.attributes import call_target, take_from_signature
 from alpa.passes.analysis.graph import replace_op
+from alpa.passes.analysis.op_kinds import SHARDING_CALLS
 from alpa.passes.base import PassError, Remark
 
 _SHARDING = "mhlo.sharding"
@@ -70,4 +71,4 @@ def _is_sharding_call(op: ir.OpView) -> bool:
             f"@{target} is shard_map in GSPMD's form; export the program again with Shardy, "
             "jax's default partitioner, which writes sdy.manual_computation",
         )
-    return target == "Sharding" or target in _SHARD_MAP
+    return target in SHARDING_CALLS or target in _SHARD_MAP

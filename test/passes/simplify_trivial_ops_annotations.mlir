@@ -9,7 +9,8 @@ module @gspmd_module attributes {mhlo.num_partitions = 8 : i32, mhlo.num_replica
       -> (tensor<4x8xf32> {mhlo.sharding = "{replicated}"}) {
     %0 = stablehlo.custom_call @Sharding(%x) {backend_config = "", mhlo.sharding = "{replicated}"} : (tensor<4x8xf32>) -> tensor<4x8xf32>
     %1 = stablehlo.add %0, %y {mhlo.sharding = "{replicated}"} : tensor<4x8xf32>
-    return %1 : tensor<4x8xf32>
+    %2 = stablehlo.custom_call @xla.sdy.FuncResultSharding(%1) {has_side_effect = true, mhlo.frontend_attributes = {xla.sdy.sharding = "#sdy.sharding_per_value<[<@mesh, [{}, {}]>]>"}} : (tensor<4x8xf32>) -> tensor<4x8xf32>
+    return %2 : tensor<4x8xf32>
   }
 }
 

@@ -33,7 +33,7 @@ from alpa.passes.analysis.micro_batches.relation import (
     scale_of_sums,
     unknown,
 )
-from alpa.passes.analysis.op_kinds import CONTROL_FLOW, ELEMENTWISE
+from alpa.passes.analysis.op_kinds import CONTROL_FLOW, ELEMENTWISE, SHARDING_CALLS
 
 _Rule = Callable[[Context, ir.OpView, Sequence[Relation]], "Relation | list[Relation]"]
 """What an op's results are: each of them, or all of them alike."""
@@ -207,7 +207,7 @@ def _custom_call(
             )
             return Relation(kind="mixed", reason=Reason(op.location, "jax.random", text))
         return Relation(kind="rows", dim=dim)
-    if target in (GRADIENT, LAYER_BOUNDARY, "Sharding"):
+    if target in (GRADIENT, LAYER_BOUNDARY, *SHARDING_CALLS):
         return list(operands)
     if (worst := mixed_among(operands)) is not None:
         return worst
