@@ -25,6 +25,8 @@ class Lives:
     """the time after which no op reads a value, directly or through values that are not written"""
     base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
     """the values that are read instead of one that is not written"""
+    _started: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    """the operands of what has started and not ended, by its results"""
 
     def write(self, value: ir.Value, start: int) -> None:
         """A value is written from `start` on."""
@@ -36,6 +38,10 @@ class Lives:
         self.base[value] = tuple(base)
         self.until[value] = self.now + 1
 
+    def end_with(self, result: ir.Value, operand: ir.Value) -> None:
+        """What starts now ends when its result is first read; its operand lives until then."""
+        self._started[result] = operand
+
     def read(self, values: Iterable[ir.Value]) -> None:
         """Values, and those that are read instead of them, live until now."""
         waiting, seen = list(values), set[ir.Value]()
@@ -45,6 +51,8 @@ class Lives:
                 seen.add(value)
                 self.until[value] = self.now + 1
                 waiting += self.base.get(value, ())
+                if value in self._started:
+                    waiting.append(self._started.pop(value))
 
     def keep(self, *, made_before: int, read_after: int) -> None:
         """Values made before a loop that it reads live until its end, which is now."""

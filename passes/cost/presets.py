@@ -103,6 +103,17 @@ DRIVER_MEMORY = {
 }
 """Bytes that the driver reports, by the name of a device; from XLA's descriptions of GPUs."""
 
+COMPUTE_CAPABILITY = {
+    "V100-SXM2-16GB": (7, 0),
+    "V100-SXM2-32GB": (7, 0),
+    "A100-SXM4-40GB": (8, 0),
+    "A100-SXM4-80GB": (8, 0),
+    "H100-SXM5-80GB": (9, 0),
+    "H200-SXM5-141GB": (9, 0),
+    "B200-SXM": (10, 0),
+}
+"""The generation of a GPU, by the name of its device; from XLA's descriptions of GPUs."""
+
 # Calculon's step functions for A100 (Isaev et al., 2023): shares of what the best matrix product
 # reaches, at FLOPs that take an A100 as long, and shares of memory bandwidth by bytes.
 _MATRIX_SHAPE = ((1e7, 0.1), (1e9, 0.6), (16e9, 0.9), (128e9, 1.0))

@@ -8,27 +8,26 @@ time. A temporary is live from the op that writes it to its last use. Not writte
   all their users, and transposes that only dots read. A value that is added to an accumulator is
   fused with the addition.
 
-On CPU, ops run in XLA's depth-first order, not in program order: from the results backwards, first
-the operand with the most bytes behind it. A value that is needed late, such as a reduced gradient
-in an update, is computed late. Gradients of activations are computed before those of weights, and
-stay live until then. On other devices ops run in program order, where a rematerialised layer is
-computed just before it is needed; but arguments that are sums are reduced at the start, because XLA
-starts collectives as early as it can.
+`op_order.py` has the order in which XLA runs the ops, and `convolution_layouts.py` the copies that
+the layouts of convolutions cost on GPUs.
 
 An element-wise op writes over an operand that is not used afterwards; a loop, a
 dynamic_update_slice and a scatter work in place, and what a loop only reads is not copied. While
-one op runs, its operands and its result exist together. A reshard needs the buffers that its
-collectives send and receive. A reduce-scatter needs the whole operand, because XLA lowers it on CPU
-to an all-reduce and a slice.
+one op runs, its operands and its result exist together. Before Ampere, XLA has no kernel for a
+whole softmax: the exponentials are written beside their operand by the kernel that adds them up.
+
+A reshard needs the buffers that its collectives send and receive. On CPU, a reduce-scatter needs
+the whole operand twice, because XLA lowers it to an all-reduce and a slice. On GPUs, a sum that is
+an argument is scaled into a buffer of its own before it is reduced (`scale-losses`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from alpa.dialects import body, ir, main_function, sdy, stablehlo, terminator, walk
+from alpa.dialects import body, ir, main_function, sdy, stablehlo, terminator
 from alpa.dialects.attributes import read_ints
 from alpa.passes.analysis.graph import folds_into_dots
 from alpa.passes.analysis.liveness import Lives
@@ -39,11 +38,13 @@ from alpa.passes.analysis.op_kinds import (
     READS_THROUGH_FUSION,
     SOURCES,
 )
-from alpa.passes.cost.reshard import only_cuts
+from alpa.passes.cost.device import Device
+from alpa.passes.cost.reshard import Layout, only_cuts
 from alpa.passes.plan import data
-from alpa.passes.plan.annotated import Annotated, annotated_fragments, has_own_ops, rank
+from alpa.passes.plan.annotated import Annotated, annotated_fragments, has_own_ops
 from alpa.passes.plan.attribute import plan_and_cluster
-from alpa.passes.sharding.sums import unreduced_axes
+from alpa.passes.plan.convolution_layouts import is_copied, is_transposed
+from alpa.passes.plan.op_order import Order, Scheduler, is_collective, reduces
 
 _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.while"})
 
@@ -71,11 +72,14 @@ def predicted_memory(module: ir.Module) -> list[FragmentMemory]:
         PassError: there is no plan, or a sharding does not fit its mesh.
     """
     _, cluster = plan_and_cluster(main_function(module))
-    order = _depth_first if cluster.device.name == "CPU" else _in_program_order
-    return [_memory_of(annotated, order) for annotated in annotated_fragments(module)]
+    scheduler = Scheduler.of(cluster.device)
+    return [
+        _memory_of(annotated, cluster.device, scheduler)
+        for annotated in annotated_fragments(module)
+    ]
 
 
-def _memory_of(annotated: Annotated, order: _Order) -> FragmentMemory:
+def _memory_of(annotated: Annotated, device: Device, scheduler: Scheduler) -> FragmentMemory:
     fragment = annotated.fragment
     block = body(fragment)
     results = [
@@ -90,11 +94,10 @@ def _memory_of(annotated: Annotated, order: _Order) -> FragmentMemory:
         arguments=sum(arguments) + sum(accumulated),
         results=sum(results) + sum(extra),
         aliased=sum(accumulated) + sum(donated),
-        temporaries=_Clock(annotated, order).peak(),
+        temporaries=min(
+            _Clock(annotated, device, scheduler, order).peak() for order in scheduler.orders
+        ),
     )
-
-
-_Order = Callable[[ir.Block, Annotated], Sequence[ir.OpView]]
 
 
 @dataclass
@@ -102,25 +105,40 @@ class _Clock(Lives):
     """Visits ops in XLA's order; at even times one runs, at odd ones it overwrites operands."""
 
     annotated: Annotated
-    order: _Order
+    device: Device
+    scheduler: Scheduler
+    order: Order
+    _waiting: Counter[int] = field(default_factory=Counter[int])
+    """bytes that arrive at a time, and are transposed at the end"""
     _returned: set[ir.Value] = field(default_factory=set)
+    _gathered: dict[ir.Value, Layout] = field(default_factory=dict)
+    """what is returned in another layout"""
     _added: set[ir.Value] = field(default_factory=set)
     """what is only returned to be added to an accumulator"""
-    scratch: dict[int, int] = field(default_factory=dict)
+    scratch: Counter[int] = field(default_factory=Counter[int])
     """bytes that only exist at one time"""
+    copies: dict[ir.Value, tuple[int, int]] = field(default_factory=dict)
+    """when copies of values in another layout exist"""
 
     def peak(self) -> int:
         self._find_returned()
         self._visit(body(self.annotated.fragment))
-        changes: Counter[int] = Counter()
-        for value, start in self.made.items():
+        self.now += 2
+        # A collective whose result is only returned ends last.
+        self.read(self._started)
+        if not self.scheduler.hides_latency:
+            self.read(v for v, there in self._gathered.items() if self._arrives_in_place(v, there))
+        changes = Counter(self._waiting)
+        lives = [(value, start, self.until[value]) for value, start in self.made.items()]
+        lives += [(value, start, until) for value, (start, until) in self.copies.items()]
+        for value, start, until in lives:
             size = self.annotated.local_bytes(value)
             changes[start] += size
-            changes[self.until[value]] -= size
+            changes[until] -= size
         live = most = 0
         for time in sorted({*changes, *self.scratch}):
             live += changes[time]
-            most = max(most, live + self.scratch.get(time, 0))
+            most = max(most, live + self.scratch[time])
         return most
 
     def _find_returned(self) -> None:
@@ -129,7 +147,10 @@ class _Clock(Lives):
         added = {*read_ints(fragment, data.ACCUMULATORS)}
         added -= {*read_ints(fragment, data.EXTRA_RESULTS)}
         end = terminator(body(fragment))
-        for i, value in enumerate(end.operands):
+        for i, (value, result) in enumerate(zip(end.operands, fragment.results, strict=True)):
+            if self.scheduler.is_gpu and self._is_sent(value, self.annotated.outer_layout(result)):
+                self._gathered[value] = self.annotated.outer_layout(result)
+                continue
             if i in added and len(list(value.uses)) == 1:
                 self._added.add(value)
             while i not in added:
@@ -178,19 +199,79 @@ class _Clock(Lives):
     def _write(self, op: ir.OpView) -> None:
         self.read(op.operands)
         overwrites = op.operation.name in ELEMENTWISE | _IN_PLACE
+        overwrites = overwrites and not self._is_summed_as_written(op)
         for result in op.results:
             self._hold(result, self.now + 1 if overwrites else self.now)
-        if isinstance(op, sdy.ShardingConstraintOp):
-            source = op.operands[0]
-            if _reduces(op, self.annotated):
-                # The whole sum as it is sent; as it arrives, unless that is the result.
-                size = self.annotated.local_bytes(source)
-                cut = self.annotated.local_bytes(op.results[0]) < size
-                self.scratch[self.now] = 2 * size if cut else size
+        if self.scheduler.is_gpu and isinstance(op, stablehlo.ConvolutionOp):
+            self._convolve(op)
+        elif is_collective(op, self.annotated):
+            self._send(op)
+
+    def _send(self, op: ir.OpView) -> None:
+        """The buffers of a collective beside its result."""
+        source, (result,) = op.operands[0], op.results
+        size = self.annotated.local_bytes(source)
+        if self.scheduler.is_gpu:
+            there = self.annotated.layout(result)
+            if result in self._returned and not self._arrives_in_place(source, there):
+                self._arrive(self.annotated.local_bytes(result))
+            elif not self.scheduler.hides_latency:
+                self.end_with(result, source)
+            if reduces(op, self.annotated) and isinstance(source.owner, ir.Block):
+                self.scratch[self.now] += size  # the argument, scaled
+        elif reduces(op, self.annotated):
+            # The whole sum as it is sent; as it arrives, unless that is the result.
+            cut = self.annotated.local_bytes(result) < size
+            self.scratch[self.now] += 2 * size if cut else size
+
+    def _arrive(self, size: int) -> None:
+        """A returned result arrives along another dimension, to be transposed into its place."""
+        if self.scheduler.hides_latency:
+            self._waiting[self.now] += size
+        else:
+            self.scratch[self.now] += size
+
+    def _is_sent(self, value: ir.Value, layout: Layout) -> bool:
+        """Whether it takes a collective to bring a value into a layout."""
+        return not only_cuts(self.annotated.layout(value), layout)
+
+    def _arrives_in_place(self, value: ir.Value, layout: Layout) -> bool:
+        """Whether a collective brings a value into a layout without a transposition.
+
+        What is sent and what arrives are cut along their first dimension, but for those of size 1.
+        Another dimension is transposed before and after.
+        """
+        dims = zip(
+            ir.RankedTensorType(value.type).shape,
+            self.annotated.layout(value),
+            layout,
+            strict=False,
+        )
+        sizes = [(size, before == after) for size, before, after in dims]
+        changed = [d for d, (_, same) in enumerate(sizes) if not same]
+        return not changed or all(size == 1 for size, _ in sizes[: changed[-1]])
+
+    def _convolve(self, op: stablehlo.ConvolutionOp) -> None:
+        """The buffers of a convolution in the layouts of its device."""
+        for number, operand in enumerate(op.operands):
+            here = isinstance(operand.owner, ir.Block) or operand in self._returned
+            if here and is_copied(op, number, self.device):
+                start, _ = self.copies.get(operand, (self.now, 0))
+                self.copies[operand] = (start, self.now + 1)
+        result = op.results[0]
+        if is_transposed(op, self.device):
+            if result in self._added:
+                self.until[result] = self.now + 2
+                self.scratch[self.now + 1] += self.annotated.local_bytes(result)
+            elif result in self._returned:
+                self.write(result, self.now)
 
     def _hold(self, value: ir.Value, start: int) -> None:
         if value not in self._returned:
             self.write(value, start)
+        there = self._gathered.get(value)
+        if there is not None and not self._arrives_in_place(value, there):
+            self._arrive(self.annotated.local_bytes(value, there))
 
     def _is_view(self, op: ir.OpView) -> bool:
         if isinstance(op, sdy.ShardingConstraintOp):
@@ -206,10 +287,23 @@ class _Clock(Lives):
             return False
         if op.results[0] in self._added:
             return True
+        if self._is_summed_as_written(op):
+            return False
         users = {user for result in op.results for user in self._users(result)}
         if name in BROADCASTS:
             users.discard("stablehlo.while")  # A loop's variable starts as one.
         return users <= READS_THROUGH_FUSION
+
+    def _is_summed_as_written(self, op: ir.OpView) -> bool:
+        """Whether an op is an exponential that a softmax adds up, in a kernel that writes both."""
+        if self.scheduler.fuses_softmax or not isinstance(op, stablehlo.ExpOp):
+            return False
+        users = [*_readers(op.results[0], self._is_kept)]
+        return len(users) > 1 and any(isinstance(it, stablehlo.ReduceOp) for it in users)
+
+    def _is_kept(self, op: ir.OpView) -> bool:
+        """Whether an op returns its operand, but for its type."""
+        return self._is_view(op) or isinstance(op, stablehlo.ConvertOp)
 
     def _is_slice(self, op: ir.OpView) -> bool:
         """Whether a change of layout only cuts."""
@@ -219,12 +313,18 @@ class _Clock(Lives):
 
     def _users(self, value: ir.Value) -> Iterator[str]:
         """The names of the ops that read a value, through views."""
-        for use in value.uses:
-            owner = use.owner
-            if self._is_view(owner):
-                yield from self._users(owner.results[0])
-            else:
-                yield owner.operation.name
+        for owner in _readers(value, self._is_view):
+            yield owner.operation.name
+
+
+def _readers(value: ir.Value, through: Callable[[ir.OpView], bool]) -> Iterator[ir.OpView]:
+    """The ops that read a value, directly or through others."""
+    for use in value.uses:
+        owner = use.owner.opview
+        if through(owner):
+            yield from _readers(owner.results[0], through)
+        else:
+            yield owner
 
 
 def _is_loop_constant(op: ir.OpView, number: int) -> bool:
@@ -245,57 +345,3 @@ def _updates_loop_variable(op: ir.OpView) -> bool:
     number = ir.BlockArgument(variable).arg_number
     uses = [(use.owner, use.operand_number) for use in op.results[0].uses]
     return uses == [(terminator(block), number)]
-
-
-def _in_program_order(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
-    """The ops of a block, those first that reduce its arguments."""
-    ops = list(block.operations)[:-1]
-    late: list[ir.OpView] = []
-    early: list[ir.OpView] = []
-    for op in ops:
-        first = _reduces(op, annotated) and isinstance(op.operands[0].owner, ir.Block)
-        (early if first else late).append(op)
-    return early + late
-
-
-def _reduces(op: ir.OpView, annotated: Annotated) -> bool:
-    """Whether a constraint adds up its operand over devices."""
-    if not isinstance(op, sdy.ShardingConstraintOp):
-        return False
-    source = op.operands[0]
-    return bool(unreduced_axes(annotated.layout(source), rank(source)))
-
-
-def _depth_first(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
-    """The ops that a block's results need, operands first.
-
-    Of several operands those come first that have more bytes behind them, counted once for each
-    path. XLA's `DFSMemoryScheduler` compares numbers of users before that.
-    """
-    *ops, end = block.operations
-    makers = {op: _makers(op, block) for op in [*ops, end]}
-    behind: dict[ir.OpView, int] = {}
-    total = 0
-    for op in ops:
-        size = sum(annotated.local_bytes(result) for result in op.results)
-        total += size
-        behind[op] = min(total, size + sum(behind[maker] for maker in makers[op]))
-    order: dict[ir.OpView, None] = {}
-    path = [end]
-    while path:
-        waiting = [maker for maker in makers[path[-1]] if maker not in order]
-        if waiting:
-            path.append(max(waiting, key=lambda maker: behind[maker]))
-        else:
-            order[path.pop()] = None
-    return list(order)[:-1]
-
-
-def _makers(op: ir.OpView, block: ir.Block) -> list[ir.OpView]:
-    """The ops of a block that make what an op reads, also inside of it."""
-    readers = [op]
-    if has_own_ops(op):
-        readers += [inner for region in op.regions for b in region.blocks for inner in walk(b)]
-    owners = (value.owner for reader in readers for value in reader.operands)
-    found = (o.opview for o in owners if not isinstance(o, ir.Block) and o.operation.block == block)
-    return list(dict.fromkeys(found))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from alpa.passes.cost.presets import DRIVER_MEMORY
+from alpa.passes.cost.presets import COMPUTE_CAPABILITY, DRIVER_MEMORY
 
 _SHARED_PER_BLOCK = 48 * 1024
 _REGISTERS = 64 * 1024
@@ -64,14 +64,14 @@ class Gpu:
         )
 
 
-def _volta(name: str, memory: int) -> Gpu:
+def _volta(device: str, name: str) -> Gpu:
     return Gpu(
         name=name,
-        compute_capability=(7, 0),
+        compute_capability=COMPUTE_CAPABILITY[device],
         cores=80,
         f32_units_per_core=64,
         clock=1.53,
-        memory=memory,
+        memory=DRIVER_MEMORY[device],
         memory_bandwidth=898_048_000_000,
         l2_cache=6 * 2**20,
         shared_per_core=96 * 1024,
@@ -79,14 +79,14 @@ def _volta(name: str, memory: int) -> Gpu:
     )
 
 
-def _ampere(name: str, memory: int, memory_bandwidth: int) -> Gpu:
+def _ampere(device: str, name: str, memory_bandwidth: int) -> Gpu:
     return Gpu(
         name=name,
-        compute_capability=(8, 0),
+        compute_capability=COMPUTE_CAPABILITY[device],
         cores=108,
         f32_units_per_core=64,
         clock=1.41,
-        memory=memory,
+        memory=DRIVER_MEMORY[device],
         memory_bandwidth=memory_bandwidth,
         l2_cache=40 * 2**20,
         shared_per_core=164 * 1024,
@@ -94,14 +94,14 @@ def _ampere(name: str, memory: int, memory_bandwidth: int) -> Gpu:
     )
 
 
-def _hopper(name: str, memory: int, memory_bandwidth: int) -> Gpu:
+def _hopper(device: str, name: str, memory_bandwidth: int) -> Gpu:
     return Gpu(
         name=name,
-        compute_capability=(9, 0),
+        compute_capability=COMPUTE_CAPABILITY[device],
         cores=132,
         f32_units_per_core=128,
         clock=1.98,
-        memory=memory,
+        memory=DRIVER_MEMORY[device],
         memory_bandwidth=memory_bandwidth,
         l2_cache=50 * 2**20,
         shared_per_core=228 * 1024,
@@ -110,21 +110,15 @@ def _hopper(name: str, memory: int, memory_bandwidth: int) -> Gpu:
 
 
 TARGETS: Mapping[str, Gpu] = {
-    "V100-SXM2-16GB": _volta("Tesla V100-SXM2-16GB", DRIVER_MEMORY["V100-SXM2-16GB"]),
-    "V100-SXM2-32GB": _volta("Tesla V100-SXM2-32GB", DRIVER_MEMORY["V100-SXM2-32GB"]),
-    "A100-SXM4-40GB": _ampere(
-        "NVIDIA A100-SXM4-40GB", DRIVER_MEMORY["A100-SXM4-40GB"], 1_555_200_000_000
-    ),
-    "A100-SXM4-80GB": _ampere(
-        "NVIDIA A100-SXM4-80GB", DRIVER_MEMORY["A100-SXM4-80GB"], 2_039_040_000_000
-    ),
-    "H100-SXM5-80GB": _hopper(
-        "NVIDIA H100 80GB HBM3", DRIVER_MEMORY["H100-SXM5-80GB"], 3_352_320_000_000
-    ),
-    "H200-SXM5-141GB": _hopper("NVIDIA H200", DRIVER_MEMORY["H200-SXM5-141GB"], 4_800_000_000_000),
+    "V100-SXM2-16GB": _volta("V100-SXM2-16GB", "Tesla V100-SXM2-16GB"),
+    "V100-SXM2-32GB": _volta("V100-SXM2-32GB", "Tesla V100-SXM2-32GB"),
+    "A100-SXM4-40GB": _ampere("A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", 1_555_200_000_000),
+    "A100-SXM4-80GB": _ampere("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", 2_039_040_000_000),
+    "H100-SXM5-80GB": _hopper("H100-SXM5-80GB", "NVIDIA H100 80GB HBM3", 3_352_320_000_000),
+    "H200-SXM5-141GB": _hopper("H200-SXM5-141GB", "NVIDIA H200", 4_800_000_000_000),
     "B200-SXM": Gpu(
         name="NVIDIA B200",
-        compute_capability=(10, 0),
+        compute_capability=COMPUTE_CAPABILITY["B200-SXM"],
         cores=148,
         f32_units_per_core=128,
         clock=1.965,
