@@ -76,12 +76,12 @@ no module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from alpa.dialects import body, filled, ir, sdy, stablehlo
-from alpa.dialects.sharding import Mesh, Sharding, op_shardings
+from alpa.dialects.sharding import AxisRef, Mesh, Sharding, op_shardings
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
 from alpa.passes.sharding.manual import manual_computation
@@ -127,26 +127,70 @@ def _rewrite(operations: Sequence[ir.OpView], known: _Known, mesh: Mesh) -> None
             continue
         source = known.get(op.operands[0]) if isinstance(op, sdy.ShardingConstraintOp) else None
         if source is not None and source.unreduced:
-            _reduce(op, source, shardings[0])
+            _reduce(op, source, shardings[0], mesh)
         elif any(sharding.unreduced for sharding in shardings):
             known.update(_run_on_parts(op, shardings[0], known, mesh))
         else:
             known.update(zip(op.results, shardings, strict=True))
 
 
-def _reduce(op: ir.OpView, source: Sharding, target: Sharding) -> None:
-    """Writes an all-reduce, then a slice; XLA combines them where it has a reduce-scatter."""
+def _reduce(op: ir.OpView, source: Sharding, target: Sharding, mesh: Mesh) -> None:
+    """Writes an all-reduce, then a slice; XLA combines them where it has a reduce-scatter.
+
+    It combines those that cut one dimension over all reduced axes. So axes that cut different
+    dimensions, or none, are reduced one after the other, those that cut none at last.
+    """
+    steps = list(_steps(source, target))
+    parts, held = op.operands[0], source
     with ir.InsertionPoint(op), op.location:
-        total = _sum(op.operands[0], ir.RankedTensorType(op.results[0].type))
-        whole = replace(source, unreduced=())
-        if whole != target:
-            total = sdy.ShardingConstraintOp(total, whole.to_attr()).result
-    op.operands[0] = total
+        if len(steps) > 1:
+            parts = _one_dimension_per_axis(parts, source, mesh)
+        for axes, dims in steps:
+            numbers = [i for i, axis in enumerate(held.unreduced) if axis in axes]
+            left = tuple(axis for axis in held.unreduced if axis not in axes)
+            parts = _sum(parts, numbers if len(steps) > 1 else [0])
+            outer = tuple((axis,) for axis in left)
+            for layout in dict.fromkeys((held.dims, dims)):
+                if left or layout != target.dims:
+                    sharding = Sharding(source.mesh, (*outer, *layout))
+                    parts = sdy.ShardingConstraintOp(parts, sharding.to_attr()).result
+            held = replace(source, dims=dims, unreduced=left)
+    op.operands[0] = parts
 
 
-def _sum(parts: ir.Value, type_: ir.RankedTensorType) -> ir.Value:
+def _steps(
+    source: Sharding, target: Sharding
+) -> Iterator[tuple[tuple[AxisRef, ...], tuple[tuple[AxisRef, ...], ...]]]:
+    """The axes to reduce at once, and how each dimension is sharded afterwards."""
+    dims, left = list(source.dims), source.unreduced
+    added = [new[len(old) :] for old, new in zip(source.dims, target.dims, strict=True)]
+    cuts = all(
+        new[: len(old)] == old for old, new in zip(source.dims, target.dims, strict=True)
+    ) and all(axis in left for axes in added for axis in axes)
+    for d, axes in enumerate(added if cuts else ()):
+        if axes:
+            dims[d] = target.dims[d]
+            left = tuple(axis for axis in left if axis not in axes)
+            yield axes, tuple(dims)
+    if left:
+        yield left, tuple(dims)
+
+
+def _one_dimension_per_axis(parts: ir.Value, source: Sharding, mesh: Mesh) -> ir.Value:
+    type_, sizes = ir.RankedTensorType(parts.type), dict(mesh.axes)
+    leading = [sizes[axis.name] for axis in source.unreduced]
+    shape = ir.RankedTensorType.get([*leading, *type_.shape[1:]], type_.element_type)
+    outer = tuple((axis,) for axis in source.unreduced)
+    sharding = Sharding(source.mesh, (*outer, *source.dims))
+    return sdy.ShardingConstraintOp(stablehlo.reshape(shape, parts), sharding.to_attr()).result
+
+
+def _sum(parts: ir.Value, numbers: Sequence[int]) -> ir.Value:
+    given = ir.RankedTensorType(parts.type)
+    shape = [size for d, size in enumerate(given.shape) if d not in numbers]
+    type_ = ir.RankedTensorType.get(shape, given.element_type)
     scalar = ir.RankedTensorType.get([], type_.element_type)
-    dims = ir.DenseI64ArrayAttr.get([0])
+    dims = ir.DenseI64ArrayAttr.get(list(numbers))
     reduce = stablehlo.ReduceOp([type_], [parts], [filled(scalar, 0.0)], dims)
     block = reduce.regions[0].blocks.append(scalar, scalar)
     with ir.InsertionPoint(block):

@@ -8,7 +8,8 @@
   (`cost/reshard.py`).
 * An all-reduce whose only use is a constraint that shards the result along the reduced axes is a
   reduce-scatter over these, and an all-reduce over the others.
-* Bringing an unreduced value into another layout is an all-reduce or reduce-scatter, then a path.
+* Bringing an unreduced value into another layout is a reduce-scatter for each dimension that is cut
+  and an all-reduce over the other axes (`lower-partial-sums`), then a path.
 
 A loop's body counts once per trip if the trip count is known. All branches count.
 `alpa.tools.check_plan` shows the differences from XLA.
@@ -175,8 +176,7 @@ class _Walk:
             if len(results) > 1:
                 self._add("all-gather", sums, size * self.annotated.ways(sums), times)
                 continue
-            scattered = self._scattered_at_once(result, sums)
-            self._sum(sums, scattered, size, times)
+            self._sum(sums, self._scattered_at_once(result, sums), size, times)
 
     def _needs_of(
         self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
@@ -247,35 +247,42 @@ class _Walk:
 
     # Sums
 
-    def _scattered_at_once(self, result: ir.Value, sums: tuple[int, ...]) -> tuple[int, ...]:
-        """The axes of a sum along which its only use, a constraint, shards it; else none."""
+    def _scattered_at_once(self, result: ir.Value, sums: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The axes of a sum along which its only use, a constraint, shards it; else none.
+
+        They count as one reduce-scatter. On GPUs it is an all-reduce of as many bytes unless the
+        axes are all those of the sum and cut one dimension.
+        """
         uses = list(result.uses)
         if len(uses) != 1 or not isinstance(uses[0].owner, sdy.ShardingConstraintOp):
-            return ()
-        source = self.annotated.layout(result)
-        return self._scattered(
-            result, sums, source, self.annotated.layout(uses[0].owner.results[0])
-        )
+            return []
+        target = self.annotated.layout(uses[0].owner.results[0])
+        found = self._scattered(result, sums, self.annotated.layout(result), target)
+        at_once = tuple(axis for axis in sums if any(axis in axes for axes in found))
+        return [at_once] if at_once else []
 
     def _scattered(
         self, value: ir.Value, sums: tuple[int, ...], source: Layout, target: Layout
-    ) -> tuple[int, ...]:
-        """The axes of a sum that a change of layout adds, if it only cuts."""
+    ) -> list[tuple[int, ...]]:
+        """The axes of a sum that a change of layout adds to each dimension, if it only cuts."""
         dims = rank(value)
         if len(target) != dims or self._exchanges(value, source[:dims], target):
-            return ()
-        added = {a for dim in target for a in dim} - {a for dim in source[:dims] for a in dim}
-        return tuple(axis for axis in sums if axis in added)
+            return []
+        before = {axis for axes in source[:dims] for axis in axes}
+        added = (tuple(a for a in sums if a in axes and a not in before) for axes in target)
+        return [axes for axes in added if axes]
 
     def _sum(
-        self, sums: tuple[int, ...], scattered: tuple[int, ...], size: int, times: int
+        self, sums: tuple[int, ...], scattered: Sequence[tuple[int, ...]], size: int, times: int
     ) -> None:
-        """One reduce-scatter, then one all-reduce of what is left."""
-        rest = tuple(axis for axis in sums if axis not in scattered)
-        if scattered:
-            self._add("reduce-scatter", scattered, size, times)
-        if rest:
-            self._add("all-reduce", rest, size // self.annotated.ways(scattered), times)
+        """A reduce-scatter for each dimension, then one all-reduce of what is left."""
+        left = sums
+        for axes in scattered:
+            self._add("reduce-scatter", axes, size, times)
+            size //= self.annotated.ways(axes)
+            left = tuple(axis for axis in left if axis not in axes)
+        if left:
+            self._add("all-reduce", left, size, times)
 
     def _add(self, kind: Kind, axes: tuple[int, ...], size: int, times: int) -> None:
         devices = self.annotated.ways(axes)

@@ -64,3 +64,66 @@ module {
     }
   }
 }
+
+// -----
+
+!g = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>, sharding=<@mesh_0, [{}, {}], unreduced={"a", "b"}>>
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>, sharding=<@mesh_0, [{"b"}, {"a"}]>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2, "b"=4]>
+  // CHECK-LABEL: func.func public @axes_that_cut_two_dimensions
+  func.func public @axes_that_cut_two_dimensions(%g: !g) -> !w attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2, "b"=4]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%g) {alpa.module = @m, alpa.part = "update"} (%a: tensor<4x4xf32>) {
+      mpmd.return %a : tensor<4x4xf32>
+    } : (!g) -> !w
+    return %0 : !w
+  }
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2, "b"=4]>
+    // CHECK: func.func public @main(%[[G:.*]]: tensor<8x4x4xf32>
+    func.func public @main(%g: tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}, {}], unreduced={"a", "b"}>})
+        -> (tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"b"}, {"a"}]>}) {
+      // One reduce-scatter for each dimension, in their order.
+      // CHECK: %[[P:.*]] = stablehlo.reshape %[[G]] : (tensor<8x4x4xf32>) -> tensor<2x4x4x4xf32>
+      // CHECK-NEXT: %[[Q:.*]] = sdy.sharding_constraint %[[P]] <@mesh_0, [{"a"}, {"b"}, {}, {}]>
+      // CHECK: %[[S:.*]] = stablehlo.reduce(%[[Q]] init: %{{.*}}) applies stablehlo.add across dimensions = [1]
+      // CHECK-NEXT: %[[T:.*]] = sdy.sharding_constraint %[[S]] <@mesh_0, [{"a"}, {}, {}]>
+      // CHECK-NEXT: %[[U:.*]] = sdy.sharding_constraint %[[T]] <@mesh_0, [{"a"}, {"b"}, {}]>
+      // CHECK: %[[V:.*]] = stablehlo.reduce(%[[U]] init: %{{.*}}) applies stablehlo.add across dimensions = [0]
+      // CHECK-NEXT: %[[W:.*]] = sdy.sharding_constraint %[[V]] <@mesh_0, [{"b"}, {}]>
+      // CHECK-NEXT: sdy.sharding_constraint %[[W]] <@mesh_0, [{"b"}, {"a"}]>
+      %0 = sdy.sharding_constraint %g <@mesh_0, [{"b"}, {"a"}]> {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"b"}, {"a"}]>]>} : tensor<4x4xf32>
+      return %0 : tensor<4x4xf32>
+    }
+  }
+}
+
+// -----
+
+!g = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>, sharding=<@mesh_0, [{}, {}], unreduced={"a", "b"}>>
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>, sharding=<@mesh_0, [{"b"}, {}]>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2, "b"=4]>
+  // CHECK-LABEL: func.func public @an_axis_that_cuts_nothing
+  func.func public @an_axis_that_cuts_nothing(%g: !g) -> !w attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2, "b"=4]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%g) {alpa.module = @m, alpa.part = "update"} (%a: tensor<4x4xf32>) {
+      mpmd.return %a : tensor<4x4xf32>
+    } : (!g) -> !w
+    return %0 : !w
+  }
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2, "b"=4]>
+    func.func public @main(%g: tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}, {}], unreduced={"a", "b"}>})
+        -> (tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"b"}, {}]>}) {
+      // A reduce-scatter, then an all-reduce of what is left.
+      // CHECK: %[[S:.*]] = stablehlo.reduce(%{{.*}} init: %{{.*}}) applies stablehlo.add across dimensions = [1]
+      // CHECK-NEXT: %[[T:.*]] = sdy.sharding_constraint %[[S]] <@mesh_0, [{"a"}, {}, {}]>
+      // CHECK-NEXT: %[[U:.*]] = sdy.sharding_constraint %[[T]] <@mesh_0, [{"a"}, {"b"}, {}]>
+      // CHECK: %[[V:.*]] = stablehlo.reduce(%[[U]] init: %{{.*}}) applies stablehlo.add across dimensions = [0]
+      // CHECK-NEXT: sdy.sharding_constraint %[[V]] <@mesh_0, [{"b"}, {}]>
+      // CHECK-NEXT: return
+      %0 = sdy.sharding_constraint %g <@mesh_0, [{"b"}, {}]> {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"b"}, {}]>]>} : tensor<4x4xf32>
+      return %0 : tensor<4x4xf32>
+    }
+  }
+}

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from alpa import passes, runtime
 from alpa.dialects import body, main_function, parse
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.runtime.pjrt import compile_module, separate
 from alpa.runtime.reference import compare
 
 BATCHES, ROWS = 4, 64
@@ -116,3 +118,54 @@ def test_unreduced_gradients_equal_plain_jax(name, small_cluster):
     (update,) = (s for name, s in executable.stages.items() if name.endswith("update"))
     assert "all-reduce" not in backward.hlo_text()
     assert "all-reduce" in update.hlo_text()
+
+
+UPDATE = """
+!g = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>,
+                       sharding=<@mesh_0, [{}, {"c"}], unreduced={"a", "b"}>>
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>, sharding=<@mesh_0, [DIMS]>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2, "b"=2, "c"=2]>
+  func.func public @main(%g: !g) -> !w attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["a"=2, "b"=2, "c"=2]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%g)
+        {alpa.module = @m, alpa.part = "update"} (%a: tensor<8x8xf32>) {
+      mpmd.return %a : tensor<8x8xf32>
+    } : (!g) -> !w
+    return %0 : !w
+  }
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2, "b"=2, "c"=2]>
+    func.func public @main(%g: tensor<8x8xf32> {
+        sdy.sharding = #sdy.sharding<@mesh_0, [{}, {"c"}], unreduced={"a", "b"}>})
+        -> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [DIMS]>}) {
+      %0 = sdy.sharding_constraint %g <@mesh_0, [DIMS]>
+        {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [DIMS]>]>} : tensor<8x8xf32>
+      return %0 : tensor<8x8xf32>
+    }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("dims", "spec"),
+    [
+        ('{"a"}, {"c", "b"}', ("a", ("c", "b"))),  # one axis for each dimension
+        ('{"b"}, {"c", "a"}', ("b", ("c", "a"))),
+        ('{"b", "a"}, {"c"}', (("b", "a"), "c")),  # both for one
+        ('{"b"}, {"c"}', ("b", "c")),  # one is left for an all-reduce
+        ('{}, {"c"}', (None, "c")),
+        ('{"c"}, {"b"}', ("c", "b")),  # more than a cut
+    ],
+)
+def test_parts_add_up_in_every_layout(dims, spec):
+    module = passes.run(UPDATE.replace("DIMS", dims), "lower-partial-sums,constrain-shardings")
+    nested = separate(module.body.operations[-1])
+    mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    parts = np.random.default_rng(0).normal(size=(4, 8, 8)).astype(np.float32)
+    place = NamedSharding(mesh, PartitionSpec(("a", "b"), None, "c"))
+    want = NamedSharding(mesh, PartitionSpec(*spec))
+    compiled = compile_module(nested, jax.devices(), [((8, 8), want)])
+    (got,) = compiled([jax.device_put(parts, place)])
+    np.testing.assert_allclose(np.asarray(got), parts.sum(axis=0), rtol=1e-5, atol=1e-6)

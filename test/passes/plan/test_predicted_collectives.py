@@ -104,7 +104,10 @@ def test_an_unreduced_sum_is_reduced_by_its_constraint() -> None:
     assert found(dot(kept, back)) == [("all-reduce", ("x", "y"), FULL, 1)]
     cut = f"%r = sdy.sharding_constraint %d {sharding(X, Y)} : tensor<64x16xf32>"
     text = dot(kept, cut, tensor("64x16xf32", X, Y))
-    assert found(text) == [("reduce-scatter", ("x", "y"), FULL, 1)]
+    assert found(text) == [
+        ("reduce-scatter", ("x",), FULL, 1),
+        ("reduce-scatter", ("y",), FULL // 2, 1),
+    ]
 
 
 def test_an_unreduced_sum_that_stays_one_costs_nothing() -> None:
