@@ -1,8 +1,8 @@
 """Times of collectives on a logical device mesh, in the alpha-beta model.
 
 ``bytes`` is always what one device holds of the *full* array of that collective: the result of an
-all-gather, the operand of a reduce-scatter, an all-reduce or an all-to-all. All functions take
-arrays of bytes too. An axis of size 1 costs nothing.
+all-gather, the operand of any other. All functions take arrays of bytes too. An axis of size 1
+costs nothing.
 
 **Ideal links.** With n devices on the axis, latency a and bandwidth w (bytes/s per device and
 direction), rings take
@@ -10,6 +10,7 @@ direction), rings take
 * all-gather, reduce-scatter:  (n - 1) a +     (n - 1) / n * bytes / w
 * all-reduce:                2 (n - 1) a + 2 * (n - 1) / n * bytes / w
 * all-to-all:                  (n - 1) a +     (n - 1) / n * bytes / w'
+* collective-permute:                  a +                   bytes / w'
 
 A ring over several hosts has the bandwidth and the latency of its slowest link, and an all-reduce
 over several axes reduces axis by axis.
@@ -173,6 +174,15 @@ class Measured:
         link = self.fast if hosts == 1 else self.slow
         return (1 - link.overlap) * (cost.start + cost.per_byte * num_bytes)
 
+    def permute_seconds(self, axes: Sequence[int], num_bytes: Bytes) -> Bytes:
+        """Seconds of a message from each device to another one along some axes.
+
+        If they cross hosts, all devices of a host share its network.
+        """
+        crosses = prod(self.hosts[k] for k in axes) > 1
+        link, ways = (self.slow, self.devices_per_host) if crosses else (self.fast, 1)
+        return (1 - link.overlap) * (link.latency + ways / link.bandwidth * num_bytes)
+
     def _cost(self, kind: Collective, inside: int, hosts: int) -> Cost:
         if hosts == 1:
             return inside_host(kind, self.fast, inside)
@@ -248,6 +258,14 @@ def all_to_all(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     if mesh.measured is not None:
         return mesh.measured.seconds("all-to-all", (axis,), num_bytes)
     return _ring(mesh.exchange_links[axis], mesh.sizes[axis], num_bytes)
+
+
+def collective_permute(mesh: LogicalMesh, axes: tuple[int, ...], num_bytes: Bytes) -> Bytes:
+    """Seconds to send ``num_bytes`` bytes from each device to another one along ``axes``."""
+    if mesh.measured is not None:
+        return mesh.measured.permute_seconds(axes, num_bytes)
+    slowest = min((mesh.exchange_links[axis] for axis in axes), key=lambda link: link.bandwidth)
+    return (1 - slowest.overlap) * (slowest.latency + num_bytes / slowest.bandwidth)
 
 
 def all_reduce(mesh: LogicalMesh, axes: int | tuple[int, ...], num_bytes: Bytes) -> Bytes:

@@ -1,4 +1,4 @@
-"""Changing a tensor's layout inside a mesh: the cheapest path of slices, all-gathers, all-to-alls.
+"""Changing a tensor's layout inside a mesh: the cheapest path of slices and collectives.
 
 A layout has one entry per dimension, the mesh axes that shard it from major to minor:
 ``((0,), (), (1,))`` is S0 R S1 of the paper (section 4.1, tables 1 and 2). The steps, as XLA's
@@ -7,6 +7,8 @@ partitioner and Shardy's ``sdy-reshard-to-collectives`` know them:
 * slice: an unused axis is added at the end of a dimension; free
 * all-gather: the last axis of a dimension is removed; bytes = local size afterwards
 * all-to-all: the last axis of a dimension goes to the end of another; bytes = local size
+* collective-permute: each dimension is cut into as many parts by other axes, or by the same ones in
+  another order; bytes = local size
 
 Costs are shortest paths, so they satisfy the triangle inequality. Layouts on the way may hold
 axes in any order, but a dimension on the way is never sharded more finely than it divides evenly.
@@ -14,17 +16,19 @@ axes in any order, but a dimension on the way is never sharded more finely than 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, prod
 from typing import Literal
 
 import numpy as np
 
-from alpa.passes.cost.collectives import LogicalMesh, all_gather, all_to_all
+from alpa.passes.cost.collectives import LogicalMesh, all_gather, all_to_all, collective_permute
 
 Layout = tuple[tuple[int, ...], ...]
-Kind = Literal["slice", "all-gather", "all-to-all"]
+Kind = Literal["slice", "all-gather", "all-to-all", "collective-permute"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,8 @@ class Step:
     """One step of a path; ``bytes`` as in ``collectives`` (0 for a slice), ``seconds`` its time."""
 
     kind: Kind
-    axis: int
+    axes: tuple[int, ...]
+    """one, or those that a collective-permute moves"""
     bytes: float
     seconds: float
     layout: Layout
@@ -75,8 +80,14 @@ class ReshardTable:
         self.layouts = enumerate_layouts(len(mesh.sizes), rank, any_order=True)
         """every layout, also those with axes out of order"""
         self._index = {layout: number for number, layout in enumerate(self.layouts)}
-        self._moves: dict[tuple[int, int], tuple[Kind, int]] = {
-            (number, self._index[after]): (kind, axis)
+        self._moves: dict[tuple[int, int], tuple[Kind, tuple[int, ...]]] = {
+            (number, other): ("collective-permute", _moved_axes(layout, self.layouts[other]))
+            for number, layout in enumerate(self.layouts)
+            for other in self._cut_alike(layout)
+            if other != number
+        }
+        self._moves |= {
+            (number, self._index[after]): (kind, (axis,))
             for number, layout in enumerate(self.layouts)
             for kind, axis, after in _steps(layout, len(mesh.sizes))
         }
@@ -121,6 +132,17 @@ class ReshardTable:
             )
         return self._index[layout]
 
+    @cached_property
+    def _by_shards(self) -> dict[tuple[int, ...], list[int]]:
+        found: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, layout in enumerate(self.layouts):
+            found[tuple(self._shards(layout))].append(number)
+        return found
+
+    def _cut_alike(self, layout: Layout) -> list[int]:
+        """The numbers of the layouts with as many parts of each dimension."""
+        return self._by_shards[tuple(self._shards(layout))]
+
     def _shards(self, layout: Layout) -> list[int]:
         return [prod(self.mesh.sizes[axis] for axis in axes) for axes in layout]
 
@@ -135,13 +157,16 @@ class ReshardTable:
         )
 
     def _step(self, before: int, after: int, local: np.ndarray) -> Step:
-        kind, axis = self._moves[before, after]
+        kind, axes = self._moves[before, after]
         size, seconds = 0.0, 0.0
         if kind != "slice":
             size = float(local[after])
-            collective = all_gather if kind == "all-gather" else all_to_all
-            seconds = collective(self.mesh, axis, size)
-        return Step(kind=kind, axis=axis, bytes=size, seconds=seconds, layout=self.layouts[after])
+            if kind == "collective-permute":
+                seconds = collective_permute(self.mesh, axes, size)
+            else:
+                collective = all_gather if kind == "all-gather" else all_to_all
+                seconds = collective(self.mesh, axes[0], size)
+        return Step(kind=kind, axes=axes, bytes=size, seconds=seconds, layout=self.layouts[after])
 
     def _paths(self, shape: Sequence[int], itemsize: int) -> tuple[np.ndarray, np.ndarray]:
         """``[from, to]``: the seconds, and the layout before the last step."""
@@ -169,6 +194,12 @@ class ReshardTable:
             seconds = np.where(better, through, seconds)
             previous = np.where(better, previous[None, k, :], previous)
         return seconds, previous
+
+
+def _moved_axes(source: Layout, target: Layout) -> tuple[int, ...]:
+    """The axes of the dimensions that two layouts cut by other axes."""
+    changed = [(a, b) for a, b in zip(source, target, strict=True) if a != b]
+    return tuple(sorted({axis for pair in changed for axes in pair for axis in axes}))
 
 
 def _steps(layout: Layout, num_axes: int) -> Iterator[tuple[Kind, int, Layout]]:

@@ -18,9 +18,9 @@ from alpa.passes.cost.reshard import Layout, ReshardTable
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """One collective. `bytes` are the result of an all-gather, the operand of an all-to-all."""
+    """One collective. `bytes` are the result of an all-gather, the operand of any other."""
 
-    kind: Literal["all-gather", "all-to-all"]
+    kind: Literal["all-gather", "all-to-all", "collective-permute"]
     axes: tuple[int, ...]
     bytes: int
     layout: Layout
@@ -54,7 +54,7 @@ def exchanges(
             if found:
                 found[-1] = replace(found[-1], layout=step.layout)
             continue
-        axes = (step.axis,)
+        axes = step.axes
         if step.kind == "all-gather" and again:
             axes = (*axes, *found.pop().axes)
         found.append(Exchange(kind=step.kind, axes=axes, bytes=int(step.bytes), layout=step.layout))

@@ -11,6 +11,7 @@ from alpa.passes.cost.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
+    collective_permute,
     reduce_scatter,
 )
 
@@ -197,3 +198,17 @@ def test_names():
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_permute_is_one_message_of_each_device():
+    ideal = LogicalMesh.of(Cluster.parse("v100-16gb:2x4,ideal"), 2, 4, (2, 4))
+    fast, slow = (ideal.exchange_links[axis] for axis in (1, 0))
+    assert collective_permute(ideal, (1,), 1e6) == fast.latency + 1e6 / fast.bandwidth
+    assert collective_permute(ideal, (0, 1), 1e6) == slow.latency + 1e6 / slow.bandwidth
+    cluster = Cluster.parse("h100:2x4")
+    measured = LogicalMesh.of(cluster, 2, 4, (2, 4))
+    inside, between = cluster.intra_host, cluster.inter_host
+    assert collective_permute(measured, (1,), 1e6) == inside.latency + 1e6 / inside.bandwidth
+    # All four devices of a host send over its network.
+    across = between.latency + 4e6 / between.bandwidth
+    assert collective_permute(measured, (0, 1), 1e6) == pytest.approx(across)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.collectives import LogicalMesh, all_gather, all_to_all
+from alpa.passes.cost.collectives import LogicalMesh, all_gather, all_to_all, collective_permute
 from alpa.passes.cost.reshard import ReshardTable, enumerate_layouts
 
 MESH = LogicalMesh.of(Cluster.parse("v100-16gb:2x4,ideal"), 2, 4, (2, 4))
@@ -50,14 +50,14 @@ def test_count_of_layouts(rank):
 )
 def test_cases_of_table_2(table, source, target, steps):
     path = table.path(source, target, SHAPE, ITEMSIZE)
-    assert [(step.kind, step.axis, step.bytes) for step in path] == steps
+    assert [(step.kind, *step.axes, step.bytes) for step in path] == steps
 
 
 def test_all_gather_may_send_a_part_only(table):
     """Case 2 of table 2, S0 R -> R R: a quarter crosses the slow axis, the rest the fast one."""
     path = table.path((S0, R), (R, R), (2**12, 2**12), ITEMSIZE)
     size = 2.0**24 * ITEMSIZE
-    assert [(step.kind, step.axis, step.bytes) for step in path] == [
+    assert [(step.kind, *step.axes, step.bytes) for step in path] == [
         ("slice", 1, 0.0),
         ("all-gather", 0, size / 4),
         ("all-gather", 1, size),
@@ -65,6 +65,28 @@ def test_all_gather_may_send_a_part_only(table):
     expected = all_gather(MESH, 0, size / 4) + all_gather(MESH, 1, size)
     assert table.cost((S0, R), (R, R), (2**12, 2**12), ITEMSIZE) == pytest.approx(expected)
     assert expected < all_gather(MESH, 0, size)
+
+
+def test_axes_change_places_by_a_collective_permute():
+    square = LogicalMesh.of(Cluster.parse("h100:2x2"), 2, 2, (2, 2))
+    table = ReshardTable(square, 2)
+
+    def steps(source, target):
+        path = table.path(source, target, SHAPE, ITEMSIZE)
+        return [(step.kind, step.axes, step.bytes) for step in path]
+
+    both = ("collective-permute", (0, 1))
+    assert steps((S01, R), ((1, 0), R)) == [(*both, M / 4)]  # another order
+    assert steps((S0, S1), (S1, S0)) == [(*both, M / 4)]
+    assert steps((S0, R), (S1, R)) == [(*both, M / 2)]  # another axis of the same size
+    assert table.cost((S0, S1), (S1, S0), SHAPE, ITEMSIZE) == collective_permute(
+        square, (0, 1), M / 4
+    )
+
+
+def test_other_axes_of_another_size_are_no_permutation(table):
+    kinds = [step.kind for step in table.path((S0, R), (S1, R), (2**12, 2**12), ITEMSIZE)]
+    assert "all-gather" in kinds
 
 
 def test_times_are_those_of_the_collectives(table):

@@ -140,6 +140,11 @@ RESHARDS = {
         [("all-gather", ("y",), FULL, 1), ("all-gather", ("x",), FULL // 4, 1)],
     ),
     "exchange": ((X, ""), ("", X), [("all-to-all", ("x",), FULL // 2, 1)]),
+    "another order": (
+        ('"x", "y"', ""),
+        ('"y", "x"', ""),
+        [("collective-permute", ("x", "y"), FULL // 8, 1)],
+    ),
     "exchange of both axes": (
         ('"x", "y"', ""),
         ("", '"x", "y"'),

@@ -31,6 +31,16 @@ CASES: dict[str, tuple[Layout, Layout, list[tuple[str, tuple[int, ...], int]]]] 
         ((), (0,), (1,)),
         [("all-to-all", (1,), 8), ("all-to-all", (0,), 8)],
     ),
+    "another order": (
+        ((0, 1), (), ()),
+        ((1, 0), (), ()),
+        [("collective-permute", (0, 1), 8)],
+    ),
+    "another order, then an exchange": (
+        ((0, 1), (), ()),
+        ((1,), (0,), ()),
+        [("collective-permute", (0, 1), 8), ("all-to-all", (0,), 8)],
+    ),
     "an exchange, then a gather": (
         ((0, 1), (), ()),
         ((), (1,), ()),
