@@ -21,6 +21,7 @@ from alpa.passes.cost.device import (
     Link,
     Machine,
     Points,
+    Transfer,
     size_of,
     size_problem,
 )
@@ -33,13 +34,15 @@ _KEYS: dict[Key, Key] = {
     ("device", "efficiency"): ("matrix", "memory"),
     ("intra_host",): ("bandwidth", "latency"),
     ("inter_host",): ("bandwidth", "latency"),
+    ("intra_host", "transfer"): ("bandwidth", "latency"),
+    ("inter_host", "transfer"): ("bandwidth", "latency"),
 }
 """What a section must have, if it is there."""
 _MORE: dict[Key, Key] = {
     (): ("calibration",),
     ("device",): ("usable_memory", "efficiency", "launch"),
-    ("intra_host",): ("overlap", "collectives"),
-    ("inter_host",): ("overlap", "collectives"),
+    ("intra_host",): ("overlap", "collectives", "transfer"),
+    ("inter_host",): ("overlap", "collectives", "transfer"),
 }
 """What it may have."""
 T = TypeVar("T")
@@ -243,6 +246,12 @@ class _Reader:
             latency=self._seconds((name, "latency")),
             overlap=self._optional((name, "overlap"), self._overlap, 0.0),
             collectives=self._optional((name, "collectives"), self._collectives, {}),
+            transfer=self._optional((name, "transfer"), self._transfer, None),
+        )
+
+    def _transfer(self, key: Key) -> Transfer:
+        return Transfer(
+            bandwidth=self._positive((*key, "bandwidth")), latency=self._seconds((*key, "latency"))
         )
 
     def _overlap(self, key: Key) -> float:

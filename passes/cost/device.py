@@ -41,6 +41,15 @@ class Cost(NamedTuple):
 Collectives = Mapping[Collective, Mapping[int, Cost]]
 
 
+class Transfer(NamedTuple):
+    """What transfers between meshes reach on a link."""
+
+    bandwidth: float
+    """bytes/s, in one direction"""
+    latency: float
+    """seconds for the start of one message"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """A link in the alpha-beta model: moving ``b`` bytes takes ``latency + b / bandwidth`` s."""
@@ -56,6 +65,13 @@ class Link:
     )
     """what was measured: inside a host by the number of devices; between hosts by the number of
     hosts, of groups of all their devices"""
+    transfer: Transfer | None = None
+    """what transfers between meshes reach; None if they reach what the link does"""
+
+    @property
+    def between_meshes(self) -> Transfer:
+        """The link as transfers between meshes find it."""
+        return self.transfer or Transfer(bandwidth=self.bandwidth, latency=self.latency)
 
 
 Points = tuple[tuple[float, float], ...]

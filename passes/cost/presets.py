@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from alpa.passes.cost.device import Collectives, Cost, Device, Efficiency, Link, Machine
+from alpa.passes.cost.device import Collectives, Cost, Device, Efficiency, Link, Machine, Transfer
 
 _GIB = 2**30
 _GBIT = 1e9 / 8
@@ -193,6 +193,12 @@ _H100_HOSTS: Collectives = {"all-reduce": _costs({2: (53, 267), 4: (81, 160), 32
 _B200_HOSTS: Collectives = {"all-reduce": _costs({4: (411, 198.2)})}
 
 
+# Transfers between meshes go through the memory of the hosts (`jax.experimental.transfer`). From a
+# device to there JAX reaches 2.7 GB/s (jax issue 21438; PCIe 3 has 12 GB/s for pinned memory). The
+# receiver looks for a message every 100 us (`runtime/workers/transport.py`).
+_TO_HOST, _POLL = 2.7e9, 1e-4
+
+
 def _reached(
     name: str,
     inside: Collectives,
@@ -227,11 +233,15 @@ def _reached(
             bandwidth=share * ideal.intra_host.bandwidth,
             latency=latencies[0],
             collectives=inside,
+            transfer=Transfer(bandwidth=_TO_HOST, latency=_POLL),
         ),
         inter_host=Link(
             bandwidth=network * ideal.inter_host.bandwidth,
             latency=latencies[1],
             collectives=hosts or {},
+            transfer=Transfer(
+                bandwidth=network * ideal.inter_host.bandwidth, latency=_POLL + latencies[1]
+            ),
         ),
     )
 

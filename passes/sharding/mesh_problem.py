@@ -76,10 +76,9 @@ class MeshProblem:
         devices = len(assignment.devices) // hosts
         names = tuple(axis for axis, _ in read_topology(function)[assignment.name].axes)
         mesh = LogicalMesh.of(cluster, hosts, devices, shape, names)
-        if cluster.hosts == 1:
-            bandwidth = cluster.intra_host.bandwidth
-        else:
-            bandwidth = cluster.inter_host.bandwidth / devices
+        bandwidth = cluster.intra_host.between_meshes.bandwidth
+        if cluster.hosts > 1:
+            bandwidth = min(bandwidth, cluster.inter_host.between_meshes.bandwidth / devices)
         graph = ShardGraph(mesh, cluster, rule_of)
         return cls(function, assignment.name, plan, graph, bandwidth).posed()
 

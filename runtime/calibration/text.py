@@ -76,7 +76,11 @@ def _size(sample: Sample) -> str:
 
 
 def _link(link: Link) -> list[str]:
-    return [f"bandwidth = {link.bandwidth:.4g}", f"latency = {link.latency:.4g}"]
+    lines = [f"bandwidth = {link.bandwidth:.4g}", f"latency = {link.latency:.4g}"]
+    if link.transfer is not None:
+        bandwidth, latency = link.transfer
+        lines.append(f"transfer = {{ bandwidth = {bandwidth:.4g}, latency = {latency:.4g} }}")
+    return lines
 
 
 def _table(figures: Mapping[str, float]) -> str:

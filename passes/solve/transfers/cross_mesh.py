@@ -19,10 +19,10 @@ tile has J sources.)
 
 **Seconds**, in the alpha-beta model. A device sends its messages one after another: each costs its
 link's latency, and all share the device's port at the fast link's bandwidth. All messages that
-leave or enter a host share the bandwidth of its slow link. Ports work in parallel and in both
-directions, so a step takes as long as its slowest
-port. Steps follow each other; gathers are rings, as in
-``cost/collectives.py``.
+leave or enter a host share the bandwidth of its slow link. Latency and bandwidth are those that
+transfers between meshes reach (``Link.between_meshes``). Ports work in parallel and in both
+directions, so a step takes as long as its slowest port. Steps follow each other; gathers are rings,
+as in ``cost/collectives.py``.
 """
 
 from __future__ import annotations
@@ -188,6 +188,7 @@ def of_method(problem: Problem, method: Method, landing: Layout) -> Solution:
 def _traffic(problem: Problem, step: Sequence[Message]) -> Traffic:
     """Of transfers at the same time."""
     hosts = problem.hosts
+    inside, between = problem.fast.between_meshes, problem.slow.between_meshes
     total: Counter[bool] = Counter()
     of_devices: Counter[tuple[str, int]] = Counter()
     of_hosts: Counter[tuple[str, int]] = Counter()
@@ -209,15 +210,12 @@ def _traffic(problem: Problem, step: Sequence[Message]) -> Traffic:
         seconds=max(
             (
                 *(
-                    messages[way, device, True] * problem.slow.latency
-                    + messages[way, device, False] * problem.fast.latency
-                    + size / problem.fast.bandwidth
+                    messages[way, device, True] * between.latency
+                    + messages[way, device, False] * inside.latency
+                    + size / inside.bandwidth
                     for (way, device), size in of_devices.items()
                 ),
-                *(
-                    problem.slow.latency + size / problem.slow.bandwidth
-                    for size in of_hosts.values()
-                ),
+                *(between.latency + size / between.bandwidth for size in of_hosts.values()),
             ),
             default=0.0,
         ),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.cost.device import Cost
+from alpa.passes.cost.device import Cost, Transfer
 from alpa.passes.cost.presets import PRESETS
 
 FILE = """\
@@ -92,6 +92,27 @@ def test_file_with_what_programs_reach(parse):
     assert cluster.intra_host.collectives == {
         "all-reduce": {2: Cost(1e-5, 1 / 3e11), 8: Cost(3e-5, 1 / 2e11)}
     }
+
+
+def test_transfers_between_meshes_reach_what_the_file_says(parse):
+    text = REACHED.replace(
+        "overlap = 0.25", "overlap = 0.25\ntransfer = { bandwidth = 3e9, latency = 1e-4 }"
+    )
+    cluster = parse(text)
+    assert cluster.intra_host.between_meshes == Transfer(bandwidth=3e9, latency=1e-4)
+    inter = cluster.inter_host
+    assert inter.between_meshes == Transfer(bandwidth=inter.bandwidth, latency=inter.latency)
+    with pytest.raises(ClusterError, match=r":14: \[intra_host.transfer\] lacks 'latency'"):
+        parse(text.replace(", latency = 1e-4", ""))
+
+
+def test_gpus_transfer_through_the_memory_of_the_hosts():
+    real, ideal = Cluster.parse("h100:2x8"), Cluster.parse("h100:2x8,ideal")
+    assert real.intra_host.between_meshes.bandwidth < 0.01 * real.intra_host.bandwidth
+    assert real.inter_host.between_meshes.bandwidth == real.inter_host.bandwidth
+    assert real.inter_host.between_meshes.latency > real.inter_host.latency
+    assert ideal.intra_host.transfer is None
+    assert ideal.inter_host.transfer is None
 
 
 def test_usable_memory_in_bytes(parse):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_gather
-from alpa.passes.cost.device import Link
+from alpa.passes.cost.device import Link, Transfer
 from alpa.passes.solve.errors import VerificationError
 from alpa.passes.solve.transfers.cross_mesh import (
     Problem,
@@ -270,6 +270,17 @@ def test_a_broadcast_between_two_hosts_and_two_others(source, target, slow, fast
     problem = problem_of((8,), mesh_of(0, source), mesh_of(4, target))
     moved = of_method(problem, "broadcast", target).transfers
     assert (moved.slow_bytes, moved.fast_bytes) == (slow, fast)
+
+
+def test_transfers_reach_what_their_links_say():
+    here, there = (mesh_of(first, ((0, 1),), per_host=8) for first in (0, 4))
+    problem = problem_of((MIB,), here, there)
+    link = of_method(problem, "send_recv", ((0, 1),)).transfers
+    slower = replace(FAST, transfer=Transfer(bandwidth=3e9, latency=1e-4))
+    through_host = of_method(replace(problem, fast=slower), "send_recv", ((0, 1),)).transfers
+    assert through_host.fast_bytes == link.fast_bytes
+    assert link.seconds == pytest.approx(5e-6 + MIB / 100e9)
+    assert through_host.seconds == pytest.approx(1e-4 + MIB / 3e9)
 
 
 def test_a_host_that_two_meshes_share_keeps_its_part():
