@@ -2,17 +2,19 @@
 
     python -m alpa.tools.check_plan planned.mlir
 
-Every fragment is exported and compiled for as many virtual CPU devices as its mesh has.
+Every fragment is exported and compiled for the devices of the plan's cluster: a `cpu` cluster's are
+as many virtual devices as the mesh has; GPUs need not be there, but the extra `gpu-aot` does.
 
-* Collectives are read directly after XLA's SPMD partitioner, before backends merge and rewrite
-them.
+* On CPU, collectives are read directly after XLA's SPMD partitioner, before the backend merges and
+  rewrites them; on GPUs, from the final program.
   The tool compares payload bytes by kind and in total. The payload of a collective is a device's
   part of the full array: the result of an all-gather, the operand of any other. An all-reduce whose
   result each device only slices to its own part counts as a reduce-scatter, as accelerators run it.
   `sent` is what a device sends on a ring, where an all-reduce is a reduce-scatter and an
   all-gather.
-* Memory is arguments + results - aliased + temporaries per device. XLA schedules to save memory,
-  and all-reduces are not merged; `--default-schedule` compiles as the local executor does.
+* Memory is arguments + results - aliased + temporaries per device, predicted for the scheduler of
+  these devices. On CPU, XLA schedules to save memory, and all-reduces are not merged;
+  `--default-schedule` compiles as the local executor does.
 
 Loops count once per trip. Totals count each module once. Differences of up to 1 KiB in collectives
 or 4 KiB in memory are ignored: scalars, padding and tables of pointers.
@@ -32,12 +34,15 @@ from typing import Any
 
 import jax
 
-from alpa.dialects import ir
+from alpa.dialects import ir, main_function
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes import PassError
+from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.predicted_collectives import Collective
 from alpa.passes.plan.reader import read_planned
+from alpa.runtime.ahead_of_time.compilation import CompilationError, compile_ahead, gpu_of
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio, total
+from alpa.runtime.ahead_of_time.targets import Gpu
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import Device, separate
 from alpa.runtime.stages import exported, module_name
@@ -77,7 +82,7 @@ class Tolerances:
 def check(
     module: ir.Module, devices: Sequence[Device], *, default_schedule: bool = False
 ) -> list[ModuleCheck]:
-    """Predicts and compiles every fragment of a planned module, without changing it.
+    """Predicts and compiles every fragment of a planned module for CPU, without changing it.
 
     Raises:
         CheckError, PassError: the module is not planned, or cannot be exported.
@@ -103,7 +108,18 @@ def check(
     return checks(stages, real)
 
 
-def table(found: Sequence[ModuleCheck], tolerances: Tolerances) -> str:
+def check_for_gpus(module: ir.Module, gpu: Gpu) -> list[ModuleCheck]:
+    """As `check`, for GPUs that need not be there.
+
+    Raises:
+        CheckError, PassError: the module is not planned, or cannot be exported.
+        CompilationError: XLA refuses a module.
+    """
+    stages = exported(module)
+    return checks(stages, compile_ahead(stages, gpu))
+
+
+def table(found: Sequence[ModuleCheck], tolerances: Tolerances, *, for_gpus: bool = False) -> str:
     """Formats predicted and real numbers and their ratio, per module and in total."""
     width = max([len("module"), *(len(c.name) for c in found)])
     lines = [f"{'module':{width}}  {'':18} {'predicted':>12} {'real':>12} {'ratio':>6}"]
@@ -125,7 +141,7 @@ def table(found: Sequence[ModuleCheck], tolerances: Tolerances) -> str:
     for what, (predicted, real) in totals:
         lines.append(f"{name:{width}}  {_row(what, predicted, real)}")
         name = ""
-    if any(c.real.has_16_bit_floats for c in found):
+    if not for_gpus and any(c.real.has_16_bit_floats for c in found):
         lines.append(
             "16-bit floats: on CPU, XLA computes many of them in 32 bits, so memory is that of 32 "
             "bits; collectives are read before that"
@@ -189,12 +205,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = parse_within(options.file)
         check_planned(module)
-        devices = max((len(mesh.devices) for mesh in read_planned(module).meshes), default=1)
-        # Both must be set before JAX touches a device.
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", devices)
-        found = check(module, jax.devices(), default_schedule=options.default_schedule)
+        gpu = gpu_of(plan_and_cluster(main_function(module))[1].device.name)
+        if gpu is None:
+            devices = max((len(mesh.devices) for mesh in read_planned(module).meshes), default=1)
+            # Both must be set before JAX touches a device.
+            jax.config.update("jax_platforms", "cpu")
+            jax.config.update("jax_num_cpu_devices", devices)
+            found = check(module, jax.devices(), default_schedule=options.default_schedule)
+        elif options.default_schedule:
+            raise CompilationError(
+                f"--default-schedule is for CPU, and the plan is for {gpu.name}; leave it out"
+            )
+        else:
+            found = check_for_gpus(module, gpu)
     except (
+        CompilationError,
         ir.MLIRError,
         CheckError,
         PassError,
@@ -206,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(as_json(found, tolerances), indent=2))
     else:
-        print(table(found, tolerances))
+        print(table(found, tolerances, for_gpus=gpu is not None))
     differing = {c.name: names for c in found if (names := tolerances.exceeded(c))}
     for name, whats in differing.items():
         print(f"@{name} differs in {', '.join(whats)}", file=sys.stderr)

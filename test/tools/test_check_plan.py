@@ -16,6 +16,7 @@ import pytest
 from alpa import passes
 from alpa.dialects import ir, parse, walk
 from alpa.passes.plan.predicted_collectives import Collective
+from alpa.runtime.ahead_of_time.compilation import missing_packages
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck
 from alpa.tools import check_plan
 from alpa.tools.check_plan import Tolerances, check
@@ -24,7 +25,7 @@ PARAMETERS = 4 * (32 * 64 + 64 + 64 * 16)
 
 
 @cache
-def data_parallel() -> str:
+def data_parallel(cluster: str = "cpu") -> str:
     """A training step of an MLP, its batch on all four devices of one mesh."""
 
     def step(w0: jax.Array, b0: jax.Array, w1: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
@@ -38,7 +39,7 @@ def data_parallel() -> str:
     shapes = [(32, 64), (64,), (64, 16), (64, 32)]
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     text = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*arguments).as_text()
-    options = "cluster=cpu:1x4 num-layers=1 num-stages=1 mesh-rank=1 intra=data-parallel"
+    options = f"cluster={cluster}:1x4 num-layers=1 num-stages=1 mesh-rank=1 intra=data-parallel"
     return str(passes.run(text, f"alpa{{{options}}}"))
 
 
@@ -198,6 +199,23 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert [line.split()[0] for line in process.stderr.splitlines()] == [f"@{n}" for n in differs]
     backward = next(m for m in found["modules"] if m["name"].endswith("backward"))
     assert backward["payload_bytes"]["all-reduce"] == {"predicted": PARAMETERS, "real": PARAMETERS}
+
+
+@pytest.mark.skipif(bool(missing_packages()), reason=f"needs {' and '.join(missing_packages())}")
+@pytest.mark.slow
+def test_a_plan_for_gpus_is_compiled_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "planned.mlir"
+    path.write_text(data_parallel("v100-16gb"))
+    process = run(path, "--json", "--memory-tolerance", "0.0")
+    modules = {m["name"].rpartition(".")[2]: m for m in json.loads(process.stdout)["modules"]}
+    for module in modules.values():
+        memory = module["memory"]
+        assert memory["predicted"]["arguments"] == memory["real"]["arguments"]
+    reduced = modules["backward"]["payload_bytes"]["all-reduce"]
+    assert reduced == {"predicted": PARAMETERS, "real": PARAMETERS}
+    refused = run(path, "--default-schedule")
+    assert refused.returncode == 1
+    assert "the plan is for Tesla V100-SXM2-16GB; leave it out" in refused.stderr
 
 
 def test_a_program_without_a_plan_is_refused(
