@@ -43,16 +43,27 @@ class CompileCache:
 
     directory: Path
 
-    def key(self, module: bytes, devices: Sequence[Any], options: Mapping[str, Any]) -> str:
-        """The name of an executable: a hash of module, devices, options and relevant versions."""
+    def key(
+        self,
+        module: bytes,
+        devices: Sequence[Any],
+        options: Mapping[str, Any],
+        versions: Mapping[str, str],
+    ) -> str:
+        """The name of an executable: a hash of module, devices, options and relevant versions.
+
+        `options` are all of XLA's, with those of the platform; `versions` are those of the
+        platform's software.
+        """
         first = devices[0]
         made_for = {
             "jaxlib": version.__version__,
-            "runtime": first.client.platform_version,
+            "versions": sorted(versions.items()),
             "platform": first.platform,
             "device": first.device_kind,
             "machine": _machine() if first.platform == "cpu" else "",
             "numbers": [device.id for device in devices],
+            "processes": [device.process_index for device in devices],
             "options": sorted((name, str(value)) for name, value in options.items()),
             "flags": os.environ.get("XLA_FLAGS", ""),
         }

@@ -1,23 +1,29 @@
-"""Compiles and runs modules through PJRT. Only this module uses jaxlib's private names for it."""
+"""Compiles and runs modules through PJRT. Only this module uses JAX's private names for it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax._src import xla_bridge
+from jax._src.lib import cuda_versions
 from jax.experimental import topologies
 from jax.sharding import Sharding
 from jaxlib import _hlo, _jax, lapack  # pyright: ignore[reportAttributeAccessIssue] - no stubs
 
 from alpa.dialects import ir, parse, walk
 from alpa.runtime.compile_cache import CompileCache
+from alpa.runtime.compile_options import CompilerOptions, compile_options
 
-CompilerOptions = Mapping[str, str | bool | int | float]
+_GPU_PACKAGES = ("jax-cuda", "jax-rocm", "nvidia-")
+_DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
 class Device(Protocol):
@@ -61,6 +67,36 @@ def lowering_platform(device: Device) -> str:
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
+def has_started() -> bool:
+    """Whether JAX has taken devices in this process."""
+    return xla_bridge.backends_are_initialized()
+
+
+def platform_versions(device: Device) -> Mapping[str, str]:
+    """The versions beside jaxlib's that decide what XLA makes of a module for a device.
+
+    For GPUs these are the packages of the plug-in and of CUDA's libraries, the libraries that are
+    loaded, which may be the system's, and the driver.
+    """
+    versions = {"runtime": str(device.client.platform_version)}
+    if device.platform != "gpu":
+        return versions
+    for package in importlib.metadata.distributions():
+        name = package.name.lower()
+        if name.startswith(_GPU_PACKAGES):
+            versions[name] = package.version
+    for file in _DRIVERS:
+        if file.exists():
+            versions[str(file)] = file.read_text().strip()
+    if cuda_versions is not None and lowering_platform(device) == "cuda":
+        for library in ("cuda_runtime", "cuda_driver", "cudnn", "cublas"):
+            try:
+                versions[library] = str(getattr(cuda_versions, f"{library}_get_version")())
+            except RuntimeError:
+                versions[library] = "missing"  # XLA does without it
+    return versions
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """An executable for some devices, with the global shapes and shardings of its results."""
@@ -78,6 +114,11 @@ class Compiled:
                 self.results, shards.disassemble_into_single_device_arrays(), strict=True
             )
         ]
+
+    def serialised(self) -> bytes:
+        """The executable for `compile_module` in other processes of its mesh."""
+        client: Any = self.executable.client
+        return client.serialize_executable(self.executable)
 
     def hlo_text(self) -> str:
         """The program after partitioning and optimisation."""
@@ -100,29 +141,36 @@ def compile_module(
     name: str = "main",
     compiler_options: CompilerOptions | None = None,
     cache: CompileCache | None = None,
+    executable: bytes | None = None,
 ) -> Compiled:
     """Compiles a module for a mesh of devices, numbered in its row-major order.
 
-    `compiler_options` are XLA's debug options by name, as in `jax.jit`. `cache` avoids repeated
-    compilation. For devices that do not exist (`gpus_to_compile_for`) the result cannot run.
+    `compiler_options` are XLA's debug options by name, as in `jax.jit`; they are added to those of
+    the platform (`runtime/compile_options.py`). `cache` avoids repeated compilation. With
+    `executable`, that of another process for the same devices, nothing is compiled. For devices
+    that do not exist (`gpus_to_compile_for`) the result cannot run.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA refuses the module.
+        ValueError: an option is refused.
     """
-    options = _compile_options(devices, compiler_options or {})
+    chosen = compile_options(devices[0].platform, compiler_options)
+    options = _compile_options(devices, chosen)
     client, targets = devices[0].client, _jax.DeviceList(tuple(devices))
     exist = not isinstance(client, _jax.CompileOnlyPyClient)
     _prepare_lapack(module)
     key = ""
-    if cache is not None:
-        key = cache.key(bytecode(module.operation), devices, compiler_options or {})
-        if (serialised := cache.read(key)) is not None:
-            executable = client.deserialize_executable(serialised, targets, options)
-            return Compiled(name=name, executable=executable, results=tuple(results))
+    if cache is not None and executable is None:
+        versions = platform_versions(devices[0])
+        key = cache.key(bytecode(module.operation), devices, chosen, versions)
+        executable = cache.read(key)
+    if executable is not None:
+        loaded = client.deserialize_executable(executable, targets, options)
+        return Compiled(name=name, executable=loaded, results=tuple(results))
     try:
         with module.context:
             compile_it = client.compile_and_load if exist else client.compile
-            executable = compile_it(module, targets, options)
+            loaded = compile_it(module, targets, options)
     except jax.errors.JaxRuntimeError as error:
         error.add_note(f"while compiling @{name} for {len(devices)} devices")
         if "@CustomSPMDPartitioning" in str(module):
@@ -132,8 +180,8 @@ def compile_module(
             )
         raise
     if cache is not None:
-        cache.write(key, client.serialize_executable(executable))
-    return Compiled(name=name, executable=executable, results=tuple(results))
+        cache.write(key, client.serialize_executable(loaded))
+    return Compiled(name=name, executable=loaded, results=tuple(results))
 
 
 def _compile_options(

@@ -62,10 +62,12 @@ def compile_stages(
     *,
     compiler_options: CompilerOptions | None = None,
     cache: CompileCache | None = None,
+    executables: Mapping[str, bytes] | None = None,
 ) -> dict[str, Compiled]:
     """Compiles the fragments on the placement's meshes; returns them by module name.
 
-    `modules` are bytecode; `compiler_options` go to XLA, as in `jax.jit`.
+    `modules` are bytecode; `compiler_options` go to XLA, as in `jax.jit`. `executables` are those
+    that another process has compiled; they are loaded as they are.
     """
     program: Program = placement.program
     stages: dict[str, Compiled] = {}
@@ -81,5 +83,6 @@ def compile_stages(
             name=name,
             compiler_options=compiler_options,
             cache=cache,
+            executable=None if executables is None else executables[name],
         )
     return stages

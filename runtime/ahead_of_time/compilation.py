@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ from alpa.passes.plan.predicted_collectives import Collective
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.workers import Workers
 from alpa.runtime.ahead_of_time.targets import TARGETS, Gpu
-from alpa.runtime.pjrt import CompilerOptions, all_devices, bytecode, gpus_to_compile_for
+from alpa.runtime.compile_options import CompilerOptions, compile_options
+from alpa.runtime.pjrt import all_devices, bytecode, gpus_to_compile_for
 from alpa.runtime.stages import Exported, module_name
 from alpa.runtime.truth import Truth, truth
 
@@ -103,9 +104,10 @@ def compile_ahead(
 
     Raises:
         CompilationError: XLA refuses a stage, or its process ends.
+        ValueError: an option is refused.
     """
     meshes = {mesh.name: mesh for mesh in stages.program.meshes}
-    options = dict(compiler_options or {})
+    options = compile_options("cpu" if gpu is None else "gpu", compiler_options)
     tasks: dict[str, list[_Task]] = {}
     for fragment in stages.program.fragments:
         task = _Task.of(module_name(fragment), stages, meshes[fragment.mesh], gpu, options)
@@ -143,7 +145,7 @@ class _Task:
     hosts: int
     devices_per_host: int
     gpu: Gpu | None
-    options: Mapping[str, str | bool | int | float]
+    options: CompilerOptions
 
     @classmethod
     def of(
@@ -152,7 +154,7 @@ class _Task:
         stages: Exported,
         mesh: DeviceMesh,
         gpu: Gpu | None,
-        options: Mapping[str, str | bool | int | float],
+        options: CompilerOptions,
     ) -> _Task:
         nested, hosts = stages.nested[name], len(mesh.hosts)
         text = cast(str, nested.operation.get_asm(enable_debug_info=False))

@@ -6,6 +6,8 @@ import logging
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,6 +69,29 @@ def test_what_is_found_is_not_compiled(tmp_path: Path) -> None:
     cache.write(path.stem, executable)
     x = argument()
     np.testing.assert_array_equal(compiled(cache)([x])[0], x * x)
+
+
+def gpu(number: int = 0, **changed: Any) -> Any:
+    client = SimpleNamespace(platform_version="cuda 12090")
+    plain = {"id": number, "platform": "gpu", "device_kind": "H100", "process_index": 0}
+    return SimpleNamespace(client=client, **{**plain, **changed})
+
+
+def test_a_key_has_everything_that_decides_the_result(tmp_path: Path) -> None:
+    cache = CompileCache(directory=tmp_path)
+    options, versions = {"xla_a": True}, {"cudnn": "90800", "nvidia-nccl-cu12": "2.27"}
+    key = cache.key(b"module", [gpu(), gpu(1)], options, versions)
+    assert key == cache.key(b"module", [gpu(), gpu(1)], dict(options), dict(versions))
+    others = [
+        cache.key(b"other", [gpu(), gpu(1)], options, versions),
+        cache.key(b"module", [gpu(), gpu(2)], options, versions),
+        cache.key(b"module", [gpu(device_kind="H200"), gpu(1)], options, versions),
+        cache.key(b"module", [gpu(), gpu(1, process_index=1)], options, versions),
+        cache.key(b"module", [gpu(), gpu(1)], {"xla_a": False}, versions),
+        cache.key(b"module", [gpu(), gpu(1)], options, {**versions, "cudnn": "91000"}),
+        cache.key(b"module", [gpu(), gpu(1)], options, {**versions, "driver": "570"}),
+    ]
+    assert len({key, *others}) == 1 + len(others)
 
 
 def damaged(path: Path, how: str, foreign: bytes) -> None:

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from alpa.dialects import parse
-from alpa.runtime.pjrt import compile_module, lowering_platform
+from alpa.runtime.pjrt import compile_module, lowering_platform, platform_versions
 
 CONTRACTION = """
 module {
@@ -94,3 +95,27 @@ def test_devices_have_other_names_to_lowering(platform: str, version: str, name:
     device = SimpleNamespace(platform=platform, client=client, id=0, device_kind="")
     assert lowering_platform(device) == name
     assert lowering_platform(jax.devices()[0]) == "cpu"
+
+
+def test_versions_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert platform_versions(jax.devices()[0]).keys() == {"runtime"}
+    # Packages as pip would install them.
+    for name in ("jax_cuda12_plugin", "nvidia_cudnn_cu12", "other"):
+        folder = tmp_path / f"{name}-1.2.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name.replace('_', '-')}\nVersion: 1.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    client = SimpleNamespace(platform_version="PJRT C API\ncuda 12090")
+    found = platform_versions(SimpleNamespace(platform="gpu", client=client))
+    assert found["runtime"].endswith("cuda 12090")
+    assert found["jax-cuda12-plugin"] == found["nvidia-cudnn-cu12"] == "1.2"
+    assert "other" not in found
+
+
+def test_an_executable_for_other_processes() -> None:
+    devices = jax.devices()[:1]
+    text = "func.func public @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"
+    sharding = SingleDeviceSharding(devices[0])
+    given = compile_module(parse(text), devices, [((), sharding)]).serialised()
+    again = compile_module(parse(text), devices, [((), sharding)], executable=given)
+    assert again([jax.device_put(np.float32(3), devices[0])]) == [3]
