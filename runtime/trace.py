@@ -49,13 +49,17 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpans:
-    """A worker's part of one step, in seconds since the epoch."""
+    """A worker's part of one step, in seconds since the epoch.
+
+    `transport` says how tiles travel between the workers; it is empty in one process.
+    """
 
     name: str
     mesh: str
     begin: float
     end: float
     spans: tuple[Span, ...]
+    transport: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,7 @@ class Recorder:
             sums["run" if kind == "compute" else kind] += end - begin
         return sums
 
-    def of(self, mesh: str, name: str) -> WorkerSpans:
+    def of(self, mesh: str, name: str, transport: str = "") -> WorkerSpans:
         """A mesh's spans up to now; the step's results must be the last thing that it made."""
         end = time.perf_counter()
         spans = [self._span("arguments", "arguments", self._begin, self._first)]
@@ -120,6 +124,7 @@ class Recorder:
             begin=self._begin + self._epoch,
             end=end + self._epoch,
             spans=tuple(spans),
+            transport=transport,
         )
 
     def _kind(self, instruction: Instruction, mesh: str) -> Literal["compute", "send", "receive"]:
@@ -198,7 +203,8 @@ class Trace:
             numbers = (split.total, split.compute, split.transfer, split.idle)
             cells = "  ".join(f"{1e3 * it:6.1f} ms" for it in numbers)
             lines.append(f"{name:{width}}  {cells}")
-        return "\n".join(lines)
+        ways = {worker.transport for worker in self.steps[0]} - {""}
+        return "\n".join([*lines, *(f"tiles travel by {way}" for way in sorted(ways))])
 
     def events(self) -> list[dict[str, Any]]:
         """The events of Chrome's trace format; their times are microseconds from the first."""
@@ -214,6 +220,10 @@ class Trace:
             if worker.name not in processes:
                 number = processes[worker.name] = len(processes)
                 events.append(_named("process", worker.name, number, 0))
+                if worker.transport:
+                    labels = {"labels": f"tiles travel by {worker.transport}"}
+                    row = {"ph": "M", "name": "process_labels", "pid": number, "tid": 0}
+                    events.append({**row, "args": labels})
             process = processes[worker.name]
             if (worker.name, span.row) not in rows:
                 rows[worker.name, span.row] = len(rows)

@@ -8,6 +8,7 @@ are virtual, so several hosts may share a node there.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alpa.passes.plan.data import Program
+from alpa.runtime.workers.caller import keep_caller_off
 from alpa.runtime.workers.errors import ClusterSizeError
 from alpa.runtime.workers.options import Platform, WorkerOptions
 
@@ -91,11 +93,13 @@ def _joined(needed: int, options: WorkerOptions) -> Platform:
             # Ray forks to start its own program, which needs no thread of JAX.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             _connect(needed, options.address)
-    if options.platform is not None:
-        return options.platform
-    total = ray.cluster_resources()
-    platform: Platform = "gpu" if "GPU" in total else "tpu" if "TPU" in total else "cpu"
-    _log.info("workers run on %s, of which Ray has %g", platform, total.get(platform.upper(), 0))
+    platform = options.platform
+    if platform is None:
+        total = ray.cluster_resources()
+        platform = "gpu" if "GPU" in total else "tpu" if "TPU" in total else "cpu"
+        count = total.get(platform.upper(), 0)
+        _log.info("workers run on %s, of which Ray has %g", platform, count)
+    keep_caller_off(platform, options)
     return platform
 
 
@@ -129,16 +133,19 @@ def check_processes(posts: Sequence[Post], platform: Platform) -> None:
 
 
 def reserve(
-    posts: Sequence[Post], platform: Platform, seconds: float
+    posts: Sequence[Post], platform: Platform, options: WorkerOptions
 ) -> tuple[PlacementGroup, dict[int, int]]:
     """Returns a placement group with a bundle for each host, and the bundles' numbers by host.
 
     Raises:
-        ClusterSizeError: Ray has too few nodes or devices, or they are in use for `seconds`.
+        ClusterSizeError: Ray has too few nodes or devices, or they are in use for all of
+            `timeout_seconds`.
     """
+    seconds, kind = options.timeout_seconds, platform.upper()
     hosts = sorted({post.host for post in posts})
     devices = [sum(len(post.devices) for post in posts if post.host == host) for host in hosts]
-    kind = platform.upper()
+    if platform == "gpu":
+        devices = [math.ceil(count / options.workers_per_gpu) for count in devices]
     _check_size(kind, devices)
     workers = [sum(post.host == host for post in posts) for host in hosts]
     bundles: list[dict[str, float]] = [
@@ -158,13 +165,14 @@ def reserve(
     return group, {host: number for number, host in enumerate(hosts)}
 
 
-def actor_resources(post: Post, platform: Platform) -> dict[str, Any]:
+def actor_resources(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, Any]:
     """The resources that an actor requests from Ray."""
     count = len(post.devices)
     if platform == "cpu":
         return {"num_cpus": count}
     if platform == "gpu":
-        return {"num_cpus": 1, "num_gpus": count}
+        shared = options.workers_per_gpu > 1
+        return {"num_cpus": 1, "num_gpus": options.gpu_share if shared else count}
     return {"num_cpus": 1, "resources": {"TPU": count}}
 
 

@@ -75,6 +75,11 @@ class RayExecutable(Executable):
         return self._group.is_stopped
 
     @property
+    def transport(self) -> str:
+        """How tiles travel between the workers, and why, in words."""
+        return self._group.transport
+
+    @property
     def _checks(self) -> ArgumentChecks:
         return self._signature.checks
 

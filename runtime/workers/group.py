@@ -31,9 +31,11 @@ from alpa.runtime.workers.cluster import (
     reserve,
 )
 from alpa.runtime.workers.errors import WorkerError
+from alpa.runtime.workers.gpus import check_shares, gpus_of
+from alpa.runtime.workers.mesh_processes import shares_executables
 from alpa.runtime.workers.options import Platform, WorkerOptions
 from alpa.runtime.workers.transport import TransportError
-from alpa.runtime.workers.worker import ArrayId, Started, Worker
+from alpa.runtime.workers.worker import ArrayId, Compilation, Endpoint, Started, Worker
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +148,10 @@ class WorkerGroup:
         self._numbers = count(1)
         platform = join(self._posts, options)
         check_processes(self._posts, platform)
-        placement, bundles = reserve(self._posts, platform, options.timeout_seconds)
+        if platform == "gpu":
+            check_shares(self._posts, options)
+        self._platform: Platform = platform
+        placement, bundles = reserve(self._posts, platform, options)
         self._actors: list[Any] = []
         self.watches: dict[Any, Post] = {}
         """calls that return only when the worker of a post has died"""
@@ -171,12 +176,24 @@ class WorkerGroup:
             WorkerError: a worker could not compile it.
         """
         number, self._programs = self._programs, self._programs + 1
-        loads: list[tuple[Any, ...]] = []
+        first: list[Post] = []
+        later: list[Post] = []
         for post in self._posts:
-            mine = {f.module or f.name for f in script.program.fragments if f.mesh == post.mesh}
-            own = {name: modules[name] for name in mine}
-            loads.append((number, script, own, compiler_options))
-        self._each("load", loads)
+            shares = shares_executables(post, self._platform)
+            (later if shares and post.process > 0 else first).append(post)
+
+        def load(posts: Sequence[Post], found: Mapping[str, Any]) -> list[Compilation]:
+            calls: list[tuple[Any, ...]] = []
+            for post in posts:
+                mine = {f.module or f.name for f in script.program.fragments if f.mesh == post.mesh}
+                own = {name: modules[name] for name in mine}
+                calls.append((number, script, own, compiler_options, found.get(post.mesh)))
+            return self._each("load", calls, posts)
+
+        compiled = load(first, {})
+        if later:
+            meshes = [post.mesh for post in first]
+            load(later, {m: it.executables for m, it in zip(meshes, compiled, strict=True)})
         return number
 
     def next_number(self) -> int:
@@ -256,52 +273,66 @@ class WorkerGroup:
                     runtime_env={"env_vars": worker_environment(post, platform, self.options)},
                     # Otherwise Ray's head keeps a record of every call, up to a hundred thousand.
                     enable_task_events=False,
-                    **actor_resources(post, platform),
+                    **actor_resources(post, platform, self.options),
                 ).remote(post, platform, self.options, level)
             )
             self.watches[self._actors[-1].watch.remote()] = post
 
     def _connect(self) -> str:
         """Connects the workers with one another; returns the name of their platform."""
-        endpoints = self._each("endpoint", [() for _ in self._posts])
-        for post, (_, _, found) in zip(self._posts, endpoints, strict=True):
-            if found != version.__version__:
+        endpoints: list[Endpoint] = self._each("endpoint", [() for _ in self._posts])
+        for post, it in zip(self._posts, endpoints, strict=True):
+            if it.jaxlib != version.__version__:
                 raise self.fail(
-                    f"{post.name} has jaxlib {found}, but this process has {version.__version__}; "
-                    "install the same version everywhere"
+                    f"{post.name} has jaxlib {it.jaxlib}, but this process has "
+                    f"{version.__version__}; install the same version everywhere"
                 )
         # If all workers are on one node, none must be reachable from outside it.
-        together = len({ip for ip, _, _ in endpoints}) == 1
-        ips = [_LOOPBACK if together else ip for ip, _, _ in endpoints]
+        together = len({it.ip for it in endpoints}) == 1
+        ips = [_LOOPBACK if together else it.ip for it in endpoints]
         names = [post.name for post in self._posts]
         owners = {device: post.rank for post in self._posts for device in post.devices}
         meeting = {
-            post.mesh: f"{ip}:{port}"
-            for post, ip, (_, port, _) in zip(self._posts, ips, endpoints, strict=True)
+            post.mesh: f"{ip}:{it.port}"
+            for post, ip, it in zip(self._posts, ips, endpoints, strict=True)
             if post.process == 0
         }
+        gpus: list[tuple[str, ...]] = [() for _ in self._posts]
+        if self._platform == "gpu":
+            gpus = gpus_of(self._posts, [it.gpus for it in endpoints])
+            for post, names_here in zip(self._posts, gpus, strict=True):
+                _log.info("%s has GPU %s of its node", post.name, ", ".join(names_here))
         starts: list[Started] = self._each(
             "start",
             [
-                (ip, meeting[post.mesh], names, owners)
-                for post, ip in zip(self._posts, ips, strict=True)
+                (ip, meeting[post.mesh], names, owners, here)
+                for post, ip, here in zip(self._posts, ips, gpus, strict=True)
             ],
         )
-        kinds = " and ".join(sorted({start.transport for start in starts}))
-        _log.info("tiles travel by %s", kinds)
+        ways = sorted({f"{start.transport} ({start.reason})" for start in starts})
+        self.transport = " and ".join(ways)
+        _log.info("tiles travel by %s", self.transport)
         if len({start.transport for start in starts}) > 1:
-            raise self.fail(f"the workers have different transports: {kinds}; set transport=")
+            raise self.fail(
+                f"the workers have different transports: {self.transport}; set transport="
+            )
         addresses = [start.address for start in starts]
         self._each("connect", [(addresses,) for _ in self._posts])
         return starts[0].platform
 
-    def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Calls every worker with its own arguments, and waits."""
+    def _each(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        posts: Sequence[Post] | None = None,
+    ) -> list[Any]:
+        """Calls the workers of all posts, or of some, each with its own arguments, and waits."""
+        posts = self._posts if posts is None else posts
         refs = [
-            getattr(actor, method).remote(*them)
-            for actor, them in zip(self._actors, arguments, strict=True)
+            getattr(self._actors[post.rank], method).remote(*them)
+            for post, them in zip(posts, arguments, strict=True)
         ]
-        return Call(self, method, self._posts, refs).wait()
+        return Call(self, method, posts, refs).wait()
 
 
 def _doing(method: str) -> str:
@@ -330,7 +361,9 @@ def worker_environment(post: Post, platform: Platform, options: WorkerOptions) -
         environment |= {
             # A cluster that was started by a process on CPU would hand its choice down.
             "JAX_PLATFORMS": "",
-            "XLA_CLIENT_MEM_FRACTION": str(options.memory_fraction),
+            # The numbers of the driver's tools and of Ray; CUDA's own order is by speed.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "XLA_CLIENT_MEM_FRACTION": f"{options.memory_fraction / options.workers_per_gpu:g}",
             # The older name; JAX refuses both together.
             "XLA_PYTHON_CLIENT_MEM_FRACTION": "",
             "XLA_PYTHON_CLIENT_PREALLOCATE": str(options.preallocate).lower(),

@@ -33,10 +33,18 @@ class WorkerOptions:
         checkpoint_timeout_seconds: how long the caller waits for the workers to write or read a
             checkpoint, or to check all of a state.
         steps_ahead: steps that may be running before a call waits for the oldest.
-        memory_fraction: the share of a GPU's memory that JAX's pool in a worker may have. The
-            default is what presets plan with; the CUDA context and NCCL's buffers need the rest.
+        gpu_share: the share of a GPU that each device of the plan is, 1 or 1/n: with 0.5, two
+            workers share a GPU, to try a plan of two meshes on one GPU. Each mesh must then have
+            one device, because a process cannot see a GPU twice.
+        memory_fraction: the share of a GPU's memory that JAX's pools of all workers on it may have.
+            The default is what presets plan with; the CUDA context and NCCL's buffers need the
+            rest.
         preallocate: whether the pool takes all of it at the start, as JAX does by default. Without
             that it grows, which fragments it, but leaves room for other programs.
+        keep_caller_off_gpus: whether this process keeps to the CPU if the workers have GPUs or
+            TPUs. JAX would otherwise take 75 % of each GPU of the host for the first array that
+            this process makes, and the workers would find no memory. If JAX has not started here,
+            it gets `jax_platforms="cpu"`; if it has started on an accelerator, an error says so.
         environment: variables of the workers' environment; they replace Alpa's own.
         pin_cores: whether each worker keeps to its own CPU cores, as many as it has devices.
     """
@@ -48,8 +56,10 @@ class WorkerOptions:
     timeout_seconds: float = 600.0
     checkpoint_timeout_seconds: float = 3600.0
     steps_ahead: int = 2
+    gpu_share: float = 1.0
     memory_fraction: float = USABLE_MEMORY
     preallocate: bool = True
+    keep_caller_off_gpus: bool = True
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     pin_cores: bool = False
 
@@ -63,17 +73,29 @@ class WorkerOptions:
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("checkpoint_timeout_seconds", self.checkpoint_timeout_seconds)
         check_count("steps_ahead", self.steps_ahead, 1)
+        check_kind("gpu_share", self.gpu_share, int, float)
+        if not 0 < self.gpu_share <= 1 or abs(self.workers_per_gpu * self.gpu_share - 1) > 0.02:
+            raise ValueError(
+                f"gpu_share is {self.gpu_share}; expected 1 or a part such as 0.5, 0.33 or 0.25, a "
+                "whole number of which makes a GPU"
+            )
         check_kind("memory_fraction", self.memory_fraction, int, float)
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(
                 f"memory_fraction must be greater than 0 and at most 1, not {self.memory_fraction}"
             )
         check_kind("preallocate", self.preallocate, bool)
+        check_kind("keep_caller_off_gpus", self.keep_caller_off_gpus, bool)
         check_kind("environment", self.environment, Mapping)
         for name, value in self.environment.items():
             check_kind("a name in environment", name, str)
             check_kind(f"environment[{name!r}]", value, str)
         check_kind("pin_cores", self.pin_cores, bool)
+
+    @property
+    def workers_per_gpu(self) -> int:
+        """How many devices of the plan share a GPU."""
+        return round(1 / self.gpu_share)
 
     @property
     def cache_path(self) -> Path | None:

@@ -32,6 +32,8 @@ from alpa.runtime.stages import compile_stages
 from alpa.runtime.tiles import Tiles
 from alpa.runtime.trace import Recorder, WorkerSpans
 from alpa.runtime.workers.cluster import Post
+from alpa.runtime.workers.gpus import show_gpus, visible_gpus
+from alpa.runtime.workers.mesh_processes import join_mesh, shares_executables
 from alpa.runtime.workers.options import Platform, WorkerOptions
 from alpa.runtime.workers.transport import Transport, open_transport
 
@@ -74,13 +76,36 @@ class StepTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A worker before it has devices.
+
+    `ip` is the address of its node, `port` a free port for the mesh's processes to meet at,
+    `jaxlib` the version there. `gpus` are the names of the GPUs that Ray gave to it.
+    """
+
+    ip: str
+    port: int
+    jaxlib: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Started:
     """A worker with its devices. `platform` is their platform in JAX's lowering; `address` is where
-    others reach its transport, which is of the kind `transport`."""
+    others reach its transport, which takes the way `transport` for a reason."""
 
     transport: str
+    reason: str
     address: str
     platform: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """The seconds of a program's compilation, and its executables for the mesh's other workers."""
+
+    seconds: float
+    executables: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +127,8 @@ class Worker:
         self, post: Post, platform: Platform, options: WorkerOptions, log_level: int
     ) -> None:
         _log_to_stderr(log_level)
-        self._post, self._options, self._platform = post, options, platform
+        self._post, self._options = post, options
+        self._platform: Platform = platform
         self._held: dict[ArrayId, jax.Array | Store] = {}
         self._programs: dict[int, _Loaded] = {}
         self._transport: Transport
@@ -118,40 +144,46 @@ class Worker:
         """The prefix that Ray puts before the lines of this process's log."""
         return self._post.name
 
-    def endpoint(self) -> tuple[str, int, str]:
-        """The address of this node, a free port for the mesh's processes to meet at, and the
-        version of jaxlib here."""
+    def endpoint(self) -> Endpoint:
+        """Where this process is, and what it has."""
         with socket.socket() as probe:
             probe.bind(("", 0))  # on all addresses, but it accepts no connection
             port = probe.getsockname()[1]
-        return ray.util.get_node_ip_address(), port, version.__version__
+        given = ray.get_runtime_context().get_accelerator_ids()
+        return Endpoint(
+            ip=ray.util.get_node_ip_address(),
+            port=port,
+            jaxlib=version.__version__,
+            gpus=tuple(given.get("GPU", ())),
+        )
 
     def start(
-        self, ip: str, coordinator: str, names: Sequence[str], owners: Mapping[int, int]
+        self,
+        ip: str,
+        coordinator: str,
+        names: Sequence[str],
+        owners: Mapping[int, int],
+        gpus: Sequence[str],
     ) -> Started:
         """Takes the devices, and listens at one address of this node only."""
         post, seconds = self._post, self._options.timeout_seconds
+        if self._platform == "gpu":
+            show_gpus(gpus, os.environ)
         if post.processes > 1:
-            if self._platform == "cpu":
-                jax.config.update("jax_cpu_collectives_implementation", "gloo")
-            jax.distributed.initialize(
-                coordinator,
-                post.processes,
-                post.process,
-                initialization_timeout=int(seconds),
-                coordinator_bind_address=coordinator,  # otherwise all addresses
-            )
+            join_mesh(post, self._platform, coordinator, seconds)
         found, wanted = jax.local_devices(), len(post.devices)
         if len(found) != wanted or found[0].platform != self._platform:
+            seen = f" ({visible_gpus(os.environ)})" if self._platform == "gpu" else ""
             raise RuntimeError(
                 f"{post.name} needs {wanted} {self._platform} devices, but jax finds {len(found)} "
-                f"of {found[0].platform} there"
+                f"of {found[0].platform} there{seen}"
             )
-        self._transport = open_transport(
+        self._transport, reason = open_transport(
             self._options.transport, ip, post.rank, names, owners, seconds
         )
         return Started(
-            transport=type(self._transport).__name__,
+            transport=self._transport.path,
+            reason=reason,
             address=self._transport.address,
             platform=export.default_export_platform(),
         )
@@ -166,8 +198,9 @@ class Worker:
         script: Script,
         modules: Mapping[str, bytes],
         compiler_options: CompilerOptions | None,
-    ) -> float:
-        """Compiles the mesh's fragments of a program; returns the seconds that it took."""
+        executables: Mapping[str, bytes] | None = None,
+    ) -> Compilation:
+        """Compiles the mesh's fragments of a program, or loads those of the mesh's first worker."""
         begin = time.perf_counter()
         devices = tuple(sorted(jax.devices(), key=lambda it: (it.process_index, it.id)))
         placement = Placement(program=script.program, devices=devices, mesh=self._post.mesh)
@@ -176,6 +209,7 @@ class Worker:
             placement,
             compiler_options=compiler_options,
             cache=self._cache,
+            executables=executables,
         )
         tiles = Tiles(placement, self._transport)
         self._programs[number] = _Loaded(
@@ -186,10 +220,16 @@ class Worker:
             interpreter=Interpreter(placement, script, stages, tiles),
         )
         seconds = time.perf_counter() - begin
-        _log.info(
-            "compiled %d fragments, or found them in the cache, in %.1f s", len(stages), seconds
+        if executables is None:
+            did = "compiled %d fragments, or found them in the cache, in %.1f s"
+        else:
+            did = "loaded %d fragments that the mesh's first worker compiled, in %.1f s"
+        _log.info(did, len(stages), seconds)
+        shared = shares_executables(self._post, self._platform) and executables is None
+        return Compilation(
+            seconds=seconds,
+            executables={name: it.serialised() for name, it in stages.items()} if shared else {},
         )
-        return seconds
 
     def step(self, call: StepCall, *arrays: np.ndarray) -> StepTimes:
         """Runs the mesh's list once, and keeps its results under (call.number, position)."""
@@ -216,7 +256,9 @@ class Worker:
             total=time.perf_counter() - begin,
             processor=time.process_time() - processor,
             **recorder.seconds(self._post.mesh),
-            spans=recorder.of(self._post.mesh, self._post.name) if call.traced else None,
+            spans=recorder.of(self._post.mesh, self._post.name, self._transport.path)
+            if call.traced
+            else None,
         )
 
     def create(self, number: int, call: int, positions: Sequence[int], module: bytes) -> None:

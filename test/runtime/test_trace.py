@@ -210,6 +210,20 @@ def test_waiting_for_a_sender_is_idle() -> None:
     }
 
 
+def test_the_way_of_tiles_is_in_a_trace() -> None:
+    trace = Trace()
+    spans = (span("compute", 0, 1),)
+    trace.add(
+        [
+            WorkerSpans(name=name, mesh=name, begin=0, end=1, spans=spans, transport="pigeon")
+            for name in ("a", "b")
+        ]
+    )
+    assert trace.table().splitlines()[-1] == "tiles travel by pigeon"
+    labels = [it["args"]["labels"] for it in trace.events() if it["name"] == "process_labels"]
+    assert labels == ["tiles travel by pigeon"] * 2
+
+
 def test_what_cannot_be_traced(moves: str, tmp_path: Path) -> None:
     step = alpa.runtime.load(moves)
     nowhere = tmp_path / "none" / "step.json"

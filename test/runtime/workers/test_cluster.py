@@ -38,7 +38,7 @@ def test_a_worker_asks_for_its_devices(
     moves: str, platform: Platform, asked: dict[str, object]
 ) -> None:
     _, post = posts_of(read_planned(parse(moves)))
-    assert actor_resources(post, platform) == asked
+    assert actor_resources(post, platform, WorkerOptions()) == asked
 
 
 def test_a_gpu_worker_has_a_share_of_the_memory(moves: str) -> None:
@@ -53,6 +53,7 @@ def test_a_gpu_worker_has_a_share_of_the_memory(moves: str) -> None:
     assert found["XLA_CLIENT_MEM_FRACTION"] == "0.4"
     assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert found["A"] == "b"
+    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "XLA_CLIENT_MEM_FRACTION" not in worker_environment(post, "cpu", options)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from alpa.runtime.workers.options import Transport as Name
@@ -21,7 +22,7 @@ NAMES = ["mesh_0 on host 0", "mesh_1 on host 0"]
 
 def pair(name: Name, seconds: float = 20.0) -> list[Transport]:
     owners = {0: 0, 1: 1, 2: 1}
-    both = [open_transport(name, "127.0.0.1", rank, NAMES, owners, seconds) for rank in (0, 1)]
+    both = [open_transport(name, "127.0.0.1", rank, NAMES, owners, seconds)[0] for rank in (0, 1)]
     for it in both:
         it.connect([other.address for other in both])
     return both
@@ -96,6 +97,31 @@ def test_a_worker_that_has_gone_takes_no_tiles() -> None:
     first.connect([first.address, f"127.0.0.1 {port} {second.address.split()[2]}"])
     with pytest.raises(TransportError, match="mesh_1 on host 0 accepts no more tiles"):
         first.send(1, [jnp.ones(3)])
+
+
+def test_the_way_of_tiles_and_the_reason() -> None:
+    names: tuple[Name, ...] = ("auto", "device", "sockets")
+    found = [open_transport(it, "127.0.0.1", 0, NAMES, {}, 1.0) for it in names]
+    assert [(it.path, reason) for it, reason in found] == [
+        ("jax.experimental.transfer, through TCP", "transport=auto"),
+        ("jax.experimental.transfer, through TCP", "transport=device"),
+        ("sockets, through host memory and TCP", "transport=sockets"),
+    ]
+
+
+def test_a_platform_without_transfers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise NotImplementedError("no DmaMap")
+
+    monkeypatch.setattr(transfer, "start_transfer_server", refused)
+    it, reason = open_transport("auto", "127.0.0.1", 0, NAMES, {}, 1.0)
+    assert it.path.startswith("sockets")
+    assert reason.endswith("between devices of several processes: no DmaMap")
+    assert "mesh_0 on host 0 sends tiles through host memory" in caplog.text
+    with pytest.raises(NotImplementedError):
+        open_transport("device", "127.0.0.1", 0, NAMES, {}, 1.0)
 
 
 def test_an_unknown_transport() -> None:
