@@ -6,7 +6,11 @@ jax reads its environment when it starts, so this file sets it before any test i
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -95,10 +99,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if explores(config) and is_hypothesis_test(getattr(item, "function", None)):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("gpu") and (missing := missing_gpu()):
+            item.add_marker(pytest.mark.skip(reason=missing))
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(0))
         uses_ray = "ray_cluster" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("ray" if uses_ray else str(item.path)))
+
+
+@cache
+def missing_gpu() -> str:
+    """Why tests for GPUs cannot run here; empty if they can. They have processes of their own,
+    because JAX is on CPU in this one."""
+    drivers = [*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("kfd")]
+    if not drivers:
+        return "needs a GPU, and this machine has none"
+    code = "import jax; print(jax.devices()[0].platform)"
+    environment = {**os.environ, "JAX_PLATFORMS": ""}
+    probe = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    if probe.stdout.split()[-1:] == ["gpu"]:
+        return ""
+    return 'needs a GPU that JAX finds: pip install "jax[cuda12]", and see nvidia-smi'
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many tests were skipped, and why: pytest itself gives only their number."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        *_, reason = report.longrepr
+        reasons[reason.removeprefix("Skipped: ")] += 1
+    if reasons:
+        terminalreporter.section("skipped tests")
+        for reason, count in reasons.most_common():
+            terminalreporter.line(f"{count}: {reason}")
 
 
 @pytest.fixture(scope="session")
