@@ -7,6 +7,7 @@ import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,14 +74,18 @@ def has_started() -> bool:
 
 
 def platform_versions(device: Device) -> Mapping[str, str]:
-    """The versions beside jaxlib's that decide what XLA makes of a module for a device.
-
-    For GPUs these are the packages of the plug-in and of CUDA's libraries, the libraries that are
-    loaded, which may be the system's, and the driver.
-    """
+    """The versions beside jaxlib's that decide what XLA makes of a module for a device."""
     versions = {"runtime": str(device.client.platform_version)}
-    if device.platform != "gpu":
-        return versions
+    if device.platform == "gpu":
+        versions |= _gpu_versions(lowering_platform(device))
+    return versions
+
+
+@cache
+def _gpu_versions(platform: str) -> Mapping[str, str]:
+    """The packages of the plug-in and of CUDA's libraries, the libraries that are loaded, which may
+    be the system's, and the driver."""
+    versions: dict[str, str] = {}
     for package in importlib.metadata.distributions():
         name = package.name.lower()
         if name.startswith(_GPU_PACKAGES):
@@ -88,7 +93,7 @@ def platform_versions(device: Device) -> Mapping[str, str]:
     for file in _DRIVERS:
         if file.exists():
             versions[str(file)] = file.read_text().strip()
-    if cuda_versions is not None and lowering_platform(device) == "cuda":
+    if cuda_versions is not None and platform == "cuda":
         for library in ("cuda_runtime", "cuda_driver", "cudnn", "cublas"):
             try:
                 versions[library] = str(getattr(cuda_versions, f"{library}_get_version")())
