@@ -49,6 +49,7 @@ _PRESETS = {
 }
 """By a part of the name that a driver gives a GPU."""
 
+_NEAREST = "nearest"
 _EXAMPLES = """\
 examples:
   alpa-calibrate -o cluster.toml                  the GPUs of this machine, or 4 CPU devices
@@ -71,8 +72,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--check",
         metavar="C",
-        help="a preset such as h100, or a cluster file: print what was measured beside what it "
-        "assumes, and write no cluster file unless -o is given",
+        help="a preset such as h100, `nearest` for the nearest one, or a cluster file: print what "
+        "was measured beside what it assumes, and write no cluster file unless -o is given",
     )
     add(
         "--cpu-devices",
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status: 1 for an error."""
     options = parser().parse_args(arguments)
     try:
-        assumed = None if options.check is None else _machine(options.check)
+        assumed = None if options.check in (None, _NEAREST) else _machine(options.check)
     except ClusterError as error:
         print(f"alpa-calibrate: error: {error}", file=sys.stderr)
         return 1
@@ -96,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"alpa-calibrate: error: there is no folder for {options.output}", file=sys.stderr)
         return 1
     devices = _devices(options.cpu_devices)
+    if options.check == _NEAREST:
+        assumed = PRESETS[nearest_preset(devices[0])]
     on_cpu = devices[0].platform == "cpu"
     sizes = _QUICK if options.quick else Sizes() if on_cpu else _GPU
     load = os.getloadavg()[0]
@@ -103,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if assumed is not None:
         print("\n".join(comparison_text(samples, assumed)))
     if assumed is None or options.output is not None:
-        preset = _preset(devices[0])
+        preset = nearest_preset(devices[0])
         found = fit(
             samples,
             name=PRESETS[preset].device.name,
@@ -143,8 +146,8 @@ def _devices(cpu_devices: int | None) -> Sequence[Any]:
     return jax.devices()
 
 
-def _preset(device: Any) -> str:
-    """The preset that is nearest to a device."""
+def nearest_preset(device: Any) -> str:
+    """The name of the preset that is nearest to a device."""
     if device.platform == "cpu":
         return "cpu"
     kind = device.device_kind
