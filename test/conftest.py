@@ -138,11 +138,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """One Ray cluster for all tests, in this process; it declares more CPUs than there are."""
+    """One Ray cluster for all tests, in this process; it declares more CPUs than there are, and no
+    GPU, so that these tests run on CPU everywhere."""
     ray = pytest.importorskip("ray")  # a slow import, which most test files do without
     ray.init(
         address="local",
         num_cpus=16,
+        num_gpus=0,
         include_dashboard=False,
         object_store_memory=200_000_000,
     )

@@ -32,7 +32,7 @@ from alpa.runtime.workers.cluster import (
 )
 from alpa.runtime.workers.errors import WorkerError
 from alpa.runtime.workers.gpus import check_shares, gpus_of
-from alpa.runtime.workers.mesh_processes import shares_executables
+from alpa.runtime.workers.mesh_processes import compile_waves
 from alpa.runtime.workers.options import Platform, WorkerOptions
 from alpa.runtime.workers.transport import TransportError
 from alpa.runtime.workers.worker import ArrayId, Compilation, Endpoint, Started, Worker
@@ -176,11 +176,7 @@ class WorkerGroup:
             WorkerError: a worker could not compile it.
         """
         number, self._programs = self._programs, self._programs + 1
-        first: list[Post] = []
-        later: list[Post] = []
-        for post in self._posts:
-            shares = shares_executables(post, self._platform)
-            (later if shares and post.process > 0 else first).append(post)
+        first, later = compile_waves(self._posts, self._platform)
 
         def load(posts: Sequence[Post], found: Mapping[str, Any]) -> list[Compilation]:
             calls: list[tuple[Any, ...]] = []

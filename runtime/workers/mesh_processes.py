@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 
 from alpa.runtime.workers.cluster import Post
@@ -32,3 +34,9 @@ def shares_executables(post: Post, platform: Platform) -> bool:
     processors may differ.
     """
     return platform != "cpu" and post.processes > 1
+
+
+def compile_waves(posts: Sequence[Post], platform: Platform) -> tuple[list[Post], list[Post]]:
+    """The workers that compile, and those that then load the executables of their mesh's first."""
+    later = [post for post in posts if post.process > 0 and shares_executables(post, platform)]
+    return [post for post in posts if post not in later], later

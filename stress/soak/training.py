@@ -185,7 +185,11 @@ def _cluster(executor: str, devices: int) -> Generator[None]:
         yield
         return
     ray.init(
-        address="local", num_cpus=devices, include_dashboard=False, logging_level=logging.WARNING
+        address="local",
+        num_cpus=devices,
+        num_gpus=0,
+        include_dashboard=False,
+        logging_level=logging.WARNING,
     )
     try:
         yield

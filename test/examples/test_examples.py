@@ -20,7 +20,7 @@ def running_cluster(*, needed: bool) -> Generator[dict[str, str]]:
     if not needed:
         yield {}
         return
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "num_gpus": 0})
     try:
         yield {"RAY_ADDRESS": cluster.address}
     finally:

@@ -123,6 +123,7 @@ def test_values_that_move_in_every_way(moves: str) -> None:
     c, p, k, x = (generator.normal(size=n).astype(np.float32) for n in (4, 4, 4, 12))
     workers = WorkerOptions(cache_directory=None, transport="sockets", timeout_seconds=60)
     step = alpa.runtime.load(moves, executor="ray", workers=workers)
+    assert step.transport == "sockets, through host memory and TCP (transport=sockets)"
     local = alpa.runtime.load(moves)
     expected = local(*local(c, p, k, x)[:2], k, x)
     results = step(*step(c, p, k, x)[:2], k, x)

@@ -272,7 +272,7 @@ TRAINING = """
     import logging, sys
     from pathlib import Path
     import ray
-    own = dict(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000)
+    own = dict(num_cpus=4, num_gpus=0, include_dashboard=False, object_store_memory=200_000_000)
     ray.init(address=sys.argv[3], **own if sys.argv[3] == "local" else {})
     sys.path.insert(0, sys.argv[1])
     from conftest import Training

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alpa.runtime.workers.cluster import Post
-from alpa.runtime.workers.mesh_processes import shares_executables
+from alpa.runtime.workers.mesh_processes import compile_waves, shares_executables
 from alpa.runtime.workers.options import Platform
 
 
@@ -48,14 +48,17 @@ def test_two_processes_under_slurm(tmp_path: Path) -> None:
         assert found == {"devices": 4, "local": 2, "visible": "all", "total": 28.0}
 
 
-@pytest.mark.parametrize(
-    ("platform", "processes", "shares"),
-    [("gpu", 2, True), ("gpu", 1, False), ("tpu", 2, True), ("cpu", 2, False)],
-)
-def test_one_process_compiles_for_a_mesh_of_gpus(
-    platform: Platform, processes: int, shares: bool
+@pytest.mark.parametrize(("platform", "later"), [("gpu", [2, 3]), ("tpu", [2, 3]), ("cpu", [])])
+def test_one_process_compiles_for_a_mesh_of_accelerators(
+    platform: Platform, later: list[int]
 ) -> None:
-    post = Post(
-        rank=0, mesh="m", host=0, devices=(0,), process=0, processes=processes, core=0
-    )  # fmt: skip
-    assert shares_executables(post, platform) == shares
+    alone = Post(rank=0, mesh="a", host=0, devices=(0,), process=0, processes=1, core=0)
+    three = [
+        Post(rank=1 + i, mesh="b", host=i, devices=(1 + i,), process=i, processes=3, core=1 + i)
+        for i in range(3)
+    ]
+    posts = [alone, *three]
+    assert [shares_executables(post, "gpu") for post in posts] == [False, True, True, True]
+    first, others = compile_waves(posts, platform)
+    assert [post.rank for post in others] == later
+    assert [post.rank for post in first] == [rank for rank in range(4) if rank not in later]

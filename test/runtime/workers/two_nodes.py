@@ -32,7 +32,7 @@ def train_step(weights: Any, x: Any) -> Any:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0})
     try:
         ray.init(address=cluster.address)
         step = alpa.parallelize(
@@ -51,7 +51,7 @@ def main() -> None:
             refused = ""
         except ClusterSizeError as error:
             refused = str(error)
-        second = cluster.add_node(num_cpus=2)
+        second = cluster.add_node(num_cpus=2, num_gpus=0)
         cluster.wait_for_nodes()
         _, loss = step(weights, x)
         _, expected = jax.jit(train_step)(weights, x)
@@ -74,7 +74,7 @@ def main() -> None:
             found["lost"] = ""
         except WorkerError as error:
             found["lost"] = str(error)
-        cluster.add_node(num_cpus=2)
+        cluster.add_node(num_cpus=2, num_gpus=0)
         cluster.wait_for_nodes()
         found["loss_again"] = float(step(weights, x)[1])
         sys.stdout.write(f"{json.dumps(found)}\n")
