@@ -33,8 +33,8 @@ from alpa import passes
 from alpa.dialects.plan import Schedule
 from alpa.runtime import WorkerOptions, load
 from alpa.runtime.workers.executor import RayExecutable
+from alpa.runtime.workers.messages import StepTimes
 from alpa.runtime.workers.options import Transport
-from alpa.runtime.workers.worker import StepTimes
 from alpa.tools.arguments import count
 from alpa.tools.output import markdown_header, markdown_row
 from alpa.tools.zoo.program import Input, TrainingProgram

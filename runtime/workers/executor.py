@@ -26,9 +26,9 @@ from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.stages import module_name
 from alpa.runtime.workers.cluster import posts_of
 from alpa.runtime.workers.group import Call, WorkerGroup, wait_for
+from alpa.runtime.workers.messages import ArrayId, StepCall, StepTimes
 from alpa.runtime.workers.options import WorkerOptions
 from alpa.runtime.workers.remote_array import Copy, PlacedArgument, RemoteArray
-from alpa.runtime.workers.worker import ArrayId, StepCall, StepTimes
 
 
 class RayExecutable(Executable):
@@ -110,8 +110,9 @@ class RayExecutable(Executable):
         for mesh, positions in self._signature.wanted(numbers).items():
             parts = partial(self._signature.parts, numbers, function, positions)
             module = self._lowered(parts, mesh, positions)
+            given = self._group.compile_creation(mesh, self._loaded, positions, module)
             calls[mesh] = self._group.call(
-                mesh, "create", self._loaded, call_number, positions, module
+                mesh, "create", self._loaded, call_number, positions, module, given
             )
             for position in positions:
                 value = self._program.arguments[position].value

@@ -32,10 +32,11 @@ from alpa.runtime.workers.cluster import (
 )
 from alpa.runtime.workers.errors import WorkerError
 from alpa.runtime.workers.gpus import check_shares, gpus_of
-from alpa.runtime.workers.mesh_processes import compile_waves
+from alpa.runtime.workers.mesh_processes import compile_waves, shares_executables
+from alpa.runtime.workers.messages import ArrayId, Compilation, Endpoint, Started
 from alpa.runtime.workers.options import Platform, WorkerOptions
 from alpa.runtime.workers.transport import TransportError
-from alpa.runtime.workers.worker import ArrayId, Compilation, Endpoint, Started, Worker
+from alpa.runtime.workers.worker import Worker
 
 _log = logging.getLogger(__name__)
 
@@ -191,6 +192,15 @@ class WorkerGroup:
             meshes = [post.mesh for post in first]
             load(later, {m: it.executables for m, it in zip(meshes, compiled, strict=True)})
         return number
+
+    def compile_creation(self, mesh: str, *arguments: Any) -> bytes | None:
+        """The executable of `Worker.compile_creation`, if a mesh's first worker compiles for it."""
+        first = next(post for post in self._posts if post.mesh == mesh)
+        if not shares_executables(first, self._platform):
+            return None
+        ref = self._actors[first.rank].compile_creation.remote(*arguments)
+        (executable,) = Call(self, "create", [first], [ref]).wait()
+        return executable
 
     def next_number(self) -> int:
         """A number for a call that makes arrays."""

@@ -14,7 +14,7 @@ from alpa.runtime.argument_checks import ArgumentChecks, Placed
 from alpa.runtime.checkpoints.stored_array import Shape, Write
 from alpa.runtime.keepers import Keeper, KeptArray
 from alpa.runtime.workers.group import Call, WorkerGroup, wait_for
-from alpa.runtime.workers.worker import ArrayId
+from alpa.runtime.workers.messages import ArrayId
 
 
 @dataclass(frozen=True, kw_only=True)

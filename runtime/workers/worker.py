@@ -30,82 +30,22 @@ from alpa.runtime.placement import Placement
 from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.stages import compile_stages
 from alpa.runtime.tiles import Tiles
-from alpa.runtime.trace import Recorder, WorkerSpans
+from alpa.runtime.trace import Recorder
 from alpa.runtime.workers.cluster import Post
 from alpa.runtime.workers.gpus import show_gpus, visible_gpus
 from alpa.runtime.workers.mesh_processes import join_mesh, shares_executables
+from alpa.runtime.workers.messages import (
+    ArrayId,
+    Compilation,
+    Endpoint,
+    Started,
+    StepCall,
+    StepTimes,
+)
 from alpa.runtime.workers.options import Platform, WorkerOptions
 from alpa.runtime.workers.transport import Transport, open_transport
 
 _log = logging.getLogger(__name__)
-
-ArrayId = tuple[int, int]
-"""The identity of a worker's array: the number of the call that made it, and a position."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCall:
-    """The inputs of a worker for one step.
-
-    `program` is the program's number, `number` that of the call. `feeds` maps each argument of the
-    worker's mesh, by its position in the planned @main, to the array that the worker holds, or to
-    the number of an array that comes with the call. `free` are unreachable arrays; if the step
-    reads one, it owns it. `traced` requests the spans of all instructions.
-    """
-
-    program: int
-    number: int
-    feeds: Mapping[int, ArrayId | int]
-    free: Sequence[ArrayId]
-    traced: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Seconds that a worker spent in a step; on accelerators `run` is the time to dispatch.
-
-    `processor` is the time that its process used on the host's cores, `total` the elapsed time.
-    """
-
-    total: float
-    processor: float
-    run: float
-    send: float
-    receive: float
-    spans: WorkerSpans | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """A worker before it has devices.
-
-    `ip` is the address of its node, `port` a free port for the mesh's processes to meet at,
-    `jaxlib` the version there. `gpus` are the names of the GPUs that Ray gave to it.
-    """
-
-    ip: str
-    port: int
-    jaxlib: str
-    gpus: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """A worker with its devices. `platform` is their platform in JAX's lowering; `address` is where
-    others reach its transport, which takes the way `transport` for a reason."""
-
-    transport: str
-    reason: str
-    address: str
-    platform: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compilation:
-    """The seconds of a program's compilation, and its executables for the mesh's other workers."""
-
-    seconds: float
-    executables: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,23 +201,45 @@ class Worker:
             else None,
         )
 
-    def create(self, number: int, call: int, positions: Sequence[int], module: bytes) -> None:
+    def create(
+        self,
+        number: int,
+        call: int,
+        positions: Sequence[int],
+        module: bytes,
+        executable: bytes | None = None,
+    ) -> None:
         """Makes arguments of a program, and keeps them like a step's results.
 
-        The module has no arguments, and one result for each position in the planned @main.
+        The module has no arguments, and one result for each position in the planned @main. With
+        `executable`, what the mesh's first worker has compiled, nothing is compiled here.
         """
+        make = self._maker(number, positions, module, executable)
+        arrays = jax.block_until_ready(make([]))
+        self._held.update({(call, p): array for p, array in zip(positions, arrays, strict=True)})
+
+    def compile_creation(self, number: int, positions: Sequence[int], module: bytes) -> bytes:
+        """The executable for `create` in the other workers of the mesh."""
+        return self._maker(number, positions, module).serialised()
+
+    def _maker(
+        self,
+        number: int,
+        positions: Sequence[int],
+        module: bytes,
+        executable: bytes | None = None,
+    ) -> Compiled:
         loaded = self._programs[number]
         program, placement = loaded.script.program, loaded.placement
         values = [program.arguments[position].value for position in positions]
-        make = compile_module(
+        return compile_module(
             parse(module),
             placement.mesh_devices(self._post.mesh),
             [(program.values[value].shape, placement.shardings[value]) for value in values],
             name="create",
             cache=self._cache,
+            executable=executable,
         )
-        arrays = jax.block_until_ready(make([]))
-        self._held.update({(call, p): array for p, array in zip(positions, arrays, strict=True)})
 
     def restore(
         self, number: int, call: int, parts: Mapping[int, tuple[StoredArray, Slice | None]]

@@ -143,6 +143,25 @@ def test_values_that_move_in_every_way(moves: str) -> None:
         step(c, p, k, x)
 
 
+def test_a_state_from_the_executable_of_another_worker(moves: str) -> None:
+    """As in a mesh over several hosts with GPUs, whose first worker compiles."""
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
+    with alpa.runtime.load(moves, executor="ray", workers=workers) as step:
+        group, mesh, positions = step._group, "mesh_1", [1, 2]
+        places = [step.program.arguments[p].value for p in positions]
+        assert {step.program.values[value].mesh for value in places} == {mesh}
+        module = step._lowered(lambda: [jnp.arange(4.0), jnp.ones(4)], mesh, positions)
+        assert group.compile_creation(mesh, step._loaded, positions, module) is None  # on CPU
+        compiled = group.call(mesh, "compile_creation", step._loaded, positions, module).wait()[0]
+        number = group.next_number()
+        # With the executable, the module is not compiled.
+        other = step._lowered(lambda: [jnp.zeros(4), jnp.zeros(4)], mesh, positions)
+        group.call(mesh, "create", step._loaded, number, positions, other, compiled).wait()
+        shards = group.call(mesh, "fetch", (number, 2)).wait()[0]
+        assert sum(len(part) for _, part in shards) == 4
+        assert all((part == 1).all() for _, part in shards)
+
+
 def check_array_likeness(array: RemoteArray, x: np.ndarray) -> None:
     assert repr(array) == "RemoteArray(float32[12] on mesh_0)"
     assert (array.ndim, array.size, array.nbytes, len(array)) == (1, 12, 48, 12)
