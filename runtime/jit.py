@@ -158,6 +158,7 @@ class Parallelized(Generic[P, R]):
     def _new(self, call: Call) -> Prepared:
         if self._last is not None:
             _logger.warning("%s is planned again: %s", self.__name__, _difference(self._last, call))
+        self._target.join()
         call = call.abstract()
         several = self._target.num_micro_batches != 1 or self._target.saved is not None
         step = Step.of(

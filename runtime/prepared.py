@@ -86,6 +86,14 @@ class Target:
     leads: bool = True
     """whether other functions of the family are planned for its meshes, not it for theirs"""
 
+    def join(self) -> None:
+        """Joins the Ray cluster of the workers, if there are any.
+
+        Tracing starts JAX, which must keep off the workers' devices in this process.
+        """
+        if self.executor == "ray":
+            self.lowering_platform()
+
     def lowering_platform(self) -> str:
         """The devices' platform in JAX's lowering; with Ray, joins its cluster."""
         if self.executor == "local":

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import ray
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+import alpa
 from alpa.runtime import WorkerError, WorkerOptions
 from alpa.runtime.workers.cluster import Post, actor_resources, reserve
 from alpa.runtime.workers.errors import ClusterSizeError
@@ -76,16 +79,44 @@ def error_of(posts: Sequence[Post], options: WorkerOptions) -> str:
     return ""
 
 
+def train_step(weights: list[Any], x: Any) -> Any:
+    def loss_fn(weights: list[Any]) -> Any:
+        h = jnp.tanh(x @ weights[0])
+        alpa.mark_layer_boundary()
+        return jnp.mean((h @ weights[1] * jnp.array([1.0, 2.0])) ** 2)
+
+    loss, grads = alpa.value_and_grad(loss_fn)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], loss
+
+
+def error_of_training() -> str:
+    """Why a step cannot run, whose arguments have not started JAX here."""
+    step = alpa.parallelize(
+        train_step,
+        cluster="cpu:1x2",
+        inter="equal-layers",
+        mesh_shape="1x1",
+        executor="ray",
+        workers=WorkerOptions(timeout_seconds=60),
+    )
+    try:
+        step([np.eye(2, dtype=np.float32)] * 2, np.ones((4, 2), np.float32))
+    except (WorkerError, ValueError) as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     ray.init(address="local", num_cpus=8, num_gpus=4, include_dashboard=False)
     options = WorkerOptions(timeout_seconds=60)
+    assert jax.config.jax_platforms is None
     three = posts((0,), (2, 3), (1,))
     found = {
         "whole": reports(three, options),
         "shared": reports(posts((0,), (1,)), WorkerOptions(gpu_share=0.5)),
-        "too many": error_of(posts((0, 1, 2), (3, 4)), options),
-        "no GPUs": error_of(posts((0, 1)), options),
+        "no GPUs": error_of_training(),
         "caller": jax.config.jax_platforms,
+        "too many": error_of(posts((0, 1, 2), (3, 4)), options),
     }
     ray.shutdown()
     sys.stdout.write(f"{json.dumps(found)}\n")

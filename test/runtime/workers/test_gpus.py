@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,10 +108,12 @@ def test_workers_on_a_cluster_with_gpus() -> None:
     assert found["too many"].startswith(
         "the plan needs 1 host with 5 GPU; the nodes of the Ray cluster have 4 GPU"
     )
-    assert (
-        "mesh_0 on host 0 needs 2 gpu devices, but jax finds 1 of cpu there "
-        "(CUDA_VISIBLE_DEVICES=0,1)" in found["no GPUs"]
+    assert re.search(
+        r"mesh_(\d) on host 0 needs 1 gpu devices, but jax finds 1 of cpu there "
+        r"\(CUDA_VISIBLE_DEVICES=\1\)",
+        found["no GPUs"],
     )
+    # Tracing the step has not started JAX before Alpa knew where the workers are.
     assert found["caller"] == "cpu"
 
 
