@@ -42,7 +42,7 @@ def test_a_report_without_misses() -> None:
     assert "| gpt-350m | 4 | 1 s | 1.02 s | 1.020 | 1.1 s | 1.08 | equal (1.0e-03) |" in text, text
     assert "| device | pigeon | 100 ms | 10 ms | equal | equal |" in text
     assert "* device: 2 of 2 results are equal\n  none differs" in text
-    assert text.endswith("All comparisons and bars hold.\n")
+    assert text.endswith("## Verdict\n\nNothing differs, and no bar that counts is missed.\n")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,10 @@ def test_seconds_that_say_nothing_do_not_count() -> None:
     slow = [replace(STEP, planned=2.0, predicted=9.0)]
     assert replace(FINE, steps=slow, judges_seconds=False).misses() == []
     # Without calibration, predictions do not count, but the ratio does.
-    (miss,) = replace(FINE, steps=slow, is_calibrated=False).misses()
+    found = replace(FINE, steps=slow, is_calibrated=False)
+    (miss,) = found.misses()
     assert "2.000 times" in miss
+    assert "Predictions do not count: the device was not calibrated." in found.markdown()
 
 
 def test_a_part_has_a_process_of_its_own() -> None:

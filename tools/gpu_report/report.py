@@ -41,11 +41,11 @@ class Report:
             name = it.model.program
             if not it.is_equal:
                 found.append(f"{name}: the losses differ from plain JAX's by {it.loss_error:.2g}")
-            if self.judges_seconds and it.ratio > RATIO_BAR:
+            if self.judges_seconds and not it.ratio <= RATIO_BAR:
                 found.append(
                     f"{name}: a step takes {it.ratio:.3f} times plain JAX's (bar {RATIO_BAR})"
                 )
-            if self._judges_predictions and abs(it.prediction - 1) > PREDICTION_BAR:
+            if self._judges_predictions and not abs(it.prediction - 1) <= PREDICTION_BAR:
                 found.append(
                     f"{name}: predicted over measured is {it.prediction:.2f} (bar "
                     f"{1 - PREDICTION_BAR:g} to {1 + PREDICTION_BAR:g})"
@@ -81,10 +81,11 @@ class Report:
         yield from ("", "## Verdict", "")
         misses = self.misses()
         if not self.judges_seconds:
-            yield "Tiny models or CPU devices: seconds are shown and do not count."
-            yield ""
+            yield from ("Seconds do not count: the models are tiny, or the device is a CPU.", "")
+        elif self.steps is not None and not self.is_calibrated:
+            yield from ("Predictions do not count: the device was not calibrated.", "")
         if not misses:
-            yield "All comparisons and bars hold."
+            yield "Nothing differs, and no bar that counts is missed."
         for miss in misses:
             yield _item(miss)
 
