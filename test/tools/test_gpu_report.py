@@ -22,7 +22,7 @@ STEP = StepTimes(
 )  # fmt: skip
 PAIR = MeshesReport(
     transport="device", way="pigeon", comparison="2 of 2 results are equal\nnone differs",
-    is_equal=True, is_restored=True, step=0.1, transfer=0.01,
+    is_equal=True, is_restored=True, step=0.1, rate=2e9,
 )  # fmt: skip
 FINE = Report(
     machine=Machine(about={"device": "1 x H100", "cudnn": "91000"}, preset="h100"),
@@ -40,7 +40,7 @@ def test_a_report_without_misses() -> None:
     assert "| cudnn | 91000 |" in text
     assert "## Calibration, beside the preset h100\n\n```\nwhat  size\n```" in text
     assert "| gpt-350m | 4 | 1 s | 1.02 s | 1.020 | 1.1 s | 1.08 | equal (1.0e-03) |" in text, text
-    assert "| device | pigeon | 100 ms | 10 ms | equal | equal |" in text
+    assert "| device | pigeon | 100 ms | 2.00 GB/s | equal | equal |" in text
     assert "* device: 2 of 2 results are equal\n  none differs" in text
     assert text.endswith("## Verdict\n\nNothing differs, and no bar that counts is missed.\n")
 

@@ -5,8 +5,8 @@
 1. `alpa-calibrate` measures the GPU, beside the nearest preset, and writes a cluster file.
 2. Training steps of a GPT, a mixture of experts and a Wide-ResNet in bf16, planned for this file,
    beside `jax.jit`: losses, the ratio of the seconds, and the predicted seconds.
-3. A GPT on two meshes that share the GPU, for each transport: results beside plain JAX, seconds
-   of transfers, and a checkpoint.
+3. A GPT on two meshes that share the GPU, for each transport: results beside plain JAX, a
+   checkpoint, and the speed of large tiles.
 
 Each part has processes of its own, so that no part holds memory that another one needs. The exit
 status is 1 if a comparison fails or a bar is missed.
@@ -34,6 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PARTS = ("calibration", "steps", "meshes")
+_TILE_BYTES = 64 << 20
 _LAST = 15
 """Lines of a failed part's output to show."""
 _EXAMPLES = """\
@@ -100,7 +101,13 @@ def report(parts: Sequence[str], cluster_file: Path, *, on_cpu: bool, quick: boo
         _say("two meshes")
         caller = {**device, "JAX_PLATFORMS": "cpu"}
         try:
-            meshes = run_part(caller, try_meshes, ("device", "sockets"), "cpu" if on_cpu else "gpu")
+            meshes = run_part(
+                caller,
+                try_meshes,
+                ("device", "sockets"),
+                "cpu" if on_cpu else "gpu",
+                _TILE_BYTES // 16 if on_cpu else _TILE_BYTES,
+            )
             found = replace(found, meshes=meshes)
         except PartError as error:
             failures["meshes"] = str(error)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import ray
 
 import alpa
 from alpa.runtime import WorkerOptions
+from alpa.runtime.jit import Parallelized
 from alpa.runtime.workers.executor import RayExecutable
 from alpa.runtime.workers.options import Platform, Transport
 from alpa.tools import zoo
 
 _BATCH, _MICRO_BATCHES, _STEPS = 16, 4, 3
+_WIDTH, _NARROW = 4096, 8
+"""Columns of a large tile, and of the arguments that it is made of."""
 _CPUS = 4
 """Of the Ray cluster: two workers, and room."""
 
@@ -38,12 +42,15 @@ class MeshesReport:
     is_restored: bool
     """whether a restored state is the saved one bit by bit, and continues with the same loss"""
     step: float
-    transfer: float
-    """that the busier mesh spends on transfers in a traced step"""
+    rate: float
+    """bytes per second of large tiles"""
 
 
-def try_meshes(transports: Sequence[Transport], platform: Platform) -> list[MeshesReport]:
-    """Trains gpt-tiny on two meshes of one device each, in two processes.
+def try_meshes(
+    transports: Sequence[Transport], platform: Platform, tile_bytes: int
+) -> list[MeshesReport]:
+    """Trains gpt-tiny on two meshes of one device each, in two processes; then a program that does
+    little but send tiles of so many bytes.
 
     Products are computed in full f32: by default GPUs round their operands to TF32, and plain JAX,
     the reference, runs in this process on the CPU.
@@ -59,15 +66,17 @@ def try_meshes(transports: Sequence[Transport], platform: Platform) -> list[Mesh
         include_dashboard=False,
     )
     try:
-        return [_try(transport, platform) for transport in transports]
+        return [_try(transport, platform, tile_bytes) for transport in transports]
     finally:
         ray.shutdown()
 
 
-def _try(transport: Transport, platform: Platform) -> MeshesReport:
-    program = zoo.get("gpt-tiny")
-    train_step = alpa.parallelize(
-        program.train_step,
+def _on_two_meshes(
+    function: Callable[..., Any], transport: Transport, platform: Platform
+) -> Parallelized[..., Any]:
+    """A step whose two meshes have one device each."""
+    return alpa.parallelize(
+        function,
         cluster="cpu:1x2",  # The smallest of all presets: it decides the plan, not where it runs.
         num_micro_batches=_MICRO_BATCHES,
         inter="equal-layers",
@@ -81,6 +90,11 @@ def _try(transport: Transport, platform: Platform) -> MeshesReport:
             cache_directory=None,
         ),
     )
+
+
+def _try(transport: Transport, platform: Platform, tile_bytes: int) -> MeshesReport:
+    program = zoo.get("gpt-tiny")
+    train_step = _on_two_meshes(program.train_step, transport, platform)
     batch = program.random_batch(1, _BATCH)
     executable = train_step.executable(program.init_state(), batch)
     assert isinstance(executable, RayExecutable)
@@ -92,24 +106,53 @@ def _try(transport: Transport, platform: Platform) -> MeshesReport:
             state, loss = train_step(state, batch)
             jax.block_until_ready(loss)
             seconds.append(time.perf_counter() - begin)
-        with executable.trace() as trace:
-            state, loss = train_step(state, batch)
         with tempfile.TemporaryDirectory() as folder:
             alpa.save(Path(folder), _STEPS, state)
             saved = _arrays(state)
             again = alpa.restore(Path(folder), program.init_state, train_step, batch)
-            is_same = all(map(np.array_equal, saved, _arrays(again)))
+            is_restored = all(map(np.array_equal, saved, _arrays(again)))
             _, loss = train_step(state, batch)
             _, loss_again = train_step(again, batch)
-        return MeshesReport(
-            transport=transport,
-            way=executable.transport,
-            comparison=compared.summary(),
-            is_equal=not compared.is_fault and len(executable.program.meshes) == 2,
-            is_restored=is_same and float(loss) == float(loss_again),
-            step=min(seconds),
-            transfer=max(split.transfer for split in trace.splits().values()),
-        )
+            is_restored &= float(loss) == float(loss_again)
+        way, meshes = executable.transport, len(executable.program.meshes)
+    return MeshesReport(
+        transport=transport,
+        way=way,
+        comparison=compared.summary(),
+        is_equal=not compared.is_fault and meshes == 2,
+        is_restored=is_restored,
+        step=min(seconds),
+        rate=_rate(transport, platform, tile_bytes),
+    )
+
+
+def _rate(transport: Transport, platform: Platform, tile_bytes: int) -> float:
+    """Bytes per second of tiles of so many bytes, which go to and fro between two meshes."""
+    rows = tile_bytes // 4 // _WIDTH
+    weights = [np.ones(shape, np.float32) for shape in ((_NARROW, _WIDTH), (_WIDTH, _NARROW))]
+    x = np.ones((_MICRO_BATCHES * rows, _NARROW), np.float32)
+    train_step = _on_two_meshes(_wide_step, transport, platform)
+    executable = train_step.executable(weights, x)
+    assert isinstance(executable, RayExecutable)
+    with executable:
+        for _ in range(2):  # The first step connects the workers.
+            weights, _ = train_step(weights, x)
+        with executable.trace() as trace:
+            train_step(weights, x)
+    longest = max(split.transfer for split in trace.splits().values())
+    return 2 * 4 * len(x) * _WIDTH / longest
+
+
+def _wide_step(weights: list[Any], x: Any) -> tuple[list[Any], Any]:
+    """A step with large values between its two layers, made of small arguments."""
+
+    def loss_fn(weights: list[Any]) -> Any:
+        hidden = jnp.tanh(x @ weights[0])
+        alpa.mark_layer_boundary()
+        return jnp.mean((hidden @ weights[1]) ** 2)
+
+    loss, grads = alpa.value_and_grad(loss_fn)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], loss
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

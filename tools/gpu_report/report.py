@@ -113,7 +113,7 @@ class Report:
 
 def _mesh_lines(meshes: Sequence[MeshesReport]) -> Iterator[str]:
     yield from ("", "## Two meshes on one device", "")
-    columns = ["transport", "tiles travel by", "step", "transfers of it", "results", "restored"]
+    columns = ["transport", "tiles travel by", "step", "large tiles", "results", "restored"]
     yield markdown_header(columns)
     for it in meshes:
         yield markdown_row(
@@ -121,7 +121,7 @@ def _mesh_lines(meshes: Sequence[MeshesReport]) -> Iterator[str]:
                 it.transport,
                 it.way,
                 seconds_text(it.step),
-                seconds_text(it.transfer),
+                f"{it.rate / 1e9:.2f} GB/s",
                 "equal" if it.is_equal else "DIFFER",
                 "equal" if it.is_restored else "DIFFERS",
             ]
