@@ -1,0 +1,68 @@
+"""Measures the seconds of planned steps.
+
+    step = TimedStep(load(planned), arguments)
+    median(in_turns({"mine": step}, runs=9)["mine"])
+
+Each step gets the states that the one before returned, and the same batch. Several plans run in
+turns, so that other work of the machine falls on all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from alpa.passes.plan.data import Program
+from alpa.runtime.executable import Executable
+
+Name = TypeVar("Name")
+
+
+class TimedStep:
+    """Runs the step of a plan again and again."""
+
+    def __init__(self, executable: Executable, arguments: Sequence[Any]) -> None:
+        """`arguments` are those of the original `@main`, with whole batches.
+
+        A donated argument without a new value is given again, so it must be a numpy array.
+        """
+        self._executable = executable
+        self.arguments = list(arguments)
+        """those of the next step"""
+        self._new = _new_states(executable.program)
+
+    def run(self) -> float:
+        """Runs one step, and returns its seconds until all results are computed."""
+        begin = time.perf_counter()
+        results = jax.block_until_ready(self._executable(*self.arguments))
+        seconds = time.perf_counter() - begin
+        for number, argument in self._new.items():
+            self.arguments[argument] = results[number]
+        return seconds
+
+
+def in_turns(
+    steps: Mapping[Name, TimedStep], *, runs: int, before: int = 3
+) -> dict[Name, list[float]]:
+    """The seconds of `runs` steps of each plan, in turns; the first `before` are not counted."""
+    for step in steps.values():
+        for _ in range(before):
+            step.run()
+    seconds: dict[Name, list[float]] = {name: [] for name in steps}
+    for _ in range(runs):
+        for name, step in steps.items():
+            seconds[name].append(step.run())
+    return seconds
+
+
+def _new_states(program: Program) -> dict[int, int]:
+    """The numbers of the results that are new states, each with the number of its argument."""
+    roles = {result.number: result.attributes.role for result in program.results}
+    return {
+        number: role.index
+        for number, role in roles.items()
+        if role is not None and role.kind == "state" and role.index is not None
+    }
