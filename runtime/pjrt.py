@@ -15,13 +15,15 @@ import jax
 import numpy as np
 from jax._src import xla_bridge
 from jax._src.lib import cuda_versions
+from jax.core import ShapedArray
 from jax.experimental import topologies
 from jax.sharding import Sharding
 from jaxlib import _hlo, _jax, lapack  # pyright: ignore[reportAttributeAccessIssue] - no stubs
 
-from alpa.dialects import ir, parse, walk
+from alpa.dialects import ir, main_function, parse, walk
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.compile_options import CompilerOptions, compile_options
+from alpa.runtime.dtypes import numpy_dtype
 
 _GPU_PACKAGES = ("jax-cuda", "jax-rocm", "nvidia-")
 _DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
@@ -104,21 +106,16 @@ def _gpu_versions(platform: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """An executable for some devices, with the global shapes and shardings of its results."""
+    """An executable for some devices, and how its results become arrays."""
 
     name: str
     executable: Any
-    results: tuple[tuple[tuple[int, ...], Sharding], ...]
+    handlers: tuple[Any, ...]
+    """one for each result: PJRT makes the sharded array, without one for each of its shards"""
 
     def __call__(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
         """Runs it. The arguments have the module's shardings; donated ones are deleted."""
-        shards = self.executable.execute_sharded(list(arguments))
-        return [
-            jax.make_array_from_single_device_arrays(shape, sharding, arrays)
-            for (shape, sharding), arrays in zip(
-                self.results, shards.disassemble_into_single_device_arrays(), strict=True
-            )
-        ]
+        return self.executable.execute_sharded(list(arguments)).consume_with_handlers(self.handlers)
 
     def serialised(self) -> bytes:
         """The executable for `compile_module` in other processes of its mesh."""
@@ -150,6 +147,7 @@ def compile_module(
 ) -> Compiled:
     """Compiles a module for a mesh of devices, numbered in its row-major order.
 
+    `results` are the global shapes and the shardings of its results; none if it will not run.
     `compiler_options` are XLA's debug options by name, as in `jax.jit`; they are added to those of
     the platform (`runtime/compile_options.py`). `cache` avoids repeated compilation. With
     `executable`, that of another process for the same devices, nothing is compiled. For devices
@@ -164,6 +162,7 @@ def compile_module(
     client, targets = devices[0].client, _jax.DeviceList(tuple(devices))
     exist = not isinstance(client, _jax.CompileOnlyPyClient)
     _prepare_lapack(module)
+    handlers = _handlers(module, results)
     key = ""
     if cache is not None and executable is None:
         versions = platform_versions(devices[0])
@@ -171,7 +170,7 @@ def compile_module(
         executable = cache.read(key)
     if executable is not None:
         loaded = client.deserialize_executable(executable, targets, options)
-        return Compiled(name=name, executable=loaded, results=tuple(results))
+        return Compiled(name=name, executable=loaded, handlers=handlers)
     try:
         with module.context:
             compile_it = client.compile_and_load if exist else client.compile
@@ -186,7 +185,23 @@ def compile_module(
         raise
     if cache is not None:
         cache.write(key, client.serialize_executable(loaded))
-    return Compiled(name=name, executable=loaded, results=tuple(results))
+    return Compiled(name=name, executable=loaded, handlers=handlers)
+
+
+def _handlers(
+    module: ir.Module, results: Sequence[tuple[tuple[int, ...], Sharding]]
+) -> tuple[Any, ...]:
+    """Makers of a module's results, as arrays of these shapes and shardings."""
+    if not results:
+        return ()
+    types = [ir.RankedTensorType(type_) for type_ in main_function(module).type.results]
+    dtypes = [numpy_dtype(str(type_.element_type)) for type_ in types]
+    return tuple(
+        _jax.array_result_handler(
+            ShapedArray(shape, dtype), sharding, committed=True, _skip_checks=True
+        )
+        for (shape, sharding), dtype in zip(results, dtypes, strict=True)
+    )
 
 
 def _compile_options(

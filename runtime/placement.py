@@ -15,30 +15,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from alpa.passes.plan.data import DeviceMesh, Program, Value
 from alpa.runtime.pjrt import Device
 
-_DTYPES: dict[str, Any] = {
-    "i1": np.bool_,
-    "bf16": jnp.bfloat16,
-    "f8E4M3FN": jnp.float8_e4m3fn,
-    "f8E5M2": jnp.float8_e5m2,
-    "f8E4M3B11FNUZ": jnp.float8_e4m3b11fnuz,
-    "f8E4M3FNUZ": jnp.float8_e4m3fnuz,
-    "f8E5M2FNUZ": jnp.float8_e5m2fnuz,
-    "i4": jnp.int4,
-    "ui4": jnp.uint4,
-    "complex<f32>": np.complex64,
-    "complex<f64>": np.complex128,
-    **{f"f{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
-    **{f"i{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{f"ui{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
-}
-
-
-def numpy_dtype(element_type: str) -> np.dtype[Any]:
-    """The numpy dtype of an MLIR element type. Raises ValueError if there is none."""
-    if element_type not in _DTYPES:
-        raise ValueError(f"arrays of element type {element_type} are not supported")
-    return np.dtype(_DTYPES[element_type])
-
 
 def jax_mesh(mesh: DeviceMesh, devices: Mapping[int, Device]) -> Mesh:
     """A mesh over its share of the devices."""

@@ -15,7 +15,7 @@ from alpa.dialects.attributes import Slice
 from alpa.passes.plan.data import Program, ProgramArgument, ProgramResult
 from alpa.runtime.argument_checks import ArgumentChecks, Expected
 from alpa.runtime.cut_array import CutArray, part_of
-from alpa.runtime.placement import numpy_dtype
+from alpa.runtime.dtypes import numpy_dtype
 
 Result = TypeVar("Result")
 

@@ -27,7 +27,8 @@ from jax.sharding import SingleDeviceSharding
 from alpa.passes.plan.data import DeviceMesh, Program, Transfer, Value
 from alpa.passes.solve.transfers.senders import Box
 from alpa.passes.solve.transfers.tiles import Crossing, Message, Method, TiledMesh, deliver
-from alpa.runtime.placement import Placement, numpy_dtype
+from alpa.runtime.dtypes import numpy_dtype
+from alpa.runtime.placement import Placement
 
 
 class Links(Protocol):

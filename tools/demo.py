@@ -47,8 +47,8 @@ from alpa.passes import PassError
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.text import element_text
 from alpa.passes.plan.table import plan_table
+from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.pjrt import Compiled, compile_module
-from alpa.runtime.placement import numpy_dtype
 from alpa.runtime.reference import compare
 from alpa.runtime.widen import widened
 from alpa.tools import zoo

@@ -17,10 +17,11 @@ from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.instructions import write_script
 from alpa.runtime.argument_checks import ArgumentChecks
 from alpa.runtime.checkpoints.stored_array import StoredArray
+from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.executable import Executable, Stage
 from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.pjrt import CompilerOptions, bytecode
-from alpa.runtime.placement import abstract_mesh, numpy_dtype, sharding_of
+from alpa.runtime.placement import abstract_mesh, sharding_of
 from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.stages import module_name
