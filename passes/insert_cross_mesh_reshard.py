@@ -85,7 +85,7 @@ from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.plan.annotated import logical_meshes
 from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.reader import read_planned
-from alpa.passes.plan.step_time import step_seconds
+from alpa.passes.plan.step_time import step_seconds, with_call
 from alpa.passes.sharding.layouts import layout_of
 from alpa.passes.solve.transfers.cross_mesh import Problem, solve
 from alpa.passes.solve.transfers.tiles import TiledMesh
@@ -107,7 +107,8 @@ class InsertCrossMeshReshard(Pass):
                 crossings.plan(op)
         fragments = [op for op in body(function).operations if isinstance(op, mpmd.FragmentOp)]
         if all(SECONDS in op.attributes for op in fragments):
-            seconds = step_seconds(read_planned(module))
+            program = read_planned(module)
+            seconds = with_call(step_seconds(program), program, cluster)
             replace(plan, predicted_step_seconds=seconds).write(function)
 
 

@@ -63,6 +63,8 @@ class Work(NamedTuple):
     """that it starts; the ops of a kernel are counted with the first of them that moves bytes"""
     dtype: str
     """the element type that it computes in"""
+    kind: Literal["matrix", "convolution", "elementwise"] = "matrix"
+    """`matrix` for all that is neither a convolution nor fuses with other ops"""
 
 
 NOTHING = Work(0.0, 0.0, 0.0, "f32")
@@ -118,7 +120,7 @@ class _Kernels:
         ]
         self.parents = list(range(len(self.rows)))
         self.needed = self._needed()
-        self.ways = [self._add(number, row) for number, row in enumerate(self.rows)]
+        self.ways: list[_Way] = [self._add(number, row) for number, row in enumerate(self.rows)]
 
     def _needed(self) -> set[ir.Value]:
         """The values that ops read that do not fuse, or a later block: these are in memory."""
@@ -207,7 +209,8 @@ class _Kernels:
                 if num_bytes > 0 and self._find(number) not in started:
                     started.add(self._find(number))
                     kernels = 1.0
-            found.append(Work(op_cost.flops(row.op), num_bytes, kernels, _dtype(row.op)))
+            flops = op_cost.flops(row.op)
+            found.append(Work(flops, num_bytes, kernels, _dtype(row.op), _kind(row, way)))
         return found
 
     def _reads(self) -> tuple[list[float], set[ir.Value]]:
@@ -242,6 +245,12 @@ class _Kernels:
             _, num_bytes, kernels = total(fused(body(op)))
             return op_cost.manual_ways(op) * num_bytes, kernels
         return op_cost.memory_bytes(op), float(row.name not in FREE)
+
+
+def _kind(row: _Row, way: _Way) -> Literal["matrix", "convolution", "elementwise"]:
+    if row.name == "stablehlo.convolution":
+        return "convolution"
+    return "elementwise" if way in ("fused", "again") else "matrix"
 
 
 def _by_row(row: _Row) -> bool:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from alpa.passes.cost.device import (
+    Call,
     ClusterError,
     Collective,
     Collectives,
     Cost,
+    Curve,
     Device,
     Efficiency,
     Link,
@@ -32,6 +34,7 @@ _KEYS: dict[Key, Key] = {
     (): ("hosts", "devices_per_host", "device", "intra_host", "inter_host"),
     ("device",): ("name", "memory", "peak_flops", "memory_bandwidth"),
     ("device", "efficiency"): ("matrix", "memory"),
+    ("device", "call"): ("start",),
     ("intra_host",): ("bandwidth", "latency"),
     ("inter_host",): ("bandwidth", "latency"),
     ("intra_host", "transfer"): ("bandwidth", "latency"),
@@ -40,7 +43,9 @@ _KEYS: dict[Key, Key] = {
 """What a section must have, if it is there."""
 _MORE: dict[Key, Key] = {
     (): ("calibration",),
-    ("device",): ("usable_memory", "efficiency", "launch"),
+    ("device",): ("usable_memory", "efficiency", "launch", "call"),
+    ("device", "efficiency"): ("convolution", "elementwise"),
+    ("device", "call"): ("per_argument", "per_shard"),
     ("intra_host",): ("overlap", "collectives", "transfer"),
     ("inter_host",): ("overlap", "collectives", "transfer"),
 }
@@ -124,6 +129,7 @@ class _Reader:
                 memory_bandwidth=self._positive(("device", "memory_bandwidth")),
                 efficiency=self._efficiency() if self._has(("device", "efficiency")) else None,
                 launch=self._optional(("device", "launch"), self._seconds, 0.0),
+                call=self._optional(("device", "call"), self._call, Call()),
             ),
             intra_host=self._link("intra_host"),
             inter_host=self._link("inter_host"),
@@ -218,24 +224,36 @@ class _Reader:
     def _efficiency(self) -> Efficiency:
         where = ("device", "efficiency")
         return Efficiency(
-            matrix=self._by_type((*where, "matrix"), self._points),
+            matrix=self._points_by_type((*where, "matrix")),
             memory=self._points((*where, "memory")),
+            convolution=self._optional((*where, "convolution"), self._points_by_type, {}),
+            elementwise=self._optional((*where, "elementwise"), self._points, ()),
         )
+
+    def _points_by_type(self, key: Key) -> dict[str, Points]:
+        return self._by_type(key, self._points)
+
+    def _call(self, key: Key) -> Call:
+        return Call(*(self._optional((*key, name), self._seconds, 0.0) for name in Call._fields))
 
     def _points(self, key: Key) -> Points:
         """Sizes and shares, such as ``[[1e6, 0.5], [1e9, 0.9]]``."""
+        return self._rising(key, "[size, share]", "shares greater than 0 and at most 1", 1.0)
+
+    def _rising(self, key: Key, pair: str, figures: str, most: float) -> Points:
+        """Sizes that rise, and figures of at most ``most``; the texts describe them in errors."""
         points = self._value(key)
         if (
             not isinstance(points, list)
             or not points
-            or not all(map(_is_point, cast("list[object]", points)))
+            or not all(_is_point(it, most) for it in cast("list[object]", points))
         ):
             raise self._error(
                 key,
-                f"{key[-1]} must be a list of [size, share] with sizes from 1 on and shares "
-                f"greater than 0 and at most 1, not {points!r}",
+                f"{key[-1]} must be a list of {pair} with sizes from 1 on and {figures}, not "
+                f"{points!r}",
             )
-        found = tuple((float(size), float(share)) for size, share in cast("list[Any]", points))
+        found = tuple((float(size), float(figure)) for size, figure in cast("list[Any]", points))
         if any(one[0] >= other[0] for one, other in pairwise(found)):
             raise self._error(key, f"the sizes of {key[-1]} must rise")
         return found
@@ -259,7 +277,7 @@ class _Reader:
 
     def _collectives(self, key: Key) -> Collectives:
         """By kind and group size, such as ``all-reduce.8 = { alpha = 3e-5, beta = 2e11 }``."""
-        found: dict[Collective, dict[int, Cost]] = {}
+        found: dict[Collective, dict[int, Cost | Curve]] = {}
         for kind in self._section(key):
             if kind not in get_args(Collective):
                 known = ", ".join(get_args(Collective))
@@ -269,10 +287,15 @@ class _Reader:
                 where = (*key, kind, size)
                 if not size.isdecimal() or int(size) < 2:
                     raise self._error(where, f"{size!r} is no size of a group from 2 on")
-                self._need(where, self._section(where), ("alpha", "beta"))
-                alpha, beta = self._seconds((*where, "alpha")), self._positive((*where, "beta"))
-                sizes[int(size)] = Cost(alpha, 1 / beta)
+                sizes[int(size)] = self._collective(where)
         return found
+
+    def _collective(self, key: Key) -> Cost | Curve:
+        """Alpha and beta, or a list of bytes and seconds."""
+        if isinstance(self._value(key), list):
+            return Curve(self._rising(key, "[bytes, seconds]", "seconds greater than 0", inf))
+        self._need(key, self._section(key), ("alpha", "beta"))
+        return Cost(self._seconds((*key, "alpha")), 1 / self._positive((*key, "beta")))
 
     def _usable(self) -> int:
         """Bytes for a program: of the device, or a size or share of its own."""
@@ -297,10 +320,10 @@ class _Reader:
             raise self._error(key, f"{key[-1]} {error}") from error
 
 
-def _is_point(point: object) -> bool:
-    """Whether it is a size and a share."""
+def _is_point(point: object, most: float) -> bool:
+    """Whether it is a size and a figure of at most ``most``."""
     match point:
-        case [int() | float() as size, int() | float() as share]:
-            return 1 <= size < inf and 0 < share <= 1
+        case [int() | float() as size, int() | float() as figure]:
+            return 1 <= size < inf and 0 < figure <= most and figure < inf
         case _:
             return False

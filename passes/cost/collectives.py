@@ -39,7 +39,7 @@ from typing import TypeVar
 import numpy as np
 
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.device import Collective, Cost, Link
+from alpa.passes.cost.device import Collective, Cost, Curve, Link
 
 Bytes = TypeVar("Bytes", float, np.ndarray)
 
@@ -172,7 +172,7 @@ class Measured:
             return 0 * num_bytes
         cost = self._cost(kind, inside, hosts)
         link = self.fast if hosts == 1 else self.slow
-        return (1 - link.overlap) * (cost.start + cost.per_byte * num_bytes)
+        return (1 - link.overlap) * cost.seconds(num_bytes)
 
     def permute_seconds(self, axes: Sequence[int], num_bytes: Bytes) -> Bytes:
         """Seconds of a message from each device to another one along some axes.
@@ -183,7 +183,7 @@ class Measured:
         link, ways = (self.slow, self.devices_per_host) if crosses else (self.fast, 1)
         return (1 - link.overlap) * (link.latency + ways / link.bandwidth * num_bytes)
 
-    def _cost(self, kind: Collective, inside: int, hosts: int) -> Cost:
+    def _cost(self, kind: Collective, inside: int, hosts: int) -> Cost | Curve:
         if hosts == 1:
             return inside_host(kind, self.fast, inside)
         if inside == self.devices_per_host:
@@ -192,7 +192,7 @@ class Measured:
                 return found
         size, groups = inside * hosts, self.devices_per_host // inside
         if kind == "all-reduce":
-            within = inside_host(kind, self.fast, inside) if inside > 1 else Cost(0.0, 0.0)
+            within = inside_host(kind, self.fast, inside).line if inside > 1 else Cost(0.0, 0.0)
             # All groups of a host share its network, each with a part of its operand per device.
             across = 2 * (hosts - 1) / hosts * groups / self.slow.bandwidth
             start = within.start + 2 * log2(hosts) * self.slow.latency
@@ -204,7 +204,7 @@ class Measured:
         return ring_over_hosts(self.fast, self.slow, size, crossings=hosts, rings=groups)
 
 
-def inside_host(kind: Collective, link: Link, size: int) -> Cost:
+def inside_host(kind: Collective, link: Link, size: int) -> Cost | Curve:
     """Of a group of devices in one host: measured, or a ring."""
     found = _between(link.collectives.get(kind, {}), size)
     if found is not None:
@@ -225,7 +225,7 @@ def ring_over_hosts(fast: Link, slow: Link, size: int, *, crossings: float, ring
     return Cost((size - 1) * latency, (size - 1) / size / bandwidth)
 
 
-def _between(measured: Mapping[int, Cost], size: int) -> Cost | None:
+def _between(measured: Mapping[int, Cost | Curve], size: int) -> Cost | Curve | None:
     """The measured cost of a size, or between those of the next smaller and larger one: linear in
     the logarithm of the size."""
     if size in measured:
@@ -236,7 +236,10 @@ def _between(measured: Mapping[int, Cost], size: int) -> Cost | None:
         return None
     share = log2(size / below) / log2(above / below)
     few, many = measured[below], measured[above]
-    return Cost(*((1 - share) * a + share * b for a, b in zip(few, many, strict=True)))
+    if isinstance(few, Cost) and isinstance(many, Cost):
+        return Cost(*((1 - share) * a + share * b for a, b in zip(few, many, strict=True)))
+    sizes = sorted({b for one in (few, many) if isinstance(one, Curve) for b, _ in one.points})
+    return Curve(tuple((b, (1 - share) * few.seconds(b) + share * many.seconds(b)) for b in sizes))
 
 
 def all_gather(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:

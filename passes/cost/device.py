@@ -28,6 +28,12 @@ MOST_DEVICES = 4096
 Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
 
 
+Share = TypeVar("Share", float, np.ndarray)
+
+Points = tuple[tuple[float, float], ...]
+"""Sizes, rising, and a figure at each: the share of another one that is reached, or seconds."""
+
+
 class Cost(NamedTuple):
     """A collective in the alpha-beta model: ``b`` bytes take ``start + per_byte * b`` s.
 
@@ -37,8 +43,54 @@ class Cost(NamedTuple):
     start: float
     per_byte: float
 
+    def seconds(self, num_bytes: Share) -> Share:
+        """Seconds of a collective of that many bytes."""
+        return self.start + self.per_byte * num_bytes
 
-Collectives = Mapping[Collective, Mapping[int, Cost]]
+    @property
+    def line(self) -> Cost:
+        """The cost itself."""
+        return self
+
+
+class Curve(NamedTuple):
+    """A collective as it was measured: bytes, and seconds at each.
+
+    Seconds are linear in the bytes between two points. Fewer bytes take as long as the fewest, more
+    bytes have the bandwidth of the most.
+    """
+
+    points: Points
+
+    def seconds(self, num_bytes: Share) -> Share:
+        """Seconds of a collective of that many bytes."""
+        sizes, times = zip(*self.points, strict=True)
+        beyond = times[-1] * np.maximum(num_bytes / sizes[-1], 1.0)
+        found: Any = np.where(num_bytes > sizes[-1], beyond, np.interp(num_bytes, sizes, times))
+        return found
+
+    @property
+    def line(self) -> Cost:
+        """The start of few bytes, and the bandwidth of many."""
+        return Cost(self.points[0][1], self.points[-1][1] / self.points[-1][0])
+
+
+Collectives = Mapping[Collective, Mapping[int, Cost | Curve]]
+
+
+class Call(NamedTuple):
+    """Calling a module on a mesh, beside its computation; a step is one more call."""
+
+    start: float = 0.0
+    """seconds"""
+    per_argument: float = 0.0
+    """seconds for each argument and result"""
+    per_shard: float = 0.0
+    """seconds for each of their shards on the devices of a host"""
+
+    def seconds(self, arguments: Share, devices: int) -> Share:
+        """Seconds of a call with so many arguments and results, on so many devices of a host."""
+        return self.start + (self.per_argument + devices * self.per_shard) * arguments
 
 
 class Transfer(NamedTuple):
@@ -74,8 +126,8 @@ class Link:
         return self.transfer or Transfer(bandwidth=self.bandwidth, latency=self.latency)
 
 
-Points = tuple[tuple[float, float], ...]
-"""Sizes, rising, and the share of a figure that is reached at each."""
+Kind = Literal["matrix", "convolution", "elementwise"]
+"""Work by the shares of the peak that it reaches; work of another kind has those of ``matrix``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +142,18 @@ class Efficiency:
     of ``f32``"""
     memory: Points
     """bytes that an op moves and shares of the memory bandwidth"""
+    convolution: Mapping[str, Points] = field(default_factory=dict[str, Points], hash=False)
+    """as ``matrix``, of convolutions; without any, they have the shares of matrix products"""
+    elementwise: Points = ()
+    """FLOPs of an element-wise op or a reduction, one per element, and shares of the peak; without
+    any, they have the shares of matrix products"""
+
+    def compute(self, kind: Kind, dtype: str) -> Points:
+        """The shares of the peak that a kind of work reaches in an element type."""
+        if kind == "elementwise" and self.elementwise:
+            return self.elementwise
+        by_type = self.convolution if kind == "convolution" and self.convolution else self.matrix
+        return by_type.get(dtype, by_type["f32"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +172,7 @@ class Device:
     and writes its results"""
     launch: float = 0.0
     """seconds to start a kernel"""
+    call: Call = field(default_factory=Call)
 
     def peak(self, dtype: str) -> float:
         """FLOP/s for an MLIR element type.
@@ -134,21 +199,24 @@ class Device:
             substitutes = ()
         return next((peaks[name] for name in substitutes if name in peaks), peaks["f32"])
 
-    def seconds(self, flops: float, num_bytes: float, dtype: str, share: Share = 1.0) -> Share:
+    def seconds(
+        self,
+        flops: float,
+        num_bytes: float,
+        dtype: str,
+        share: Share = 1.0,
+        kind: Kind = "matrix",
+    ) -> Share:
         """Roofline time of a share of local work: ``max(flops / peak, bytes / memory_bandwidth)``,
         each at its efficiency."""
         if self.efficiency is None:
             return max(flops / self.peak(dtype), num_bytes / self.memory_bandwidth) * share
-        points = self.efficiency.matrix
         compute = flops * share / self.peak(dtype)
-        compute /= _share_at(points.get(dtype, points["f32"]), flops * share)
+        compute /= _share_at(self.efficiency.compute(kind, dtype), flops * share)
         memory = num_bytes * share / self.memory_bandwidth
         memory /= _share_at(self.efficiency.memory, num_bytes * share)
         larger: Any = np.maximum(compute, memory)
         return larger
-
-
-Share = TypeVar("Share", float, np.ndarray)
 
 
 def _share_at(points: Points, size: float | np.ndarray) -> Any:

@@ -3,12 +3,15 @@
 A mesh runs its instructions one after the other. A transfer begins when its value exists and the
 **receiving** mesh is free, and occupies that mesh until it ends; it costs the sender nothing.
 Additions of results take no time.
+
+`with_call` adds the call of the step itself, in which arguments are placed and results returned.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import (
     Instruction,
@@ -36,6 +39,17 @@ class Event:
 def step_seconds(program: Program) -> float:
     """Seconds of one step."""
     return max((event.end for event in simulate(write_script(program))), default=0.0)
+
+
+def with_call(seconds: float, program: Program, cluster: Cluster) -> float:
+    """Seconds of a step with those of its call: its arguments and results are on all meshes."""
+    call, found = cluster.device.call, seconds + cluster.device.call.start
+    for mesh in program.meshes:
+        here = [*program.arguments, *program.results]
+        number = sum(program.values[it.value].mesh == mesh.name for it in here)
+        devices = min(len(mesh.devices), cluster.devices_per_host)
+        found += call.seconds(float(number), devices) - call.start
+    return found
 
 
 def simulate(script: Script) -> list[Event]:

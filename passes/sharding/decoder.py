@@ -12,6 +12,7 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.records import f64
 from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.cost.reshard import Layout
+from alpa.passes.sharding.call_seconds import call_seconds
 from alpa.passes.sharding.kept_copies import return_copies
 from alpa.passes.sharding.layouts import sharding_of
 from alpa.passes.sharding.mesh_problem import MeshProblem
@@ -71,7 +72,7 @@ class _Decoder:
         return_copies(self.posed.fragments(), shardings, self._graph.mesh, seconds)
 
     def _write_seconds(self) -> None:
-        """Writes what one run of each fragment takes, collectives and resharding included.
+        """Writes what one run of each fragment takes: also collectives, resharding and its call.
 
         What was there, its compute split evenly over the devices, becomes `alpa.compute_seconds`.
         """
@@ -81,7 +82,9 @@ class _Decoder:
                 compute = op.attributes.get(SECONDS)
                 if compute is not None:
                     op.attributes[COMPUTE_SECONDS] = compute
-                op.attributes[SECONDS] = f64(cost / self.posed.runs(op))
+                batches, graph = self.posed.plan.num_micro_batches, self._graph
+                call = call_seconds(op, batches, graph.cluster, graph.mesh.num_devices)
+                op.attributes[SECONDS] = f64(cost / self.posed.runs(op) + call)
 
     def _reshard_operands(self) -> dict[ir.Value, float]:
         """Inserts an `sdy.sharding_constraint` for each change of layout before its first user.

@@ -18,7 +18,7 @@ def block_works(block: ir.Block, device: Device) -> list[Work]:
 
 def work_seconds(work: Work, device: Device, share: Share = 1.0) -> Share:
     """Seconds for a share of an op's work. Its kernels are started whatever the share."""
-    seconds = device.seconds(work.flops, work.bytes, work.dtype, share)
+    seconds = device.seconds(work.flops, work.bytes, work.dtype, share, work.kind)
     return work.kernels * device.launch + seconds
 
 

@@ -98,10 +98,13 @@ def candidate_of(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> Ca
     for end, number in solver.exchanged.items():
         exchanged += costs.exchanged[end] * number
     seconds = intervals(forward + backward) + pairs_inside(between["forward"])
+    call, called = solver.cluster.device.call, solver.call_arguments[:, classes.class_of]
+    starts = call.start * (called.max(axis=1) > 0)
+    calls = [intervals(call.seconds(each, submesh[1]) - call.start) for each in called]
     return Candidate(
         submesh=submesh,
-        seconds=seconds + below,
-        update=intervals(update) + pairs_inside(between["update"]) + below,
+        seconds=seconds + calls[0] + calls[1] + starts[:2].sum() + below,
+        update=intervals(update) + pairs_inside(between["update"]) + calls[2] + starts[2] + below,
         state_bytes=intervals(state),
         transient_bytes=largest(transient),
         activation_bytes=intervals(activation),

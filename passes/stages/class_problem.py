@@ -25,11 +25,14 @@ from math import inf
 
 import numpy as np
 
+from alpa.dialects import body, mpmd
+from alpa.dialects.attributes import read_part
 from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.baselines import Intra, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
+from alpa.passes.sharding.call_seconds import call_arguments
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.rules import rule_of
 from alpa.passes.sharding.shard_graph import GraphCache, ShardGraph
@@ -41,6 +44,7 @@ from alpa.passes.stages.class_part import ClassPart, pose_class
 from alpa.passes.stages.exchange import End, exchanged_values
 from alpa.passes.stages.layer_classes import LayerClasses, Link
 
+PARTS = ("forward", "backward", "update")
 GAP = 3e-2
 """The gap of these solutions. `ilp-shard-annotate` solves the chosen stages again."""
 RADIUS = 2
@@ -63,6 +67,17 @@ class ClassSolver:
     def exchanged(self) -> dict[End, np.ndarray]:
         """How many values of each kind stages exchange."""
         return exchanged_values(self.classes)
+
+    @cached_property
+    def call_arguments(self) -> np.ndarray:
+        """[3, C]: the arguments and results of each class's forward, backward and update."""
+        found = np.zeros((len(PARTS), len(self.classes.classes)))
+        for number, layer in enumerate(self.classes.classes):
+            for op in body(layer.function).operations:
+                if isinstance(op, mpmd.FragmentOp):
+                    row = PARTS.index(read_part(op) or "")
+                    found[row, number] += call_arguments(op, self.plan.num_micro_batches)
+        return found
 
     @cached_property
     def _batches(self) -> Sequence[BatchDims]:

@@ -272,7 +272,7 @@ def _ring(problem: Problem, mesh: TiledMesh, axes: tuple[int, ...], held: int) -
     return Traffic(
         slow_bytes=crossings * (size - 1) * held,
         fast_bytes=(len(mesh.devices) - crossings) * (size - 1) * held,
-        seconds=cost.start + cost.per_byte * (size * held),
+        seconds=cost.seconds(size * held),
     )
 
 

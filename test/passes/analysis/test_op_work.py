@@ -142,6 +142,19 @@ def test_bytes_and_kernels(ops: str, num_bytes: float, kernels: int) -> None:
     assert moved(ops) == (num_bytes, kernels)
 
 
+def test_kinds() -> None:
+    ops = unary("tanh", "a", "x") + dot("out", "a", "w")
+    assert [work.kind for work in works(ops)][1:3] == ["elementwise", "matrix"]
+    convolution = (
+        "%i = stablehlo.reshape %x : (tensor<64x64xf32>) -> tensor<1x64x64x1xf32>\n"
+        "%k = stablehlo.constant dense<1.0> : tensor<3x3x1x1xf32>\n"
+        "%out = stablehlo.convolution(%i, %k) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->"
+        "[b, 0, 1, f], window = {} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : "
+        "(tensor<1x64x64x1xf32>, tensor<3x3x1x1xf32>) -> tensor<1x62x62x1xf32>\n"
+    )
+    assert works(convolution, "1x62x62x1xf32")[3].kind == "convolution"
+
+
 def test_a_slice_is_read_where_it_lies() -> None:
     ops = (
         "%s = stablehlo.slice %x [0:64, 0:32] : (tensor<64x64xf32>) -> tensor<64x32xf32>\n"

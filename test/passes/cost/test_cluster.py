@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.cost.device import Cost, Transfer
+from alpa.passes.cost.device import Call, Cost, Curve, Transfer
 from alpa.passes.cost.presets import PRESETS
 
 FILE = """\
@@ -113,6 +113,62 @@ def test_gpus_transfer_through_the_memory_of_the_hosts():
     assert real.inter_host.between_meshes.latency > real.inter_host.latency
     assert ideal.intra_host.transfer is None
     assert ideal.inter_host.transfer is None
+
+
+CALIBRATED = REACHED
+for old, new in (
+    ("{ alpha = 1e-5, beta = 3e11 }", "[[100, 1e-5], [300, 4e-5]]"),
+    ("launch = 2e-6", "call = { start = 1e-4, per_argument = 2e-6, per_shard = 5e-7 }"),
+    (
+        "memory = [[1e6, 0.5]",
+        """convolution = { f32 = [[1e9, 0.2]] }
+elementwise = [[1e4, 0.01], [1e6, 0.04]]
+memory = [[1e6, 0.5]""",
+    ),
+):
+    CALIBRATED = CALIBRATED.replace(old, new, 1)
+
+
+def test_file_with_what_calibration_measures(parse):
+    device, link = parse(CALIBRATED).device, parse(CALIBRATED).intra_host
+    assert device.seconds(1e9, 0.0, "f32", 1.0, "convolution") == 1e9 / 15.7e12 / 0.2
+    # An element type without shares has those of f32.
+    assert device.seconds(1e9, 0.0, "f16", 1.0, "convolution") == 1e9 / 125e12 / 0.2
+    assert device.seconds(1e5, 0.0, "f32", 1.0, "elementwise") == pytest.approx(
+        1e5 / 15.7e12 / 0.025
+    )
+    assert device.call == Call(1e-4, 2e-6, 5e-7)
+    assert device.call.seconds(100.0, 4) == pytest.approx(1e-4 + 100 * (2e-6 + 4 * 5e-7))
+    curve = link.collectives["all-reduce"][2]
+    assert curve == Curve(((100.0, 1e-5), (300.0, 4e-5)))
+    for num_bytes, seconds in ((1.0, 1e-5), (200.0, 2.5e-5), (300.0, 4e-5), (600.0, 8e-5)):
+        assert curve.seconds(num_bytes) == pytest.approx(seconds)
+    assert curve.seconds(np.array([200.0, 600.0])) == pytest.approx([2.5e-5, 8e-5])
+
+
+def test_work_of_other_kinds_has_the_shares_of_matrix_products(parse):
+    device = parse(REACHED).device
+    for kind in ("convolution", "elementwise"):
+        assert device.seconds(1e10, 0.0, "f16", 1.0, kind) == device.seconds(1e10, 0.0, "f16")
+    assert device.call.seconds(100.0, 4) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("start = 1e-4, ", "", r"\[device.call\] lacks 'start'"),
+        ("per_shard", "per_device", r"unknown key 'per_device' in \[device.call\]"),
+        ("1e-4", "-1", r"start must not be negative"),
+        ("[300, 4e-5]", "[300, 0]", r"2 must be a list of \[bytes, seconds\] .* greater than 0"),
+        ("[300, 4e-5]", "[100, 4e-5]", r"the sizes of 2 must rise"),
+        ("{ f32 = [[1e9, 0.2]] }", "{ f16 = [[1e9, 0.2]] }", r"convolution lacks 'f32'"),
+        ("0.04", "4", r"elementwise must be a list of \[size, share\]"),
+    ],
+)
+def test_errors_in_what_calibration_measures(parse, old, new, message):
+    assert old in CALIBRATED
+    with pytest.raises(ClusterError, match=message):
+        parse(CALIBRATED.replace(old, new, 1))
 
 
 def test_usable_memory_in_bytes(parse):

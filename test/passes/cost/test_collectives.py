@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log2
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from alpa.passes.cost.collectives import (
     collective_permute,
     reduce_scatter,
 )
+from alpa.passes.cost.device import Curve
 
 CLUSTER = Cluster.parse("v100-16gb:4x8,ideal")
 FAST, SLOW = 150e9, 3.125e9
@@ -176,6 +178,24 @@ def test_group_sizes_between_measured_ones():
     assert rate(4) == pytest.approx(4 / 3 * 80e9)
     assert rate(8) == pytest.approx(8 / 7 * 120e9)
     assert rate(4) < rate(6) < rate(8)
+
+
+def test_group_sizes_between_measured_curves():
+    """Three devices lie between two and four, at each number of bytes."""
+    cluster = Cluster.parse("v100-16gb:1x4")
+    curves = {2: Curve(((1e3, 1e-5), (1e6, 1e-3))), 4: Curve(((1e4, 4e-5), (1e6, 3e-3)))}
+    link = replace(cluster.intra_host, collectives={"all-gather": curves})
+
+    def seconds(size: int, num_bytes: float) -> float:
+        whole = replace(cluster, devices_per_host=size, intra_host=link)
+        return all_gather(LogicalMesh.of(whole, 1, size, (size,)), 0, num_bytes)
+
+    share = log2(3 / 2)
+    for num_bytes in (1e3, 5e3, 1e5, 1e6):
+        assert seconds(2, num_bytes) == curves[2].seconds(num_bytes)
+        assert seconds(3, num_bytes) == pytest.approx(
+            (1 - share) * seconds(2, num_bytes) + share * seconds(4, num_bytes)
+        )
 
 
 def test_names():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,43 @@ def plan(text: str, cluster: str, options: str) -> tuple[float, ir.Module]:
     assert found is not None
     rest = "ilp-shard-annotate,insert-cross-mesh-reshard"
     return found.predicted_step_seconds, alpa.passes.run(module, rest)
+
+
+def test_calls_of_modules_and_of_the_step_take_time(tmp_path: Path) -> None:
+    """One stage of three modules: each takes its call, and so does the step."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER)
+    _, without = plan(mlp(), str(file), "num-stages=1")
+    call = "call = { start = 1.0, per_argument = 0.01, per_shard = 0.001 }\n[intra_host]"
+    file.write_text(CLUSTER.replace("[intra_host]", call))
+    estimate, module = plan(mlp(), str(file), "num-stages=1")
+    program = read_planned(module)
+    values = sum(len(f.inputs) + len(f.outputs) for f in program.fragments)
+    step_values = len(program.arguments) + len(program.results)
+    calls = len(program.fragments) + 0.014 * values
+    assert len(program.fragments) == 3
+    assert step_seconds(program) == pytest.approx(step_seconds(read_planned(without)) + calls)
+    whole = step_seconds(program) + 1 + 0.014 * step_values
+    assert predicted(module) == pytest.approx(whole)
+    # The search counts values between its layers, too.
+    assert step_seconds(program) <= estimate <= 1.2 * step_seconds(program)
+
+
+CLUSTER = """
+hosts = 1
+devices_per_host = 4
+[device]
+name = "X"
+memory = "16GiB"
+peak_flops = { f32 = 1e12 }
+memory_bandwidth = 1e11
+[intra_host]
+bandwidth = 1e10
+latency = 1e-6
+[inter_host]
+bandwidth = 1e10
+latency = 1e-6
+"""
 
 
 def predicted(module: ir.Module) -> float:
