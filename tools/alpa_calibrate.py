@@ -2,10 +2,11 @@
 
     alpa-calibrate -o cluster.toml
 
-Matrix products by type and size, memory traffic, the start of kernels, collectives by group size
-and bytes, transfers between devices, and computation beside communication. All devices work at the
-same time, as in a training step. One device gives the figures of computation alone; what is between
-hosts is not measured, but taken from a preset.
+Matrix products and convolutions by type and size, element-wise ops and memory traffic by size, the
+start of kernels, calls of modules, collectives by group size and bytes, moves between meshes, and
+computation beside communication. All devices work at the same time, as in a training step. One
+device gives the figures of computation alone; what is between hosts is not measured, but taken from
+a preset.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from alpa.tools.arguments import count
 from alpa.tools.devices import make_devices
 
 _QUICK = Sizes(
-    matrices=(64, 256), dtypes=("f32",), bytes=(2**14, 2**20), payloads=(2**14, 2**18), runs=3,
-    seconds=0.005, longest=8,
+    matrices=(64, 256), dtypes=("f32",), images=(8, 16), elements=(2**12, 2**16),
+    bytes=(2**14, 2**20), payloads=(2**14, 2**18), arguments=(16, 64), runs=3, seconds=0.005,
+    longest=8,
 )  # fmt: skip
 _GPU = Sizes(
     matrices=(128, 256, 512, 1024, 2048, 4096, 8192),
+    elements=tuple(2**n for n in range(10, 27, 2)),
     bytes=tuple(2**n for n in range(14, 31, 2)),
     payloads=tuple(2**n for n in range(14, 29, 2)),
 )

@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
-from typing import cast
+from statistics import fmean, geometric_mean, median
+from typing import cast, get_args
 
 import numpy as np
 from scipy.optimize import nnls
 
 from alpa.passes.cost.device import (
+    Call,
     Collective,
     Cost,
+    Curve,
     Device,
     Efficiency,
+    Kind,
     Link,
     Machine,
     Points,
 )
 from alpa.runtime.calibration.measure import Sample
+
+_COMPUTE = ("matrix", "convolution")
+_PER_KERNEL = 4.0
+"""The arguments and results that a call's sample has for each kernel."""
+
+Rates = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,30 +53,36 @@ def fit(samples: Iterable[Sample], *, name: str, memory: int, inter_host: Link) 
     for sample in samples:
         by_what[sample.what].append(sample)
     launch = by_what["launch"][0].seconds if by_what["launch"] else 0.0
-    rates = {
-        what.removeprefix("matrix "): _rates(found, launch)
-        for what, found in by_what.items()
-        if what.startswith("matrix ")
-    }
+    products, convolutions = (_by_type(by_what, kind, launch) for kind in _COMPUTE)
     moved = _rates(by_what["memory"], launch)
-    if "f32" not in rates or not moved:
+    if "f32" not in products or not moved:
         raise ValueError("matrix products with f32 and memory traffic must be measured")
-    costs: dict[Collective, dict[int, Cost]] = defaultdict(dict)
+    costs: dict[Collective, dict[int, Curve]] = defaultdict(dict)
     for what, found in by_what.items():
         kind, _, size = what.partition(" ")
-        if size.isdecimal():
-            costs[cast("Collective", kind)][int(size)] = _line(found)
+        if kind in get_args(Collective):
+            costs[cast("Collective", kind)][int(size)] = _curve(found)
+    peaks = {
+        dtype: max(_best(points), _best(convolutions.get(dtype, points)))
+        for dtype, points in products.items()
+    }
+    elementwise = _rates(by_what["elementwise"], launch) if by_what["elementwise"] else []
     transfer = _line(by_what["transfer"]) if by_what["transfer"] else Cost(0.0, 0.0)
     device = Device(
         name=name,
         memory=memory,
-        peak_flops={dtype: _best(points) for dtype, points in rates.items()},
+        peak_flops=peaks,
         memory_bandwidth=_best(moved),
         efficiency=Efficiency(
-            matrix={dtype: _shares(points) for dtype, points in rates.items()},
-            memory=_shares(moved),
+            matrix={dtype: _shares(points, peaks[dtype]) for dtype, points in products.items()},
+            memory=_shares(moved, _best(moved)),
+            convolution={
+                dtype: _shares(points, peaks[dtype]) for dtype, points in convolutions.items()
+            },
+            elementwise=_shares(elementwise, peaks["f32"]),
         ),
         launch=launch,
+        call=_call(by_what, launch),
     )
     intra_host = Link(
         bandwidth=1 / transfer.per_byte if transfer.per_byte > 0 else device.memory_bandwidth,
@@ -86,8 +101,12 @@ def fit(samples: Iterable[Sample], *, name: str, memory: int, inter_host: Link) 
 def predicted(machine: Machine, sample: Sample) -> float | None:
     """The seconds that a machine's figures give for a sample; None if they say nothing of it."""
     device, kind, detail = machine.device, *sample.what.partition(" ")[::2]
-    if kind == "matrix":
-        return device.launch + float(device.seconds(sample.size, 0.0, detail))
+    if kind in get_args(Kind):
+        work = device.seconds(sample.size, 0.0, detail or "f32", 1.0, cast("Kind", kind))
+        return device.launch + float(work)
+    if kind == "call":
+        kernels = sample.size / _PER_KERNEL * device.launch
+        return kernels + device.call.seconds(sample.size, int(detail)) + device.call.start
     if kind == "memory":
         return device.launch + float(device.seconds(0.0, sample.size, "f32"))
     if kind == "launch":
@@ -97,32 +116,69 @@ def predicted(machine: Machine, sample: Sample) -> float | None:
     if kind == "overlap":
         return machine.intra_host.overlap
     found = machine.intra_host.collectives.get(cast("Collective", kind), {}).get(int(detail))
-    return None if found is None else found.start + found.per_byte * sample.size
+    return None if found is None else float(found.seconds(sample.size))
 
 
-def _rates(samples: Sequence[Sample], launch: float) -> list[tuple[float, float]]:
+def _by_type(by_what: Mapping[str, Sequence[Sample]], kind: str, launch: float) -> dict[str, Rates]:
+    """The rates of matrix products or convolutions by element type."""
+    return {
+        what.partition(" ")[2]: _rates(found, launch)
+        for what, found in by_what.items()
+        if what.startswith(f"{kind} ")
+    }
+
+
+def _rates(samples: Sequence[Sample], launch: float) -> Rates:
     """Sizes, and size per second beside the start of the kernel; without those that are little but
-    this start."""
-    ordered = sorted(samples, key=lambda it: it.size)
-    clear = [it for it in ordered if it.seconds > 2 * launch] or ordered[-1:]
-    return [(it.size, it.size / max(it.seconds - launch, 0.1 * it.seconds)) for it in clear]
+    this start. Of several samples of a size, their geometric mean."""
+    times: dict[float, list[float]] = defaultdict(list)
+    for it in samples:
+        times[it.size].append(it.seconds)
+    ordered = [(size, geometric_mean(found)) for size, found in sorted(times.items())]
+    clear = [it for it in ordered if it[1] > 2 * launch] or ordered[-1:]
+    return [(size, size / max(seconds - launch, 0.1 * seconds)) for size, seconds in clear]
 
 
-def _best(rates: Sequence[tuple[float, float]]) -> float:
+def _best(rates: Rates) -> float:
     return max(rate for _, rate in rates)
 
 
-def _shares(rates: Sequence[tuple[float, float]]) -> Points:
-    return tuple((size, rate / _best(rates)) for size, rate in rates)
+def _shares(rates: Rates, peak: float) -> Points:
+    return tuple((size, min(rate / peak, 1.0)) for size, rate in rates)
+
+
+def _curve(samples: Sequence[Sample]) -> Curve:
+    """Bytes and seconds; more bytes take no less."""
+    ordered = sorted(samples, key=lambda it: it.size)
+    seconds = np.maximum.accumulate([it.seconds for it in ordered]).tolist()
+    return Curve(tuple(zip((it.size for it in ordered), seconds, strict=True)))
+
+
+def _call(by_what: Mapping[str, Sequence[Sample]], launch: float) -> Call:
+    """What calls take beside their kernels, with the least relative squared errors.
+
+    Each sample is two calls that share their arguments.
+    """
+    rows: list[list[float]] = []
+    for what, found in by_what.items():
+        kind, _, devices = what.partition(" ")
+        for it in found if kind == "call" else ():
+            seconds = max(it.seconds - it.size / _PER_KERNEL * launch, 0.1 * it.seconds)
+            rows.append([2 / seconds, it.size / seconds, it.size * int(devices) / seconds])
+    return Call(*_least(rows)) if rows else Call()
 
 
 def _line(samples: Sequence[Sample]) -> Cost:
     """Start and seconds per byte, neither negative, with the least relative squared errors."""
-    rows = np.array([[1 / it.seconds, it.size / it.seconds] for it in samples])
-    scale = rows.max(axis=0)
-    found, _ = nnls(rows / scale, np.ones(len(rows)))
-    start, per_byte = found / scale
-    return Cost(float(start), float(per_byte))
+    return Cost(*_least([[1 / it.seconds, it.size / it.seconds] for it in samples]))
+
+
+def _least(rows: Sequence[Sequence[float]]) -> list[float]:
+    """The factors, none negative, with which each row's sum is 1 with the least squared errors."""
+    table = np.array(rows)
+    scale = table.max(axis=0)
+    found, _ = nnls(table / scale, np.ones(len(table)))
+    return (found / scale).tolist()
 
 
 def _residuals(machine: Machine, by_what: Mapping[str, Sequence[Sample]]) -> dict[str, float]:

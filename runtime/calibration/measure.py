@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from alpa.passes.cost.device import Collective
+from alpa.runtime.calibration.executor import call_samples, move_of
 
 ALL, GROUP = "all", "group"
 """Axes of the mesh: the groups of devices, and the devices of a group."""
@@ -35,9 +36,11 @@ class Sample:
     """The time of an op on each of the devices at once."""
 
     what: str
-    """`matrix f32`, `memory`, `launch`, `all-reduce 4`, `transfer`, `overlap`"""
+    """`matrix f32`, `convolution f32`, `elementwise`, `memory`, `launch`, `all-reduce 4`, `call 4`,
+    `transfer`, `overlap`"""
     size: float
-    """FLOPs of a matrix product, bytes of others"""
+    """FLOPs of matrix products, convolutions and element-wise ops, arguments and results of calls,
+    bytes of others"""
     seconds: float
     """the median of several runs"""
     spread: float
@@ -48,13 +51,19 @@ class Sample:
 class Sizes:
     """How much is measured."""
 
-    matrices: Sequence[int] = (64, 128, 256, 512, 1024)
+    matrices: Sequence[int] = (32, 64, 128, 256, 512, 1024)
     """rows and columns"""
+    images: Sequence[int] = (4, 8, 16, 32, 64)
+    """rows and columns of images of 32 channels, for convolutions of 3x3"""
+    elements: Sequence[int] = tuple(2**n for n in range(10, 21, 2))
+    """of arrays for element-wise ops"""
     dtypes: Sequence[str] = ("f32", "bf16", "f16")
     bytes: Sequence[int] = tuple(2**n for n in range(14, 27, 2))
     """of arrays that are read and written"""
     payloads: Sequence[int] = tuple(2**n for n in range(14, 25, 2))
     """of collectives and transfers: what one device holds of the full array"""
+    arguments: Sequence[int] = (16, 64, 256)
+    """that are donated to a call and returned"""
     runs: int = 7
     """of each program"""
     seconds: float = 0.05
@@ -63,6 +72,12 @@ class Sizes:
 
 
 _TRIPS = 8
+_SMALL = 32
+"""Rows and columns of the matrices in a batch."""
+_ROW = 64
+"""Elements that a norm or a softmax reads together."""
+_ACTIVATION_OPS = 16
+"""For each element that `_activation` reads."""
 
 _DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16, "f64": jnp.float64}
 
@@ -72,10 +87,17 @@ def measure(devices: Sequence[Any], sizes: Sizes) -> Iterator[Sample]:
     bench = _Bench(devices, sizes)
     for dtype in sizes.dtypes:
         for rows in sizes.matrices:
-            yield bench.matrix(dtype, rows)
+            yield from bench.matrix(dtype, rows)
     yield bench.launch()
+    for dtype in sizes.dtypes:
+        for rows in sizes.images:
+            yield bench.convolution(dtype, rows)
+    for elements in sizes.elements:
+        yield bench.elementwise(elements)
     for num_bytes in sizes.bytes:
         yield bench.memory(num_bytes)
+    for what, size, seconds, spread in call_samples(devices, sizes.arguments, sizes.runs):
+        yield Sample(what=what, size=size, seconds=seconds, spread=spread)
     group = 2
     while group <= len(devices):
         if len(devices) % group == 0:
@@ -94,12 +116,40 @@ class _Bench:
     devices: Sequence[Any]
     sizes: Sizes
 
-    def matrix(self, dtype: str, rows: int) -> Sample:
-        """A square matrix product on each device."""
+    def matrix(self, dtype: str, rows: int) -> Iterator[Sample]:
+        """A square matrix product on each device; also a batch of smaller ones, as in attention."""
+        what = f"matrix {dtype}"
         weights = jnp.eye(rows, dtype=_DTYPES[dtype])
         start = self._array((rows, rows), _DTYPES[dtype])
         found = self._chain(lambda x: x @ weights, start)
-        return Sample(what=f"matrix {dtype}", size=2.0 * rows**3, seconds=found[0], spread=found[1])
+        yield Sample(what=what, size=2.0 * rows**3, seconds=found[0], spread=found[1])
+        if _SMALL < rows <= 8 * _SMALL:
+            batch = (rows // _SMALL) ** 3
+            start = self._array((batch, _SMALL, _SMALL), _DTYPES[dtype])
+            found = self._chain(lambda x: x @ x, start)
+            yield Sample(what=what, size=2.0 * rows**3, seconds=found[0], spread=found[1])
+
+    def convolution(self, dtype: str, rows: int) -> Sample:
+        """A convolution of 3x3 over 8 images of 32 channels on each device."""
+        channels, images = 32, 8
+        kernel = jnp.zeros((3, 3, channels, channels), _DTYPES[dtype])
+        start = self._array((images, rows, rows, channels), _DTYPES[dtype])
+        dims = ("NHWC", "HWIO", "NHWC")
+        seconds, spread = self._chain(
+            lambda x: lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dims),
+            start,
+        )
+        flops = 2.0 * images * rows**2 * channels * 9 * channels
+        return Sample(what=f"convolution {dtype}", size=flops, seconds=seconds, spread=spread)
+
+    def elementwise(self, elements: int) -> Sample:
+        """Ops of a norm, a softmax and an activation function, which a compiler fuses."""
+        start = self._array((max(elements // _ROW, 1), _ROW), jnp.float32)
+        seconds, spread = self._chain(
+            lambda x: lax.fori_loop(0, _TRIPS, lambda _, y: _activation(y), x), start, weight=_TRIPS
+        )
+        size = float(_ACTIVATION_OPS * elements)
+        return Sample(what="elementwise", size=size, seconds=seconds, spread=spread)
 
     def memory(self, num_bytes: int) -> Sample:
         """An array that each device reads, changes and writes."""
@@ -138,13 +188,8 @@ class _Bench:
         return Sample(what=f"{kind} {group}", size=4.0 * elements, seconds=seconds, spread=spread)
 
     def transfer(self, num_bytes: int) -> Sample:
-        """An array that moves from one device to the next."""
-        array = jax.device_put(np.zeros(num_bytes // 4, np.float32), self.devices[0])
-
-        def run() -> None:
-            jax.block_until_ready(jax.device_put(array, self.devices[1]))
-
-        seconds, spread = _timed(run, self.sizes.runs)
+        """An array that moves from half of the devices to the others."""
+        seconds, spread = _timed(move_of(self.devices, num_bytes), 3 * self.sizes.runs)
         return Sample(what="transfer", size=float(num_bytes), seconds=seconds, spread=spread)
 
     def overlap(self) -> Sample:
@@ -214,6 +259,16 @@ class _Bench:
         middle = max(median(differences), 1e-9)
         low, _, high = quantiles(differences, n=4)
         return middle, (high - low) / 2 / middle
+
+
+def _activation(x: jax.Array) -> jax.Array:
+    """A norm, a softmax and tanh: 5 + 5 + 6 ops per element."""
+    mean = x.mean(axis=-1, keepdims=True)
+    centred = x - mean
+    normal = centred * lax.rsqrt((centred * centred).mean(axis=-1, keepdims=True) + 1e-6)
+    shares = jnp.exp(normal - normal.max(axis=-1, keepdims=True))
+    shares = shares / shares.sum(axis=-1, keepdims=True)
+    return shares * (1.0 + jnp.tanh(0.8 * (x + 0.04 * x)))
 
 
 def _timed(run: Callable[[], None], runs: int) -> tuple[float, float]:

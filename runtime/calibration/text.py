@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from alpa.passes.cost.device import Link, Machine, Points, size_text
+from alpa.passes.cost.device import Cost, Curve, Link, Machine, Points, size_text
 from alpa.passes.plan.text import aligned, seconds_text
 from alpa.runtime.calibration.fit import Fit, predicted
 from alpa.runtime.calibration.measure import Sample
@@ -30,18 +30,25 @@ def cluster_text(
         f"memory_bandwidth = {device.memory_bandwidth:.4g}",
         f"launch = {device.launch:.4g}",
     ]
+    if any(device.call):
+        call = dict(zip(device.call._fields, device.call, strict=True))
+        lines.append(f"call = {_table(call)}")
     if efficiency is not None:
         lines += ["", "[device.efficiency]"]
         points = (f"{name} = {_points(it)}" for name, it in efficiency.matrix.items())
         lines.append(f"matrix = {{ {', '.join(points)} }}")
         lines.append(f"memory = {_points(efficiency.memory)}")
+        if efficiency.convolution:
+            points = (f"{name} = {_points(it)}" for name, it in efficiency.convolution.items())
+            lines.append(f"convolution = {{ {', '.join(points)} }}")
+        if efficiency.elementwise:
+            lines.append(f"elementwise = {_points(efficiency.elementwise)}")
     lines += ["", "[intra_host]", *_link(fast), f"overlap = {fast.overlap:.3g}"]
     if fast.collectives:
         lines += ["", "[intra_host.collectives]"]
     for kind, sizes in fast.collectives.items():
         for size, cost in sizes.items():
-            beta = 1 / max(cost.per_byte, 1e-15)
-            lines.append(f"{kind}.{size} = {{ alpha = {cost.start:.4g}, beta = {beta:.4g} }}")
+            lines.append(f"{kind}.{size} = {_cost(cost)}")
     lines += ["", f"# {comment}", "[inter_host]", *_link(fit.machine.inter_host)]
     lines += ["", "[calibration]"]
     lines += [f'{key} = "{value}"' for key, value in about.items()]
@@ -87,5 +94,11 @@ def _table(figures: Mapping[str, float]) -> str:
     return f"{{ {', '.join(f'{name} = {figure:.4g}' for name, figure in figures.items())} }}"
 
 
+def _cost(cost: Cost | Curve) -> str:
+    if isinstance(cost, Curve):
+        return f"{_points(cost.points)}  # bytes and seconds"
+    return f"{{ alpha = {cost.start:.4g}, beta = {1 / max(cost.per_byte, 1e-15):.4g} }}"
+
+
 def _points(points: Points) -> str:
-    return f"[{', '.join(f'[{size:.4g}, {share:.3f}]' for size, share in points)}]"
+    return f"[{', '.join(f'[{size:.6g}, {figure:.4g}]' for size, figure in points)}]"

@@ -12,17 +12,21 @@ import jax
 import pytest
 
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.device import Cost, Link
+from alpa.passes.cost.device import Call, Collectives, Curve, Link
 from alpa.passes.cost.presets import PRESETS
 from alpa.runtime.calibration.fit import fit, predicted
 from alpa.runtime.calibration.measure import Sample, Sizes, measure
 from alpa.runtime.calibration.text import cluster_text, comparison_text
 
 SLOW = Link(bandwidth=1e9, latency=1e-4)
-COLLECTIVES = {
-    "all-reduce": {2: Cost(1e-5, 1e-9), 4: Cost(3e-5, 2e-9)},
-    "all-gather": {4: Cost(2e-5, 1e-9)},
+COLLECTIVES: Collectives = {
+    "all-reduce": {
+        2: Curve(((1e4, 2e-5), (1e6, 1.1e-3), (1e8, 0.5))),
+        4: Curve(((1e4, 5e-5), (1e6, 2e-3))),
+    },
+    "all-gather": {4: Curve(((1e4, 3e-5), (1e6, 1e-3)))},
 }
+CALL = Call(1e-4, 2e-6, 5e-7)
 
 
 def sample(what: str, size: float, seconds: float) -> Sample:
@@ -30,18 +34,28 @@ def sample(what: str, size: float, seconds: float) -> Sample:
 
 
 def made() -> Iterator[Sample]:
-    """Of a device of 1 TFLOP/s with f32, 2 with f16, and 100 GB/s, each half of it for little."""
+    """Of a device of 1 TFLOP/s with f32, 2 with f16, and 100 GB/s, each half of it for little.
+
+    Convolutions reach a quarter, element-wise ops 1 and 2 %.
+    """
     launch = 1e-6
     yield sample("launch", 1024.0, launch)
     for dtype, rate in (("f32", 1e12), ("f16", 2e12)):
         yield sample(f"matrix {dtype}", 1e8, launch + 1e8 / rate * 2)
         yield sample(f"matrix {dtype}", 1e10, launch + 1e10 / rate)
+        yield sample(f"convolution {dtype}", 1e9, launch + 1e9 / rate * 4)
+    yield sample("elementwise", 1e6, launch + 1e6 / 1e12 * 100)
+    yield sample("elementwise", 1e8, launch + 1e8 / 1e12 * 50)
+    for devices in (1, 2, 4):
+        for number in (16, 256):
+            seconds = CALL.start + CALL.seconds(4.0 * number, devices) + number * launch
+            yield sample(f"call {devices}", 4.0 * number, seconds)
     yield sample("memory", 1e6, launch + 1e6 / 100e9 * 2)
     yield sample("memory", 1e8, launch + 1e8 / 100e9)
     for kind, sizes in COLLECTIVES.items():
         for size, cost in sizes.items():
-            for num_bytes in (1e4, 1e6, 1e8):
-                seconds = cost.start + cost.per_byte * num_bytes
+            assert isinstance(cost, Curve)
+            for num_bytes, seconds in cost.points:
                 yield sample(f"{kind} {size}", num_bytes, seconds)
     for num_bytes in (1e4, 1e6, 1e8):
         yield sample("transfer", num_bytes, 5e-6 + num_bytes / 20e9)
@@ -59,9 +73,15 @@ def test_what_is_exact_is_found_again() -> None:
         (1e6, pytest.approx(0.5)),
         (1e8, pytest.approx(1.0)),
     )
+    assert device.efficiency.convolution["f16"] == ((1e9, pytest.approx(0.25)),)
+    assert device.efficiency.elementwise == (
+        (1e6, pytest.approx(0.01)),
+        (1e8, pytest.approx(0.02)),
+    )
+    assert device.call == pytest.approx(CALL)
     for kind, sizes in COLLECTIVES.items():
         for size, cost in sizes.items():
-            assert link.collectives[kind][size] == pytest.approx(cost)
+            assert link.collectives[kind][size] == cost
     assert (link.latency, link.bandwidth) == (pytest.approx(5e-6), pytest.approx(20e9))
     assert link.overlap == 0.25
     assert found.machine.inter_host == SLOW
@@ -69,7 +89,24 @@ def test_what_is_exact_is_found_again() -> None:
     assert max(found.residuals.values()) < 1e-6
 
 
-def test_residuals_show_what_no_line_fits() -> None:
+def test_samples_of_one_size_are_averaged() -> None:
+    """A batch of small products takes four times as long as one of as many FLOPs."""
+    batch = sample("matrix f32", 1e10, 1e-6 + 4 * 1e10 / 1e12)
+    found = fit([*made(), batch], name="X", memory=1, inter_host=SLOW)
+    assert found.machine.device.peak_flops["f32"] == pytest.approx(0.5e12, rel=1e-3)
+    assert found.residuals["matrix f32"] == pytest.approx((0 + 1 + 0.5) / 3, rel=1e-2)
+
+
+def test_without_them_calls_take_no_time() -> None:
+    few = (it for it in made() if it.what.split()[0] in ("matrix", "memory"))
+    device = fit(few, name="X", memory=1, inter_host=SLOW).machine.device
+    assert device.call == Call()
+    assert device.efficiency is not None
+    assert not device.efficiency.elementwise
+    assert not device.efficiency.convolution
+
+
+def test_residuals_show_where_more_bytes_take_less() -> None:
     times = {1e4: 1e-3, 1e6: 1e-5, 1e8: 1e-3}
     bent = [it for it in made() if it.what != "all-reduce 2"]
     bent += [sample("all-reduce 2", size, seconds) for size, seconds in times.items()]
@@ -99,24 +136,30 @@ def test_the_cluster_file_says_the_same(tmp_path: Path) -> None:
 def test_samples_beside_a_preset() -> None:
     lines = comparison_text([sample("all-reduce 8", 2.0**20, 1e-4)], PRESETS["h100"])
     cost = PRESETS["h100"].intra_host.collectives["all-reduce"][8]
-    ratio = (cost.start + cost.per_byte * 2**20) / 1e-4
+    ratio = cost.seconds(2.0**20) / 1e-4
     assert lines[1].split()[-1] == f"{ratio:.2f}"
 
 
 def test_every_kind_is_measured() -> None:
     sizes = Sizes(
-        matrices=(16, 32), dtypes=("f32",), bytes=(2**12,), payloads=(2**12,), runs=2,
-        seconds=0.0, longest=5,
+        matrices=(16, 64), dtypes=("f32",), images=(4,), elements=(2**8,), bytes=(2**12,),
+        payloads=(2**12,), arguments=(2, 4), runs=2, seconds=0.0, longest=5,
     )  # fmt: skip
     samples = list(measure(jax.devices()[:4], sizes))
     kinds = {it.what for it in samples}
     collectives = {"all-gather", "reduce-scatter", "all-reduce", "all-to-all"}
     assert kinds == {
-        "matrix f32", "memory", "launch", "transfer", "overlap",
+        "matrix f32", "convolution f32", "elementwise", "memory", "launch", "transfer", "overlap",
+        "call 1", "call 2", "call 4",
         *(f"{kind} {size}" for kind in collectives for size in (2, 4)),
     }  # fmt: skip
     assert all(it.seconds > 0 for it in samples if it.what != "overlap")
-    assert [it.size for it in samples if it.what == "matrix f32"] == [2.0 * 16**3, 2.0 * 32**3]
+    assert [it.size for it in samples if it.what == "matrix f32"] == [
+        2.0 * 16**3,
+        2.0 * 64**3,
+        2.0 * 64**3,
+    ]
+    assert [it.size for it in samples if it.what == "call 4"] == [8.0, 16.0]
 
 
 def test_the_command(tmp_path: Path) -> None:
