@@ -7,12 +7,19 @@ The measurements are of the artifact of the paper (`alpa-projects/alpa`,
 as theirs were: 1F1B, sums of gradients in the type of the gradients, and for GPT and MoE
 rematerialised layers. With `--ranking`, two restricted searches stand beside the whole one, as in
 the paper's figure 8: one mesh for all devices (intra-only), and one device per stage (inter-only).
+
+    alpa-calibrate --cpu-devices 4 -o cpu.toml
+    python -m alpa.tools.measured_steps --here cpu.toml --stages 1 2
+
+plans the tiny models of the zoo for this machine's devices, runs the plans, and puts predicted
+steps beside measured ones (`steps_here.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,9 +27,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from alpa.passes.cost.device import ClusterError
 from alpa.passes.plan.text import seconds_text
+from alpa.runtime.planning import PlanningError
+from alpa.tools import zoo
+from alpa.tools.arguments import count
+from alpa.tools.devices import DevicesError
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.search_times import CASES, SearchError, lower, measure_file
+from alpa.tools.steps_here import COLUMNS, TINY, Case, conditions, measure_steps
 
 MEASURED = {
     "gpt-350m": 72.9,
@@ -60,6 +73,7 @@ _EXAMPLES = """\
 examples:
   python -m alpa.tools.measured_steps gpt-350m moe-380m
   python -m alpa.tools.measured_steps --ranking gpt-2.6b
+  python -m alpa.tools.measured_steps --here cpu.toml --stages 1 2 gpt-tiny
 """
 
 
@@ -131,6 +145,21 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"also search with intra- or inter-op parallelism only: {', '.join(RANKED)}",
     )
+    add(
+        "--here",
+        metavar="CLUSTER.toml",
+        help="run the plans on this machine's devices, which alpa-calibrate has measured; default "
+        f"models: {', '.join(TINY)}",
+    )
+    add(
+        "--stages",
+        type=count,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="with --here, numbers of stages; several stages run 4 micro-batches; default: 1",
+    )
+    add("--runs", type=count, default=21, metavar="N", help="with --here, timed steps of each plan")
     add("--json", type=Path, metavar="FILE", help="where to write the numbers")
     return result
 
@@ -138,9 +167,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status: 1 if a model could not be planned."""
     options = parser().parse_args(arguments)
-    if unknown := [name for name in options.programs if name not in MEASURED]:
-        print(f"error: no model {unknown[0]}; there are {', '.join(MEASURED)}", file=sys.stderr)
+    known = MEASURED if options.here is None else zoo.names()
+    if unknown := [name for name in options.programs if name not in known]:
+        print(f"error: no model {unknown[0]}; there are {', '.join(known)}", file=sys.stderr)
         return 1
+    if options.here is not None:
+        return _here(options)
     steps: list[Step] = []
     problems: list[str] = []
     columns = ["model", "cluster", "measured", "predicted", "ratio"]
@@ -164,6 +196,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = json.dumps([asdict(step) for step in steps], indent=2)
         options.json.write_text(f"{text}\n", encoding="utf-8")
     return 1 if problems else 0
+
+
+def _here(options: argparse.Namespace) -> int:
+    """Prints the table of this machine, and returns the exit status."""
+    cases = [
+        Case(program=program, num_stages=stages, num_micro_batches=1 if stages == 1 else 4)
+        for stages in options.stages
+        for program in options.programs or TINY
+    ]
+    before = os.getloadavg()[0]
+    try:
+        steps = measure_steps(cases, options.here, runs=options.runs)
+    except (ClusterError, DevicesError, PlanningError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    with until_the_reader_goes():
+        print(markdown_header(COLUMNS))
+        for step in steps:
+            print(markdown_row(step.cells()))
+        errors = [abs(step.ratio - 1) for step in steps]
+        print(f"\nerror: median {median(errors):.0%}, largest {max(errors):.0%}")
+        print(conditions(before))
+    if options.json is not None:
+        text = json.dumps([asdict(step) for step in steps], indent=2)
+        options.json.write_text(f"{text}\n", encoding="utf-8")
+    return 0
 
 
 def _cells(step: Step, *, ranking: bool) -> list[str]:

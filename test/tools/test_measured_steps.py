@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from statistics import median
 
+import jax
 import pytest
 
 from alpa.tools.measured_steps import MEASURED, RANKED, Step, main, predict
 from alpa.tools.search_times import CASES
+from alpa.tools.steps_here import Case, StepHere
 
 
 def test_the_models_are_planned_for_the_paper_s_gpus() -> None:
@@ -24,6 +29,47 @@ def test_a_ratio_is_predicted_over_measured() -> None:
 def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpt-3"]) == 1
     assert capsys.readouterr().err.startswith("error: no model gpt-3; there are gpt-350m")
+
+
+def test_a_step_here_as_cells() -> None:
+    step = StepHere(
+        case=Case(program="gpt-tiny", num_stages=2, num_micro_batches=4),
+        meshes=("2", "2"),
+        measured=0.02,
+        spread=0.05,
+        predicted=0.015,
+    )
+    assert step.ratio == pytest.approx(0.75)
+    assert step.cells() == ["gpt-tiny", "2, 2", "4", "20 ms", "15 ms", "0.75", "5%"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--here", "cpu:1x2", "gpt-3"], "error: no model gpt-3; there are gpt-350m"),
+        (["--here", "none.toml", "gpt-tiny"], "error: cannot read the cluster file 'none.toml'"),
+        (["--here", "cpu:1x2000", "gpt-tiny"], "error: the cluster has 2000 devices"),
+    ],
+)
+def test_what_cannot_run_here_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jax.devices()  # they can no longer become more
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.slow
+def test_steps_here_are_near_what_calibration_predicts(tmp_path: Path) -> None:
+    """Twice the 20 % of the figures and more: other work of the machine falls on both."""
+    cluster, file = tmp_path / "cpu.toml", tmp_path / "steps.json"
+    calibrate = ["alpa.tools.alpa_calibrate", "--cpu-devices", "4", "-o", str(cluster)]
+    measure = ["alpa.tools.measured_steps", "--here", str(cluster), "--json", str(file)]
+    for command in (calibrate, [*measure, "gpt-tiny", "t5-tiny", "wresnet-tiny"]):
+        subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
+    ratios = [step["predicted"] / step["measured"] for step in json.loads(file.read_text())]
+    assert len(ratios) == 3
+    assert 0.5 < median(ratios) < 2
 
 
 @pytest.mark.slow
