@@ -13,6 +13,8 @@ _WITH_OPERANDS = frozenset(
     f"{kind}-start" for kind in ("all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 )
 """Started collectives whose result is a tuple of operands, what is received, and other things."""
+_COMMENT = re.compile(r"/\*index=\d+\*/")
+"""Before every fifth operand."""
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
@@ -64,6 +66,14 @@ def shape_bytes(shape: str) -> int:
     )
 
 
+def shape_arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
+    """The element type and the dimensions of an array, or of each array of a tuple."""
+    return [
+        (dtype, tuple(int(d) for d in dims.split(",") if d))
+        for dtype, _, dims in _ARRAY.findall(shape)
+    ]
+
+
 def parse_hlo(text: str) -> tuple[dict[str, Computation], str]:
     """Returns the computations by name, and the name of the entry computation.
 
@@ -94,9 +104,8 @@ def _instruction(name: str, text: str) -> Instruction:
     rest = text[shape_end:].lstrip()
     start = rest.index("(")
     end = _close(rest, start)
-    operands = tuple(
-        part.strip().split(" ")[-1].removeprefix("%") for part in _split(rest[start + 1 : end - 1])
-    )
+    listed = _COMMENT.sub("", rest[start + 1 : end - 1])
+    operands = tuple(part.strip().split(" ")[-1].removeprefix("%") for part in _split(listed))
     return Instruction(
         name=name,
         shape=text[:shape_end],
