@@ -10,34 +10,44 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeVar, cast
 
 import jax
 
 from alpa.dialects import ir, parse
 from alpa.passes.plan.data import DeviceMesh
-from alpa.passes.plan.predicted_collectives import Collective
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.workers import Workers
+from alpa.runtime.ahead_of_time.results import Results, Texts, Truths
 from alpa.runtime.ahead_of_time.targets import TARGETS, Gpu
 from alpa.runtime.compile_options import CompilerOptions, compile_options
-from alpa.runtime.pjrt import all_devices, bytecode, gpus_to_compile_for
+from alpa.runtime.pjrt import (
+    Device,
+    all_devices,
+    bytecode,
+    compile_module,
+    gpus_to_compile_for,
+)
 from alpa.runtime.stages import Exported, module_name
-from alpa.runtime.truth import Truth, truth
+from alpa.runtime.truth import FAST, Truth, truth
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _PACKAGES = ("jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 _NOTICE = re.compile(r"[IW]\d{4} |WARNING: All log messages")
 """Lines that XLA writes to standard error though nothing is wrong."""
+_METADATA = re.compile(r", metadata=\{[^{}]*\}")
+_TEXT_ONLY: CompilerOptions = {**FAST, "xla_gpu_disable_gpuasm_optimizations": True}
+"""What is left out comes after the final program: it is the same, and ready sooner."""
 _LAST = 5
 """The number of lines of a process that ended to show."""
 _NEEDED = ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12")
@@ -106,32 +116,73 @@ def compile_ahead(
         CompilationError: XLA refuses a stage, or its process ends.
         ValueError: an option is refused.
     """
-    meshes = {mesh.name: mesh for mesh in stages.program.meshes}
-    options = compile_options("cpu" if gpu is None else "gpu", compiler_options)
-    tasks: dict[str, list[_Task]] = {}
-    for fragment in stages.program.fragments:
-        task = _Task.of(module_name(fragment), stages, meshes[fragment.mesh], gpu, options)
-        tasks.setdefault(task.key, []).append(task)
-    store = _Results(cache)
+    options, store = _options(gpu, compiler_options), Results(cache, Truths())
+    return _each_stage([stages], gpu, options, _compiled, store, processes, on_progress)[0]
+
+
+def final_programs(
+    plans: Sequence[Exported],
+    gpu: Gpu | None,
+    *,
+    processes: int | None = None,
+    cache: Path | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> list[dict[str, str]]:
+    """Compiles all stages of several plans; for each plan XLA's final programs by module name.
+
+    The programs are HLO text without metadata. The other arguments are those of `compile_ahead`.
+
+    Raises:
+        CompilationError: XLA refuses a stage, or its process ends.
+    """
+    options, store = _options(gpu, _TEXT_ONLY), Results(cache, Texts())
+    return _each_stage(plans, gpu, options, _final_program, store, processes, on_progress)
+
+
+def _options(gpu: Gpu | None, given: CompilerOptions | None) -> CompilerOptions:
+    return compile_options("cpu" if gpu is None else "gpu", given)
+
+
+def _each_stage(
+    plans: Sequence[Exported],
+    gpu: Gpu | None,
+    options: CompilerOptions,
+    work: Callable[[_Task], T],
+    store: Results[T],
+    processes: int | None,
+    on_progress: Callable[[Progress], None],
+) -> list[dict[str, T]]:
+    """Does something with each distinct stage in a process; for each plan the results by name."""
+    named = [_tasks(stages, gpu, options) for stages in plans]
+    tasks = {task.key: task for one in named for task in one.values()}
     found = {key: known for key in tasks if (known := store.read(key)) is not None}
     kept = len(found)
     on_progress(Progress(done=kept, kept=kept, distinct=len(tasks)))
     count = processes or os.cpu_count() or 1
-    most = max((len(mesh.devices) for mesh in meshes.values()), default=1)
+    most = max((task.hosts * task.devices_per_host for task in tasks.values()), default=1)
     with (
         tempfile.NamedTemporaryFile(suffix=".log") as log,
         Workers(count, environment=_environment(gpu, most), log=Path(log.name)) as workers,
     ):
         waiting = {
-            key: (equal[0], workers.submit(_compiled, equal[0]))
-            for key, equal in tasks.items()
+            key: (task, workers.submit(work, task))
+            for key, task in tasks.items()
             if key not in found
         }
         for key, (task, future) in waiting.items():
             found[key] = _result(task, future, Path(log.name))
             store.write(key, found[key])
             on_progress(Progress(done=len(found), kept=kept, distinct=len(tasks)))
-    return {task.name: found[key] for key, equal in tasks.items() for task in equal}
+    return [{name: found[task.key] for name, task in one.items()} for one in named]
+
+
+def _tasks(stages: Exported, gpu: Gpu | None, options: CompilerOptions) -> dict[str, _Task]:
+    """By the names of the modules."""
+    meshes = {mesh.name: mesh for mesh in stages.program.meshes}
+    return {
+        (name := module_name(it)): _Task.of(name, stages, meshes[it.mesh], gpu, options)
+        for it in stages.program.fragments
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +219,7 @@ class _Task:
             options=options,
         )
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A hash of everything that determines the result."""
         made_for = {
@@ -184,18 +235,38 @@ class _Task:
 
 def _compiled(task: _Task) -> Truth:
     """In a process of its own: compiles a stage."""
+    with _naming(task):
+        return truth(
+            parse(task.module), _devices(task), name=task.name, compiler_options=task.options
+        )
+
+
+def _final_program(task: _Task) -> str:
+    """In a process of its own: compiles a stage for the text of its program."""
+    with _naming(task):
+        module, devices = parse(task.module), _devices(task)
+        compiled = compile_module(
+            module, devices, [], name=task.name, compiler_options=task.options
+        )
+    return _METADATA.sub("", compiled.hlo_text())
+
+
+def _devices(task: _Task) -> Sequence[Device]:
     if task.gpu is None:
-        devices = all_devices()[: task.hosts * task.devices_per_host]
-    else:
-        devices = gpus_to_compile_for(task.gpu.description(), task.hosts, task.devices_per_host)
+        return all_devices()[: task.hosts * task.devices_per_host]
+    return gpus_to_compile_for(task.gpu.description(), task.hosts, task.devices_per_host)
+
+
+@contextmanager
+def _naming(task: _Task) -> Generator[None]:
+    """Turns XLA's errors, which cannot be sent to another process, into a CompilationError."""
     try:
-        return truth(parse(task.module), devices, name=task.name, compiler_options=task.options)
+        yield
     except (jax.errors.JaxRuntimeError, ir.MLIRError) as error:
-        # Errors of jaxlib cannot be sent to another process.
         raise CompilationError(f"XLA cannot compile @{task.name}: {error}") from None
 
 
-def _result(task: _Task, future: Future[Truth], log: Path) -> Truth:
+def _result(task: _Task, future: Future[T], log: Path) -> T:
     try:
         return future.result()
     except SolverFailedError as error:
@@ -217,40 +288,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-@dataclass(frozen=True)
-class _Results:
-    """Earlier results in a folder, one file each."""
-
-    folder: Path | None
-
-    def read(self, key: str) -> Truth | None:
-        """None if there is no result, or if its file cannot be read."""
-        if self.folder is None:
-            return None
-        path = self.folder / f"{key}.json"
-        try:
-            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            found: list[dict[str, Any]] = fields.pop("collectives")
-            for it in found:
-                it["axes"] = tuple(it["axes"])
-            return Truth(collectives=tuple(Collective(**it) for it in found), **fields)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            _log.warning("%s is not used: %s; the stage is compiled again", path, error)
-            return None
-
-    def write(self, key: str, result: Truth) -> None:
-        """Writes a result; logs a warning if that fails."""
-        if self.folder is None:
-            return
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = self.folder / f"{key}.json"
-            unfinished = path.with_suffix(f".{os.getpid()}")
-            unfinished.write_text(json.dumps(asdict(result)), encoding="utf-8")
-            unfinished.replace(path)
-        except OSError as error:
-            _log.warning("%s cannot be written: %s", self.folder, error.strerror)
