@@ -19,8 +19,8 @@ from alpa.passes.plan.predicted_collectives import Collective, Kind, merged
 from alpa.runtime.hlo_text import Computation, HloError, Instruction, parse_hlo
 
 _NAMES: tuple[Kind, ...] = get_args(Kind)
-_KINDS: dict[str, Kind] = {name + suffix: name for name in _NAMES for suffix in ("", "-start")}
-_CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
+KINDS: dict[str, Kind] = {name + suffix: name for name in _NAMES for suffix in ("", "-start")}
+CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TWO_BRANCHES = re.compile(r"(?:true|false)_computation=%?([\w.\-]+)")
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(.*?\)\))? \{(.*?)\}")
@@ -35,7 +35,7 @@ def real_collectives(text: str, devices: int) -> tuple[Collective, ...]:
         HloError: a collective or a loop cannot be read.
     """
     computations, entry = parse_hlo(text)
-    return merged(_Reader(computations, devices).visit(entry, 1))
+    return merged(HloReader(computations, devices).visit(entry, 1))
 
 
 def has_16_bit_floats(text: str) -> bool:
@@ -44,7 +44,9 @@ def has_16_bit_floats(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class HloReader:
+    """Reads what the instructions of a program for some devices do."""
+
     computations: dict[str, Computation]
     devices: int
 
@@ -53,25 +55,23 @@ class _Reader:
         for instruction in computation.instructions.values():
             if instruction.opcode == "while":
                 condition, loop = instruction.attribute("condition"), instruction.attribute("body")
-                trips = self._trip_count(computation, instruction)
+                trips = self.trip_count(computation, instruction)
                 yield from self.visit(condition, times * trips)
                 yield from self.visit(loop, times * trips)
             elif instruction.opcode == "conditional":
-                branches = _BRANCHES.search(instruction.attributes)
-                names = branches[1].split(",") if branches else []
-                for branch in names or _TWO_BRANCHES.findall(instruction.attributes):
-                    yield from self.visit(branch.strip().removeprefix("%"), times)
+                for branch in branches(instruction):
+                    yield from self.visit(branch, times)
             elif instruction.opcode in ("call", "fusion", "async-start"):
-                for called in _CALLED.findall(instruction.attributes):
+                for called in CALLED.findall(instruction.attributes):
                     yield from self.visit(called, times)
-            elif instruction.opcode in _KINDS:
+            elif instruction.opcode in KINDS:
                 yield from self._collectives(computation, instruction, times)
 
     def _collectives(
         self, computation: Computation, instruction: Instruction, times: int
     ) -> Iterator[Collective]:
-        kind = _KINDS[instruction.opcode]
-        group = 2 if kind == "collective-permute" else self._group_size(instruction)
+        kind = KINDS[instruction.opcode]
+        group = 2 if kind == "collective-permute" else self.group_size(instruction)
         if group == 1 or (kind == "collective-permute" and not _moves(instruction)):
             return
         size = instruction.bytes
@@ -88,7 +88,7 @@ class _Reader:
             if devices > 1 and num_bytes > 0:
                 yield Collective(kind=part, axes=(), devices=devices, bytes=num_bytes, count=times)
 
-    def _group_size(self, instruction: Instruction) -> int:
+    def group_size(self, instruction: Instruction) -> int:
         """Devices of a group: `{{0,1},{2,3}}`, `[2,4]<=[8]`, or axes of a mesh; `{}` is all."""
         rest = instruction.attributes
         if "replica_groups={}" in rest:
@@ -103,7 +103,8 @@ class _Reader:
             return prod(int(part or sizes[axis]) for axis, part in used)
         raise HloError(f"the groups of {instruction.name} cannot be read: {rest}")
 
-    def _trip_count(self, computation: Computation, loop: Instruction) -> int:
+    def trip_count(self, computation: Computation, loop: Instruction) -> int:
+        """How often a loop's body runs, as far as the text says."""
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
         if known:
             return int(known[1])
@@ -127,6 +128,13 @@ class _Reader:
         if by is None or by <= 0 or index not in amounts or "LT" not in compare.attributes:
             return UNKNOWN_TRIP_COUNT
         return max(0, -((first - stop) // by))
+
+
+def branches(conditional: Instruction) -> list[str]:
+    """The names of the computations of which a conditional runs one."""
+    found = _BRANCHES.search(conditional.attributes)
+    names = found[1].split(",") if found else _TWO_BRANCHES.findall(conditional.attributes)
+    return [name.strip().removeprefix("%") for name in names]
 
 
 def _origin(computation: Computation, name: str) -> Instruction | None:
