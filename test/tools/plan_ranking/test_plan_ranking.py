@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alpa.dialects import ir, main_function, parse
+from alpa.dialects.attributes import signature_attrs
+from alpa.dialects.plan import read_meshes
+from alpa.runtime.compare_programs import compare_programs
+from alpa.tools.plan_ranking.__main__ import main, summary
+from alpa.tools.plan_ranking.plans import RankedPlan, distinct_plans, randomly_sharded
+from alpa.tools.plan_ranking.programs import FOR_CPU, FOR_GPUS, MLPConfig, RankedProgram
+from alpa.tools.plan_ranking.scores import Ranking, Times
+from alpa.tools.plan_ranking.times import measured_seconds, roofline_seconds
+
+TINY = RankedProgram(name="tiny", model=MLPConfig(hidden_size=16, num_layers=2), micro_batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def program() -> ir.Module:
+    return parse(TINY.training().lower(TINY.micro_batch_size))
+
+
+@pytest.fixture(scope="module")
+def plans(program: ir.Module) -> list[RankedPlan]:
+    return distinct_plans(program, "cpu:1x4", TINY.num_micro_batches)
+
+
+def test_ten_plans_differ(plans: list[RankedPlan]) -> None:
+    assert len({plan.key for plan in plans}) == len({plan.name for plan in plans}) == 10
+    assert plans[0].name == "auto"
+    assert any(plan.name.startswith("random") for plan in plans)
+
+
+def test_plans_have_one_stage_or_two(plans: list[RankedPlan]) -> None:
+    stages = {plan.name: len(read_meshes(main_function(plan.module))) for plan in plans}
+    assert stages["2 stages"] == 2
+    assert {n for name, n in stages.items() if name not in ("auto", "2 stages")} == {1}
+
+
+def test_random_plans_compute_the_program(program: ir.Module, plans: list[RankedPlan]) -> None:
+    random = next(plan for plan in plans if plan.name.startswith("random"))
+    assert not compare_programs(program, random.module).is_fault
+
+
+def test_equal_seeds_draw_equal_shardings(program: ir.Module) -> None:
+    texts = [str(randomly_sharded(program, 4, np.random.default_rng(seed))) for seed in (3, 3, 4)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_arguments_of_one_type_are_sharded_alike(program: ir.Module) -> None:
+    function = main_function(randomly_sharded(program, 4, np.random.default_rng(3)))
+    types = function.type.inputs
+    found: dict[str, set[str]] = {}
+    for type_, attrs in zip(types, signature_attrs(function, "arg_attrs", len(types)), strict=True):
+        found.setdefault(str(type_), set()).add(str(attrs.get("sdy.sharding")))
+    assert all(len(shardings) == 1 for shardings in found.values())
+
+
+def test_a_program_without_enough_plans_is_refused(program: ir.Module) -> None:
+    with pytest.raises(ValueError, match=r"has \d+ different plans, not 10"):
+        distinct_plans(program, "cpu:1x1", TINY.num_micro_batches, tries=1)
+
+
+def test_a_roofline_gives_each_plan_its_seconds(plans: list[RankedPlan], tmp_path: Path) -> None:
+    some = [plans[0], plans[1], plans[0]]
+    first = roofline_seconds(some, processes=1, cache=tmp_path)
+    assert min(first) > 0
+    assert first[0] == first[2]
+    written = sorted(tmp_path.iterdir())
+    assert all(path.name.endswith(".hlo.gz") for path in written)
+    assert roofline_seconds(some, processes=1, cache=tmp_path) == first
+    assert sorted(tmp_path.iterdir()) == written
+
+
+def test_steps_are_measured(plans: list[RankedPlan]) -> None:
+    assert min(measured_seconds(TINY, plans[:2], runs=1)) > 0
+
+
+def test_twelve_programs_of_seven_families() -> None:
+    for programs in (FOR_GPUS, FOR_CPU):
+        names = [program.name for program in programs]
+        assert len(set(names)) == len(names) == 12
+        assert len({name.partition("-")[0] for name in names}) == 7
+        assert [program.training().name for program in programs] == names
+
+
+def test_an_unknown_program_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpt-128", "--cluster", "h100:1x8"]) == 1
+    assert capsys.readouterr().err.startswith("error: no program gpt-128; there are gpt-1024")
+
+
+def test_an_unknown_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cluster", "h1000:1x8"]) == 1
+    assert "unknown cluster 'h1000'" in capsys.readouterr().err
+
+
+def test_the_summary() -> None:
+    plans = (Times(name="a", predicted=1.0, real=2.0), Times(name="b", predicted=2.0, real=1.0))
+    worse = Ranking(program="p", plans=plans)
+    assert summary([worse]) == "MRR 0.500, Acc@1 0.00, Acc@5 1.00, 1 programs"

@@ -1,0 +1,68 @@
+"""The real seconds of plans: by a roofline over the compiler's programs, or measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import jax
+
+from alpa import runtime
+from alpa.dialects import main_function
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.runtime.ahead_of_time.compilation import final_programs, gpu_of
+from alpa.runtime.ahead_of_time.roofline import compiled_step_seconds, spent
+from alpa.runtime.stages import Exported, exported, module_name
+from alpa.runtime.timing import TimedStep, in_turns
+from alpa.tools.plan_ranking.plans import RankedPlan
+from alpa.tools.plan_ranking.programs import RankedProgram
+
+
+def roofline_seconds(
+    plans: Sequence[RankedPlan], *, processes: int | None = None, cache: Path | None = None
+) -> list[float]:
+    """Seconds of a step, by what the compiler of the plans' GPUs makes of their stages.
+
+    Raises:
+        CompilationError: there is no compiler for the device, or it refuses a stage.
+        HloError: its program cannot be read.
+    """
+    stages = [exported(plan.module) for plan in plans]
+    cluster = plan_and_cluster(main_function(stages[0].module))[1]
+    gpu = gpu_of(cluster.device.name)
+    texts = final_programs(stages, gpu, processes=processes, cache=cache)
+    return [
+        _step_seconds(one, programs, cluster) for one, programs in zip(stages, texts, strict=True)
+    ]
+
+
+def _step_seconds(stages: Exported, texts: Mapping[str, str], cluster: Cluster) -> float:
+    meshes = {mesh.name: mesh for mesh in stages.program.meshes}
+    seconds: dict[str, float] = {}
+    for fragment in stages.program.fragments:
+        mesh, name = meshes[fragment.mesh], module_name(fragment)
+        hosts = len(mesh.hosts)
+        found = spent(texts[name], cluster, hosts, len(mesh.devices) // hosts)
+        seconds[name] = found.seconds
+    return compiled_step_seconds(stages.program, seconds)
+
+
+def measured_seconds(
+    program: RankedProgram, plans: Sequence[RankedPlan], *, runs: int
+) -> list[float]:
+    """Median seconds of a step on this machine's devices; the plans take turns.
+
+    Raises:
+        LoadError: a plan cannot be run.
+        ValueError: there are too few devices.
+    """
+    training = program.training()
+    batch = training.random_batch(1, program.batch_size)
+    arguments = jax.device_get(jax.tree.leaves((training.init_state(0), batch)))
+    steps = {
+        number: TimedStep(runtime.load(plan.module), arguments) for number, plan in enumerate(plans)
+    }
+    seconds = in_turns(steps, runs=runs)
+    return [median(seconds[number]) for number in steps]
