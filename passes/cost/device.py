@@ -206,15 +206,16 @@ class Device:
         dtype: str,
         share: Share = 1.0,
         kind: Kind = "matrix",
+        byte_share: Share | None = None,
     ) -> Share:
         """Roofline time of a share of local work: ``max(flops / peak, bytes / memory_bandwidth)``,
-        each at its efficiency."""
-        if self.efficiency is None:
-            return max(flops / self.peak(dtype), num_bytes / self.memory_bandwidth) * share
+        each at its efficiency. The share of the bytes is another one if ``byte_share`` says so."""
+        of_bytes = share if byte_share is None else byte_share
         compute = flops * share / self.peak(dtype)
-        compute /= _share_at(self.efficiency.compute(kind, dtype), flops * share)
-        memory = num_bytes * share / self.memory_bandwidth
-        memory /= _share_at(self.efficiency.memory, num_bytes * share)
+        memory = num_bytes * of_bytes / self.memory_bandwidth
+        if self.efficiency is not None:
+            compute /= _share_at(self.efficiency.compute(kind, dtype), flops * share)
+            memory /= _share_at(self.efficiency.memory, num_bytes * of_bytes)
         larger: Any = np.maximum(compute, memory)
         return larger
 

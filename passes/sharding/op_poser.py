@@ -27,7 +27,7 @@ from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
-from alpa.passes.analysis.op_kinds import TRIVIAL
+from alpa.passes.analysis.op_kinds import CONTRACTIONS, TRIVIAL
 from alpa.passes.base import PassError
 from alpa.passes.cost.device import Share, size_text
 from alpa.passes.sharding import sums
@@ -214,7 +214,7 @@ class OpPoser:
         """Seconds per step of each strategy; computed once for all trivial ops of equal types."""
 
         def make() -> np.ndarray:
-            seconds = self._seconds(op, space.shares)
+            seconds = self._seconds(op, space.shares, self._byte_shares(op, space))
             if space.sums is None:  # Sums with a node of their own are charged there.
                 seconds += [self._reduce_seconds(op, way) for way in space.strategies]
             return weight * seconds
@@ -224,8 +224,33 @@ class OpPoser:
         types = [value.type for value in (*op.operands, *op.results)]
         return self.graph.cache.once(("op", space, op.name, op.work, weight, *types), make)
 
-    def _seconds(self, op: Op, share: Share) -> Share:
-        return work_seconds(op.work, self.graph.cluster.device, share)
+    def _seconds(self, op: Op, share: Share, byte_share: Share | None = None) -> Share:
+        return work_seconds(op.work, self.graph.cluster.device, share, byte_share)
+
+    def _byte_shares(self, op: Op, space: Space) -> np.ndarray | None:
+        """The share of a contraction's bytes on one device, by strategy; None for other ops.
+
+        Each device reads all of an operand that is not split, such as the weights under data
+        parallelism. The values of other ops are split as their work is.
+        """
+        if op.name not in CONTRACTIONS:
+            return None
+        values = [ir.RankedTensorType(value.type) for value in (*op.operands, *op.results)]
+
+        def make() -> np.ndarray:
+            sizes = self.graph.mesh.sizes
+            local = [
+                sum(
+                    local_elements(t.shape, sizes, layout) * element_bytes(t.element_type)
+                    for t, layout in zip(
+                        values, (*strategy.operands, *strategy.computed), strict=True
+                    )
+                )
+                for strategy in space.strategies
+            ]
+            return np.array(local) / sum(map(type_bytes, values))
+
+        return self.graph.cache.once(("byte shares", space, *values), make)
 
     def _reduce_seconds(self, op: Op, strategy: Strategy) -> float:
         """Seconds of the collectives on an op's partial sums."""

@@ -16,9 +16,12 @@ def block_works(block: ir.Block, device: Device) -> list[Work]:
     return op_work.fused(block)[:-1]
 
 
-def work_seconds(work: Work, device: Device, share: Share = 1.0) -> Share:
-    """Seconds for a share of an op's work. Its kernels are started whatever the share."""
-    seconds = device.seconds(work.flops, work.bytes, work.dtype, share, work.kind)
+def work_seconds(
+    work: Work, device: Device, share: Share = 1.0, byte_share: Share | None = None
+) -> Share:
+    """Seconds for a share of an op's work, its bytes at a share of their own if there is one. Its
+    kernels are started whatever the share."""
+    seconds = device.seconds(work.flops, work.bytes, work.dtype, share, work.kind, byte_share)
     return work.kernels * device.launch + seconds
 
 
