@@ -26,6 +26,7 @@ from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
+from alpa.passes.sharding.accumulation import accumulation_seconds, is_accumulated
 from alpa.passes.sharding.baselines import StateKind, Tensors
 from alpa.passes.sharding.copies import local_bytes
 from alpa.passes.sharding.gradient_reductions import is_placed, summed_results
@@ -305,9 +306,12 @@ class MeshProblem:
                 wanted = self.graph.add_tensor(outer, inner.type)
             if wanted is None:
                 placed[outer] = placed[inner].closed
-                continue
-            placed[outer] = wanted.closed
-            self.graph.need_operand(end, i, wanted.need, weight)
+            else:
+                placed[outer] = wanted.closed
+                self.graph.need_operand(end, i, wanted.need, weight)
+            if delays and is_accumulated(outer, self.totals):
+                seconds = accumulation_seconds(self.graph, placed[outer], inner)
+                self.graph.charge((placed[outer].node,), weight * seconds)
 
 
 def _crosses_once(value: ir.Value) -> bool:
