@@ -206,6 +206,7 @@ class Device:
         dtype: str,
         share: Share = 1.0,
         kind: Kind = "matrix",
+        *,
         byte_share: Share | None = None,
     ) -> Share:
         """Roofline time of a share of local work: ``max(flops / peak, bytes / memory_bandwidth)``,

@@ -225,7 +225,7 @@ class OpPoser:
         return self.graph.cache.once(("op", space, op.name, op.work, weight, *types), make)
 
     def _seconds(self, op: Op, share: Share, byte_share: Share | None = None) -> Share:
-        return work_seconds(op.work, self.graph.cluster.device, share, byte_share)
+        return work_seconds(op.work, self.graph.cluster.device, share, byte_share=byte_share)
 
     def _byte_shares(self, op: Op, space: Space) -> np.ndarray | None:
         """The share of a contraction's bytes on one device, by strategy; None for other ops.

@@ -17,11 +17,13 @@ def block_works(block: ir.Block, device: Device) -> list[Work]:
 
 
 def work_seconds(
-    work: Work, device: Device, share: Share = 1.0, byte_share: Share | None = None
+    work: Work, device: Device, share: Share = 1.0, *, byte_share: Share | None = None
 ) -> Share:
     """Seconds for a share of an op's work, its bytes at a share of their own if there is one. Its
     kernels are started whatever the share."""
-    seconds = device.seconds(work.flops, work.bytes, work.dtype, share, work.kind, byte_share)
+    seconds = device.seconds(
+        work.flops, work.bytes, work.dtype, share, work.kind, byte_share=byte_share
+    )
     return work.kernels * device.launch + seconds
 
 
