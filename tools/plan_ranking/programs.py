@@ -100,14 +100,14 @@ FOR_GPUS = (
     _mlp("mlp-8192", 512, 8192, 3),
 )
 """Hidden sizes of real models, so that compute counts; few layers, so that XLA is fast."""
-_TINY: Mapping[str, Any] = {"num_layers": 2, "sequence_length": 128}
+_TINY: Mapping[str, Any] = {"num_layers": 1, "sequence_length": 64}
 
 FOR_CPU = (
     _of("gpt-128", "gpt-tiny", 16, hidden_size=128, **_TINY),
-    _of("gpt-256", "gpt-tiny", 8, hidden_size=256, vocab_size=4096, **_TINY),
-    _of("gpt-512", "gpt-tiny", 8, hidden_size=512, num_layers=2),
-    _of("moe-128", "moe-tiny", 16, hidden_size=128, num_experts=8, **_TINY),
-    _of("moe-256", "moe-tiny", 8, hidden_size=256, **_TINY),
+    _of("gpt-256", "gpt-tiny", 8, hidden_size=256, vocab_size=2048, **_TINY),
+    _of("gpt-512", "gpt-tiny", 8, hidden_size=512, num_layers=1),
+    _of("moe-128", "moe-tiny", 16, hidden_size=128, num_layers=2, num_experts=8),
+    _of("moe-256", "moe-tiny", 8, hidden_size=256, num_layers=2),
     _of("wresnet-16", "wresnet-tiny", 16, base_channels=16),
     _of("wresnet-32", "wresnet-tiny", 8, base_channels=32, stage_sizes=(1, 1)),
     _of("t5-128", "t5-tiny", 16, hidden_size=128, mlp_size=512, num_layers=1),
