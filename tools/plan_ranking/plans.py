@@ -69,8 +69,9 @@ def distinct_plans(
     Of random plans at most `tries` are made; some do not fit, or equal others.
 
     Raises:
-        PlanningError: a plan of the search is refused for another reason than that it does not
-            fit; or there are fewer plans.
+        PlanningError: the search finds no plan; or there are fewer plans, and this is why the last
+            of the others was refused.
+        ValueError: there are fewer plans, and none was refused.
     """
     common = {
         "cluster": cluster,
@@ -84,6 +85,8 @@ def distinct_plans(
         try:
             run_pass("alpa", {**common, **options}, copy, Clock())
         except PlanningError as error:
+            if not found:
+                raise
             refused = error
             continue
         made = RankedPlan(name=name, module=copy)

@@ -8,7 +8,9 @@ import pytest
 from alpa.dialects import ir, main_function, parse
 from alpa.dialects.attributes import signature_attrs
 from alpa.dialects.plan import read_meshes
+from alpa.runtime.ahead_of_time.compilation import missing_packages
 from alpa.runtime.compare_programs import compare_programs
+from alpa.runtime.planning import PlanningError
 from alpa.tools.plan_ranking.__main__ import main, summary
 from alpa.tools.plan_ranking.plans import RankedPlan, distinct_plans, randomly_sharded
 from alpa.tools.plan_ranking.programs import FOR_CPU, FOR_GPUS, MLPConfig, RankedProgram
@@ -64,6 +66,11 @@ def test_a_program_without_enough_plans_is_refused(program: ir.Module) -> None:
         distinct_plans(program, "cpu:1x1", TINY.num_micro_batches, tries=1)
 
 
+def test_a_program_that_cannot_be_planned_is_refused(program: ir.Module) -> None:
+    with pytest.raises(PlanningError, match=r"memory|needs at least|hold"):
+        distinct_plans(program, "cpu:1x4,memory=1KiB", TINY.num_micro_batches)
+
+
 def test_a_roofline_gives_each_plan_its_seconds(plans: list[RankedPlan], tmp_path: Path) -> None:
     some = [plans[0], plans[1], plans[0]]
     first = roofline_seconds(some, processes=1, cache=tmp_path)
@@ -73,6 +80,16 @@ def test_a_roofline_gives_each_plan_its_seconds(plans: list[RankedPlan], tmp_pat
     assert all(path.name.endswith(".hlo.gz") for path in written)
     assert roofline_seconds(some, processes=1, cache=tmp_path) == first
     assert sorted(tmp_path.iterdir()) == written
+
+
+@pytest.mark.skipif(missing_packages() != [], reason="needs the extra gpu-aot")
+def test_a_roofline_over_what_the_compiler_of_gpus_makes(
+    program: ir.Module, tmp_path: Path
+) -> None:
+    plans = distinct_plans(program, "h100:1x2", TINY.num_micro_batches, count=2)
+    seconds = roofline_seconds(plans, processes=1, cache=tmp_path)
+    # All of it is launching kernels and starting collectives.
+    assert all(0.5 < real / plan.predicted < 2 for real, plan in zip(seconds, plans, strict=True))
 
 
 def test_steps_are_measured(plans: list[RankedPlan]) -> None:
