@@ -1,1 +1,1 @@
-"""What the passes read off a program: data flow, roles, the parts of a step, costs of ops."""
+"""Properties of programs for the passes: data flow, roles, the parts of a step, costs of ops."""

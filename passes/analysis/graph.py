@@ -1,6 +1,6 @@
 """The data flow of one block as numbers, for passes that analyse thousands of ops.
 
-Walking the bindings costs microseconds per step; every analysis shares one walk.
+The bindings take microseconds for each op, so all analyses share one pass over them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Graph:
         return [v for o in ops for v in self.results[o]]
 
     def interface(self, ops: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The values that ops read and do not make, and those they make for others."""
+        """The values that ops read but do not make, and those that they make for other ops."""
         inside, returned, made = set(ops), set(self.returned), self.made_by(ops)
         own = set(made)
         inputs = dict.fromkeys(v for o in ops for v in self.operands[o] if v not in own)
@@ -81,7 +81,7 @@ class Graph:
         return list(inputs), outputs
 
     def part(self, ops: Sequence[int]) -> Graph:
-        """The graph of some ops alone, by numbers of its own; `interface` are its ends."""
+        """The graph of some ops, with its own numbers; `interface` has the values at its ends."""
         inputs, outputs = self.interface(ops)
         values = [*inputs, *self.made_by(ops)]
         number = {v: n for n, v in enumerate(values)}
@@ -129,7 +129,7 @@ class Graph:
         An `optimization_barrier` counts as the identity, so a rematerialised value equals the value
         that it repeats.
 
-        Integers that depend on no argument are equal if their types are. jax folds the positions
+        Integers that depend on no argument are equal if their types are. JAX folds the positions
         that it knows when it traces the forward part, but not those behind the barriers of
         rematerialisation.
         """
@@ -153,7 +153,7 @@ class Graph:
         return first
 
     def _positions(self, number: dict[ir.Value, int]) -> list[int]:
-        """The integers that depend on no argument. Each result of a barrier is as its operand."""
+        """The integers that depend on no argument. A barrier's result counts as its operand."""
         fixed = [False] * len(self.values)
         for op, operands, results in zip(self.ops, self.operands, self.results, strict=True):
             if op.name == "stablehlo.optimization_barrier":
@@ -272,7 +272,7 @@ def shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def splat(value: ir.Value) -> float | int | None:
-    """The number that fills a tensor, where it is one constant, perhaps broadcast."""
+    """The number that fills a tensor, if the tensor is a constant or the broadcast of one."""
     owner = value.owner
     if isinstance(owner, stablehlo.BroadcastInDimOp):
         owner = owner.operands[0].owner

@@ -236,7 +236,7 @@ def _place_backward(flow: _Flow, users: list[set[int]], states: set[int]) -> Non
 
 
 def _made_of_batch(flow: _Flow, states: set[int]) -> set[int]:
-    """The arguments but states, and the values that the forward part makes of these alone."""
+    """The arguments that are not states, and the values that forward ops make of these only."""
     found = {*range(flow.graph.num_arguments)} - states
     for part, sources, results in zip(flow.part, flow.sources, flow.graph.results, strict=True):
         if part == "forward" and found.issuperset(sources):
@@ -281,7 +281,7 @@ def readers(graph: Graph, part: Sequence[Part | None], value: int) -> list[int]:
 
 
 def _place_updates(flow: _Flow, roles: Roles, users: list[set[int]]) -> None:
-    """Layers of updates. A set of layers is a number here, whose bit l says that layer l is in."""
+    """Layers of updates. A set of layers is an integer: bit l is set if layer l is in it."""
     graph, part, slot = flow.graph, flow.part, flow.slot
     owner = {a: min(users[a]) for a in range(graph.num_arguments) if users[a]}
     leads_to = [0] * len(graph.values)

@@ -10,8 +10,8 @@ from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.passes.analysis.graph import elements, type_bytes
 from alpa.passes.analysis.op_kinds import CONTRACTIONS, ELEMENTWISE_STABLEHLO, FREE
 
-# Stands for an unknown trip count. Loops whose bound is data are rare, but weigh more than their
-# body alone.
+# Stands for an unknown trip count. Loops whose bound depends on data are rare, but cost more than
+# one run of their body.
 UNKNOWN_TRIP_COUNT = 8
 
 # Ops whose operands have no more elements than the result.

@@ -36,8 +36,8 @@ TRIVIAL = (
     | _names("stablehlo", "broadcast broadcast_in_dim reduce reshape transpose")
 )
 
-# They compute nothing either, but a sharded dimension may need the neighbours' data: their
-# sharding is a choice.
+# They compute nothing either, but a sharded dimension may need the neighbours' data, so the solver
+# decides their shardings.
 DATA_MOVEMENT = _names(
     "stablehlo", "concatenate dynamic_slice dynamic_update_slice pad reverse slice"
 )
@@ -76,7 +76,7 @@ PRODUCTS = OF_FACTORS | _names(
     "stablehlo", "divide dynamic_slice dynamic_update_slice gather scatter select"
 )
 
-# What XLA computes inside of the ops that read it, and the ops that read so.
+# Ops that XLA fuses into their readers, and the readers that it fuses them into.
 FUSIBLE = ELEMENTWISE | BROADCASTS | SOURCES | DATA_MOVEMENT | _names("stablehlo", "transpose")
 READS_THROUGH_FUSION = FUSIBLE | _names("stablehlo", "reduce")
 

@@ -19,7 +19,7 @@ A kernel reads a value once, and writes those that others read, with these excep
 * A slice is read where it lies.
 * Constants, reshapes, and transposes that only contractions read cost nothing.
 
-XLA's fusion (`priority_fusion.h`) is finer: it estimates the time of each way.
+XLA's fusion (`priority_fusion.h`) is finer: it estimates the time of each alternative.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Kernels:
         self.ways: list[_Way] = [self._add(number, row) for number, row in enumerate(self.rows)]
 
     def _needed(self) -> set[ir.Value]:
-        """The values that ops read that do not fuse, or a later block: these are in memory."""
+        """The values that an op that does not fuse reads, or a later block: these are in memory."""
         contracted: dict[ir.Value, bool] = {}
         for row in self.rows:
             for value in row.operands:

@@ -10,7 +10,7 @@
     "0-15" = "state:0-15"                   # the new values of these arguments, in their order
     "result[1]" = "mean"                    # or "sum", "last", "concat:0"
 
-Names of arguments are those of their locations, names of results their `jax.result_info`: jax
+Names of arguments are those of their locations, names of results their `jax.result_info`: JAX
 writes them with `lower(...).as_text(debug_info=True)`. The roles in the file replace those in the
 program; others stay.
 """

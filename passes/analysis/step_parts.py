@@ -41,7 +41,7 @@ SAME_ELEMENTS = TRIVIAL - {
     "stablehlo.broadcast_in_dim",
     "stablehlo.reduce",
 }
-"""Ops whose result holds the operand's elements, each changed for itself."""
+"""Ops whose result holds the operand's elements, each changed on its own."""
 _SUMS = {"stablehlo.add", "stablehlo.subtract", "stablehlo.concatenate"}
 """Linear in all operands together."""
 
@@ -201,7 +201,7 @@ class _Splitter:
                 statistics += [v for v in graph.results[o] if self.batch[v] and is_number[v]]
 
         def are_numbers(o: int) -> set[bool]:
-            """For what an op reads of the forward part whether it is one number."""
+            """Whether each value of the forward part that an op reads is a single number."""
             return {is_number[v] for v in graph.operands[o] if self.batch[v] and is_forward[v]}
 
         readers = [o for o in graph.cone(statistics) if False in are_numbers(o)]
@@ -329,7 +329,7 @@ class _Splitter:
         return found
 
     def misplaced(self, parts: Sequence[Part | None]) -> tuple[ir.OpView, ...]:
-        """The ops of the update that jax names as a part of a differentiation and that are not
+        """The ops of the update that JAX names as a part of a differentiation and that are not
         linear: the mean of their results is not what they make of their operands' means."""
         graph = self.graph
         of_forward = [p < 0 or parts[p] == "forward" for p in graph.producer]
@@ -373,7 +373,7 @@ class _Splitter:
 
         An update multiplies a gradient by what it computes from that gradient, or from all of them,
         but never two gradients. So one factor is a rematerialised activation that `first_equal`
-        does not recognise, because jax may compute it in another way the second time.
+        does not recognise, because JAX may compute it differently the second time.
         """
         graph, found = self.graph, list[int]()
         made_of, bit = [0] * len(graph.values), 1

@@ -63,8 +63,8 @@ class Collective:
     def sent(self) -> float:
         """Bytes that each device sends on a ring.
 
-        This does not change where one collective over two axes becomes two over one each, or an
-        all-reduce a reduce-scatter and an all-gather.
+        The sum stays the same if a collective over two axes is split into one for each axis, or an
+        all-reduce into a reduce-scatter and an all-gather.
         """
         part = 1.0 if self.kind == "collective-permute" else 1 - 1 / self.devices
         return self.payload * part * (2 if self.kind == "all-reduce" else 1)
@@ -101,7 +101,7 @@ def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What an op takes, by numbers: operands that lie otherwise, results that are summed up."""
+    """What an op needs, by number: operands in other layouts, results that are reduced."""
 
     moved: tuple[tuple[int, Layout], ...]
     """the layout that the op wants an operand in"""
@@ -117,7 +117,7 @@ class _Walk:
     found: list[Collective] = field(default_factory=list)
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
     _brought: set[tuple[ir.Value, Layout, int]] = field(default_factory=set)
-    # Most ops are like another one, so both are found once for all that are alike.
+    # Most ops equal another one. Needs and exchanges are found once for all equal ops.
     _needs: dict[tuple[ShardingRule, tuple[Layout, ...], tuple[Layout, ...]], _Needs] = field(
         default_factory=dict
     )
@@ -181,7 +181,7 @@ class _Walk:
     def _needs_of(
         self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
     ) -> _Needs:
-        """What an op of a rule takes whose results and operands have these layouts."""
+        """What an op with this rule needs if its results and operands have these layouts."""
         axes = self._axes_of_factors(rule, results, operands)
         kept = [
             unreduced_axes(layout, len(dims))
@@ -202,7 +202,7 @@ class _Walk:
     def _axes_of_factors(
         self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
     ) -> dict[int, tuple[int, ...]]:
-        """The axes on each factor: by the results, those of sums by the operands."""
+        """The axes that split each factor: as in the results, or in operands if it is summed."""
         axes: dict[int, tuple[int, ...]] = {}
         for layout, dims in zip(results, rule.results, strict=True):
             for factor, on in axes_of_factors(rule, self.annotated.mesh.sizes, dims, layout):

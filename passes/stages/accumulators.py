@@ -27,9 +27,9 @@ After:
 The mean is taken in the wide type: `export-stages` scales the total before the update converts it.
 An update that converts the gradient to a wider type itself does so from the total.
 
-A value that others read, too, keeps its type and gets a wide copy for the updates: a gradient that
-another backward computation reads or that is returned, and a loss, which a forward computation
-makes, a result is the mean or the sum of, and an update reads.
+A value with other readers keeps its type, and the updates get a wide copy. This is the case for a
+gradient that another backward computation reads or that is returned. It is also the case for a
+loss: a forward computation makes it, a result is its mean or sum, and an update reads it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _MOVES = (sdy.ShardingConstraintOp, stablehlo.ReshapeOp, stablehlo.TransposeOp)
 def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: Plan) -> int:
     """Rewrites a clustered program in place; with one micro-batch nothing is added up.
 
-    `results` are the attributes of those of `function`. Returns by how many bytes all sums
-    together are larger than they were.
+    `results` are the attributes of those of `function`. Returns by how many bytes this
+    enlarges all sums together.
     """
     if plan.num_micro_batches == 1:
         return 0
@@ -78,8 +78,10 @@ def widen_accumulators(function: func.FuncOp, results: Sequence[Result], plan: P
 
 
 def _widen(op: ir.OpView, totals: Mapping[int, tuple[ir.RankedTensorType, bool]]) -> None:
-    """Gives updates wide results of a computation: by number the type, and whether only they read
-    the result."""
+    """Gives updates wide versions of a computation's results.
+
+    `totals` has by the result's number the wide type, and whether only updates read the result.
+    """
     end = terminator(body(op))
     returned, types = list(end.operands), [result.type for result in op.results]
     place: list[int] = []

@@ -35,11 +35,11 @@ class Boundary:
     def seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
         """Estimated seconds of a micro-batch's transfers into a stage on a submesh, [2, K, 2].
 
-        First those from the stage before into a stage that begins with layer i, then those from the
-        stage behind into a stage that ends before layer i. Each from a stage on the same host, and
-        from one on another host. A tensor is a message of its own. Its parts enter all devices of
-        the mesh at the same time or, from other hosts, all its hosts. Gathering replicas is not
-        counted.
+        The first row is from the stage before into a stage that begins with layer i, the second
+        from the stage behind into a stage that ends before layer i. The last dimension
+        distinguishes a sender on the same host and one on another host. A tensor is a message of
+        its own. Its parts enter all devices of the mesh at the same time or, from other hosts, all
+        its hosts. Gathering replicas is not counted.
         """
         near = _seconds(self.bytes, self.values, cluster.intra_host, hosts * devices)
         far = _seconds(self.bytes, self.values, cluster.inter_host, hosts)

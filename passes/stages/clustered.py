@@ -1,4 +1,4 @@
-"""A program of layers that is to be cut into stages, what it is cut for, and what that requires."""
+"""A program of layers to cut into stages, the cluster that it is cut for, and checks of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clustered:
     reserve: float
     """the share of each device's memory that stages leave free"""
     widened_bytes: int
-    """what all sums over the micro-batches hold more than in the gradients' own types"""
+    """by how many bytes `accumulate_dtype` enlarges all sums over the micro-batches"""
 
     @cached_property
     def graph(self) -> Graph:
@@ -78,9 +78,10 @@ class Clustered:
 
 
 def even_seconds(function: func.FuncOp, cluster: Cluster, num_micro_batches: int) -> float:
-    """Seconds of a step that no plan of a program cut into layers undercuts.
+    """A lower bound of the seconds of a step, for every plan of a program cut into layers.
 
-    Its roofline compute, split evenly over all devices, with nothing sent and no device waiting.
+    It is the roofline compute, split evenly over all devices, with nothing sent and no device
+    waiting.
     """
     seconds = 0.0
     for op in body(function).operations:
@@ -96,7 +97,7 @@ def require_roles(
     """Checks that arguments and results have the roles that several micro-batches need.
 
     Raises:
-        PassError: one has none.
+        PassError: a role is missing.
     """
     for a, argument in enumerate(arguments):
         if argument.role is None or (argument.role == "batch" and argument.batch_dim is None):

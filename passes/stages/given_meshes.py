@@ -7,8 +7,8 @@ of the given program, or slices of them, a sharding for each mesh that has a cop
     alpa.held = [{input = 0 : i64, shardings = [#sdy.sharding<@mesh_0, [{"axis0"}, {}]>]},
                  {input = 1 : i64, slice = array<i64: 0, 0, 2>, shardings = [...]}]
 
-The cut moves as few bytes of them as possible (`solve/stages/stage_dp.py`), and what is read where
-it lies keeps its sharding.
+The cut moves as few bytes of them as possible (`solve/stages/stage_dp.py`), and a state that is
+read on its own mesh keeps its sharding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse_shape(text: str) -> tuple[int, ...] | None:
     """The logical shape that an option such as `4x2` gives every mesh; None for `auto`.
 
     Raises:
-        OptionError: the text is no shape.
+        OptionError: the text is not a shape.
     """
     if text == "auto":
         return None

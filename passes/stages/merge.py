@@ -53,7 +53,7 @@ class Stages:
     meshes: list[MeshAssignment]
     seconds: float = 0.0
     bound: float = 0.0
-    """seconds that no other cut undercuts (`Plan.estimated_step_bound`); 0 if that is not known"""
+    """a lower bound of the seconds of every cut (`Plan.estimated_step_bound`); 0 if unknown"""
     peak_bytes: tuple[int, ...] = ()
     shardings: Mapping[_Place, Sharding] = field(default_factory=dict[_Place, Sharding])
     """of arguments on meshes, by both numbers, that the plan has to keep"""

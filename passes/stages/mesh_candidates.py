@@ -1,7 +1,7 @@
-"""The stage candidates of a logical mesh, and what is known of their costs.
+"""The stage candidates of a logical mesh, with costs or with lower bounds of costs.
 
-It takes seconds to find the costs on a mesh, so they are found in steps, and only if the DP uses
-what is not known yet:
+It takes seconds to find the costs on a mesh. So they are found in steps, and only if the DP's cut
+uses a candidate whose costs are not found yet:
 
 1. Bounds: each op is split along the axes that divide some factor of it, nothing is sent
    (`class_costs.Work`), and memory is split evenly. No sharding of any interval of layers takes
@@ -66,7 +66,7 @@ class MeshCandidates:
     dropped: list[str] = field(default_factory=list[str])
     """why no costs are known, though there may be a plan"""
     is_only: bool = False
-    """all stages are on it anyway, so that bounds do for costs"""
+    """all stages are on it in any case, so bounds are enough"""
     _found: dict[bool, list[Candidate]] = field(default_factory=dict[bool, list[Candidate]])
     """without rematerialisation, the fastest first, and with it, as far as the costs are known"""
     _finish: Callable[[], None] | None = None
@@ -93,7 +93,7 @@ class MeshCandidates:
         return [*plain, *remat_bounds(plain[0], self.one.candidate, self.one.again)]
 
     def is_like(self, other: MeshCandidates) -> bool:
-        """Whether it is the same submesh, as much is known of it, and it is about as fast."""
+        """Whether the other is an equal submesh with equally known costs that is about as fast."""
         if self.submesh[:2] != other.submesh[:2] or True in self._found:
             return False
         mine, others = self._plain()[0], other._plain()[0]

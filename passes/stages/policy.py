@@ -1,4 +1,4 @@
-"""Which stages and meshes a plan may have: the whole search, or what restricts it.
+"""Which stages and meshes a plan may have: all of the search, or a restriction.
 
 * `ProgramMesh`: the program's own shardings name the one mesh. Nothing is searched.
 * `ExistingMeshes`: the meshes exist already, and state lies on them.
@@ -210,11 +210,11 @@ def _placed(candidates: Sequence[Candidate], cluster: Cluster) -> list[MeshAssig
 def logical_shapes(
     hosts: int, devices: int, rank: int, *, ordered: bool = False
 ) -> list[tuple[int, ...]]:
-    """How a submesh may be seen: as one axis, or all factorings in two that differ.
+    """The logical shapes of a submesh: one axis, or the different factorings into two axes.
 
-    Inside a host all links are equal, so that only the sizes count; over hosts the last axis has
-    neighbours. `ordered`: the axes mean different things, so that (a, b) and (b, a) differ and an
-    axis of size 1 is a choice, too.
+    Inside a host all links are equal, so the order of the axes does not matter. Over several hosts
+    the last axis stays inside a host. With `ordered` the axes have different meanings: (a, b) and
+    (b, a) differ, and an axis of size 1 is allowed, too.
     """
     count = hosts * devices
     if ordered:

@@ -33,7 +33,7 @@ from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
 from alpa.passes.workers import Workers
 
 Restriction = Callable[[Problem, Sequence[int]], Problem]
-"""Restricts the stage DP, by the number of the mesh that each submesh of the problem is."""
+"""Restricts the stage DP; gets for each submesh of the problem the number of its mesh."""
 
 _Offer = tuple[Candidate, MeshCandidates]
 
@@ -107,7 +107,7 @@ class Search:
                     dropped=tuple(dict.fromkeys(_dropped(every))),
                 )
             if one.again is None and any(it.is_bound and it.remat for it, _ in used):
-                # Nearer bounds, now that they matter.
+                # Bounds nearer to the costs, because the cut uses them.
                 self._planned_on_one_device(one.rematerialise)
                 continue
             # Together with meshes that the search is about to ask for.

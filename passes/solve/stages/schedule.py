@@ -14,9 +14,9 @@ Without backwards (a forward-only program) both are the plain pipeline.
 its micro-batch, a backward for the next stage's backward. ``plan/instructions.py`` writes the
 instructions of a step in this order, and ``plan/step_time.py`` simulates them.
 
-**How T relates to it.** Let p_i be the seconds of stage i's forward with the transfer into it, q_i
-those of its backward with the transfer into it, a_i = p_i + q_i, u_i those of its update, which
-waits only for the last backward of its own stage, and
+**How T relates to these seconds.** Let p_i be the seconds of stage i's forward with the transfer
+into it, q_i those of its backward with the transfer into it, a_i = p_i + q_i, u_i those of its
+update, which waits only for the last backward of its own stage, and
 
     T  = sum_i a_i + (B - 1) max_i a_i + max_i u_i                   (minimised by ``stage_dp``)
     T+ = sum_i a_i + (B - 1) (max_i p_i + max_i q_i) + max_i u_i
@@ -28,7 +28,7 @@ so T <= T+, and T = T+ if one stage has both the longest forward and the longest
 - The pipeline part of gpipe equals that of T+: its forwards and its backwards are two flow shops of
   B equal jobs. T is therefore not an upper bound for gpipe. T assumes that forwards fill the gaps
   between backwards.
-- The pipeline's part of 1f1b lies between sum_i a_i + (B - 1) a_last and that of T+: every cycle of
+- The pipeline part of 1f1b lies between sum_i a_i + (B - 1) a_last and that of T+: every cycle of
   waiting stages has as many forwards as backwards on each, so its steady state takes max_i a_i per
   micro-batch; only the warm-up and the drain pair the forward of one stage with the backward of
   another. It is less than T where the slowest stage hides the work of those behind it.
@@ -59,7 +59,7 @@ class StageTask:
     micro_batch: int
 
     def sender(self, stage: int) -> int:
-        """The number of the stage whose work a stage waits for; the outer ones have none."""
+        """The stage whose work a stage waits for; out of range at the ends of the pipeline."""
         return stage - 1 if self.kind == "forward" else stage + 1
 
 
@@ -93,9 +93,9 @@ def rounds(
 ) -> Iterator[list[tuple[int, StageTask]]]:
     """The work of all stages: in each round, every stage that is ready does its next work.
 
-    A stage is ready if its neighbour has done that work in an earlier round, even where it reads
-    nothing of it, so that no stage exceeds the schedule's micro-batches in flight; and if
-    ``is_ready`` says so of the stage's number and its work.
+    A stage is ready if its neighbour has done that work in an earlier round, and if ``is_ready`` is
+    true of the stage's number and its work. It waits for its neighbour even if it reads nothing
+    from it: otherwise it could exceed the schedule's micro-batches in flight.
 
     Raises:
         ValueError: no stage is ready.
