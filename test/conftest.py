@@ -1,6 +1,6 @@
 """Shared fixtures: eight virtual CPU devices, no deadline per example, a small cluster.
 
-jax reads its environment when it starts, so this file sets it before any test imports jax.
+JAX reads its environment when it starts, so this file sets it before any test imports JAX.
 """
 
 from __future__ import annotations

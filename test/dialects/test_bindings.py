@@ -27,7 +27,7 @@ def test_what_is_nested_too_deep_is_refused(text: str, tmp_path: Path) -> None:
             read(source)
 
 
-def test_what_is_long_and_what_stands_in_strings_is_not_deep() -> None:
+def test_long_text_and_brackets_in_strings_are_not_deep() -> None:
     function = 'func.func private @f{}() attributes {{a = [[1], [2]], b = "("}} // {{'
     text = "\n".join(function.format(number) for number in range(3000))
     assert len(parse(text).body.operations) == 3000

@@ -248,6 +248,6 @@ def test_a_convolution_net_sums_its_gradients() -> None:
         {"reduce-scatter": Counter({4096: 2}), "all-gather": Counter({4096: 1})},
     ],
 )
-def test_what_is_no_sum_is_not_counted_as_one(wrong: Found) -> None:
+def test_other_reductions_are_not_counted_as_sums(wrong: Found) -> None:
     with pytest.raises(AssertionError):
         summed(wrong)

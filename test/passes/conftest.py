@@ -56,7 +56,7 @@ class Program:
     arguments: tuple[np.ndarray, ...]
     dims: tuple[int | None, ...]
     state: tuple[int, ...] = ()
-    """the arguments of which the first results are the new values"""
+    """the arguments whose new values the first results are"""
 
     def parts(self, number: int) -> list[list[np.ndarray]]:
         """The arguments of each micro-batch."""

@@ -100,7 +100,7 @@ def test_options_of_one_name_mean_the_same_in_all_passes() -> None:
         assert len({repr((it.type, it.default)) for it in [option, *own]}) == 1, name
 
 
-def test_a_plan_says_of_which_program_it_is(program: str) -> None:
+def test_a_plan_has_the_hash_of_its_program(program: str) -> None:
     source = parse(program)
     assert planned_for(source) is None
     run = Run(program, "cluster=cpu:1x1 num-layers=1")
@@ -211,7 +211,9 @@ def test_where_no_cut_fits_the_first_answer_is_given(
     assert "with a larger reserve" in said
 
 
-def test_what_fits_is_cut_once(attention: str, small_cluster: Callable[..., Path]) -> None:
+def test_a_program_that_fits_is_cut_once(
+    attention: str, small_cluster: Callable[..., Path]
+) -> None:
     assert not Run(attention, f"cluster={small_cluster('4300KiB', devices=2)} {TIGHT}").remarks
 
 

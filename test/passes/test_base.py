@@ -60,7 +60,9 @@ def test_option_has_the_type_of_its_field(name: str, text: str, value: Any) -> N
         ("limit", "none", "a number"),
     ],
 )
-def test_value_of_another_type_names_what_is_expected(name: str, text: str, expected: str) -> None:
+def test_a_value_of_another_type_names_the_expected_type(
+    name: str, text: str, expected: str
+) -> None:
     with pytest.raises(OptionError) as caught:
         Everything.from_options({name: text})
     assert str(caught.value) == f"option '{name}' is '{text}'; expected {expected}"

@@ -179,7 +179,7 @@ def least_cost(graph: ShardGraph) -> float:
 
 
 @pytest.mark.parametrize("text", PROGRAMS)
-def test_what_is_written_into_the_ir_costs_what_was_optimised(text):
+def test_the_ir_costs_as_much_as_the_solution(text):
     module = planned(text)
     (objective,) = objectives(module)
     fewest, most = cost_in_ir(module)
@@ -513,11 +513,11 @@ def looped(count: int) -> str:
 
 def test_the_body_of_a_loop_counts_as_often_as_it_runs():
     (few,), (many,) = objectives(planned(looped(5))), objectives(planned(looped(10)))
-    # what breaks ties does not run
+    # the cost that breaks ties is not multiplied
     assert many == pytest.approx(2 * few, rel=STORAGE_WEIGHT)
 
 
-def test_what_runs_for_each_micro_batch_counts_as_often():
+def test_work_of_each_micro_batch_counts_once_for_each():
     text = lowered(lambda x, w: x @ w, (2048, 128), (128, 128))
     before = str(alpa.passes.run(text, BEFORE.format(stages=1, cluster=CLUSTER)))
     found: list[float] = []
@@ -525,7 +525,7 @@ def test_what_runs_for_each_micro_batch_counts_as_often():
         plan = before.replace("num_micro_batches = 1", f"num_micro_batches = {batches}")
         found += objectives(alpa.passes.run(plan, "ilp-shard-annotate"))
     once, often = found
-    # what breaks ties does not run
+    # the cost that breaks ties is not multiplied
     assert often == pytest.approx(4 * once, rel=STORAGE_WEIGHT)
 
 

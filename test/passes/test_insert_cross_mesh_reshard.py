@@ -146,7 +146,7 @@ def split_by_hosts(layout: Layout) -> bool:
         (((1, 0), ()), ((), (0, 1))),
     ],
 )
-def test_what_lands_is_what_was_sent(source, target, returned):
+def test_received_values_equal_sent_values(source, target, returned):
     module, _, _ = reshard(crossing((8, 12), source, target, returned=returned))
     x = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
     first, *others = alpa.runtime.load(str(module))(x)

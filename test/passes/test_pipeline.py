@@ -128,13 +128,13 @@ def test_our_passes_and_mlirs_run_in_the_order_written() -> None:
     assert remarks_of(f"builtin.module({text})") == ["4 ops", "3 ops left!"]
 
 
-def test_remarks_are_logged_where_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
+def test_remarks_are_logged_if_nothing_receives_them(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="alpa"):
         alpa.passes.run(PROGRAM, "count-ops")
     assert caplog.messages == ["-:1:1: remark: 4 ops"]
 
 
-def test_add_to_adds_to_a_pass_manager_of_others() -> None:
+def test_add_to_adds_to_an_existing_pass_manager() -> None:
     context = make_context()
     module = parse(PROGRAM, context)
     manager = passmanager.PassManager(context=context)
@@ -190,7 +190,7 @@ def test_errors_of_a_pass_inside_of_another_come_out_as_its_own() -> None:
         alpa.passes.run(PROGRAM, "both{how=bug}")
 
 
-def test_who_watches_hears_of_the_passes_inside(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_watcher_sees_the_passes_inside(capfd: pytest.CaptureFixture[str]) -> None:
     heard: list[str] = []
 
     @contextmanager
@@ -241,7 +241,7 @@ def test_wrong_pipeline_is_pointed_at(text: str, column: int, message: str) -> N
     assert error.message.startswith(message)
 
 
-def test_nothing_is_added_where_a_later_pass_is_wrong() -> None:
+def test_nothing_is_added_if_a_later_pass_is_wrong() -> None:
     manager = passmanager.PassManager("builtin.module", context=make_context())
     with pytest.raises(PipelineError):
         alpa.passes.add_to(manager, "cse,xyzzy")

@@ -166,7 +166,7 @@ def test_one_remark_for_all_gspmd_shardings():
     ]
 
 
-def test_memories_that_the_plan_does_not_use_are_said():
+def test_a_remark_names_memory_kinds_that_the_plan_does_not_use():
     _, remarks = simplified("""
         func.func @main(%x: tensor<4xf32> {mhlo.memory_kind = "device"})
             -> (tensor<4xf32> {mhlo.memory_kind = "pinned_host"}) {
@@ -182,7 +182,7 @@ def test_no_remark_without_gspmd():
 
 
 def test_jax_training_step():
-    """Calls, loops and reductions as jax writes them; the numbers do not change."""
+    """Calls, loops and reductions as JAX writes them; the numbers do not change."""
 
     def loss(weights, x):
         def layer(h, w):

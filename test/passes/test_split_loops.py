@@ -1,4 +1,4 @@
-"""`split-loops` on scans that jax lowers: equal numbers, and stacks of layers are cut."""
+"""`split-loops` on scans that JAX lowers: equal numbers, and stacks of layers are cut."""
 
 from __future__ import annotations
 

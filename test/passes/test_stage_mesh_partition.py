@@ -222,7 +222,7 @@ def test_more_micro_batches_in_flight_need_more_memory() -> None:
     assert one[1] < eight_1f1b[1] < two[1]  # the last keeps one, and accumulates gradients
 
 
-def test_throughput_makes_more_stages_than_one_run_wants() -> None:
+def test_throughput_makes_more_stages_than_the_step_objective() -> None:
     """Nothing can be split here: a mesh of two is as slow as one device, but needs no transfer."""
 
     def forward(params: list[jax.Array], x: jax.Array) -> jax.Array:

@@ -40,7 +40,7 @@ def exchanged(text: str, one: str, other: str) -> str:
     return text.replace(one, "<>").replace(other, one).replace("<>", other)
 
 
-def test_a_plan_passes_and_stays_as_it_is(planned: str) -> None:
+def test_a_plan_passes_and_stays_unchanged(planned: str) -> None:
     assert str(passes.run(planned, "verify-layers")) == planned
 
 

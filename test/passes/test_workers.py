@@ -101,7 +101,7 @@ def test_processes_have_their_environment_and_log(tmp_path):
     assert log.read_text() == "said\n"
 
 
-def test_what_a_library_prints_is_no_answer():
+def test_text_that_a_library_prints_is_not_an_answer():
     with Workers(1) as workers:
         assert workers.submit(os.write, 1, b"a line of a solver's own\n").result() == 25
         assert workers.submit(os.getppid).result() == os.getpid()

@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices, requested before jax starts, and a program for several executors."""
+"""Eight virtual CPU devices, requested before JAX starts, and a program for several executors."""
 
 from __future__ import annotations
 

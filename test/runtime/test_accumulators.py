@@ -145,7 +145,7 @@ def test_a_type_that_there_is_not() -> None:
         alpa.parallelize(step, cluster="cpu:1x1", accumulate_dtype="f16")
 
 
-def test_sums_that_do_not_fit_name_the_way_out(small_cluster: Any) -> None:
+def test_an_error_for_sums_that_do_not_fit_says_what_to_do(small_cluster: Any) -> None:
     def train(w: jax.Array, x: jax.Array) -> Any:
         loss, grad = alpa.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
         return w - grad, loss

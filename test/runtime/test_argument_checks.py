@@ -199,7 +199,7 @@ def test_types_that_a_loaded_program_was_not_compiled_for(given: Any, words: str
     assert isinstance(raised.value, ValueError)
 
 
-def test_all_mismatches_are_told() -> None:
+def test_an_error_lists_all_mismatches() -> None:
     with pytest.raises(TypeError) as raised:
         loaded()(W[:4], np.int32(1), np.float32(1))
     assert re.findall(r"argument (\d) is", str(raised.value)) == ["0", "1", "2"]
@@ -215,7 +215,7 @@ def test_trees_of_other_structure(number: Any) -> None:
         loaded().place(1, number)
 
 
-def test_numbers_of_python_are_taken_where_nothing_is_lost() -> None:
+def test_python_numbers_are_accepted_if_no_digits_are_lost() -> None:
     doubled, count = loaded()(W, 2, 1)
     np.testing.assert_array_equal(doubled, 2 * W)
     assert int(count) == 2

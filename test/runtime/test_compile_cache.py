@@ -176,7 +176,7 @@ def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     compiled(cache)
 
 
-def test_a_cache_that_takes_no_more_is_told_of(
+def test_a_cache_that_cannot_be_written_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()

@@ -223,7 +223,7 @@ def test_steps_take_a_stacked_state_where_it_lies(
 ) -> None:
     """The state of a scanned model.
 
-    Each case has other devices, because jax 0.10 confuses meshes with different axes on the same
+    Each case has other devices, because JAX 0.10 confuses meshes with different axes on the same
     devices.
     """
     draw = np.random.default_rng(0).normal

@@ -98,7 +98,7 @@ def test_started_collectives_count_what_is_received() -> None:
     ]
 
 
-def test_a_permute_in_which_nobody_moves() -> None:
+def test_a_permute_that_moves_nothing() -> None:
     line = "ROOT %c = f32[8,16] collective-permute(%p), source_target_pairs={{0,0},{1,1}}"
     assert found(line) == []
 

@@ -13,7 +13,7 @@ from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.placement import Placement
 from alpa.runtime.tiles import Tiles
 
-# mesh_0 counts up a counter, of which mesh_1 has a copy.
+# mesh_0 counts up a counter; mesh_1 has a copy of it.
 COUNTER = """
 !n0 = !mpmd.mesh_tensor<"mesh_0", tensor<4xf32>>
 !n1 = !mpmd.mesh_tensor<"mesh_1", tensor<4xf32>>

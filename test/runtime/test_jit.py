@@ -423,7 +423,7 @@ def failing(message: str, error: type[Exception] = ValueError) -> Any:
     return pytest.raises(error, match=message)
 
 
-def test_wrong_uses_are_told() -> None:
+def test_wrong_uses_are_refused() -> None:
     parallelize = partial(alpa.parallelize, cluster="cpu:1x2")
     batch, state = random_batch(10), new_state()
     with failing(r"a batch of 10 samples cannot be cut into 4 .*; 2 and 5 divide it"):

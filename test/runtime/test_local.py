@@ -511,7 +511,7 @@ def test_an_exported_module_without_its_stages() -> None:
         alpa.runtime.load(text)
 
 
-def test_sources_and_the_module_given_stays_as_it_is(tmp_path) -> None:
+def test_sources_and_the_given_module_stays_unchanged(tmp_path) -> None:
     path = tmp_path / "planned.mlir"
     path.write_text(tied(1))
     module = parse(tied(1))

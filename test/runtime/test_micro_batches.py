@@ -1,4 +1,4 @@
-"""The search for the number of micro-batches, and the choice of the schedule."""
+"""The search for the number of micro-batches, and for the schedule."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_where_all_fail_the_smallest_micro_batches_say_why() -> None:
     )
 
 
-def test_planning_leaves_the_program_as_it_is() -> None:
+def test_planning_leaves_the_program_unchanged() -> None:
     module = lower(1)
     before = str(module)
     plan(module, Settings(cluster="cpu:1x1"), Clock())

@@ -42,7 +42,7 @@ def reference_of(function: Any, arguments: list[np.ndarray]) -> Reference:
     return Reference(description="plain JAX", run=unplanned(module), module=module)
 
 
-def test_cancellation_is_noise_and_a_wrong_result_beside_it_is_none() -> None:
+def test_cancellation_is_noise_but_a_wrong_result_beside_it_is_not() -> None:
     def function(x: Any) -> Any:
         return (x - x.mean()) / jnp.sqrt(x.var()), x * 2
 

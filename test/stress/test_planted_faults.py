@@ -59,7 +59,7 @@ def test_a_fault_that_has_no_place_is_not_planted() -> None:
     assert finding == Finding(fault=nowhere, programs=1, planted=0)
 
 
-def test_a_fault_that_nobody_planted_ends_the_search(
+def test_a_fault_that_was_not_planted_ends_the_search(
     no_fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unsound(sound: Sound) -> Executable:

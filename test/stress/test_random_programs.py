@@ -1,4 +1,4 @@
-"""Random programs equal plain jax."""
+"""Random programs equal plain JAX."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_refusal_has_a_place_and_a_remedy() -> None:
     assert RefusedError("step.py:3:4: error: cannot cut 2 forward ops into 4 layers").is_of_size
 
 
-def test_a_seed_says_all() -> None:
+def test_a_seed_determines_everything() -> None:
     assert str(draw(5)) == str(draw(5))
     assert draw_options(draw(5)) == draw_options(draw(5))
     assert len({str(draw(seed)) for seed in range(50)}) == 50

@@ -94,7 +94,7 @@ def test_a_staircase_of_a_leak_is_found() -> None:
     assert growing(run(own=steps)) == ["mesh_0: own memory"]
 
 
-def test_what_fills_at_first_is_no_leak() -> None:
+def test_memory_that_fills_at_first_is_not_a_leak() -> None:
     filling = 200 * MIB * (1 - np.exp(-np.arange(360) / 30))
     assert growing(run(own=filling)) == []
 
@@ -254,7 +254,7 @@ def test_wrong_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no program is called 'gpt-tinny'; try gpt-tiny" in capsys.readouterr().err
     assert main(["gpt-tiny-dropout"]) == 1
     assert "draws random numbers" in capsys.readouterr().err
-    assert len(jax.devices()) == 8  # jax makes them on first use
+    assert len(jax.devices()) == 8  # JAX makes them on first use
     assert main(["--executor", "local", "--cluster", "cpu:4x4"]) == 1
     assert "the cluster has 16 devices, jax has made 8" in capsys.readouterr().err
     assert main(["--json", str(tmp_path / "no" / "soak.json")]) == 1

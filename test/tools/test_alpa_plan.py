@@ -32,7 +32,7 @@ MINI = GPTConfig(
     dtype=GPT_TINY.dtype,
     global_batch_size=4,
 )
-# A step without roles: w - xT (x w), as jax names its arguments.
+# A step without roles: w - xT (x w), as JAX names its arguments.
 NAMED = """\
 func.func public @main(%w: tensor<16x16xf32> loc("state['w']"), %x: tensor<8x16xf32> loc("x"))
     -> (tensor<16x16xf32> {jax.result_info = "result[0]"},

@@ -177,7 +177,7 @@ def test_in_a_process_of_its_own(options: str, steps: int) -> None:
     """It makes its own devices and its own Ray cluster, and writes into a pipe."""
     command = f"python -m alpa.tools.demo {options}".rstrip()
     assert command in README.read_text() or not options
-    # A user's shell lacks the variables that jax and these tests set for themselves.
+    # A user's shell lacks the variables that JAX and these tests set for themselves.
     ours = ("TF_CPP_MIN_LOG_LEVEL", "XLA_FLAGS", "JAX_PLATFORMS")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     words = [sys.executable, *command.split()[1:]]
@@ -197,7 +197,9 @@ def test_the_readme_names_one_test_command() -> None:
     assert command.endswith("python -m pytest -n 2")
 
 
-def test_what_the_readme_says_of_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_errors_that_the_readme_shows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     said = re.findall(
         r"^\$ alpa-opt step.mlir (--pipeline='\S.*')\n(.+)$", README.read_text(), re.M
     )

@@ -149,7 +149,7 @@ def test_costs_are_summed_over_meshes_and_bounds_are_those_of_the_whole() -> Non
         ("func.func @main() { return }", ["--num-layers", "2"], "cannot cut 0 forward ops into 2"),
     ],
 )
-def test_what_cannot_be_done_is_a_sentence(
+def test_an_impossible_request_is_an_error_of_one_sentence(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     text: str,

@@ -42,7 +42,7 @@ def test_command_locates_what_does_not_verify(
 
 
 @pytest.mark.parametrize("size", ["4", "4=", "4=0", "4=8", "x=2"])
-def test_command_refuses_a_size_that_is_none(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_refuses_an_invalid_size(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["step.mlir", "--dim", size])
     assert f"'{size}' is not OLD=NEW" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_prints_the_optimum_within_the_limit(tmp_path, capsys, limit, suffix):
         (changed("problem", "usage_limit", to=3), "bytes are needed at time"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(tmp_path, capsys, text, words):
+def test_an_error_is_one_sentence(tmp_path, capsys, text, words):
     file = tmp_path / "case.json"
     file.write_text(text)
     assert solve.main([str(file)]) == 1

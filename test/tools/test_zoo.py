@@ -267,7 +267,7 @@ def test_integers_lie_within_range():
         (lambda: zoo.get("gpt-tiny").lower(0), "gpt-tiny: a batch holds at least 1 sample, got 0"),
     ],
 )
-def test_errors_give_a_way_out(call, message):
+def test_errors_say_what_to_do(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

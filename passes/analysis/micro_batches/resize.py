@@ -1,6 +1,6 @@
 """Makes a program for one size of the batch out of the same program at two others.
 
-A batch of one sample hides its dimension: jax differentiates a broadcast of a dimension of size 1
+A batch of one sample hides its dimension: JAX differentiates a broadcast of a dimension of size 1
 by a sum over it, which says nothing of samples. So the program for micro-batches of one sample is
 not lowered at that size but read off two larger ones: sizes of dimensions and of slices are linear
 in the number of samples, and other numbers are the same, linear, or powers of it.

@@ -29,7 +29,7 @@ class MisalignedError(ValueError):
 
 
 def _place(op: ir.OpView) -> ir.Location:
-    """Where an op is in the user's code; of a constant, which jax makes elsewhere, where it is
+    """Where an op is in the user's code; of a constant, which JAX makes elsewhere, where it is
     read."""
     if isinstance(op, stablehlo.ConstantOp):
         return next((use.owner.location for use in op.results[0].uses), op.location)

@@ -1,4 +1,4 @@
-"""FLOPs, bytes and trip counts of ops: ops written by hand, and loops that jax writes."""
+"""FLOPs, bytes and trip counts of ops: ops written by hand, and loops that JAX writes."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_loop_costs_its_body_times_its_trips() -> None:
     assert 5 * (dot + tanh) <= op_cost.flops(loop) <= 5 * (dot + tanh + slices_and_counting)
 
 
-def test_a_branch_costs_its_dearest() -> None:
+def test_a_branch_costs_as_much_as_its_most_expensive_one() -> None:
     def function(i: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
         return jax.lax.cond(i > 0, lambda: x @ w, lambda: x)
 

@@ -1,4 +1,4 @@
-"""Inferred roles of training steps, compared with the pytrees that jax was given."""
+"""Inferred roles of training steps, compared with the pytrees that JAX was given."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def in_layouts(old: str, new: str) -> Roles:
     return infer_roles(function, Graph.of(body(function)))
 
 
-def test_what_is_asked_another_layout_is_no_state() -> None:
+def test_a_result_in_another_layout_is_not_a_state() -> None:
     assert in_layouts('[{"a"}, {}]', '[{}, {"b"}]').state_pairs() == {}
     assert in_layouts('[{"a"}, {}]', '[{"a"}, {"one"}]').state_pairs() == {0: 0}
     assert in_layouts('[{"a"}, {?}]', '[{"a"}, {"b"}]').state_pairs() == {0: 0}

@@ -10,7 +10,7 @@ from alpa.dialects import main_function, parse
 from alpa.dialects.attributes import read_arguments, read_results
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 
-# As jax writes it with debug information.
+# As JAX writes it with debug information.
 PROGRAM = """\
 func.func public @main(
     %w: tensor<3xf32> loc("state['w']"), %b: tensor<3xf32> loc("state['b']"),
@@ -66,7 +66,7 @@ def test_names_numbers_and_ranges_say_the_same(text: str) -> None:
     assert results == ["state:0", "state:1", "mean"]
 
 
-def test_what_the_file_leaves_out_stays() -> None:
+def test_roles_that_the_file_leaves_out_stay() -> None:
     given = PROGRAM.replace(
         "%w: tensor<3xf32>", '%w: tensor<3xf32> {alpa.role = "state", jax.buffer_donor = true}'
     )

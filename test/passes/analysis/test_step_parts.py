@@ -20,7 +20,7 @@ def parts_of(text: str, *, exact: bool = False) -> dict[str, list[str | None]]:
     return found
 
 
-def test_what_is_computed_once_more_in_another_way_is_not_left_to_the_update() -> None:
+def test_a_value_recomputed_in_another_way_is_not_left_to_the_update() -> None:
     """An average of activations times one of gradients is not the average of the products."""
     parts = parts_of("""
     func.func @main(%w: tensor<4x4xf32>, %v: tensor<4x4xf32> {alpa.role = "state"},
@@ -76,7 +76,7 @@ def test_the_square_in_front_of_a_marker_is_not_left_to_the_update() -> None:
     assert parts["subtract"] == ["update"]
 
 
-def test_a_loop_that_multiplies_by_what_is_computed_once_more_is_not_left_to_the_update() -> None:
+def test_a_loop_that_multiplies_by_a_recomputed_value_is_not_left_to_the_update() -> None:
     parts = parts_of("""
     func.func @main(%w: tensor<4x4xf32> {alpa.role = "state"},
         %x: tensor<8x4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64})

@@ -74,7 +74,7 @@ date = "2026-11-24"
 ).replace("peak_flops", "usable_memory = 0.9\nlaunch = 2e-6\npeak_flops")
 
 
-def test_file_with_what_programs_reach(parse):
+def test_a_file_with_efficiencies(parse):
     cluster = parse(REACHED)
     device = cluster.device
     assert device.memory == int(0.9 * 16 * 2**30)
@@ -192,7 +192,7 @@ def test_usable_memory_in_bytes(parse):
         (", beta = 3e11", "", r":14: \[intra_host.collectives.all-reduce.2\] lacks 'beta'"),
     ],
 )
-def test_errors_in_what_programs_reach(parse, old, new, message):
+def test_errors_in_efficiencies(parse, old, new, message):
     assert old in REACHED
     with pytest.raises(ClusterError, match=message):
         parse(REACHED.replace(old, new, 1))

@@ -117,7 +117,7 @@ AutoParallel's tables."""
 
 
 @pytest.mark.parametrize(("name", "hosts", "devices", "collective", "start", "rate"), MEASURED)
-def test_presets_are_near_what_was_measured(name, hosts, devices, collective, start, rate):
+def test_presets_are_near_measurements(name, hosts, devices, collective, start, rate):
     cluster = Cluster.parse(f"{name}:{hosts}x{devices}")
     view = LogicalMesh.of(cluster, hosts, devices, (hosts * devices,))
     sizes = np.array([2.0**n * MIB for n in range(13)])

@@ -139,7 +139,7 @@ def test_matrix_is_cost_by_cost(table):
     ]
 
 
-def test_no_way_through_a_dimension_that_does_not_divide(table):
+def test_no_path_through_a_dimension_that_does_not_divide(table):
     for step in table.path((R, S01), (R, S1), (3, 64), ITEMSIZE):
         assert step.layout[0] == R
 

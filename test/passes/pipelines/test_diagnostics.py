@@ -44,7 +44,7 @@ def test_an_error_names_the_first_position_inside() -> None:
     assert format_error(raised.value).startswith("f.py:3:4: error: @xla_python_cpu_callback calls")
 
 
-def test_listener_hears_errors_notes_and_what_a_pass_adds() -> None:
+def test_a_listener_gets_errors_notes_and_lines_of_passes() -> None:
     context = make_context()
     found: list[Diagnostic] = []
     with listening(context, found.append):

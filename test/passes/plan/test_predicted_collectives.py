@@ -83,7 +83,7 @@ def test_a_sum_that_a_constraint_cuts_is_reduce_scattered() -> None:
     assert found(text) == [("reduce-scatter", ("x", "y"), FULL, 1)]
 
 
-def test_what_is_not_scattered_is_all_reduced_afterwards() -> None:
+def test_axes_that_are_not_scattered_are_all_reduced_afterwards() -> None:
     cut = f"%r = sdy.sharding_constraint %d {sharding(Y, '')} : tensor<64x16xf32>"
     text = dot(annotated("", ""), cut, tensor("64x16xf32", Y, ""))
     assert found(text) == [
@@ -162,7 +162,7 @@ def test_reshards(
     assert sorted(found(constraint(source, target))) == sorted(expected)
 
 
-def test_what_is_returned_in_another_layout_is_gathered() -> None:
+def test_a_result_in_another_layout_is_gathered() -> None:
     text = fragment(
         f"%r = stablehlo.negate %0 {annotated(X, '')} : tensor<64x16xf32>",
         [("tensor<64x16xf32>", tensor("64x16xf32", X, ""))],
@@ -172,7 +172,7 @@ def test_what_is_returned_in_another_layout_is_gathered() -> None:
     assert found(text) == [("all-gather", ("x",), FULL, 1)]
 
 
-def test_an_op_whose_operand_lies_otherwise_gathers_it_once() -> None:
+def test_an_operand_in_another_layout_is_gathered_once() -> None:
     text = fragment(
         f"""%n = stablehlo.negate %0 {annotated("", "")} : tensor<64x16xf32>
         %r = stablehlo.add %n, %0 {annotated("", "")} : tensor<64x16xf32>""",

@@ -82,7 +82,7 @@ def test_operands_of_a_contraction_are_written() -> None:
     assert predicted(ops, "").temporaries == WHOLE
 
 
-def test_what_is_dead_makes_room() -> None:
+def test_dead_values_free_memory() -> None:
     ops = dot("a", "0", "0") + dot("b", "a", "0") + dot("c", "b", "0") + dot("r", "c", "0")
     assert predicted(ops, "").temporaries == 2 * WHOLE
     kept = dot("a", "0", "0") + dot("b", "a", "0") + dot("c", "b", "0") + dot("r", "c", "a")
@@ -109,7 +109,7 @@ def test_an_elementwise_op_overwrites_its_operand() -> None:
     assert predicted(ops, "").temporaries == WHOLE
 
 
-def test_what_two_elementwise_ops_read_is_not_written() -> None:
+def test_a_value_that_two_elementwise_ops_read_is_not_written() -> None:
     def twice(first: str) -> int:
         ops = dot("a", "0", "0") + dot("b", "0", "a") + first + dot("d", "a", "b")
         ops += unary("e", "negate", "c") + unary("f", "abs", "c")
@@ -129,7 +129,7 @@ def test_gathered_operands_are_whole() -> None:
     assert memory.temporaries == WHOLE
 
 
-def test_dots_read_a_transposed_matrix_as_it_is() -> None:
+def test_dots_read_a_transposed_matrix_without_a_copy() -> None:
     type_ = "tensor<64x64xf32>"
     transposed = f"%t = stablehlo.transpose %1, dims = [1, 0] {on('', '')} : ({type_}) -> {type_}\n"
     memory = predicted(transposed + dot("r", "0", "t"), "", "")
@@ -148,7 +148,7 @@ def test_accumulators_and_donated_arguments_take_no_room_of_their_own() -> None:
     assert memory.peak == 2 * WHOLE
 
 
-def test_what_a_loop_reads_stays_until_its_end() -> None:
+def test_a_value_that_a_loop_reads_lives_until_its_end() -> None:
     scalar = "{sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, []>]>}"
     pair = f"{{sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, []>, {sharding('', '')}]>}}"
     loop = f"""%zero = stablehlo.constant {scalar} dense<0> : tensor<i32>
@@ -167,7 +167,7 @@ def test_what_a_loop_reads_stays_until_its_end() -> None:
     assert memory.temporaries == 4 * WHOLE
 
 
-def test_what_is_needed_late_is_made_late() -> None:
+def test_a_value_needed_late_is_made_late() -> None:
     """An update reads a reduced gradient in any order."""
     first = dot("a", "0", "0") + dot("b", "1", "1") + dot("c", "2", "2")
     then = dot("d", "a", "0") + dot("e", "d", "b") + dot("r", "e", "c")

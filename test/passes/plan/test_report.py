@@ -82,7 +82,7 @@ def test_gradients_are_reduced_on_each_mesh(report: PlanReport) -> None:
     assert {c.count for c in reductions} <= {1, 3}
 
 
-def test_json_holds_what_is_promised(report: PlanReport) -> None:
+def test_the_json_has_its_documented_entries(report: PlanReport) -> None:
     plan = json.loads(report.searched({"one": 1.5, "two": 0.5}).to_json())
     assert plan["search_seconds"] == 2.0
     assert plan["phases"] == {"one": 1.5, "two": 0.5}
@@ -125,7 +125,7 @@ def solved(objective: float, bound: float, status: str) -> SolverReport:
 
 
 @pytest.mark.parametrize("dim", [2, -1])
-def test_a_batch_dimension_that_is_none_is_refused(dim: int) -> None:
+def test_an_invalid_batch_dimension_is_refused(dim: int) -> None:
     planned = str(passes.run(PROGRAM, f"{CUT},ilp-shard-annotate"))
     assert "alpa.batch_dim = 0" in planned
     broken = passes.run(planned.replace("alpa.batch_dim = 0", f"alpa.batch_dim = {dim}"), "cse")

@@ -157,7 +157,7 @@ def objective(module: ir.Module) -> float:
 
 
 @pytest.mark.parametrize("batches", [1, 4])
-def test_no_baseline_beats_the_whole_space(batches):
+def test_no_baseline_beats_the_whole_search(batches):
     auto, *others = (objective(planned(it, batches=batches)) for it in ["auto", *BASELINES])
     assert all(auto <= other * (1 + 1e-9) for other in others)
     assert max(others) > auto

@@ -64,13 +64,13 @@ def check_folded(problem: Problem, radius: int = RADIUS) -> float:
 
 @settings(max_examples=100, deadline=None)
 @given(problem=problems(), radius=st.integers(0, 5))
-def test_the_folded_optimum_is_a_choice_of_the_whole_problem(problem, radius):
+def test_the_folded_optimum_is_an_assignment_of_the_whole_problem(problem, radius):
     check_folded(problem, radius)
 
 
 @settings(max_examples=100, deadline=None)
 @given(problem=problems(), data=st.data())
-def test_every_choice_of_the_folded_problem_has_its_cost_in_the_whole_one(problem, data):
+def test_every_folded_assignment_costs_the_same_in_the_whole_problem(problem, data):
     folded, node_class = fold(problem)
     choice = [data.draw(st.integers(0, costs.size - 1)) for costs in folded.node_costs]
     assert folded.cost(choice) == pytest.approx(problem.cost(unfold(choice, node_class)), rel=1e-9)

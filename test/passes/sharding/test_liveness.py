@@ -172,7 +172,7 @@ def test_an_element_wise_op_is_fused_into_its_only_element_wise_user():
     assert [is_fused(op, only) for op in ops[:4]] == [False, True, False, False]
 
 
-def test_folding_ties_only_what_holds_as_much():
+def test_folding_ties_only_nodes_with_equal_bytes():
     costs = (np.zeros(2),) * 4
     usages = tuple(
         Usage(nodes=(v,), bytes=np.array([8.0, 4.0 + (v == 3)]), start=v, stop=v + 2)

@@ -1,4 +1,4 @@
-"""Any choice of shardings computes the same: random choices are executed."""
+"""All shardings compute the same results: random ones are executed."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_xla_runs_what_is_written(case: str) -> None:
     assert found == sorted((kind, part) for kind, _, part in expected)
 
 
-def test_xla_replicates_where_it_is_not_told_the_way() -> None:
+def test_xla_replicates_without_constraints_on_the_path() -> None:
     """The case that needs `write_steps`. When XLA handles it, this test and the pass may go."""
     module = parse(written(*CASES["two exchanges"][:2]))
     (gather,) = truth(module, jax.devices()).collectives

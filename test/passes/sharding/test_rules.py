@@ -194,7 +194,7 @@ def test_loops_and_branches_have_no_rule():
     assert rule_of_last(module) is None
 
 
-def test_what_a_custom_call_needs_whole_is_never_cut():
+def test_a_dimension_that_a_custom_call_needs_whole_is_never_cut():
     """jax's rule of a QR: the batch passes through, the matrix is read and written as a whole."""
     module = module_of(
         "%x: tensor<8x4x4xf32>",

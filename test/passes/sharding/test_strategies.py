@@ -196,7 +196,7 @@ def test_a_factor_that_must_be_whole_is_gathered():
     assert follow(rule, (2, 2), 0, ((0,), (1,))).operands == (((0,), ()),)
 
 
-def test_strategy_of_refuses_what_does_not_divide():
+def test_strategy_of_refuses_axes_that_do_not_divide():
     assert strategy_of(DOT, (2, 4), ((), (), (1,))) is None
     assert strategy_of(DOT, (2, 4), ((1,), (), (0,))) == Strategy(
         (((1,), (0,)), ((0,), ())), (((1,), ()),), (0,), 8

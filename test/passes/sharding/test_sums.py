@@ -55,7 +55,7 @@ def test_a_scatter_costs_half_an_all_reduce_and_reduces_the_rest():
     assert both == reduce_scatter(MESH, 0, 1e6) + reduce_scatter(MESH, 1, 5e5)
 
 
-def test_what_stays_unreduced_costs_nothing_at_once():
+def test_unreduced_values_cost_nothing_at_once():
     strategy = sums.unreduced(Strategy((), (((), (1,)),), (0,), 4), (0,))
     assert strategy.results == (((), (1,), (0,)),)
     assert strategy.computed == (((), (1,)),)
@@ -129,7 +129,7 @@ def test_only_what_flows_through_linear_ops_into_gradients_stays_unreduced():
     assert ops[3].results[0] not in sums.deferrable(block, [1, 2, 3])
 
 
-def test_a_value_that_a_branch_returns_as_it_is_is_used() -> None:
+def test_a_value_that_a_branch_returns_unchanged_is_used() -> None:
     module = parse("""
     func.func @main(%x: tensor<8x4xf32>, %n: tensor<i32>) -> tensor<4xf32> {
       %zero = stablehlo.constant dense<0.0> : tensor<f32>

@@ -177,7 +177,7 @@ def test_shard_map(function, transformed):
 
 
 def test_a_mesh_of_three_axes():
-    """FSDP over two axes and tensor parallelism over the third, as jax users write it."""
+    """FSDP over two axes and tensor parallelism over the third, as JAX users write it."""
     weights = 'sdy.sharding = #sdy.sharding<@mesh, [{"a", "b"}, {"c"}]>, '
     batch = 'sdy.sharding = #sdy.sharding<@mesh, [{"a", "b"}, {?}]>, '
     text = STEP.format(weights, batch, "", "", "stablehlo.negate ", "", "tensor<8x8xf32>")
@@ -199,7 +199,7 @@ APART = {
     "a result": (lambda x, y: x * y, (DATA, DATA), MODEL, ()),
     "a returned argument": (lambda x, y: (x, y, x), (DATA, MODEL), (MODEL, MODEL, DATA), ()),
     "a value twice": (lambda x, y: (x + y,) * 2, (None, None), (DATA, MODEL), ()),
-    # jax donates x's buffer to the first result of its type and sharding.
+    # JAX donates x's buffer to the first result of its type and sharding.
     "another state": (lambda x, y: (y * 1, x * 2), (DATA, MODEL), (DATA, MODEL), (0, 1)),
 }
 

@@ -79,7 +79,7 @@ def test_fragments_hold_f32() -> None:
     ("step", "role", "gradient"), [(train, "state:{}", NARROW), (returned, "mean", 0)]
 )
 def test_plans_count_f32(step, role: str, gradient: int) -> None:
-    """Two sums, of which one gradient is converted at a time; or the executor converts and adds."""
+    """Two sums; one gradient is converted at a time, or the executor converts and adds."""
     plans = [
         Plan.read(main_function(planned(text_of(step, role), it))) for it in ("f64", "f32", "same")
     ]
@@ -109,7 +109,7 @@ def test_stages_are_cut_by_the_bytes_of_f32() -> None:
 
 
 def test_sums_are_reduced_in_f32_once() -> None:
-    """Data-parallel devices add up on their own; the update reduces the total as it is."""
+    """Data-parallel devices add up on their own; the update reduces the total unchanged."""
     module = planned(text_of(train, "state:{}"), "f32", "cluster=cpu:1x4 intra=data-parallel")
     program = read_planned(module)
     found = {
@@ -156,7 +156,7 @@ func.func public @main(%w: !w {alpa.role = "state", tf.aliasing_output = 1 : i32
 
 
 @pytest.mark.parametrize(("accumulate_dtype", "size"), [("f32", 4), ("same", 2)])
-def test_totals_cross_meshes_as_they_are(accumulate_dtype: str, size: int) -> None:
+def test_totals_cross_meshes_unchanged(accumulate_dtype: str, size: int) -> None:
     module = alpa.passes.run(
         TIED,
         "stage-mesh-partition{cluster=cpu:1x2 num-stages=2 mesh-shape=1 num-micro-batches=4 "

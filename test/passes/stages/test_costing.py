@@ -75,7 +75,7 @@ def solver() -> Iterator[ClassSolver]:
         CUSTOM_CALL_RULES.pop("kernel", None)
 
 
-def test_a_process_finds_what_is_found_here(solver: ClassSolver) -> None:
+def test_a_process_finds_the_same_costs_as_this_one(solver: ClassSolver) -> None:
     """The custom call's rule is registered in this process only."""
     with Workers(1) as workers:
         there = Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)()

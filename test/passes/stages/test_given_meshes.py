@@ -32,6 +32,6 @@ def test_meshes_are_read_and_written() -> None:
         ("2-5:4", "a mesh is a part of one host or whole hosts of 4"),
     ],
 )
-def test_wrong_meshes_are_told(text: str, message: str) -> None:
+def test_wrong_meshes_are_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_meshes(text, CLUSTER)

@@ -166,7 +166,7 @@ def test_nothing_undercuts_the_work_of_one_device(
                 assert (real >= bound * (1 - 1e-6)).all(), name
 
 
-def test_what_no_axis_divides_is_not_split(clustered: Clustered) -> None:
+def test_a_dimension_that_no_axis_divides_is_not_split(clustered: Clustered) -> None:
     problem = clustered.solver.pose(1, 1, (1,))
     (costs,) = problem.solve(())
     work = problem.work(costs)
@@ -271,7 +271,7 @@ def planned(
 
 
 @pytest.mark.parametrize("failing", [[(1, 4)], [(1, 2), (1, 4)]])
-def test_a_submesh_of_which_nothing_is_known_in_time_is_left_out(
+def test_a_submesh_whose_solver_runs_out_of_time_is_left_out(
     failing: list[tuple[int, int]],
 ) -> None:
     remarks: list[str] = []
@@ -313,7 +313,7 @@ def test_no_cut_has_a_smaller_t_than_the_bound(step: Callable[[], str]) -> None:
             assert best <= plan.estimated_step_seconds * (1 + 1e-9)
 
 
-def test_where_no_submesh_has_a_plan_the_reason_is_said() -> None:
+def test_if_no_submesh_has_a_plan_the_error_says_why() -> None:
     message = r"no plan on their submesh \(infinite time\); 1x2: no choice was found"
     with pytest.raises(PassError, match=message):
         planned(2, [], [(1, 2)])

@@ -55,14 +55,14 @@ def test_messages_arrive_in_order(name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", ["device", "sockets"])
-def test_what_never_comes_is_not_waited_for_for_ever(name: Name) -> None:
+def test_waiting_for_a_value_that_never_comes_ends(name: Name) -> None:
     first, _ = pair(name, seconds=0.2)
     message = "mesh_0 on host 0 has waited 0.2 s for 1 tiles from mesh_1 on host 0; it hangs"
     with pytest.raises(TransportError, match=re.escape(message)):
         first.receive(1, [shape_of(np.zeros(3), 0)])
 
 
-def test_nobody_is_listened_to_without_the_secret() -> None:
+def test_a_connection_without_the_secret_is_refused() -> None:
     first, second = pair("sockets", seconds=0.5)
     ip, port, secret = second.address.split()
     first.connect([first.address, f"{ip} {port} {secret[::-1]}"])
@@ -72,8 +72,8 @@ def test_nobody_is_listened_to_without_the_secret() -> None:
         second.receive(0, [shape_of(np.zeros(3, np.float32), 1)])
 
 
-def test_who_says_nothing_is_let_go() -> None:
-    """So nobody can exhaust a worker's threads and files."""
+def test_a_silent_connection_is_closed() -> None:
+    """This keeps others from exhausting a worker's threads and files."""
     _, second = pair("sockets", seconds=0.2)
     ip, port, _ = second.address.split()
     with socket.create_connection((ip, int(port)), timeout=20) as connection:

@@ -368,6 +368,6 @@ def test_a_simulation_is_linear_in_its_pieces(
         num_calls(lambda size=size: long_pipeline(*size, schedule).seconds())
         for size in ((8, 32), (8, 64), (16, 32))
     )
-    # Warm-up and drain are another share of a longer pipeline.
+    # The share of warm-up and drain depends on the length of the pipeline.
     assert long <= 2.2 * small
     assert deep <= 2.2 * small

@@ -127,7 +127,7 @@ def test_the_fewest_bytes_are_moved() -> None:
     assert found.moved == 2
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_an_error_says_what_does_not_fit() -> None:
     problem = two_layers()
     with pytest.raises(NoCutInMemoryError, match="no cut of 2 layers for the 2 given meshes fits"):
         solve(replace(problem, max_in_flight=np.zeros((2, 2, 2), int)))

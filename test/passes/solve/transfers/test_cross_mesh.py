@@ -526,7 +526,7 @@ def test_many_demands_are_balanced():
         ({"target": replace(mesh_of(4, ((), ())), devices=(4, 4, 5, 6))}, "the target of sizes"),
     ],
 )
-def test_what_is_no_problem(change, message):
+def test_invalid_problems_are_refused(change, message):
     problem = problem_of((8, 8), mesh_of(0, ((0,), ())), mesh_of(4, ((), (1,))))
     with pytest.raises(ValueError, match=message):
         solve(replace(problem, **change))
