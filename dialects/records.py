@@ -100,7 +100,7 @@ class Record:
 
     @classmethod
     def from_attr(cls, attr: ir.Attribute) -> Self:
-        """Raises ValueError for what is none: an entry is missing, or of another kind."""
+        """Raises ValueError for an invalid record: an entry is missing, or of another kind."""
         given = entries(typed(cls.NAME, attr, ir.DictAttr))
         return cls.from_entries(given, f" of {cls.NAME}")
 

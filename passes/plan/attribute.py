@@ -13,7 +13,7 @@ def plan_and_cluster(function: func.FuncOp) -> tuple[Plan, Cluster]:
     """The plan and its cluster, in which the meshes have room.
 
     Raises:
-        PassError: there is no plan, its cluster is unknown here, or the meshes are none of it.
+        PassError: there is no plan, its cluster is unknown here, or has no room for a mesh.
     """
     with errors_at(function):
         plan = Plan.read(function)

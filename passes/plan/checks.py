@@ -35,9 +35,9 @@ def check_program(program: Program, ops: Sequence[ir.OpView], main: func.FuncOp)
 
 
 def _unsettled(program: Program, ops: Sequence[ir.OpView]) -> frozenset[int]:
-    """What updates read and is another one in each micro-batch: there is no one version of it.
+    """The values that updates read and that differ between the micro-batches.
 
-    It is neither a total nor a state that the forward part has carried on, and made of the batch,
+    They are neither totals nor states that the forward part has carried on, but made of the batch,
     or of such a state. Forward fragments make constants, too, and hand them on.
     """
     if program.num_micro_batches == 1:
@@ -87,18 +87,18 @@ def _check_step(
         if step.part == "update" and value in unsettled:
             it = program.values[value]
             type_ = "x".join([*map(str, it.shape), it.dtype])
-            way_out = (
+            remedy = (
                 "return it as a result whose mean or sum is meant, which the update then reads"
                 if it.is_float
                 else "where the update draws random numbers, mark the gradients by alpa.grad, and "
-                "it does so from the key as it is given"
+                "it uses the key that the step is given"
             )
             raise PassError(
                 op,
                 f"operand {number} of this update fragment, a {type_}, "
                 + ("an argument" if part is None else f"made by the {part} part")
-                + f", is another one in each of the {program.num_micro_batches} micro-batches, "
-                f"and the update runs once, after all of them; {way_out}, or plan with 1 "
+                + f", differs between the {program.num_micro_batches} micro-batches, "
+                f"and the update runs once, after all of them; {remedy}, or plan with 1 "
                 "micro-batch",
             )
     for number, value in enumerate(step.outputs):

@@ -144,7 +144,7 @@ class _Reader:
 
 
 def _wide_copies(op: mpmd.FragmentOp) -> list[tuple[int, int]]:
-    """(copy, result) for each of a fragment's results that is another one in a wider type."""
+    """(copy, result) for each of a fragment's results that copies another one into a wider type."""
     returned = [_unconstrained(value) for value in terminator(body(op)).operands]
     numbers: dict[ir.Value, list[int]] = {}
     for number, value in enumerate(returned):

@@ -186,7 +186,7 @@ class PlanReport:
     dropped: tuple[Dropped, ...]
     """candidates that the search left out because a solver ran out of time or failed"""
     micro_batches: str | None
-    """`alpa.micro_batches`, such as `exact` or `independent`; None where nobody asked"""
+    """`alpa.micro_batches`, such as `exact`; None without `combine-micro-batches`"""
     memory_bytes: int | None
     """of a device; None where the plan names no cluster that is known here"""
     solver: SolverSummary | None

@@ -133,7 +133,7 @@ def _stage_name(numbers: Sequence[int]) -> str:
 
 
 def _strategy(program: Program) -> Iterator[str]:
-    """What is split over which axes; stages of which the same can be said stand together."""
+    """What is split over which axes; stages with equal lines are one block."""
     blocks: dict[tuple[str, ...], list[int]] = {}
     for number, mesh in enumerate(program.meshes):
         axes = ", ".join(f"{name}={size}" for name, size in mesh.axes)

@@ -265,10 +265,10 @@ class OpPoser:
 
     def _add_replicated(self, op: Op, weight: float) -> None:
         """An op without a sharding rule runs whole on each device."""
-        view, name, way_out = op.view, op.name, ""
+        view, name, remedy = op.view, op.name, ""
         if isinstance(view, stablehlo.CustomCallOp):
             name = f"the custom call @{ir.StringAttr(view.attributes['call_target_name']).value}"
-            way_out = (
+            remedy = (
                 "; alpa.passes.register_sharding_rule or an sdy.sharding_rule attribute would let "
                 "it be split"
             )
@@ -276,7 +276,7 @@ class OpPoser:
                 raise PassError(
                     view,
                     f"{name} has side effects and no sharding rule: each device would run it"
-                    f"{way_out}",
+                    f"{remedy}",
                 )
         devices = prod(self.graph.mesh.sizes)
         num_bytes = sum(type_bytes(value.type) for value in [*op.operands, *op.results])
@@ -286,7 +286,7 @@ class OpPoser:
                 f"{name} has no sharding rule: each of {devices} devices runs it whole, about "
                 f"{1e6 * weight * seconds:.3g} us per step instead of "
                 f"{1e6 * weight * seconds / devices:.3g}, on {size_text(num_bytes)} of operands "
-                f"and results{way_out}"
+                f"and results{remedy}"
             )
             self.graph.remarks.append((view.location, message))
         self.graph.charge((SCALAR,), np.array([weight * seconds]))

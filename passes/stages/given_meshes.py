@@ -155,8 +155,8 @@ def take_held(
                 given = ", ".join(numbers) or "none"
                 raise PassError(
                     location_of(value.location, function.location),
-                    f"argument {argument} is held on @{sharding.mesh}, which is none of the given "
-                    f"meshes ({given}); name them with the option meshes",
+                    f"argument {argument} is held on @{sharding.mesh}, which is not among the "
+                    f"given meshes ({given}); name them with the option meshes",
                 )
             number = numbers[sharding.mesh]
             axes = {f"axis{i}" for i in range(len(meshes[number].logical_shape))}

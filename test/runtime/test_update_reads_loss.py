@@ -114,8 +114,8 @@ def test_the_loss_need_not_be_returned() -> None:
 @pytest.mark.parametrize("value_and_grad", [alpa.value_and_grad, jax.value_and_grad])
 def test_a_value_that_differs_between_micro_batches_is_refused(value_and_grad: Any) -> None:
     refused = (
-        r"operand \d of this update fragment, a \S+, made by the forward part, is another one in "
-        r"each of the 4 micro-batches.*; return it as a result"
+        r"operand \d of this update fragment, a \S+, made by the forward part, differs between "
+        r"the 4 micro-batches.*; return it as a result"
     )
     step = step_of(mean, returned=False, value_and_grad=value_and_grad)
     with pytest.raises(PlanningError, match=refused):

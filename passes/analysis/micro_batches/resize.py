@@ -25,7 +25,7 @@ from alpa.passes.analysis.micro_batches.whole import (
     is_readable,
 )
 
-_WAYS_OUT = "plan with micro-batches of two samples or more, or with 1 micro-batch"
+_REMEDIES = "plan with micro-batches of two samples or more, or with 1 micro-batch"
 
 
 def resize(small: func.FuncOp, large: func.FuncOp, sizes: tuple[int, int], to: int) -> None:
@@ -125,7 +125,7 @@ def _type(scale: _Scale, small: ir.Type, large: ir.Type, where: ir.OpView | ir.B
         raise MisalignedError(
             op,
             f"has {small} for {scale.small} samples and {large} for {scale.large}, which is no "
-            f"rule for {scale.to}; {_WAYS_OUT}",
+            f"rule for {scale.to}; {_REMEDIES}",
         )
     return ir.RankedTensorType.get(shape, small.element_type)
 
@@ -149,7 +149,7 @@ def _attribute(scale: _Scale, op: ir.OpView, name: str, large: ir.Attribute) -> 
 def _another(scale: _Scale, name: str) -> str:
     return (
         f"has another {name} for {scale.small} samples than for {scale.large}, and none is known "
-        f"for {scale.to}; {_WAYS_OUT}"
+        f"for {scale.to}; {_REMEDIES}"
     )
 
 

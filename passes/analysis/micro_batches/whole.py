@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from alpa.dialects import attributes_of, ir, stablehlo, walk
 from alpa.dialects.attributes import WHOLE
 
-_WAYS_OUT = (
+_REMEDIES = (
     "write it without Python loops or branches over the size of the batch, or plan with 1 "
     "micro-batch"
 )
@@ -69,7 +69,7 @@ class _Alignment:
             raise MisalignedError(
                 ours[min(len(ours), len(theirs)) - 1],
                 f"the program has {len(ours)} operations for {self.size} and {len(theirs)} for "
-                f"{self.other_size}; {_WAYS_OUT}",
+                f"{self.other_size}; {_REMEDIES}",
             )
 
     def _op(self, op: ir.OpView, other: ir.OpView) -> None:
@@ -83,13 +83,13 @@ class _Alignment:
             raise MisalignedError(
                 op,
                 f"for {self.size} the program has {_shown(op)} here, for {self.other_size} "
-                f"{_shown(other)}; {_WAYS_OUT}",
+                f"{_shown(other)}; {_REMEDIES}",
             )
         if [self.counterparts[value] for value in op.operands] != list(other.operands):
             raise MisalignedError(
                 op,
                 f"{op.operation.name} reads other values for {self.size} than for "
-                f"{self.other_size}; {_WAYS_OUT}",
+                f"{self.other_size}; {_REMEDIES}",
             )
         self.counterparts.update(zip(op.results, other.results, strict=True))
         differs = self._different_attributes(op, other)
@@ -116,7 +116,7 @@ class _Alignment:
             raise MisalignedError(
                 op,
                 f"{op.operation.name} has {sorted(missing)[0]} for {self.size}, and none for "
-                f"{self.other_size}; {_WAYS_OUT}",
+                f"{self.other_size}; {_REMEDIES}",
             )
         return {
             name: ir.Attribute.parse(str(attr), op.operation.context)

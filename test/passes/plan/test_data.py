@@ -151,7 +151,7 @@ def test_a_result_is_taken_from_the_total_of_its_wide_copy() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [("xf32", "xf16"), ("return %l#0", "return %l#2")])
 def test_a_value_that_is_not_a_wide_copy_of_a_result_varies(old: str, new: str) -> None:
-    with pytest.raises(PassError, match="is another one in each of the 2 micro-batches"):
+    with pytest.raises(PassError, match="differs between the 2 micro-batches"):
         read_planned(parse(WIDE.replace(old, new)))
 
 
