@@ -14,7 +14,7 @@ from alpa.passes.analysis.roles import Roles
 from alpa.passes.base import PassError
 
 _ONE_MICRO_BATCH = "plan with 1 micro-batch (the batch can still be sharded)"
-WAYS_OUT = (
+REMEDIES = (
     f"{_ONE_MICRO_BATCH}, or, if each micro-batch is meant to be a batch of its own, with "
     'micro-batches=independent (micro_batches="independent" in Python)'
 )
@@ -66,7 +66,7 @@ class RelatedStep:
             raise PassError(
                 place,
                 f"{what}: {self.num_micro_batches} micro-batches would not give what the whole "
-                f"batch gives; {self._ways_out(r)}",
+                f"batch gives; {self._remedies(r)}",
             )
 
     def _problem(self, value: ir.Value, *, is_state: bool) -> str | None:
@@ -94,7 +94,7 @@ class RelatedStep:
         wholes = self.context.whole_shapes(maker.opview)
         return wholes[ir.OpResult(value).result_number] != self.context.shape(value)
 
-    def _ways_out(self, r: int) -> str:
+    def _remedies(self, r: int) -> str:
         """What else can be asked for. Micro-batches of their own cannot go on with their samples
         after the update, which runs once behind the marks."""
         graph = self.graph
@@ -107,7 +107,7 @@ class RelatedStep:
             for o, operands in enumerate(graph.operands)
             if o in leads
         )
-        return _ONE_MICRO_BATCH if goes_on else WAYS_OUT
+        return _ONE_MICRO_BATCH if goes_on else REMEDIES
 
     def _name(self, r: int) -> str:
         attrs = signature_attrs(self.main, "res_attrs", len(self.graph.returned))[r]

@@ -21,7 +21,7 @@ from alpa.passes.analysis.micro_batches.relation import Relation
 from alpa.passes.analysis.micro_batches.whole import complex_constant
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.base import PassError
-from alpa.passes.micro_batches.related import WAYS_OUT, RelatedStep
+from alpa.passes.micro_batches.related import REMEDIES, RelatedStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class Split(RelatedStep):
             raise PassError(
                 place,
                 "computes in a loop or a branch with arrays as long as the batch that hold no "
-                f"samples; {WAYS_OUT}",
+                f"samples; {REMEDIES}",
             )
         for each in (op, *inner_ops(op)):
             differs = self.context.whole(each)
