@@ -157,7 +157,7 @@ def test_a_text_without_markers_says_what_it_cannot_tell(name: str) -> None:
 
 
 def test_names_are_kept_where_keys_are_folded() -> None:
-    """jax itself jits `where`."""
+    """JAX itself jits `where`."""
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
         noise = jax.random.normal(key, batch["y"].shape)

@@ -72,7 +72,7 @@ print(result.trace())
 
 
 def test_lapack_is_found_where_jax_has_lowered_nothing() -> None:
-    """jax passes LAPACK's address to jaxlib when it lowers a call; a file comes without that."""
+    """JAX passes LAPACK's address to jaxlib when it lowers a call; a file comes without that."""
     text = jax.jit(jax.numpy.linalg.cholesky).lower(np.eye(3, dtype=np.float32)).as_text()
     assert "lapack_spotrf" in text
     found = subprocess.run(

@@ -83,7 +83,7 @@ def test_inference_has_no_state() -> None:
 
 
 def test_a_loss_that_jax_gives_a_donated_scalar_is_no_state() -> None:
-    """jax pairs donated buffers with results by their types, in order: the loss comes first."""
+    """JAX pairs donated buffers with results by their types, in order: the loss comes first."""
 
     def step(state: Any, x: jax.Array) -> Any:
         loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"])

@@ -240,7 +240,7 @@ def test_an_axis_of_one_device_makes_no_other_layout():
 
 
 def test_an_error_at_a_mesh_of_jax_has_a_place():
-    """jax gives meshes and functions no location; the error takes an op's instead."""
+    """JAX gives meshes and functions no location; the error takes an op's instead."""
     step = jax.jit(lambda x: jax.lax.with_sharding_constraint(x + 1, DATA))
     text = step.lower(np.ones((4, 4), np.float32)).as_text(debug_info=True)
     with pytest.raises(ir.MLIRError) as raised:
@@ -251,7 +251,7 @@ def test_an_error_at_a_mesh_of_jax_has_a_place():
 
 
 def test_a_shard_map_over_one_device_runs_on_several():
-    """jax writes only the body, where each device would read its own number."""
+    """JAX writes only the body, where each device would read its own number."""
     one = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
 
     def local(x: jax.Array) -> jax.Array:
