@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--plans", type=count, default=10, metavar="N", help="plans of a program; default: 10")
     add("--seed", type=int, default=0, metavar="N", help="of the random plans; default: 0")
-    add("--runs", type=count, default=9, metavar="N", help="steps to measure; default: 9")
+    add("--runs", type=count, default=5, metavar="N", help="steps to measure; default: 5")
     add("--processes", type=count, metavar="N", help="compilers at a time; default: one per core")
     add("--cache", type=Path, metavar="DIR", help="keeps the compiler's programs for later runs")
     add("--json", type=Path, metavar="FILE", help="where to write the seconds of all plans")

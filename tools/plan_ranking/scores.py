@@ -36,21 +36,20 @@ class Ranking:
 
     @property
     def predicted_best(self) -> Times:
-        """The plan with the shortest predicted time, of equal ones the slowest."""
-        return min(self.plans, key=lambda plan: (plan.predicted, -plan.real))
+        """The plan with the shortest predicted time."""
+        return self.order[0]
+
+    @property
+    def order(self) -> list[Times]:
+        """The predicted order. Plans with the same prediction stay in theirs, the search's first:
+        another plan that is not better does not replace it."""
+        return sorted(self.plans, key=lambda plan: plan.predicted)
 
     @property
     def rank(self) -> int:
-        """The number of the first best plan in the predicted order, from 1.
-
-        Plans with the same prediction count as if the best one stood last.
-        """
+        """The number of the first best plan in the predicted order, from 1."""
         limit = (1 + BEST_WITHIN) * self.best.real
-        first = min(plan.predicted for plan in self.plans if plan.real <= limit)
-        return 1 + sum(
-            plan.predicted < first or (plan.predicted == first and plan.real > limit)
-            for plan in self.plans
-        )
+        return 1 + next(n for n, plan in enumerate(self.order) if plan.real <= limit)
 
     @property
     def loss(self) -> float:

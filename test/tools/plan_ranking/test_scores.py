@@ -27,10 +27,10 @@ def test_a_plan_within_five_percent_is_a_best_one() -> None:
     assert ranking((1.0, 21.1), (2.0, 20.0)).rank == 2
 
 
-def test_of_equal_predictions_the_worst_order_counts() -> None:
-    assert ranking((1.0, 20.0), (1.0, 30.0), (1.0, 40.0)).rank == 3
-    assert ranking((1.0, 20.0), (1.0, 20.5), (2.0, 30.0)).rank == 1
-    assert ranking((1.0, 20.0), (1.0, 30.0)).loss == pytest.approx(0.5)
+def test_equal_predictions_stay_in_their_order() -> None:
+    assert ranking((1.0, 40.0), (1.0, 30.0), (1.0, 20.0)).rank == 3
+    assert ranking((1.0, 20.0), (1.0, 30.0)).rank == 1
+    assert ranking((1.0, 30.0), (1.0, 20.0)).loss == pytest.approx(0.5)
 
 
 def test_means_over_programs() -> None:
