@@ -111,8 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rankings: list[Ranking] = []
     try:
         devices = Cluster.parse(options.cluster).num_devices
+        # Otherwise CUDA's plug-in, which compiles in other processes, complains in this one.
+        jax.config.update("jax_platforms", "cpu")
         if options.measure:
-            jax.config.update("jax_platforms", "cpu")
             jax.config.update("jax_num_cpu_devices", devices)
         with until_the_reader_goes():
             columns = ["program", "rank", "1/rank", "predicted best", "best", "loss"]
