@@ -28,7 +28,7 @@ COLUMNS = ["model", "meshes", "micro-batches", "measured", "predicted", "ratio",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CaseHere:
     """A zoo program, and how it is planned."""
 
     program: str
@@ -40,7 +40,7 @@ class Case:
 class StepHere:
     """A planned step beside its times on this machine."""
 
-    case: Case
+    case: CaseHere
     meshes: tuple[str, ...]
     """the logical shapes"""
     measured: float
@@ -68,7 +68,7 @@ class StepHere:
         ]
 
 
-def measure_steps(cases: Sequence[Case], cluster: str, *, runs: int) -> list[StepHere]:
+def measure_steps(cases: Sequence[CaseHere], cluster: str, *, runs: int) -> list[StepHere]:
     """Plans programs for a cluster of this machine's devices, and times all of them in turns.
 
     Each is a training step at the global batch of its configuration, in the local executor.
@@ -105,7 +105,7 @@ def conditions(load_before: float) -> str:
     )
 
 
-def _planned(case: Case, cluster: str) -> tuple[TimedStep, tuple[str, ...], float]:
+def _planned(case: CaseHere, cluster: str) -> tuple[TimedStep, tuple[str, ...], float]:
     """A compiled plan with arguments, the shapes of its meshes, and its predicted seconds."""
     program = zoo.get(case.program)
     batch_size = program.config.global_batch_size

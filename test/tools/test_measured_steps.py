@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 
 import jax
 import pytest
 
-from alpa.tools.measured_steps import MEASURED, RANKED, Step, main, predict
-from alpa.tools.search_times import CASES
-from alpa.tools.steps_here import Case, StepHere
+from alpa.tools.measured_steps import MEASURED, RANKED, Step, fastest, main, predict
+from alpa.tools.search_times import CASES, SearchError
+from alpa.tools.steps_here import CaseHere, StepHere
 
 
 def test_the_models_are_planned_for_the_paper_s_gpus() -> None:
@@ -31,9 +32,16 @@ def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err.startswith("error: no model gpt-3; there are gpt-350m")
 
 
+def test_micro_batches_divide_the_batch() -> None:
+    for name, one in MEASURED.items():
+        batch = CASES[name].micro_batch_size * CASES[name].num_micro_batches
+        every = [one, *RANKED.get(name, {}).values()]
+        assert all(batch % number == 0 for it in every for number in it.micro_batches)
+
+
 def test_a_step_here_as_cells() -> None:
     step = StepHere(
-        case=Case(program="gpt-tiny", num_stages=2, num_micro_batches=4),
+        case=CaseHere(program="gpt-tiny", num_stages=2, num_micro_batches=4),
         meshes=("2", "2"),
         measured=0.02,
         spread=0.05,
@@ -73,15 +81,33 @@ def test_steps_here_are_near_what_calibration_predicts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["gpt-350m", "gpt-2.6b", "moe-2.4b", "wresnet-250m"])
+def test_what_fits_with_no_number_of_micro_batches_is_an_error() -> None:
+    with pytest.raises(SearchError, match=r"1 micro-batches: .*; 2 micro-batches: "):
+        fastest("moe-380m", (1, 2), [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", list(MEASURED))
 def test_predictions_are_near_what_was_measured(program: str) -> None:
     assert predict(program).ratio == pytest.approx(1, abs=0.25)
 
 
 @pytest.mark.slow
-def test_restricted_searches_are_not_predicted_faster(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["--inter", "none"], ["--intra", "none"]])
+def test_restricted_searches_are_not_predicted_faster(options: list[str]) -> None:
+    assert fastest("gpt-1.3b", (128,), options) >= 0.999 * fastest("gpt-1.3b", (128,), [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["gpt-1.3b", "moe-1.3b", "moe-2.4b", "wresnet-4b"])
+def test_restricted_searches_are_ranked_as_measured(program: str, tmp_path: Path) -> None:
+    """Where measured steps differ by more than 5 %."""
     file = tmp_path / "steps.json"
-    assert main(["gpt-1.3b", "--ranking", "--json", str(file)]) == 0
+    assert main([program, "--ranking", "--json", str(file)]) == 0
     (step,) = json.loads(file.read_text())
-    assert set(step["restricted"]) == {"intra-only", "inter-only"}
-    assert all(seconds >= step["predicted"] * 0.999 for seconds in step["restricted"].values())
+    measured = {name: one.value for name, one in RANKED[program].items()} | {"whole": 1.0}
+    predicted = step["restricted"] | {"whole": step["predicted"]}
+    assert set(measured) == set(predicted)
+    for a, b in permutations(measured, 2):
+        if measured[a] > 1.05 * measured[b]:
+            assert predicted[a] > predicted[b]
