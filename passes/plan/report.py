@@ -166,6 +166,11 @@ class CollectiveReport:
     count: int
 
 
+MEMORY_MARGIN = 0.1
+"""By which share XLA may need more memory for GPUs than the search predicts: the largest one in the
+verified plans of docs/figures.md, rounded up."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """A plan in numbers. Seconds and bytes throughout; `predicted_peak_bytes` is per mesh.
@@ -189,6 +194,8 @@ class PlanReport:
     """`alpa.micro_batches`, such as `exact`; None without `combine-micro-batches`"""
     memory_bytes: int | None
     """of a device; None where the plan names no cluster that is known here"""
+    memory_margin: float | None
+    """by which share of `predicted_peak_bytes` XLA may need more; None for virtual CPU devices"""
     solver: SolverSummary | None
     meshes: tuple[MeshAssignment, ...]
     stages: tuple[StageReport, ...]
@@ -210,9 +217,10 @@ class PlanReport:
         with errors_at(function):
             solver = SolverSummary.of(tuple(read_solver_reports(function)))
         try:
-            memory = Cluster.parse(program.plan.cluster).device.memory
+            device = Cluster.parse(program.plan.cluster).device
         except ClusterError:
-            memory = None
+            device = None
+        memory = None if device is None else device.memory
         splits: dict[str, str] = {}
         collectives: list[CollectiveReport] = []
         # Which way a change of layout takes depends on the links.
@@ -223,6 +231,7 @@ class PlanReport:
             **vars(program.plan),
             micro_batches=program.micro_batches,
             memory_bytes=memory,
+            memory_margin=None if device is None or device.name == "CPU" else MEMORY_MARGIN,
             solver=solver,
             meshes=tuple(read_meshes(function)),
             stages=tuple(_stage(program, n, splits) for n in range(len(program.meshes))),

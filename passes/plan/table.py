@@ -249,6 +249,13 @@ def _limits(report: PlanReport) -> Iterator[str]:
             f"  memory: stage {peaks.index(max(peaks))} is the fullest; {size_text(free)} of "
             f"{size_text(memory)} per device stay free ({percent(free / memory)})"
         )
+        if report.memory_margin is not None:
+            share = percent(report.memory_margin)
+            more = size_text(report.memory_margin * max(peaks))
+            yield (
+                f"  memory: XLA may need up to {share} more than predicted, {more} there; "
+                "alpa-plan --verify says how much"
+            )
     for number, stage in enumerate(stages):
         if stage.peak_bytes is not None and stage.state_bytes > stage.peak_bytes:
             yield (

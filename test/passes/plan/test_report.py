@@ -8,10 +8,12 @@ from collections import Counter
 import pytest
 
 from alpa import passes
+from alpa.dialects import ir
 from alpa.dialects.plan import SolverReport
 from alpa.passes import PassError
-from alpa.passes.plan.report import PlanReport, SolverSummary
+from alpa.passes.plan.report import MEMORY_MARGIN, PlanReport, SolverSummary
 from alpa.passes.plan.split_factors import in_words
+from alpa.passes.plan.table import plan_table
 
 PROGRAM = """\
 func.func public @main(
@@ -162,3 +164,15 @@ def test_json_has_no_infinities(report: PlanReport) -> None:
 )
 def test_splits_in_words(splits: dict[str, dict[str, int]], words: str) -> None:
     assert in_words({axis: Counter(counts) for axis, counts in splits.items()}) == words
+
+
+def test_the_margin_is_stated_for_gpus() -> None:
+    def planned(cluster: str) -> ir.Module:
+        return passes.run(PROGRAM, f"alpa{{cluster={cluster} num-stages=1}}")
+
+    module = planned("h100:1x1")
+    assert json.loads(PlanReport.of(module).to_json())["memory_margin"] == MEMORY_MARGIN
+    assert "XLA may need up to 10% more than predicted" in plan_table(module)
+    module = planned("cpu:1x1")
+    assert PlanReport.of(module).memory_margin is None
+    assert "XLA may need" not in plan_table(module)
