@@ -54,6 +54,16 @@ class Lives:
                 if value in self._started:
                     waiting.append(self._started.pop(value))
 
+    def sources(self, values: Iterable[ir.Value]) -> set[ir.Value]:
+        """The values that are read instead of these."""
+        waiting, seen = list(values), set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            if value not in seen:
+                seen.add(value)
+                waiting += self.base.get(value, ())
+        return {value for value in seen if value not in self.base}
+
     def keep(self, *, made_before: int, read_after: int) -> None:
         """Values made before a loop that it reads live until its end, which is now."""
         for value, start in self.made.items():

@@ -78,13 +78,13 @@ def depth_first(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """How XLA orders the ops of a module for a device."""
+    """How XLA orders the ops of a module for a device, and which kernels it uses."""
 
     orders: tuple[Order, ...]
     """of which it takes that with the least memory"""
     is_gpu: bool
-    fuses_softmax: bool = True
-    """whether a softmax is one kernel"""
+    uses_triton: bool = True
+    """whether a softmax is one kernel, and matrix products need no workspace of cuBLAS"""
     hides_latency: bool = False
     """whether it runs one collective at a time"""
 
@@ -101,7 +101,7 @@ class Scheduler:
                 for order in (depth_first, post_order)
             ),
             is_gpu=True,
-            fuses_softmax=generation >= AMPERE,
+            uses_triton=generation >= AMPERE,
             hides_latency=hides_latency,
         )
 

@@ -13,8 +13,10 @@ the layouts of convolutions cost on GPUs.
 
 An element-wise op writes over an operand that is not used afterwards; a loop, a
 dynamic_update_slice and a scatter work in place, and what a loop only reads is not copied. While
-one op runs, its operands and its result exist together. Before Ampere, XLA has no kernel for a
-whole softmax: the exponentials are written beside their operand by the kernel that adds them up.
+one op runs, its operands and its result exist together. On GPUs, a value that several ops read is
+written if it is made of others of at least twice its bytes. Before Ampere, XLA does not use Triton:
+the exponentials of a softmax are written beside their operand by the kernel that adds them up, and
+a matrix product has a workspace.
 
 A reshard needs the buffers that its collectives send and receive. On CPU, a reduce-scatter needs
 the whole operand twice, because XLA lowers it to an all-reduce and a slice. On GPUs, a sum that is
@@ -46,6 +48,8 @@ from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.convolution_layouts import is_copied, is_transposed
 from alpa.passes.plan.op_order import Order, Scheduler, is_collective, reduces
 
+_CUBLAS_WORKSPACE = 4 * 2**20
+"""Bytes that XLA gives each matrix product of cuBLAS before Hopper."""
 _IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.while"})
 
 
@@ -169,7 +173,7 @@ class _Clock(Lives):
             elif isinstance(op, stablehlo.OptimizationBarrierOp):
                 for operand, result in zip(op.operands, op.results, strict=True):
                     self.see_through(result, [operand])
-            elif self._is_fused(op):
+            elif self._is_fused(op) and not self._is_kept_for_several(op):
                 for result in op.results:
                     self.see_through(result, op.operands)
             elif _updates_loop_variable(op):
@@ -204,6 +208,8 @@ class _Clock(Lives):
             self._hold(result, self.now + 1 if overwrites else self.now)
         if self.scheduler.is_gpu and isinstance(op, stablehlo.ConvolutionOp):
             self._convolve(op)
+        elif isinstance(op, stablehlo.DotGeneralOp) and not self.scheduler.uses_triton:
+            self.scratch[self.now] += _CUBLAS_WORKSPACE
         elif is_collective(op, self.annotated):
             self._send(op)
 
@@ -294,9 +300,22 @@ class _Clock(Lives):
             users.discard("stablehlo.while")  # A loop's variable starts as one.
         return users <= READS_THROUGH_FUSION
 
+    def _is_kept_for_several(self, op: ir.OpView) -> bool:
+        """Whether several ops read a value that is made of others of at least twice its bytes.
+
+        XLA would have to keep these to compute it again: the stream between the layers of a
+        transformer would be a sum over all layers before.
+        """
+        result = op.results[0]
+        if not self.scheduler.is_gpu or len([*result.uses]) < 2 or result in self._added:
+            return False
+        made = [value for value in self.sources(op.operands) if value in self.made]
+        size = self.annotated.local_bytes(result)
+        return sum(map(self.annotated.local_bytes, made)) >= 2 * size > 0
+
     def _is_summed_as_written(self, op: ir.OpView) -> bool:
         """Whether an op is an exponential that a softmax adds up, in a kernel that writes both."""
-        if self.scheduler.fuses_softmax or not isinstance(op, stablehlo.ExpOp):
+        if self.scheduler.uses_triton or not isinstance(op, stablehlo.ExpOp):
             return False
         users = [*_readers(op.results[0], self._is_kept)]
         return len(users) > 1 and any(isinstance(it, stablehlo.ReduceOp) for it in users)

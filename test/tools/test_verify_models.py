@@ -97,7 +97,7 @@ def test_a_file_on_two_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(command) == 0
     row = capsys.readouterr().out.splitlines()[2]
     assert row.startswith("| product | v100-16gb:2x2 | ")
-    assert "| fits | " in row
+    assert "| fits | 1 of 1 |" in row
     assert len(list(cache.iterdir())) == 1
 
 
