@@ -47,6 +47,8 @@ class Interpreter:
         fragments = script.program.fragments
         self._donated = frozenset(f.inputs[i] for f in fragments for i in f.donated)
         self._overwritten = _overwritten(script)
+        self._zeros: dict[tuple[int, ...], Callable[[], list[jax.Array]]] = {}
+        """what makes the sums of these values, before their first micro-batch"""
         self._callers = frozenset(a.value for a in script.program.arguments if not is_donated(a))
 
     def feed(self, store: Store, argument: ProgramArgument, array: Any) -> None:
@@ -121,10 +123,8 @@ class Interpreter:
 
     def _run(self, store: Store, instruction: Run) -> None:
         fragment = instruction.fragment
-        inputs = [store[key] for key in instruction.inputs]
-        inputs += [
-            store[key] if key in store else self._zeros(key[0]) for key in instruction.accumulators
-        ]
+        self._start_sums(store, instruction.accumulators)
+        inputs = [store[key] for key in (*instruction.inputs, *instruction.accumulators)]
         outputs = self._stages[module_name(fragment)](inputs)
         store.update(zip(instruction.outputs, self._settled(outputs), strict=True))
 
@@ -157,10 +157,21 @@ class Interpreter:
     def _settled(self, arrays: Arrays) -> Arrays:
         return jax.block_until_ready(arrays) if self._blocks else arrays
 
-    def _zeros(self, number: int) -> jax.Array:
-        value = self._script.program.values[number]
-        sharding = self._placement.shardings[number]
-        return jnp.zeros(value.shape, numpy_dtype(value.dtype), device=sharding)
+    def _start_sums(self, store: Store, keys: Iterable[Key]) -> None:
+        """Makes the sums that no micro-batch has begun, all by one call."""
+        new = tuple(key[0] for key in keys if key not in store)
+        if not new:
+            return
+        if new not in self._zeros:
+            values = [self._script.program.values[number] for number in new]
+            types = [(value.shape, numpy_dtype(value.dtype)) for value in values]
+            self._zeros[new] = jax.jit(
+                lambda: [jnp.zeros(shape, dtype) for shape, dtype in types],
+                out_shardings=[self._placement.shardings[number] for number in new],
+            )
+        store.update(
+            zip((key for key in keys if key not in store), self._zeros[new](), strict=True)
+        )
 
     def _output(self, output: Output, arrays: list[jax.Array]) -> jax.Array:
         number = output.value

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any, Protocol, cast, get_args
 
@@ -193,8 +193,9 @@ def _part(held: list[tuple[Box, jax.Array]], box: Box) -> jax.Array:
         if _inside(box, around):
             if box == around:
                 return array
-            starts = [start - origin for (start, _), (origin, _) in zip(box, around, strict=True)]
-            return jax.lax.dynamic_slice(array, starts, _shape(box))
+            starts = _starts(box, around)
+            ends = [start + size for start, size in zip(starts, _shape(box), strict=True)]
+            return jax.lax.slice(array, starts, ends)
     pieces = [(inner, array) for inner, array in held if _inside(inner, box)]
     return _joined(box, pieces, pieces[0][1].dtype)
 
@@ -203,12 +204,27 @@ def _joined(box: Box, pieces: list[tuple[Box, jax.Array]], dtype: np.dtype[Any])
     """Joins a box from its pieces, on their device."""
     if len(pieces) == 1 and pieces[0][0] == box:
         return pieces[0][1]
-    (device,) = pieces[0][1].devices()
-    whole = jnp.zeros(_shape(box), dtype, device=device)
-    for inner, array in pieces:
-        starts = [start - origin for (start, _), (origin, _) in zip(inner, box, strict=True)]
-        whole = jax.lax.dynamic_update_slice(whole, array, starts)
+    places = tuple(_starts(inner, box) for inner, _ in pieces)
+    return _assembled(_shape(box), places, np.dtype(dtype), [array for _, array in pieces])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _assembled(
+    shape: tuple[int, ...],
+    places: tuple[tuple[int, ...], ...],
+    dtype: np.dtype[Any],
+    pieces: Sequence[jax.Array],
+) -> jax.Array:
+    """An array with its pieces at their places; one call, where each op would take as long."""
+    whole = jnp.zeros(shape, dtype)
+    for starts, piece in zip(places, pieces, strict=True):
+        whole = jax.lax.dynamic_update_slice(whole, piece, starts)
     return whole
+
+
+def _starts(inner: Box, outer: Box) -> tuple[int, ...]:
+    """Where a box begins inside another one."""
+    return tuple(start - origin for (start, _), (origin, _) in zip(inner, outer, strict=True))
 
 
 def _inside(inner: Box, outer: Box) -> bool:
