@@ -213,11 +213,13 @@ def _stages(program: Program) -> list[_Stage]:
     stages: list[_Stage] = []
     for tag, f0, f1, b0, b1 in SequenceMatcher(None, *meshes, autojunk=False).get_opcodes():
         if tag == "equal":
-            both = zip(forward[f0:f1], backward[b0:b1], strict=True)
-            stages += [{"forward": f, "backward": b} for f, b in both]
+            for f, b in zip(forward[f0:f1], backward[b0:b1], strict=True):
+                stages.append({"forward": f, "backward": b})
         else:
-            stages += [{"forward": f, "backward": ()} for f in forward[f0:f1]]
-            stages += [{"forward": (), "backward": b} for b in backward[b0:b1]]
+            for f in forward[f0:f1]:
+                stages.append({"forward": f, "backward": ()})
+            for b in backward[b0:b1]:
+                stages.append({"forward": (), "backward": b})
     return stages
 
 

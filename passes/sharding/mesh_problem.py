@@ -295,6 +295,7 @@ class MeshProblem:
             )
             self.graph.remarks.append((op.location, message))
         delays = read_part(op) == "backward" and self.plan.num_micro_batches > 1
+        counts_sums = delays and self.graph.cluster.device.efficiency is not None
         poser = OpPoser(
             self.graph, deferrable(block, summed_results(op, self.totals)) if delays else set()
         )
@@ -309,7 +310,7 @@ class MeshProblem:
             else:
                 placed[outer] = wanted.closed
                 self.graph.need_operand(end, i, wanted.need, weight)
-            if delays and is_accumulated(outer, self.totals):
+            if counts_sums and is_accumulated(outer, self.totals):
                 seconds = accumulation_seconds(self.graph, placed[outer], inner)
                 self.graph.charge((placed[outer].node,), weight * seconds)
 

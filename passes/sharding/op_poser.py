@@ -231,9 +231,10 @@ class OpPoser:
         """The share of a contraction's bytes on one device, by strategy; None for other ops.
 
         Each device reads all of an operand that is not split, such as the weights under data
-        parallelism. The values of other ops are split as their work is.
+        parallelism. The values of other ops are split as their work is, and those of all ops on
+        ideal devices.
         """
-        if op.name not in CONTRACTIONS:
+        if op.name not in CONTRACTIONS or self.graph.cluster.device.efficiency is None:
             return None
         values = [ir.RankedTensorType(value.type) for value in (*op.operands, *op.results)]
 

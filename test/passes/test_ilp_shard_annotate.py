@@ -249,13 +249,6 @@ def node_seconds(op: ir.OpView, layouts: Layouts, cluster: Cluster, mesh: Logica
     used = {axis for value in tensors for axes in layouts[value] for axis in axes}
     kept = {axis for axes in layouts[result] for axis in axes}
     seconds = cluster.device.seconds(flops, num_bytes, "f32") / prod(mesh.sizes[a] for a in used)
-    if isinstance(op, stablehlo.DotGeneralOp):  # It reads all of an operand that is not split.
-        flops /= prod(mesh.sizes[a] for a in used)
-        local = [
-            4 * size / prod(mesh.sizes[a] for axes in layouts[value] for a in axes)
-            for size, value in zip(elements, tensors, strict=True)
-        ]
-        seconds = cluster.device.seconds(flops, sum(local), "f32")
     reduced = tuple(sorted(used - kept))
     if not reduced:
         return seconds
