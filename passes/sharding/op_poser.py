@@ -262,7 +262,7 @@ class OpPoser:
             local_elements(t.shape, self.graph.mesh.sizes, layout) * element_bytes(t.element_type)
             for t, layout in zip(types, strategy.computed, strict=True)
         ]
-        return sums.sum_seconds(self.graph.mesh, strategy, sizes)
+        return sums.seconds_at_once(self.graph.mesh, strategy, sizes)
 
     def _add_replicated(self, op: Op, weight: float) -> None:
         """An op without a sharding rule runs whole on each device."""

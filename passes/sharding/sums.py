@@ -86,8 +86,23 @@ def unreduced(strategy: Strategy, axes: tuple[int, ...], operands: Sequence[int]
     )
 
 
+def seconds_at_once(mesh: LogicalMesh, strategy: Strategy, partial_bytes: Sequence[float]) -> float:
+    """Seconds of the collectives of an op that reduces its results, of `partial_bytes`, itself.
+
+    On GPUs, XLA makes a reduce-scatter only of a sum whose axes all cut one dimension. Of any other
+    it makes an all-reduce of the whole sum, and a slice.
+    """
+    cut = {dim for _, dim in strategy.scattered}
+    if len(cut) > 1 or len(strategy.scattered) < len(strategy.reduced):
+        strategy = replace(strategy, scattered=())
+    return sum_seconds(mesh, strategy, partial_bytes)
+
+
 def sum_seconds(mesh: LogicalMesh, strategy: Strategy, partial_bytes: Sequence[float]) -> float:
-    """Seconds of the collectives of an op's results, which have `partial_bytes` on a device."""
+    """Seconds of the collectives that reduce partial sums of `partial_bytes` on a device.
+
+    Those that are reduced later get a reduce-scatter for each dimension (`lower-partial-sums`).
+    """
     if strategy.unreduced:
         return 0.0
     scattered = [axis for axis, _ in strategy.scattered]

@@ -55,6 +55,19 @@ def test_a_scatter_costs_half_an_all_reduce_and_reduces_the_rest():
     assert both == reduce_scatter(MESH, 0, 1e6) + reduce_scatter(MESH, 1, 5e5)
 
 
+def test_at_once_only_a_sum_that_cuts_one_dimension_is_scattered():
+    strategy = Strategy((), (((), ()),), (0, 1), 4)
+    found = {s.results[0]: s for s in sums.scatters(strategy, (8, 4), (2, 2))}
+    whole = all_reduce(MESH, (0, 1), 1e6)
+    assert sums.seconds_at_once(MESH, found[(0,), (1,)], [1e6]) == whole
+    assert sums.seconds_at_once(MESH, found[(0,), ()], [1e6]) == whole
+    both = found[(0, 1), ()]
+    assert sums.seconds_at_once(MESH, both, [1e6]) == sums.sum_seconds(MESH, both, [1e6]) < whole
+    one = Strategy((), (((), ()),), (0,), 2)
+    (scattered,) = (s for s in sums.scatters(one, (8, 4), (2, 2)) if s.results[0] == ((0,), ()))
+    assert sums.seconds_at_once(MESH, scattered, [1e6]) == reduce_scatter(MESH, 0, 1e6)
+
+
 def test_unreduced_values_cost_nothing_at_once():
     strategy = sums.unreduced(Strategy((), (((), (1,)),), (0,), 4), (0,))
     assert strategy.results == (((), (1,), (0,)),)
