@@ -167,8 +167,8 @@ class CollectiveReport:
 
 
 MEMORY_MARGIN = 0.1
-"""By which share XLA may need more memory for GPUs than the search predicts: the largest one in the
-verified plans of docs/figures.md, rounded up."""
+"""By which share XLA may need more memory for GPUs than the search predicts: the largest one of the
+fullest meshes of the verified plans in docs/figures.md, rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True)
