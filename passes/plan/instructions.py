@@ -213,13 +213,11 @@ def _stages(program: Program) -> list[_Stage]:
     stages: list[_Stage] = []
     for tag, f0, f1, b0, b1 in SequenceMatcher(None, *meshes, autojunk=False).get_opcodes():
         if tag == "equal":
-            for f, b in zip(forward[f0:f1], backward[b0:b1], strict=True):
-                stages.append({"forward": f, "backward": b})
+            both = zip(forward[f0:f1], backward[b0:b1], strict=True)
+            stages.extend({"forward": f, "backward": b} for f, b in both)
         else:
-            for f in forward[f0:f1]:
-                stages.append({"forward": f, "backward": ()})
-            for b in backward[b0:b1]:
-                stages.append({"forward": (), "backward": b})
+            stages.extend({"forward": f, "backward": ()} for f in forward[f0:f1])
+            stages.extend({"forward": (), "backward": b} for b in backward[b0:b1])
     return stages
 
 
