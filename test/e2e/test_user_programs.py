@@ -366,7 +366,7 @@ def test_noise_of_a_generator_is_drawn_for_each_micro_batch() -> None:
     assert_equal(planned(state, X, key), expected)
     said = planned.prepare(state, X, key).plan
     assert said.micro_batches == "exact, random numbers per micro-batch"
-    assert f"micro-batches: {said.micro_batches}\n" in str(said)
+    assert f"micro-batches: {said.micro_batches} (proven)\n" in str(said)
 
 
 def test_a_key_that_is_used_comes_back_as_plain_jax_makes_it() -> None:
