@@ -92,7 +92,7 @@ from alpa.passes.plan.layer_checks import check_layers, check_placed_once, place
 _HEAVY_OPS_PER_LAYER = 4
 MOST_LAYERS = 16
 FEWEST_LAYERS = 8
-"""Where the number is not given, and half as many layers as usual may receive much less."""
+"""Where `MOST_LAYERS` are the limit, and half as many may receive much less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class LayerCluster(Pass):
     num_layers: int | Literal["auto"] = option(
         "auto",
         "number of layers; `auto` uses the markers, or without them the number of contractions, up "
-        "to 16; or fewer layers, down to 8, if these receive at most half as many bytes",
+        "to 16; or fewer layers than 16, down to 8, if these receive at most half as many bytes",
     )
     delta: float = option(
         0.5,
@@ -184,7 +184,7 @@ class LayerCluster(Pass):
             )
         if self.clustering == "equal-ops":
             return _of_equal_ops(function, contractions, count)
-        fewest = count if self.num_layers != "auto" else max(count // 2, min(count, FEWEST_LAYERS))
+        fewest = FEWEST_LAYERS if self.num_layers == "auto" and count == MOST_LAYERS else count
         return _cut(graph, forward, range(fewest, count + 1), self.delta)
 
     def _at_markers(
