@@ -57,6 +57,8 @@ class Texts:
         return gzip.compress(result.encode())
 
     def decode(self, data: bytes) -> str:
+        if not data:  # gzip takes it for an empty text.
+            raise ValueError("the file is empty")
         try:
             return gzip.decompress(data).decode()
         except (OSError, EOFError, zlib.error) as error:
