@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from jaxlib import version
 
-from alpa.dialects import main_function
-from alpa.dialects.plan import read_meshes
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.plan.step_time import seconds_in_turns, with_call
 from alpa.passes.plan.text import seconds_text
+from alpa.runtime.executable import Executable
 from alpa.runtime.loading import load
 from alpa.runtime.planning import run_pass
 from alpa.runtime.timing import TimedStep, in_turns
@@ -24,7 +24,17 @@ from alpa.tools.devices import make_devices
 from alpa.tools.programs import lowered
 
 TINY = ("gpt-tiny", "moe-tiny", "wresnet-tiny", "t5-tiny", "unet-tiny", "llama-tiny")
-COLUMNS = ["model", "meshes", "micro-batches", "measured", "predicted", "ratio", "spread"]
+COLUMNS = [
+    "model",
+    "meshes",
+    "micro-batches",
+    "measured",
+    "spread",
+    "fastest",
+    "predicted",
+    "ratio",
+    "predicted, meshes at once",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +57,12 @@ class StepHere:
     """seconds of a step, the median"""
     spread: float
     """half the distance of the quartiles, over the median"""
+    fastest: float
+    """seconds of the fastest step"""
     predicted: float
-    """seconds"""
+    """seconds, with meshes that take turns as those of the local executor do"""
+    at_once: float
+    """predicted seconds of the plan, whose meshes work at the same time"""
 
     @property
     def ratio(self) -> float:
@@ -62,9 +76,11 @@ class StepHere:
             ", ".join(self.meshes),
             str(self.case.num_micro_batches),
             seconds_text(self.measured),
+            f"{self.spread:.0%}",
+            seconds_text(self.fastest),
             seconds_text(self.predicted),
             f"{self.ratio:.2f}",
-            f"{self.spread:.0%}",
+            seconds_text(self.at_once) if len(self.meshes) > 1 else "",
         ]
 
 
@@ -78,20 +94,23 @@ def measure_steps(cases: Sequence[CaseHere], cluster: str, *, runs: int) -> list
         DevicesError: there are too few devices.
         PlanningError: a program cannot be planned.
     """
-    make_devices(Cluster.parse(cluster).num_devices)
-    planned = {case: _planned(case, cluster) for case in cases}
-    found = in_turns({case: step for case, (step, _, _) in planned.items()}, runs=runs)
+    machine = Cluster.parse(cluster)
+    make_devices(machine.num_devices)
+    loaded = {case: _loaded(case, cluster) for case in cases}
+    timed = {case: TimedStep(*it) for case, it in loaded.items()}
     steps: list[StepHere] = []
-    for case, times in found.items():
-        _, meshes, predicted = planned[case]
+    for case, times in in_turns(timed, runs=runs).items():
+        program = loaded[case][0].program
         low, middle, high = quantiles(times, n=4)
         steps.append(
             StepHere(
                 case=case,
-                meshes=meshes,
+                meshes=tuple("x".join(str(n) for _, n in mesh.axes) for mesh in program.meshes),
                 measured=median(times),
                 spread=(high - low) / 2 / middle,
-                predicted=predicted,
+                fastest=min(times),
+                predicted=with_call(seconds_in_turns(program), program, machine),
+                at_once=program.plan.predicted_step_seconds,
             )
         )
     return steps
@@ -105,8 +124,8 @@ def conditions(load_before: float) -> str:
     )
 
 
-def _planned(case: CaseHere, cluster: str) -> tuple[TimedStep, tuple[str, ...], float]:
-    """A compiled plan with arguments, the shapes of its meshes, and its predicted seconds."""
+def _loaded(case: CaseHere, cluster: str) -> tuple[Executable, list[np.ndarray]]:
+    """A compiled plan, and arguments for its first step."""
     program = zoo.get(case.program)
     batch_size = program.config.global_batch_size
     module = lowered(program, batch_size // case.num_micro_batches)
@@ -116,9 +135,5 @@ def _planned(case: CaseHere, cluster: str) -> tuple[TimedStep, tuple[str, ...], 
         "num-micro-batches": str(case.num_micro_batches),
     }
     run_pass("alpa", options, module, Clock())
-    meshes = read_meshes(main_function(module))
-    shapes = tuple("x".join(map(str, mesh.logical_shape)) or "1" for mesh in meshes)
-    executable = load(module)
     arguments = (program.init_state(0), program.random_batch(1, batch_size))
-    arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
-    return TimedStep(executable, arrays), shapes, executable.plan.predicted_step_seconds
+    return load(module), [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]

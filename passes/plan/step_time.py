@@ -4,6 +4,7 @@ A mesh runs its instructions one after the other. A transfer begins when its val
 **receiving** mesh is free, and occupies that mesh until it ends; it costs the sender nothing.
 Additions of results take no time.
 
+`seconds_in_turns` is the sum of all work instead, for an executor whose meshes take turns.
 `with_call` adds the call of the step itself, in which arguments are placed and results returned.
 """
 
@@ -50,6 +51,11 @@ def with_call(seconds: float, program: Program, cluster: Cluster) -> float:
         devices = min(len(mesh.devices), cluster.devices_per_host)
         found += call.seconds(float(number), devices) - call.start
     return found
+
+
+def seconds_in_turns(program: Program) -> float:
+    """Seconds of one step whose meshes take turns, as in the local executor on CPU devices."""
+    return sum(event.end - event.start for event in simulate(write_script(program)))
 
 
 def simulate(script: Script) -> list[Event]:

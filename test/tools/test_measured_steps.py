@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from statistics import median
@@ -45,10 +46,14 @@ def test_a_step_here_as_cells() -> None:
         meshes=("2", "2"),
         measured=0.02,
         spread=0.05,
+        fastest=0.018,
         predicted=0.015,
+        at_once=0.01,
     )
     assert step.ratio == pytest.approx(0.75)
-    assert step.cells() == ["gpt-tiny", "2, 2", "4", "20 ms", "15 ms", "0.75", "5%"]
+    cells = ["gpt-tiny", "2, 2", "4", "20 ms", "5%", "18 ms", "15 ms", "0.75", "10 ms"]
+    assert step.cells() == cells
+    assert replace(step, meshes=("4",)).cells()[-1] == ""
 
 
 @pytest.mark.parametrize(

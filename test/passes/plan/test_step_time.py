@@ -22,7 +22,7 @@ from alpa.passes.plan.data import (
     Value,
 )
 from alpa.passes.plan.reader import read_planned
-from alpa.passes.plan.step_time import step_seconds
+from alpa.passes.plan.step_time import seconds_in_turns, step_seconds
 from alpa.tools import zoo
 
 
@@ -159,3 +159,10 @@ def test_updates_wait_for_one_another() -> None:
     assert step_seconds(update_chain()) == 10 + 1 + 20 + 5 + 2 + 7
     three = replace(update_chain(), plan=Plan(num_micro_batches=3))
     assert step_seconds(three) == 10 + 3 * (1 + 20) + 5 + 2 + 7
+
+
+def test_meshes_that_take_turns() -> None:
+    assert seconds_in_turns(update_chain()) == step_seconds(update_chain())
+    three = replace(update_chain(), plan=Plan(num_micro_batches=3))
+    # The first mesh's forwards run beside the second's only where both work at the same time.
+    assert seconds_in_turns(three) == 3 * (10 + 1 + 20) + 5 + 2 + 7
