@@ -11,7 +11,7 @@ from alpa.dialects.attributes import Argument, Result, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.device import Link
+from alpa.passes.cost.device import Transfer
 from alpa.passes.stages.intervals import intervals, pairs_inside
 
 
@@ -41,8 +41,9 @@ class Boundary:
         its own. Its parts enter all devices of the mesh at the same time or, from other hosts, all
         its hosts. Gathering replicas is not counted.
         """
-        near = _seconds(self.bytes, self.values, cluster.intra_host, hosts * devices)
-        far = _seconds(self.bytes, self.values, cluster.inter_host, hosts)
+        inside, between = cluster.intra_host.between_meshes, cluster.inter_host.between_meshes
+        near = _seconds(self.bytes, self.values, inside, hosts * devices)
+        far = _seconds(self.bytes, self.values, between, hosts)
         return np.stack([near, near if cluster.hosts == 1 else far], axis=2)
 
     def once_seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
@@ -50,11 +51,11 @@ class Boundary:
         hosts, all come from other hosts."""
         near = cluster.hosts == 1
         link, ways = (cluster.intra_host, devices) if near else (cluster.inter_host, hosts)
-        return _seconds(self.once_bytes, self.once_values, link, ways)
+        return _seconds(self.once_bytes, self.once_values, link.between_meshes, ways)
 
 
-def _seconds(sizes: np.ndarray, values: np.ndarray, link: Link, ways: int) -> np.ndarray:
-    return sizes / (ways * link.bandwidth) + values * link.latency
+def _seconds(sizes: np.ndarray, values: np.ndarray, way: Transfer, ways: int) -> np.ndarray:
+    return sizes / (ways * way.bandwidth) + values * way.latency
 
 
 def boundary_of(

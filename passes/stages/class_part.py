@@ -93,7 +93,7 @@ def pose_class(layer: LayerClass, graph: ShardGraph, plan: Plan) -> MeshProblem:
     Raises:
         PassError: an op cannot be on the mesh.
     """
-    bandwidth = graph.cluster.inter_host.bandwidth
+    bandwidth = graph.cluster.inter_host.between_meshes.bandwidth
     return MeshProblem(layer.function, MESH, plan, graph, bandwidth, layer.totals).posed()
 
 
