@@ -62,46 +62,43 @@ ALL = tuple(Step)
 class Tuning:
     """Numbers that decide how long the search stays where. None of them can make it wrong.
 
-    *Not measured*: no experiment is recorded that compares the number with others.
+    Each was halved and doubled on 26 problems (docs/solver.md, "What a number is worth"). Commits
+    in brackets are the experiments that first set a number.
     """
 
     # Tables and presolve
     entries: float = 5e6
-    """Entries of the tables of bucket elimination; 10 ns each. Not measured: set to take about
-    0.1 s."""
+    """Entries of the tables of bucket elimination: about 0.1 s, at 10 ns each."""
     fused_entries: float = 1e6
-    """The same where choices are fused: about 0.01 s. Not measured."""
+    """The same where choices are fused: about 0.01 s."""
     series_pairs: int = 4096
     """Pairs of strategies in the matrix that the elimination of a node with two neighbours may
-    always make (64 x 64 strategies). Not measured."""
+    always make (64 x 64 strategies)."""
     restart_share: float = 0.1
-    """Presolve runs again where at least this part of the strategies is forbidden. Not
-    measured."""
+    """Presolve runs again where at least this part of the strategies is forbidden."""
 
     # Dual ascent (bound)
     sweeps: int = 200
-    """Double sweeps of dual ascent, at most. Not measured."""
+    """Double sweeps of dual ascent, at most."""
     look_every: int = 4
-    """Double sweeps, at least, between two looks at the bound and at choices. Not measured."""
+    """Double sweeps, at least, between two looks at the bound and at choices."""
     look_growth: float = 1.5
-    """From one look to the next, so many times as many sweeps as have been made. Not measured."""
+    """From one look to the next, so many times as many sweeps as have been made."""
     fused_roundings: int = 6
     """So many of the last choices read off the shifts are fused. Fusing roundings of both sweeps
-    found in a dozen sweeps what one rounding needed fifty for (d1c66f2); 6 itself is not
-    measured."""
+    found in a dozen sweeps what one rounding needed fifty for (d1c66f2)."""
     stall: float = 1e-3
-    """Ascent ends where a look improved the bound by less than this part of the gap. Not
-    measured."""
+    """Ascent ends where a look improved the bound by less than this part of the gap."""
     enough_pruned: float = 0.2
     """Ascent ends where this part of the strategies can be forbidden: presolve makes the rest
-    faster. Not measured."""
+    faster."""
     descent_rounds: int = 20
-    """Rounds over the nodes of ``Messages.improve``. Not measured."""
+    """Rounds over the nodes of ``Messages.improve``."""
     approach_sweeps: int = 3
-    """Double sweeps between two looks of ``approach``. Not measured."""
+    """Double sweeps between two looks of ``approach``."""
     first_choices: int = 6
     """Double sweeps of ``approach`` before choices are read off; then again when there are twice as
-    many. Not measured."""
+    many."""
     slow: float = 0.004
     """``approach`` ends where ``approach_sweeps`` close less than this part of the gap. At 0.02,
     meshes of wresnet-13b were left to the LP, for 2 s, that 0.8 s of sweeps settle (6218462)."""
@@ -109,60 +106,56 @@ class Tuning:
     # Branch and bound (mip)
     largest_cost: float = 1e4
     """Costs are scaled to this, without unit: the dual tolerance of HiGHS, 1e-7, is then 1e-11 of
-    the largest cost. Not measured."""
+    the largest cost."""
     combination_nodes: int = 1000
-    """Nodes of branch and bound in ``combine``. Not measured."""
+    """Nodes of branch and bound in ``combine``."""
     combination_gap: float = 0.9
-    """``combine`` ends where it has closed the gap to this part of the wanted one. Not
-    measured."""
+    """``combine`` ends where it has closed the gap to this part of the wanted one."""
 
     # Prices (within, prices)
     price_rounds: int = 100
-    """Vectors of prices that are tried, at most. Not measured."""
+    """Vectors of prices that are tried, at most."""
     level: float = 0.9
     """The level of the level method, as a part of what the planes promise: most of it, for a look
-    costs far more than a step too long. Not measured."""
+    costs far more than a step too long."""
     gain: float = 0.05
-    """The search for prices ends where at most this part of the gap can be gained. Not measured."""
+    """The search for prices ends where at most this part of the gap can be gained."""
     gain_of_gap: float = 0.1
-    """It also ends within this part of the wanted gap. Not measured."""
+    """It also ends within this part of the wanted gap."""
     idle_gain: float = 0.2
-    """A round that raises the bound by less than this part of what ends the search is idle. Not
-    measured."""
+    """A round that raises the bound by less than this part of what ends the search is idle."""
     patience: int = 2
-    """The search for prices ends after so many idle rounds. Not measured."""
+    """The search for prices ends after so many idle rounds."""
     exactness: float = 0.5
-    """Priced problems are solved to this part of what ends the search. Not measured."""
+    """Priced problems are solved to this part of what ends the search."""
     fused_seen: int = 3
-    """So many of the last choices are fused with those of the next prices. Not measured."""
+    """So many of the last choices are fused with those of the next prices."""
     fine: float = 0.01
     """Sweeps at the best prices end where they gain less than this part of the wanted gap. With
-    them, the four meshes of moe-70b took 15 s instead of 34 s (ba3da6a); 0.01 itself is not
-    measured."""
+    them, the four meshes of moe-70b took 15 s instead of 34 s (ba3da6a)."""
 
     # Choices within memory (within, repair)
     far: float = 1.5
     """A choice that needs so many times the limit is not repaired: that is slow. Part of a change
-    that took gpt-39b from 7.5 s to 4.9 s (434ebd5); 1.5 itself is not measured."""
+    that took gpt-39b from 7.5 s to 4.9 s (434ebd5)."""
     surely: float = 1.2
     """Memory binds where a choice near the cheapest needs so many times the limit. Part of a change
-    that took gpt-39b from 4.8 s to 2.3 s (840435a); 1.2 itself is not measured."""
+    that took gpt-39b from 4.8 s to 2.3 s (840435a)."""
     coarse: float = 0.1
-    """The gap of the first look whether memory binds. Not measured."""
+    """The gap of the first look whether memory binds."""
     never: float = 1e3
-    """Costs so many times that of a choice stand for "never", and spoil the arithmetic. Not
-    measured."""
+    """Costs so many times that of a choice stand for "never", and spoil the arithmetic."""
     repair_changes: int = 20
-    """Changes per node before the repair gives up. Not measured."""
+    """Changes per node before the repair gives up."""
     repair_near: float = 0.1
     """An offer this near to the best known is taken. The repair with offers that grow stale ended
-    minutes of search on gpt-39b without folding (130802e); 0.1 itself is not measured."""
+    minutes of search on gpt-39b without folding (130802e)."""
     descent_within_rounds: int = 20
-    """Rounds over the nodes of ``improve_within``. Not measured."""
+    """Rounds over the nodes of ``improve_within``."""
 
     # Prices of the stage search (pareto)
     pareto_gain: float = 0.1
-    """Sweeps end when they gain less than this part of the gap. Not measured."""
+    """Sweeps end when they gain less than this part of the gap."""
 
     # Rounding: how far sums of floating point numbers in different orders may differ
     cost_rounding: float = 1e-9
