@@ -14,7 +14,6 @@ from scipy.optimize import nnls
 from alpa.passes.cost.device import (
     Call,
     Collective,
-    Cost,
     Curve,
     Device,
     Efficiency,
@@ -22,10 +21,12 @@ from alpa.passes.cost.device import (
     Link,
     Machine,
     Points,
+    Transfer,
 )
 from alpa.runtime.calibration.measure import Sample
 
 _COMPUTE = ("matrix", "convolution")
+_RINGS = ("all-gather", "reduce-scatter")
 _PER_KERNEL = 4.0
 """The arguments and results that a call's sample has for each kernel."""
 
@@ -67,7 +68,6 @@ def fit(samples: Iterable[Sample], *, name: str, memory: int, inter_host: Link) 
         for dtype, points in products.items()
     }
     elementwise = _rates(by_what["elementwise"], launch) if by_what["elementwise"] else []
-    transfer = _line(by_what["transfer"]) if by_what["transfer"] else Cost(0.0, 0.0)
     device = Device(
         name=name,
         memory=memory,
@@ -84,11 +84,14 @@ def fit(samples: Iterable[Sample], *, name: str, memory: int, inter_host: Link) 
         launch=launch,
         call=_call(by_what, launch),
     )
+    moves, steps = _line(by_what["transfer"]), _ring_step(by_what) or _line(by_what["transfer"])
+    bandwidth, latency = steps or (device.memory_bandwidth, 0.0)
     intra_host = Link(
-        bandwidth=1 / transfer.per_byte if transfer.per_byte > 0 else device.memory_bandwidth,
-        latency=transfer.start,
+        bandwidth=bandwidth,
+        latency=latency,
         overlap=by_what["overlap"][0].seconds if by_what["overlap"] else 0.0,
         collectives=dict(costs),
+        transfer=moves,
     )
     machine = Machine(device=device, intra_host=intra_host, inter_host=inter_host)
     return Fit(
@@ -112,7 +115,8 @@ def predicted(machine: Machine, sample: Sample) -> float | None:
     if kind == "launch":
         return device.launch
     if kind == "transfer":
-        return machine.intra_host.latency + sample.size / machine.intra_host.bandwidth
+        bandwidth, latency = machine.intra_host.between_meshes
+        return latency + sample.size / bandwidth
     if kind == "overlap":
         return machine.intra_host.overlap
     found = machine.intra_host.collectives.get(cast("Collective", kind), {}).get(int(detail))
@@ -168,9 +172,31 @@ def _call(by_what: Mapping[str, Sequence[Sample]], launch: float) -> Call:
     return Call(*_least(rows)) if rows else Call()
 
 
-def _line(samples: Sequence[Sample]) -> Cost:
-    """Start and seconds per byte, neither negative, with the least relative squared errors."""
-    return Cost(*_least([[1 / it.seconds, it.size / it.seconds] for it in samples]))
+def _line(samples: Sequence[Sample]) -> Transfer | None:
+    """What messages reach, with the least relative squared errors."""
+    return _reached([[1 / it.seconds, it.size / it.seconds] for it in samples])
+
+
+def _ring_step(by_what: Mapping[str, Sequence[Sample]]) -> Transfer | None:
+    """What one step of a ring reaches, as all-gathers and reduce-scatters show it.
+
+    On n devices they take n - 1 steps, each with 1/n of the bytes.
+    """
+    rows: list[list[float]] = []
+    for what, found in by_what.items():
+        kind, _, devices = what.partition(" ")
+        for it in found if kind in _RINGS else ():
+            steps = int(devices) - 1
+            rows.append([steps / it.seconds, steps / int(devices) * it.size / it.seconds])
+    return _reached(rows)
+
+
+def _reached(rows: Sequence[Sequence[float]]) -> Transfer | None:
+    """Latency and bandwidth of rows that they give seconds of; None if the rows do not tell."""
+    if not rows:
+        return None
+    latency, per_byte = _least(rows)
+    return Transfer(bandwidth=1 / per_byte, latency=latency) if per_byte > 0 else None
 
 
 def _least(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -82,7 +82,10 @@ def test_what_is_exact_is_found_again() -> None:
     for kind, sizes in COLLECTIVES.items():
         for size, cost in sizes.items():
             assert link.collectives[kind][size] == cost
-    assert (link.latency, link.bandwidth) == (pytest.approx(5e-6), pytest.approx(20e9))
+    assert link.transfer == (pytest.approx(20e9), pytest.approx(5e-6))
+    # Four devices gather 1 MB in 1 ms, three steps of a quarter each.
+    step = link.latency + 1e6 / 4 / link.bandwidth
+    assert 3 * step == pytest.approx(1e-3, rel=1e-6)
     assert link.overlap == 0.25
     assert found.machine.inter_host == SLOW
     assert found.spread == pytest.approx(0.1)
