@@ -21,6 +21,11 @@ from alpa.runtime.trace import Trace
 class Stage(Protocol):
     """A compiled fragment."""
 
+    @property
+    def read_from(self) -> Path | None:
+        """The file that the executable was read from; None if it was compiled here."""
+        ...
+
     def hlo_text(self) -> str:
         """The program after partitioning and optimisation."""
         ...

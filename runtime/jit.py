@@ -30,8 +30,8 @@ from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Call, LeafType, Parameters
 from alpa.runtime.executable import Executable
-from alpa.runtime.loading import check_run_options
-from alpa.runtime.option_checks import check_kind, check_literal
+from alpa.runtime.loading import Folders, check_run_options
+from alpa.runtime.option_checks import check_folders, check_kind, check_literal
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Inter, Settings
 from alpa.runtime.prepared import Prepared, StepPlan, Target
@@ -217,6 +217,7 @@ class Options(TypedDict, total=False):
     check_finite: bool
     explain_roles: bool
     compiler_options: CompilerOptions | None
+    executables: Folders
     plan: str | Path | None
     like: Parallelized[..., Any] | None
 
@@ -256,6 +257,7 @@ def parallelize(
     check_finite: bool = False,
     explain_roles: bool = False,
     compiler_options: CompilerOptions | None = None,
+    executables: Folders = (),
     plan: str | Path | None = None,
     like: Parallelized[..., Any] | None = None,
 ) -> Parallelized[..., Any] | Callable[[Callable[..., Any]], Parallelized[..., Any]]:
@@ -285,7 +287,7 @@ def parallelize(
         schedule, intra, inter, remat, mesh_shape: as in `alpa-plan`.
         accumulate_dtype: the narrowest type that adds up gradients and other sums or means over
             the micro-batches: "f32", "f64", or "same", the type of each value.
-        executor, devices, workers: as in `alpa.runtime.load`.
+        executor, devices, workers, executables: as in `alpa.runtime.load`.
         check_finite: whether each call waits for its results and raises FloatingPointError if one
             holds NaN or infinity; the error names it.
         explain_roles: whether planning prints the role of each argument and the reason.
@@ -355,6 +357,7 @@ def parallelize(
         devices=None if devices is None else tuple(devices),
         check_finite=check_finite,
         compiler_options=compiler_options,
+        executables=check_folders("executables", executables),
         saved=plan,
         family=Family() if like is None else like.target.family,
         leads=like is None,

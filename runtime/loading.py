@@ -11,11 +11,13 @@ from typing import Any, Literal
 from alpa.dialects import ir, parse, parse_file
 from alpa.dialects.checks import CheckError
 from alpa.passes.base import PassError
+from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.executable import Executable
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.option_checks import (
     check_compiler_options,
     check_devices,
+    check_folders,
     check_kind,
     check_literal,
 )
@@ -23,6 +25,8 @@ from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, bytecode
 from alpa.runtime.placement import Placement
 from alpa.runtime.stages import compile_stages, exported, module_name
 from alpa.runtime.workers.options import WorkerOptions
+
+Folders = str | Path | Sequence[str | Path]
 
 
 class LoadError(ValueError):
@@ -36,6 +40,7 @@ def load(
     *,
     compiler_options: CompilerOptions | None = None,
     workers: WorkerOptions | None = None,
+    executables: Folders = (),
     beside: Iterable[Executable] = (),
 ) -> Executable:
     """Compiles a planned module, given as a path, text, bytecode or a module.
@@ -44,9 +49,14 @@ def load(
     order of `alpa.meshes`; the default is `jax.devices()`. `compiler_options` go to XLA, as in
     `jax.jit`.
 
+    `executables` are folders that `alpa-plan --export` wrote. A stage that was compiled there for
+    these devices, versions and options is read. Any other is compiled, and a warning says why.
+    Executables run unchecked: name only folders of your own.
+
     With `executor="ray"`, actors on a Ray cluster run the meshes, each with its own devices, and
-    `workers` configures them. `beside` lists executables on Ray. If one of them has the same
-    meshes, both run in its actors and read each other's arrays there.
+    `workers` configures them. Each host reads `executables` under the same names. `beside` lists
+    executables on Ray. If one of them has the same meshes, both run in its actors and read each
+    other's arrays there.
 
     Raises:
         LoadError: the module is not planned, or its plan cannot be run.
@@ -54,9 +64,11 @@ def load(
         ValueError: there are fewer devices than the plan needs; with `"ray"` this is a
             `ClusterSizeError`.
         WorkerError: a worker could not start or compile.
+        UnsafeCacheError: other users can write to a folder of executables.
         ir.MLIRError: the module does not parse.
     """
     check_run_options(executor, devices, workers, compiler_options)
+    folders = check_folders("executables", executables)
     module = _module(planned)
     with refusing():
         stages = exported(module)
@@ -67,10 +79,11 @@ def load(
         # Importing Ray takes seconds, and commands without Ray must not wait for it.
         ray_executor = import_module("alpa.runtime.workers.executor")
         return ray_executor.RayExecutable(
-            program, modules, workers or WorkerOptions(), compiler_options, beside
+            program, modules, workers or WorkerOptions(), compiler_options, beside, folders
         )
     placement = Placement(program=program, devices=tuple(devices or all_devices()))
-    compiled = compile_stages(modules, placement, compiler_options=compiler_options)
+    cache = CompileCache(exported=folders) if folders else None
+    compiled = compile_stages(modules, placement, compiler_options=compiler_options, cache=cache)
     return LocalExecutable(placement, compiled)
 
 

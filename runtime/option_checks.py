@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, get_args
 
 
@@ -37,6 +38,19 @@ def check_seconds(name: str, value: Any) -> None:
             f"{name} is {value!r}; expected a number of seconds above 0, at most "
             f"{threading.TIMEOUT_MAX:.2g}"
         )
+
+
+def check_folders(name: str, value: Any) -> tuple[Path, ...]:
+    """Returns one folder or several as absolute paths.
+
+    Raises:
+        TypeError: one is not a path.
+    """
+    check_kind(name, value, str, Path, list, tuple)
+    folders = [value] if isinstance(value, str | Path) else value
+    for folder in folders:
+        check_kind(f"a folder in {name}", folder, str, Path)
+    return tuple(Path(folder).expanduser().absolute() for folder in folders)
 
 
 def check_devices(devices: Sequence[Any] | None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -21,7 +22,8 @@ from jax.sharding import Sharding
 from jaxlib import _hlo, _jax, lapack  # pyright: ignore[reportAttributeAccessIssue] - no stubs
 
 from alpa.dialects import ir, main_function, parse, walk
-from alpa.runtime.compile_cache import CompileCache
+from alpa.dialects.symbols import SYMBOL, named_meshes
+from alpa.runtime.compile_cache import CompileCache, warn_refused
 from alpa.runtime.compile_options import CompilerOptions, compile_options
 from alpa.runtime.dtypes import numpy_dtype
 
@@ -112,15 +114,12 @@ class Compiled:
     executable: Any
     handlers: tuple[Any, ...]
     """one for each result: PJRT makes the sharded array, without one for each of its shards"""
+    read_from: Path | None = None
+    """the file that the executable was read from; None if this process or another compiled it"""
 
     def __call__(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
         """Runs it. The arguments have the module's shardings; donated ones are deleted."""
         return self.executable.execute_sharded(list(arguments)).consume_with_handlers(self.handlers)
-
-    def serialised(self) -> bytes:
-        """The executable for `compile_module` in other processes of its mesh."""
-        client: Any = self.executable.client
-        return client.serialize_executable(self.executable)
 
     def hlo_text(self) -> str:
         """The program after partitioning and optimisation."""
@@ -129,6 +128,12 @@ class Compiled:
     def memory(self) -> Any:
         """XLA's memory statistics, in bytes per device."""
         return self.executable.get_compiled_memory_stats()
+
+    def serialised(self) -> bytes:
+        """The executable for a file, or for `compile_module` in other processes of its mesh."""
+        if isinstance(self.executable, _jax.LoadedExecutable):
+            return self.executable.client.serialize_executable(self.executable)
+        return self.executable.serialize()  # for devices that do not exist
 
     def bytes_accessed(self) -> float:
         """The bytes that the program reads and writes once it is optimised, on one device."""
@@ -149,12 +154,14 @@ def compile_module(
 
     `results` are the global shapes and the shardings of its results; none if it will not run.
     `compiler_options` are XLA's debug options by name, as in `jax.jit`; they are added to those of
-    the platform (`runtime/compile_options.py`). `cache` avoids repeated compilation. With
-    `executable`, that of another process for the same devices, nothing is compiled. For devices
-    that do not exist (`gpus_to_compile_for`) the result cannot run.
+    the platform (`runtime/compile_options.py`). An executable that `cache` has is read, not
+    compiled; a compiled one is written there. With `executable`, that of another process for the
+    same devices, nothing is read or compiled. For devices that do not exist
+    (`gpus_to_compile_for`) the result cannot run.
 
     Raises:
         jax.errors.JaxRuntimeError: XLA refuses the module.
+        UnsafeCacheError: other users can write to the cache.
         ValueError: an option is refused.
     """
     chosen = compile_options(devices[0].platform, compiler_options)
@@ -163,14 +170,25 @@ def compile_module(
     exist = not isinstance(client, _jax.CompileOnlyPyClient)
     _prepare_lapack(module)
     handlers = _handlers(module, results)
-    key = ""
-    if cache is not None and executable is None:
-        versions = platform_versions(devices[0])
-        key = cache.key(bytecode(module.operation), devices, chosen, versions)
-        executable = cache.read(key)
     if executable is not None:
         loaded = client.deserialize_executable(executable, targets, options)
         return Compiled(name=name, executable=loaded, handlers=handlers)
+    key = None
+    if cache is not None:
+        versions = platform_versions(devices[0])
+        key = cache.key(nameless_text(module), devices, chosen, versions)
+        if (found := cache.read(key, name)) is not None:
+            try:
+                loaded = client.deserialize_executable(found.executable, targets, options)
+            except jax.errors.JaxRuntimeError as error:
+                warn_refused(found.path, f"XLA cannot load it ({error})")
+            else:
+                return Compiled(
+                    name=name,
+                    executable=loaded,
+                    handlers=handlers,
+                    read_from=found.path,
+                )
     try:
         with module.context:
             compile_it = client.compile_and_load if exist else client.compile
@@ -183,9 +201,10 @@ def compile_module(
                 "it"
             )
         raise
-    if cache is not None:
-        cache.write(key, client.serialize_executable(loaded))
-    return Compiled(name=name, executable=loaded, handlers=handlers)
+    compiled = Compiled(name=name, executable=loaded, handlers=handlers)
+    if cache is not None and key is not None and cache.directory is not None:
+        cache.write(key, compiled.serialised(), [name])
+    return compiled
 
 
 def _handlers(
@@ -260,6 +279,23 @@ def _prepare_lapack(module: ir.Module) -> None:
         if target is not None and ir.StringAttr(target).value.startswith("lapack_"):
             lapack.prepare_lapack_call("getrf_ffi", np.float32)
             return
+
+
+def nameless_text(module: ir.Module) -> str:
+    """A module's text without locations, and without its own name and those of its meshes.
+
+    Modules that differ in nothing else are compiled to the same code.
+    """
+    names = {name: f"@mesh_{number}" for number, name in enumerate(named_meshes(module))}
+    attributes = module.operation.attributes
+    if "sym_name" in attributes:
+        names[ir.StringAttr(attributes["sym_name"]).value] = "@module"
+
+    def renamed(symbol: re.Match[str]) -> str:
+        return names.get(symbol[1] or symbol[2], symbol[0])
+
+    text = cast(str, module.operation.get_asm(enable_debug_info=False))
+    return SYMBOL.sub(renamed, text)
 
 
 def bytecode(nested: ir.OpView | ir.Operation) -> bytes:

@@ -80,6 +80,7 @@ class Target:
     devices: tuple[Device, ...] | None
     check_finite: bool
     compiler_options: CompilerOptions | None
+    executables: tuple[Path, ...]
     saved: str | Path | None
     family: Family = field(default_factory=Family)
     """of all functions that use each other's state"""
@@ -259,6 +260,7 @@ class Prepared:
             target.devices,
             compiler_options=target.compiler_options,
             workers=target.workers,
+            executables=target.executables,
             beside=family.executables,
         )
         family.executables.append(executable)

@@ -18,7 +18,7 @@ from alpa.dialects import ir
 from alpa.passes.plan.predicted_collectives import Collective
 from alpa.runtime.hlo_collectives import has_16_bit_floats, real_collectives
 from alpa.runtime.hlo_text import HloError
-from alpa.runtime.pjrt import CompilerOptions, Device, compile_module, flops
+from alpa.runtime.pjrt import Compiled, CompilerOptions, Device, compile_module, flops
 
 _PARTITIONER = "spmd-partitioning"
 FAST: CompilerOptions = {
@@ -65,6 +65,20 @@ def truth(
 ) -> Truth:
     """Compiles a module for a mesh of devices and reads the compiled program.
 
+    Raises: as `compiled_and_truth`.
+    """
+    return compiled_and_truth(module, devices, name=name, compiler_options=compiler_options)[1]
+
+
+def compiled_and_truth(
+    module: ir.Module,
+    devices: Sequence[Device],
+    *,
+    name: str = "main",
+    compiler_options: CompilerOptions,
+) -> tuple[Compiled, Truth]:
+    """Compiles a module for a mesh of devices; returns the executable and what was read of it.
+
     Raises:
         jax.errors.JaxRuntimeError: XLA refuses the module.
         HloError: XLA's text cannot be read.
@@ -84,7 +98,7 @@ def truth(
         partitioned, final = dumps[-1].read_text(), compiled.hlo_text()
     memory = compiled.memory()
     read = partitioned if devices[0].platform == "cpu" else final
-    return Truth(
+    found = Truth(
         collectives=real_collectives(read, len(devices)) if len(devices) > 1 else (),
         arguments=memory.argument_size_in_bytes,
         results=memory.output_size_in_bytes,
@@ -94,3 +108,4 @@ def truth(
         bytes_accessed=compiled.bytes_accessed(),
         has_16_bit_floats=has_16_bit_floats(partitioned),
     )
+    return compiled, found

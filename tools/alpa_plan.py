@@ -13,6 +13,10 @@ table shows its collectives, FLOPs and memory beside the plan's, and whether eac
 `--verify=repair`, the program is planned again with less memory until all meshes fit, or until no
 plan is found for so little memory, which is an error.
 
+With `--export`, each stage's module for XLA is written to a folder, and its executable to
+`executables` inside it, if this machine can compile for the cluster's devices.
+`alpa.runtime.load(..., executables=...)` reads the executables there.
+
 With `--compare-with-jax`, one step of the plan runs on virtual CPU devices and is compared with
 plain JAX by the rules of `alpa.runtime.comparison`.
 
@@ -25,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import threading
 import time
@@ -42,21 +45,28 @@ from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
-from alpa.passes.pipelines.diagnostics import Diagnostic, listening
 from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
-from alpa.runtime.ahead_of_time.compilation import CompilationError, Progress
+from alpa.runtime.ahead_of_time.compilation import (
+    CompilationError,
+    NoCompilerError,
+    Progress,
+)
+from alpa.runtime.ahead_of_time.exporting import Executables, export_executables
 from alpa.runtime.ahead_of_time.verification import Verification, verify_plan
 from alpa.runtime.comparison import Comparison
+from alpa.runtime.compile_cache import UnsafeCacheError
+from alpa.runtime.compile_options import compile_options
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Inter, Planned, PlanningError, Settings, plan
 from alpa.tools import zoo
-from alpa.tools.arguments import count, count_or_auto
+from alpa.tools.arguments import compiler_option, count, count_or_auto
 from alpa.tools.comparing import compare_file, compare_shrunk, compare_zoo
 from alpa.tools.devices import DevicesError, make_devices, stay_on_cpu
+from alpa.tools.exporting import write_modules
 from alpa.tools.guard import guard
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
@@ -71,6 +81,8 @@ examples:
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 32 --intra data-parallel --inter none
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 16 --compare-with-jax
   alpa-plan zoo:gpt-2.6b --cluster v100-16gb:1x8 --num-micro-batches 128 --verify=repair
+  alpa-plan step.mlir --cluster h100:1x8 -o planned.mlir --export stages \\
+      --compiler-option xla_gpu_enable_triton_gemm=false  # executables in stages/executables
 """
 
 
@@ -201,7 +213,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
     add("--json", type=Path, metavar="PLAN.json", help="where to write the plan's numbers")
-    add("--export", type=Path, metavar="DIR", help="where to write each stage's module for XLA")
+    add(
+        "--export",
+        type=Path,
+        metavar="DIR",
+        help="where to write each stage's module for XLA, and to DIR/executables its executable, "
+        "which alpa.runtime.load(executables=...) reads; for GPUs, executables need no GPU but the "
+        "extra gpu-aot",
+    )
+    add(
+        "--no-executables",
+        action="store_true",
+        help="with --export: write modules only, without compiling them",
+    )
     add(
         "--verify",
         nargs="?",
@@ -212,11 +236,20 @@ def _parser() -> argparse.ArgumentParser:
         "less memory until all fit; for GPUs, needs no GPU but the extra gpu-aot",
     )
     add(
+        "--compiler-option",
+        action="append",
+        default=[],
+        type=compiler_option,
+        metavar="NAME=VALUE",
+        help="with --verify or --export: one of XLA's options, as in compiler_options of the run; "
+        "may be repeated",
+    )
+    add(
         "--verify-cache",
         type=Path,
         metavar="DIR",
         default=Path("~/.cache/alpa/verified"),
-        help="where --verify keeps results of equal stages; default: %(default)s",
+        help="where --verify and --export keep results of equal stages; default: %(default)s",
     )
     add(
         "--compare-with-jax",
@@ -240,12 +273,12 @@ def _process(options: argparse.Namespace) -> bool:
 
     Raises _CommandError, ClusterError, RolesError, PlanningError.
     """
-    devices = Cluster.parse(options.cluster).num_devices
+    cluster = Cluster.parse(options.cluster)
     if options.shrink and not options.compare_with_jax:
         raise _CommandError("--shrink is for --compare-with-jax; add it, or remove --shrink")
     if options.compare_with_jax:
         try:
-            make_devices(devices)
+            make_devices(cluster.num_devices)
         except DevicesError as error:
             raise _CommandError(str(error)) from error
     for path in (options.output, options.json):
@@ -253,6 +286,18 @@ def _process(options: argparse.Namespace) -> bool:
             raise _CommandError(f"cannot write {path}: there is no folder {path.parent}")
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise _CommandError(f"cannot write into {options.export}: it is not a folder")
+    if options.no_executables and options.export is None:
+        raise _CommandError("--no-executables is for --export; add it, or remove --no-executables")
+    if options.compiler_option and options.verify is None and not _exports_executables(options):
+        raise _CommandError(
+            "--compiler-option is for stages that --verify or --export compiles; add one of them, "
+            "or remove --compiler-option"
+        )
+    try:
+        platform = "cpu" if cluster.device.name == "CPU" else "gpu"
+        compile_options(platform, dict(options.compiler_option))
+    except ValueError as error:
+        raise _CommandError(str(error)) from error
     roles = None if options.roles is None else RolesFile.read(options.roles)
     settings = Settings(
         cluster=options.cluster,
@@ -286,7 +331,7 @@ def _process(options: argparse.Namespace) -> bool:
         if verification is not None:
             both = json.loads(numbers) | {"verification": verification.to_json()}
             numbers = json.dumps(both, indent=2)
-        _write_outputs(options, result.planned, numbers, clock)
+        executables = _write_outputs(options, result.planned, numbers, clock)
     for remark in result.planned.remarks:
         _say(str(placed(remark, options.program)))
     with until_the_reader_goes():
@@ -296,6 +341,8 @@ def _process(options: argparse.Namespace) -> bool:
         print(f"search: {report.search_seconds:.2f} s ({_phases(report.phases)})")
         if verification is not None:
             print(f"\n{verification}")
+        if executables is not None:
+            print(executables)
     fits = verification is None or verification.fits
     return (not options.compare_with_jax or _is_equal(result)) and fits
 
@@ -304,22 +351,33 @@ def _verify(
     options: argparse.Namespace, planned: Planned, clock: Clock, usable: int | None = None
 ) -> Verification:
     """Compiles the plan's stages. Raises _CommandError."""
+    try:
+        with clock.phase("verify"):
+            return verify_plan(
+                planned.module,
+                compiler_options=dict(options.compiler_option),
+                cache=options.verify_cache.expanduser(),
+                executables=_exports_executables(options),
+                usable=usable,
+                on_progress=_shown(clock),
+            )
+    except (CompilationError, HloError, UnsafeCacheError) as error:
+        raise _CommandError(f"the plan cannot be verified: {error}") from error
+
+
+def _exports_executables(options: argparse.Namespace) -> bool:
+    return options.export is not None and not options.no_executables
+
+
+def _shown(clock: Clock) -> Callable[[Progress], None]:
+    """Shows how many stages are compiled, where the clock shows phases."""
     begun = clock.on_phase
 
     def show(progress: Progress) -> None:
         kept = f", {progress.kept} of them earlier" if progress.kept else ""
         begun(f"compiled {progress.done} of {progress.distinct} stages{kept}")
 
-    try:
-        with clock.phase("verify"):
-            return verify_plan(
-                planned.module,
-                cache=options.verify_cache.expanduser(),
-                usable=usable,
-                on_progress=show,
-            )
-    except (CompilationError, HloError) as error:
-        raise _CommandError(f"the plan cannot be verified: {error}") from error
+    return show
 
 
 def _is_equal(result: _Result) -> bool:
@@ -403,7 +461,7 @@ def _plan_zoo(
 
 def _write_outputs(
     options: argparse.Namespace, planned: Planned, json_text: str, clock: Clock
-) -> None:
+) -> Executables | None:
     """Writes the requested files. Exports the module in place, last. Raises _CommandError."""
     try:
         if options.output is not None:
@@ -412,25 +470,32 @@ def _write_outputs(
             options.json.write_text(f"{json_text}\n", encoding="utf-8")
         if options.export is not None:
             with clock.phase("export-stages"):
-                _export(planned.module, options.export)
+                write_modules(planned.module, options.export)
+        if _exports_executables(options):
+            return _export_executables(options, planned, clock)
     except OSError as error:
         raise _CommandError(f"cannot write {error.filename}: {error.strerror}") from error
+    return None
 
 
-def _export(module: ir.Module, folder: Path) -> None:
-    """Writes each fragment's module to a file of its name. Raises OSError, _CommandError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    said: list[Diagnostic] = []
-    with listening(module.context, said.append):
-        try:
-            passes.run(module, "export-stages")
-        except ir.MLIRError as error:
-            raise PlanningError(tuple(said)) from error
-    for op in module.body.operations:
-        if op.operation.name == "builtin.module":
-            name = ir.StringAttr(op.attributes["sym_name"]).value
-            path = folder / (re.sub(r"[^\w.-]", "_", name) + ".mlir")
-            path.write_text(f"{op.operation.get_asm()}\n", encoding="utf-8")
+def _export_executables(
+    options: argparse.Namespace, planned: Planned, clock: Clock
+) -> Executables | None:
+    """Compiles the stages, if this machine can. Raises OSError, _CommandError."""
+    try:
+        with clock.phase("compile"):
+            return export_executables(
+                planned.module,
+                options.export / "executables",
+                compiler_options=dict(options.compiler_option),
+                cache=options.verify_cache.expanduser(),
+                on_progress=_shown(clock),
+            )
+    except NoCompilerError as error:
+        _say(f"alpa-plan: no executables are exported: {error}")
+        return None
+    except (CompilationError, HloError, UnsafeCacheError) as error:
+        raise _CommandError(f"executables cannot be exported: {error}") from error
 
 
 def _tried(attempts: Sequence[Attempt], taken: int) -> list[str]:

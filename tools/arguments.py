@@ -39,6 +39,21 @@ def amount(text: str) -> float:
     return number
 
 
+def compiler_option(text: str) -> tuple[str, str | bool | int | float]:
+    """One of XLA's options, such as `xla_gpu_enable_triton_gemm=false`."""
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
 # The names of the types in argparse's messages.
 count.__name__ = "whole number"
 count_or_zero.__name__ = "whole number"

@@ -116,7 +116,8 @@ def check_for_gpus(module: ir.Module, gpu: Gpu) -> list[ModuleCheck]:
         CompilationError: XLA refuses a module.
     """
     stages = exported(module)
-    return checks(stages, compile_ahead(stages, gpu))
+    results = compile_ahead(stages, gpu)
+    return checks(stages, {name: result.truth for name, result in results.items()})
 
 
 def table(found: Sequence[ModuleCheck], tolerances: Tolerances, *, for_gpus: bool = False) -> str:

@@ -1,5 +1,8 @@
 """Compiles the stages of a plan for its devices, in processes beside this one.
 
+Executables are written, too, if they are asked for: in the format of the compile cache, so that a
+process with such devices reads them instead of compiling.
+
 JAX reads the platform and the number of virtual devices when it starts, and CUDA's plug-in prints
 to standard error. So stages are compiled in processes of their own, also with one core. Equal
 stages are compiled once, and results are kept on disk.
@@ -8,7 +11,6 @@ stages are compiled once, and results are kept on disk.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -16,10 +18,10 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import jax
 
@@ -27,8 +29,9 @@ from alpa.dialects import ir, parse
 from alpa.passes.plan.data import DeviceMesh
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.workers import Workers
-from alpa.runtime.ahead_of_time.results import Results, Texts, Truths
+from alpa.runtime.ahead_of_time.results import CompiledStage, CompiledStages, Results, Texts
 from alpa.runtime.ahead_of_time.targets import TARGETS, Gpu
+from alpa.runtime.compile_cache import CompileCache, machine, package_version, xla_flags
 from alpa.runtime.compile_options import CompilerOptions, compile_options
 from alpa.runtime.pjrt import (
     Device,
@@ -36,9 +39,11 @@ from alpa.runtime.pjrt import (
     bytecode,
     compile_module,
     gpus_to_compile_for,
+    nameless_text,
+    separate,
 )
 from alpa.runtime.stages import Exported, module_name
-from alpa.runtime.truth import FAST, Truth, truth
+from alpa.runtime.truth import FAST, compiled_and_truth
 
 T = TypeVar("T")
 
@@ -51,10 +56,16 @@ _TEXT_ONLY: CompilerOptions = {**FAST, "xla_gpu_disable_gpuasm_optimizations": T
 _LAST = 5
 """The number of lines of a process that ended to show."""
 _NEEDED = ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12")
+_CUDNN = "__cudnn$"
+"""The beginning of the names of cuDNN's kernels in a compiled program."""
 
 
 class CompilationError(RuntimeError):
     """Stages cannot be compiled for a device; the message says what to do."""
+
+
+class NoCompilerError(CompilationError):
+    """This machine cannot compile for the device: packages or its description are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +81,18 @@ def gpu_of(device: str) -> Gpu | None:
     """The GPU that a cluster's device is; None for virtual CPU devices.
 
     Raises:
-        CompilationError: there is no description of the device, or packages are missing.
+        NoCompilerError: there is no description of the device, or packages are missing.
     """
     if device == "CPU":
         return None
     if device not in TARGETS:
-        raise CompilationError(
+        raise NoCompilerError(
             f"no description of {device!r} to compile for; use the name of one of "
             f"{', '.join(TARGETS)} as the cluster file's device.name"
         )
     missing = missing_packages()
     if missing:
-        raise CompilationError(
+        raise NoCompilerError(
             f"compiling for {device} needs {' and '.join(missing)}; run "
             "pip install 'alpa-mlir[gpu-aot]' (0.6 GB, no GPU needed)"
         )
@@ -90,7 +101,7 @@ def gpu_of(device: str) -> Gpu | None:
 
 def missing_packages() -> list[str]:
     """The packages that compiling for GPUs needs and that are not installed."""
-    return [name for name in _NEEDED if _version(name) is None]
+    return [name for name in _NEEDED if package_version(name) is None]
 
 
 def compile_ahead(
@@ -100,9 +111,10 @@ def compile_ahead(
     processes: int | None = None,
     compiler_options: CompilerOptions | None = None,
     cache: Path | None = None,
+    executables: bool = False,
     on_progress: Callable[[Progress], None] = lambda _: None,
-) -> dict[str, Truth]:
-    """Compiles all stages with the runtime's options; XLA's results by module name.
+) -> dict[str, CompiledStage]:
+    """Compiles all stages with the runtime's options; the results by module name.
 
     Args:
         stages: the plan.
@@ -110,14 +122,17 @@ def compile_ahead(
         processes: at the same time; by default as many as the machine has cores.
         compiler_options: XLA's debug options by name, as for the run.
         cache: the folder of earlier results; None keeps none.
+        executables: whether to keep executables there, too.
         on_progress: called after each distinct stage.
 
     Raises:
         CompilationError: XLA refuses a stage, or its process ends.
         ValueError: an option is refused.
     """
-    options, store = _options(gpu, compiler_options), Results(cache, Truths())
-    return _each_stage([stages], gpu, options, _compiled, store, processes, on_progress)[0]
+    options = _options(gpu, compiler_options)
+    work = partial(_compiled, folder=cache if executables else None)
+    store = Results(cache, CompiledStages(executables=executables))
+    return _each_stage([stages], gpu, options, work, store, processes, on_progress)[0]
 
 
 def final_programs(
@@ -154,7 +169,11 @@ def _each_stage(
 ) -> list[dict[str, T]]:
     """Does something with each distinct stage in a process; for each plan the results by name."""
     named = [_tasks(stages, gpu, options) for stages in plans]
-    tasks = {task.key: task for one in named for task in one.values()}
+    tasks: dict[str, _Task] = {}
+    for task in (task for one in named for task in one.values()):
+        equal = tasks.get(task.key)
+        both = task if equal is None else replace(equal, names=(*equal.names, *task.names))
+        tasks[task.key] = both
     found = {key: known for key in tasks if (known := store.read(key)) is not None}
     kept = len(found)
     on_progress(Progress(done=kept, kept=kept, distinct=len(tasks)))
@@ -187,12 +206,12 @@ def _tasks(stages: Exported, gpu: Gpu | None, options: CompilerOptions) -> dict[
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """A stage to compile; everything that determines XLA's result but its name."""
+    """Equal stages to compile; everything that determines XLA's result but their names."""
 
-    name: str
+    names: tuple[str, ...]
     module: bytes
     text: str
-    """the module without locations and without the names of its stage and mesh"""
+    """the module without locations and names"""
     hosts: int
     devices_per_host: int
     gpu: Gpu | None
@@ -208,16 +227,20 @@ class _Task:
         options: CompilerOptions,
     ) -> _Task:
         nested, hosts = stages.nested[name], len(mesh.hosts)
-        text = cast(str, nested.operation.get_asm(enable_debug_info=False))
         return cls(
-            name=name,
+            names=(name,),
             module=bytecode(nested),
-            text=text.replace(f"@{name}", "@stage").replace(f"@{mesh.name}", "@mesh"),
+            text=nameless_text(separate(nested)),
             hosts=hosts,
             devices_per_host=len(mesh.devices) // hosts,
             gpu=gpu,
             options=options,
         )
+
+    @property
+    def name(self) -> str:
+        """The name of the first stage."""
+        return self.names[0]
 
     @cached_property
     def key(self) -> str:
@@ -228,17 +251,30 @@ class _Task:
             "devices": self.devices_per_host,
             "gpu": None if self.gpu is None else self.gpu.description(),
             "options": sorted((name, str(value)) for name, value in self.options.items()),
-            "packages": [_version(name) for name in _PACKAGES],
+            "packages": [package_version(name) for name in _PACKAGES],
+            "machine": machine() if self.gpu is None else "",
+            "flags": xla_flags(),
         }
         return hashlib.sha256(json.dumps(made_for).encode()).hexdigest()
 
 
-def _compiled(task: _Task) -> Truth:
-    """In a process of its own: compiles a stage."""
+def _compiled(task: _Task, folder: Path | None) -> CompiledStage:
+    """In a process of its own: compiles a stage, and writes its executable to a folder."""
+    devices = _devices(task)
     with _naming(task):
-        return truth(
-            parse(task.module), _devices(task), name=task.name, compiler_options=task.options
+        compiled, truth = compiled_and_truth(
+            parse(task.module), devices, name=task.name, compiler_options=task.options
         )
+    if folder is None:
+        return CompiledStage(truth=truth)
+    if _CUDNN in compiled.hlo_text():
+        return CompiledStage(truth=truth, tuned_on_device=True)
+    cache = CompileCache(directory=folder)
+    key = cache.key(task.text, devices, task.options, versions={})
+    cache.write(key, compiled.serialised(), task.names)
+    if not (folder / key.file_name).is_file():
+        raise CompilationError(f"the executable of @{task.name} cannot be written to {folder}")
+    return CompiledStage(truth=truth, executable=key.file_name)
 
 
 def _final_program(task: _Task) -> str:
@@ -281,10 +317,3 @@ def _environment(gpu: Gpu | None, most_devices: int) -> dict[str, str]:
     if gpu is None:
         return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(most_devices)}
     return {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

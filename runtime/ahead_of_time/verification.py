@@ -130,6 +130,7 @@ def verify_plan(
     processes: int | None = None,
     compiler_options: CompilerOptions | None = None,
     cache: Path | None = None,
+    executables: bool = False,
     usable: int | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Verification:
@@ -137,7 +138,7 @@ def verify_plan(
 
     `export-stages` runs on a copy, unless it has run. For CPU, XLA compiles for virtual devices.
     `usable` is the memory of a device in bytes, by default `USABLE_MEMORY` of a GPU's, and the
-    cluster's for CPU.
+    cluster's for CPU. `executables` keeps executables in the cache, for `export_executables`.
 
     Raises:
         CompilationError: the cluster's device is unknown, packages are missing, or XLA refuses a
@@ -148,14 +149,16 @@ def verify_plan(
     stages = exported(module)
     cluster = plan_and_cluster(main_function(stages.module))[1]
     gpu = gpu_of(cluster.device.name)
-    real = compile_ahead(
+    results = compile_ahead(
         stages,
         gpu,
         processes=processes,
         compiler_options=compiler_options,
         cache=cache,
+        executables=executables,
         on_progress=on_progress,
     )
+    real = {name: result.truth for name, result in results.items()}
     if usable is None:
         usable = cluster.device.memory if gpu is None else int(gpu.memory * USABLE_MEMORY)
     return Verification(

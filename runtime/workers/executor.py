@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -48,6 +49,7 @@ class RayExecutable(Executable):
         options: WorkerOptions,
         compiler_options: CompilerOptions | None = None,
         beside: Iterable[Executable] = (),
+        folders: tuple[Path, ...] = (),
     ) -> None:
         self._program = program
         self._script = write_script(program)
@@ -56,7 +58,7 @@ class RayExecutable(Executable):
         groups = (other._group for other in beside if isinstance(other, RayExecutable))
         shared = next((group for group in groups if group.can_run(posts)), None)
         self._group = shared or WorkerGroup(posts, options)
-        self._loaded = self._group.load(self._script, modules, compiler_options)
+        self._loaded = self._group.load(self._script, modules, compiler_options, folders)
         self._under_way: deque[_Step] = deque()
         self._placing: deque[Call] = deque()
         self._stages = {
@@ -275,6 +277,10 @@ class _Stage:
     def __init__(self, group: WorkerGroup, program: int, fragment: Fragment) -> None:
         self._group, self._mesh = group, fragment.mesh
         self._key = (program, module_name(fragment))
+
+    @property
+    def read_from(self) -> Path | None:
+        return self._group.call(self._mesh, "read_from", *self._key).wait()[0]
 
     def hlo_text(self) -> str:
         return self._group.call(self._mesh, "hlo_text", *self._key).wait()[0]

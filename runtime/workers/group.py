@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -21,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alpa.passes.plan.instructions import Script
 from alpa.runtime.checkpoints.errors import CheckpointError
+from alpa.runtime.compile_cache import xla_flags
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.workers.cluster import (
@@ -170,8 +170,11 @@ class WorkerGroup:
         script: Script,
         modules: Mapping[str, bytes],
         compiler_options: CompilerOptions | None,
+        folders: tuple[Path, ...],
     ) -> int:
         """Compiles a program; returns its number among the workers' programs.
+
+        Executables that one of the folders has, on the worker's host, are read instead.
 
         Raises:
             WorkerError: a worker could not compile it.
@@ -184,7 +187,7 @@ class WorkerGroup:
             for post in posts:
                 mine = {f.module or f.name for f in script.program.fragments if f.mesh == post.mesh}
                 own = {name: modules[name] for name in mine}
-                calls.append((number, script, own, compiler_options, found.get(post.mesh)))
+                calls.append((number, script, own, compiler_options, folders, found.get(post.mesh)))
             return self._each("load", calls, posts)
 
         compiled = load(first, {})
@@ -347,10 +350,7 @@ def _doing(method: str) -> str:
 
 def worker_environment(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, str]:
     """A worker's variables; XLA's flags are this process's, except for the number of devices."""
-    flags = re.sub(
-        r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", "")
-    )
-    environment = {"XLA_FLAGS": flags.strip()}
+    environment = {"XLA_FLAGS": xla_flags()}
     if platform == "cpu":
         # XLA's CPU buffers come from malloc, which returns large ones to the system at each free.
         # Each run of a fragment would then clear their pages again, up to a tenth of its time.

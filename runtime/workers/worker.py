@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -72,8 +72,7 @@ class Worker:
         self._held: dict[ArrayId, jax.Array | Store] = {}
         self._programs: dict[int, _Loaded] = {}
         self._transport: Transport
-        directory = options.cache_path
-        self._cache = None if directory is None else CompileCache(directory=directory)
+        self._cache = CompileCache(directory=options.cache_path)
         if options.pin_cores:
             _pin(post)
         if platform == "cpu":
@@ -138,9 +137,11 @@ class Worker:
         script: Script,
         modules: Mapping[str, bytes],
         compiler_options: CompilerOptions | None,
+        folders: tuple[Path, ...],
         executables: Mapping[str, bytes] | None = None,
     ) -> Compilation:
-        """Compiles the mesh's fragments of a program, or loads those of the mesh's first worker."""
+        """Reads the mesh's fragments of a program from folders of executables or from the cache,
+        and compiles those that are not there; or loads those of the mesh's first worker."""
         begin = time.perf_counter()
         devices = tuple(sorted(jax.devices(), key=lambda it: (it.process_index, it.id)))
         placement = Placement(program=script.program, devices=devices, mesh=self._post.mesh)
@@ -148,7 +149,7 @@ class Worker:
             modules,
             placement,
             compiler_options=compiler_options,
-            cache=self._cache,
+            cache=replace(self._cache, exported=folders),
             executables=executables,
         )
         tiles = Tiles(placement, self._transport)
@@ -161,10 +162,11 @@ class Worker:
         )
         seconds = time.perf_counter() - begin
         if executables is None:
-            did = "compiled %d fragments, or found them in the cache, in %.1f s"
+            compiled = sum(stage.read_from is None for stage in stages.values())
+            did = f"compiled {compiled} of {len(stages)} fragments and read the others"
         else:
-            did = "loaded %d fragments that the mesh's first worker compiled, in %.1f s"
-        _log.info(did, len(stages), seconds)
+            did = f"loaded {len(stages)} fragments of the mesh's first worker"
+        _log.info("%s, in %.1f s", did, seconds)
         shared = shares_executables(self._post, self._platform) and executables is None
         return Compilation(
             seconds=seconds,
@@ -308,6 +310,10 @@ class Worker:
     def hlo_text(self, number: int, stage: str) -> str:
         """A compiled fragment after partitioning and optimisation."""
         return self._programs[number].stages[stage].hlo_text()
+
+    def read_from(self, number: int, stage: str) -> Path | None:
+        """The file that a fragment's executable was read from; None if it was compiled here."""
+        return self._programs[number].stages[stage].read_from
 
     def memory(self, number: int, stage: str) -> dict[str, int]:
         """XLA's memory statistics of a fragment, in bytes per device."""

@@ -52,6 +52,8 @@ ON_BOTH = [
     ({"devices": jax.devices()[:1] * 2}, r"devices\[0\] and devices\[1\] are both"),
     ({"workers": 2}, "workers is 2, of type int; expected WorkerOptions or None"),
     ({"compiler_options": 1}, "compiler_options is 1, of type int; expected Mapping or None"),
+    ({"executables": 1}, "executables is 1, of type int; expected str or Path or list or tuple"),
+    ({"executables": [1]}, "a folder in executables is 1, of type int; expected str or Path"),
     ({"compiler_options": {"a": nan}}, r"compiler_options\['a'\] is nan; expected a finite number"),
 ]
 

@@ -229,7 +229,9 @@ def test_logs_of_workers_reach_the_caller(
         while "compiled" not in text and time.monotonic() < deadline:
             time.sleep(0.1)
             text += "".join(capfd.readouterr())
-    assert re.search(r"\(mesh_\d on host 0 pid=\d+\).* INFO alpa\S*: compiled \d fragments", text)
+    assert re.search(
+        r"\(mesh_\d on host 0 pid=\d+\).* INFO alpa\S*: compiled \d of \d fragments", text
+    )
 
 
 def listening(process: int) -> set[str]:

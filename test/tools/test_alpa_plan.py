@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from alpa import runtime
 from alpa.dialects import parse_file
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.reader import read_planned
@@ -80,6 +81,40 @@ def test_a_plan_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert [it["name"] for it in verified["meshes"]] == ["mesh_0"]
 
 
+def test_a_verified_plan_is_exported_with_its_executables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, stages, cache = (tmp_path / name for name in ("p.mlir", "stages", "cache"))
+    command = ["zoo:gpt-mini", "--cluster", "cpu:1x2", "--num-micro-batches", "2", "-o", output]
+    command += ["--verify", "--export", stages, "--verify-cache", cache]
+    command += ["--compiler-option", "xla_cpu_enable_fast_min_max=true"]
+    assert main([*map(str, command)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    modules, files = set(stages.glob("*.mlir")), set((stages / "executables").iterdir())
+    last = captured.out.splitlines()[-1]
+    assert last.startswith(f"executables: {len(files)} files of {len(modules)} stages, ")
+    assert last.endswith(f"in {stages / 'executables'}")
+    # Each was compiled once, and kept.
+    assert {path.name for path in cache.glob("*.xla")} == {path.name for path in files}
+    options = {"xla_cpu_enable_fast_min_max": True}
+    step = runtime.load(output, compiler_options=options, executables=stages / "executables")
+    assert {stage.read_from for stage in step.stages.values()} == files
+
+
+def test_without_a_compiler_modules_are_exported(
+    small_cluster: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, stages = small_cluster(devices=2), tmp_path / "stages"
+    command = ["zoo:gpt-mini", "--cluster", str(cluster), "--num-micro-batches", "2"]
+    assert main([*command, "--export", str(stages)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("alpa-plan: no executables are exported: no description of")
+    assert captured.out.splitlines()[-1].startswith("search: ")
+    assert list(stages.glob("*.mlir"))
+    assert not (stages / "executables").exists()
+
+
 @pytest.mark.parametrize(("memory", "status"), [("110KiB", 0), ("62KiB", 1)])
 def test_a_plan_that_does_not_fit_is_repaired_or_refused(
     memory: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -103,7 +138,7 @@ def test_a_zoo_program_becomes_a_plan_and_all_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, numbers, stages = (tmp_path / name for name in ("p.mlir", "p.json", "stages"))
-    files = ["-o", output, "--json", numbers, "--export", stages]
+    files = ["-o", output, "--json", numbers, "--export", stages, "--no-executables"]
     command = ["zoo:gpt-mini", "--cluster", "cpu:1x2", "--num-micro-batches", "2"]
     assert main([*command, *map(str, files)]) == 0
     captured = capsys.readouterr()
@@ -283,6 +318,18 @@ def test_clusters_that_cannot_be_planned_for(
             "smallest micro-batches: objective=throughput is for programs of forwards only",
         ),
         ("{file} --cluster cpu:1x1 -o /none/p.mlir", "alpa-plan: error: cannot write /none/p.mlir"),
+        (
+            "{file} --cluster cpu:1x1 --export /none --no-executables --compiler-option xla_a=1",
+            "alpa-plan: error: --compiler-option is for stages that --verify or --export compiles",
+        ),
+        (
+            "{file} --cluster v100-16gb:1x1 --verify --compiler-option xla_gpu_shard_autotuning=1",
+            "alpa-plan: error: compiler_options has xla_gpu_shard_autotuning=1, but only one ",
+        ),
+        (
+            "{file} --cluster cpu:1x1 --no-executables",
+            "alpa-plan: error: --no-executables is for --export; add it, or remove",
+        ),
         (
             "{file} --cluster cpu:1x1 --export {file}",
             "alpa-plan: error: cannot write into {file}: it is not a folder",

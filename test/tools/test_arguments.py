@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from alpa.tools.arguments import amount, share
+from alpa.tools.arguments import amount, compiler_option, share
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e999"])
@@ -16,3 +16,26 @@ def test_numbers_that_are_not_finite_or_negative(text: str) -> None:
 
 def test_finite_numbers() -> None:
     assert [amount(text) for text in ("0", "0.5", "1e3")] == [0, 0.5, 1000]
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("xla_a=false", ("xla_a", False)),
+        ("xla_a=True", ("xla_a", True)),
+        ("xla_a=2", ("xla_a", 2)),
+        ("xla_a=0.5", ("xla_a", 0.5)),
+        ("xla_a=", ("xla_a", "")),
+        ("xla_a=b=c", ("xla_a", "b=c")),
+    ],
+)
+def test_compiler_options(text: str, option: tuple[str, object]) -> None:
+    name, value = compiler_option(text)
+    assert (name, value) == option
+    assert type(value) is type(option[1])
+
+
+@pytest.mark.parametrize("text", ["xla_a", "=1", ""])
+def test_what_is_no_compiler_option(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not NAME=VALUE"):
+        compiler_option(text)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from alpa import passes
-from alpa.dialects import ir, parse
+from alpa.dialects import ir
 from alpa.passes.cost.presets import IDEAL, PRESETS
 from alpa.passes.plan.instructions import write_script
 from alpa.runtime.ahead_of_time import compilation
@@ -23,6 +23,7 @@ from alpa.runtime.ahead_of_time.compilation import (
     compile_ahead,
     gpu_of,
 )
+from alpa.runtime.ahead_of_time.results import CompiledStage
 from alpa.runtime.ahead_of_time.targets import TARGETS
 from alpa.runtime.ahead_of_time.verification import MeshCheck, verify_plan
 from alpa.runtime.script_checks import verify
@@ -31,38 +32,10 @@ from alpa.runtime.stages import exported, module_name
 needs_gpu_compiler = pytest.mark.skipif(
     compilation.missing_packages() != [], reason="needs the extra gpu-aot"
 )
-# Two equal layers, with updates by gradient descent.
-STEP = """
-func.func public @main(%u: tensor<64x64xf32> {alpa.role = "state"},
-                       %w: tensor<64x64xf32> {alpa.role = "state"},
-                       %x: tensor<256x64xf32> {alpa.role = "batch", alpa.batch_dim = 0})
-    -> (tensor<64x64xf32> {alpa.result = "state:0"}, tensor<64x64xf32> {alpa.result = "state:1"}) {
-  %h = stablehlo.dot_general %x, %u, contracting_dims = [1] x [0]
-    : (tensor<256x64xf32>, tensor<64x64xf32>) -> tensor<256x64xf32>
-  %y = stablehlo.dot_general %h, %w, contracting_dims = [1] x [0]
-    : (tensor<256x64xf32>, tensor<64x64xf32>) -> tensor<256x64xf32>
-  %dh = stablehlo.dot_general %y, %w, contracting_dims = [1] x [1]
-    : (tensor<256x64xf32>, tensor<64x64xf32>) -> tensor<256x64xf32>
-  %dw = stablehlo.dot_general %h, %y, contracting_dims = [0] x [0]
-    : (tensor<256x64xf32>, tensor<256x64xf32>) -> tensor<64x64xf32>
-  %du = stablehlo.dot_general %x, %dh, contracting_dims = [0] x [0]
-    : (tensor<256x64xf32>, tensor<256x64xf32>) -> tensor<64x64xf32>
-  %nu = stablehlo.subtract %u, %du : tensor<64x64xf32>
-  %nw = stablehlo.subtract %w, %dw : tensor<64x64xf32>
-  return %nu, %nw : tensor<64x64xf32>, tensor<64x64xf32>
-}
-"""
-OPTIONS = "num-micro-batches=4 intra=data-parallel"
 
 
-def planned(cluster: str, options: str = OPTIONS) -> ir.Module:
-    module = parse(STEP)
-    passes.run(module, f"alpa{{cluster={cluster} {options}}}")
-    return module
-
-
-def test_a_plan_for_cpu(tmp_path: Path) -> None:
-    module = planned("cpu:1x4", f"{OPTIONS} num-stages=2 num-layers=2")
+def test_a_plan_for_cpu(planned: Callable[..., ir.Module], tmp_path: Path) -> None:
+    module = planned("cpu:1x4", "num-stages=2 num-layers=2")
     before = str(module)
     found = verify_plan(module, processes=1, cache=tmp_path)
     assert str(module) == before
@@ -84,7 +57,9 @@ def test_a_plan_for_cpu(tmp_path: Path) -> None:
     assert stored["meshes"][0]["usable_bytes"] == PRESETS["cpu"].device.memory
 
 
-def test_a_mesh_holds_what_it_keeps_and_what_xla_needs_inside(tmp_path: Path) -> None:
+def test_a_mesh_holds_what_it_keeps_and_what_xla_needs_inside(
+    planned: Callable[..., ir.Module], tmp_path: Path
+) -> None:
     stages = exported(planned("cpu:1x2"))
     real = compile_ahead(stages, None, processes=1)
     script = write_script(stages.program)
@@ -95,13 +70,13 @@ def test_a_mesh_holds_what_it_keeps_and_what_xla_needs_inside(tmp_path: Path) ->
 
 
 def test_equal_stages_are_compiled_once_and_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    planned: Callable[..., ir.Module], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Equal updates of two meshes.
-    stages = exported(planned("cpu:1x4", f"{OPTIONS} num-stages=2 num-layers=2"))
+    stages = exported(planned("cpu:1x4", "num-stages=2 num-layers=2"))
     seen: list[Progress] = []
 
-    def compiled() -> dict[str, compilation.Truth]:
+    def compiled() -> dict[str, CompiledStage]:
         seen.clear()
         return compile_ahead(stages, None, processes=1, cache=tmp_path, on_progress=seen.append)
 
@@ -118,7 +93,7 @@ def test_equal_stages_are_compiled_once_and_kept(
     assert seen[-1].kept == distinct - 1
 
 
-def test_a_stage_that_xla_refuses(tmp_path: Path) -> None:
+def test_a_stage_that_xla_refuses(planned: Callable[..., ir.Module], tmp_path: Path) -> None:
     module = planned("cpu:1x2")
     with pytest.raises(CompilationError, match=r"XLA cannot compile @mesh_0\..*no_such_option"):
         verify_plan(module, processes=1, compiler_options={"xla_no_such_option": True})
@@ -155,7 +130,7 @@ def test_verdicts() -> None:
 
 @needs_gpu_compiler
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "cpu"])
-def test_a_plan_for_each_gpu(preset: str) -> None:
+def test_a_plan_for_each_gpu(planned: Callable[..., ir.Module], preset: str) -> None:
     found = verify_plan(planned(f"{preset}:2x2"), processes=1)
     assert found.fits
     assert found.device == TARGETS[PRESETS[preset].device.name].name
@@ -164,7 +139,9 @@ def test_a_plan_for_each_gpu(preset: str) -> None:
 
 
 @needs_gpu_compiler
-def test_a_gpu_has_less_memory_than_its_label(tmp_path: Path) -> None:
+def test_a_gpu_has_less_memory_than_its_label(
+    planned: Callable[..., ir.Module], tmp_path: Path
+) -> None:
     module = planned("v100-16gb:1x2")
     (mesh,) = verify_plan(module, processes=1, cache=tmp_path).meshes
     assert mesh.fits
