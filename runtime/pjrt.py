@@ -93,7 +93,7 @@ def _gpu_versions(platform: str) -> Mapping[str, str]:
     for package in importlib.metadata.distributions():
         name = package.name.lower()
         if name.startswith(_GPU_PACKAGES):
-            versions[name] = package.version
+            versions.setdefault(name, package.version)  # Python imports the first on its path.
     for file in _DRIVERS:
         if file.exists():
             versions[str(file)] = file.read_text().strip()
@@ -116,6 +116,8 @@ class Compiled:
     """one for each result: PJRT makes the sharded array, without one for each of its shards"""
     read_from: Path | None = None
     """the file that the executable was read from; None if this process or another compiled it"""
+    loaded_from: bytes | None = None
+    """the serialised executable; None if this process compiled it"""
 
     def __call__(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
         """Runs it. The arguments have the module's shardings; donated ones are deleted."""
@@ -131,6 +133,9 @@ class Compiled:
 
     def serialised(self) -> bytes:
         """The executable for a file, or for `compile_module` in other processes of its mesh."""
+        if self.loaded_from is not None:
+            # XLA's CPU backend would write it without its functions.
+            return self.loaded_from
         if isinstance(self.executable, _jax.LoadedExecutable):
             return self.executable.client.serialize_executable(self.executable)
         return self.executable.serialize()  # for devices that do not exist
@@ -172,7 +177,7 @@ def compile_module(
     handlers = _handlers(module, results)
     if executable is not None:
         loaded = client.deserialize_executable(executable, targets, options)
-        return Compiled(name=name, executable=loaded, handlers=handlers)
+        return Compiled(name=name, executable=loaded, handlers=handlers, loaded_from=executable)
     key = None
     if cache is not None:
         versions = platform_versions(devices[0])
@@ -188,6 +193,7 @@ def compile_module(
                     executable=loaded,
                     handlers=handlers,
                     read_from=found.path,
+                    loaded_from=found.executable,
                 )
     try:
         with module.context:

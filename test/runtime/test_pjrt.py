@@ -118,4 +118,5 @@ def test_an_executable_for_other_processes() -> None:
     sharding = SingleDeviceSharding(devices[0])
     given = compile_module(parse(text), devices, [((), sharding)]).serialised()
     again = compile_module(parse(text), devices, [((), sharding)], executable=given)
+    assert again.serialised() == given
     assert again([jax.device_put(np.float32(3), devices[0])]) == [3]

@@ -14,6 +14,7 @@ from jax._src import xla_bridge
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from alpa.dialects import parse
+from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.pjrt import compile_module
 from alpa.runtime.workers.cluster import Post
 from alpa.runtime.workers.mesh_processes import join_mesh
@@ -43,7 +44,10 @@ def main(rank: int, coordinator: str, file: Path) -> None:
     mesh = Mesh(np.array(jax.devices()), ("a",), axis_types=(AxisType.Auto,))
     results = [((), NamedSharding(mesh, PartitionSpec()))]
     if rank == 0:
-        compiled = compile_module(parse(SUM), jax.devices(), results)
+        cache = CompileCache(directory=file.with_name("cache"))
+        for _ in range(2):  # What is read can be given to the other process, too.
+            compiled = compile_module(parse(SUM), jax.devices(), results, cache=cache)
+        assert compiled.read_from is not None
         unfinished = file.with_suffix(".part")
         unfinished.write_bytes(compiled.serialised())
         unfinished.rename(file)
