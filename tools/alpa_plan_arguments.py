@@ -1,0 +1,169 @@
+"""The arguments of `alpa-plan`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from alpa.dialects.plan import AccumulateDtype, Schedule
+from alpa.passes.sharding.baselines import Intra
+from alpa.passes.stages.remat import Remat
+from alpa.runtime.planning import Inter
+from alpa.tools.arguments import compiler_option, count, count_or_auto
+from alpa.tools.shrink import parse_size
+
+_EXAMPLES = """\
+examples:
+  alpa-plan step.mlir --cluster h100:1x8 --num-micro-batches 16 -o planned.mlir
+  alpa-plan zoo:gpt-2.6b --cluster v100-16gb:8x8 --json plan.json
+  alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 32 --intra data-parallel --inter none
+  alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 16 --compare-with-jax
+  alpa-plan zoo:gpt-2.6b --cluster v100-16gb:1x8 --num-micro-batches 128 --verify=repair
+  alpa-plan step.mlir --cluster h100:1x8 -o planned.mlir --export stages \\
+      --compiler-option xla_gpu_enable_triton_gemm=false  # executables in stages/executables
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(1, f"{self.format_usage()}alpa-plan: error: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command; an invalid command line ends it with status 1."""
+    result = _Parser(
+        prog="alpa-plan",
+        description="Finds pipeline stages, meshes and shardings for a training step, and prints "
+        "the plan with its predictions.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = result.add_argument
+    add("program", metavar="FILE|zoo:NAME", help="StableHLO, text or bytecode, or a zoo program")
+    add("--cluster", required=True, metavar="C", help="preset:HOSTSxDEVICES, or a TOML file")
+    add(
+        "--num-micro-batches",
+        type=count_or_auto,
+        metavar="N",
+        help="forward and backward runs per update; default: 1 for a file, which must have the "
+        "size of one micro-batch; for zoo programs auto, the best divisor of the batch",
+    )
+    add(
+        "--micro-batches",
+        choices=["exact", "independent"],
+        default="auto",
+        help="exact: proven to compute what the whole batch computes, or refused; independent: "
+        "each is a batch of its own; default: the program's setting, or exact",
+    )
+    add(
+        "--batch-size",
+        type=count,
+        metavar="N",
+        help="samples per step, for zoo programs; default: that of the model's paper",
+    )
+    add(
+        "--schedule",
+        choices=["auto", *get_args(Schedule)],
+        default="auto",
+        help="order of the micro-batches; auto: the faster one; default: auto",
+    )
+    add(
+        "--intra",
+        choices=get_args(Intra),
+        default="auto",
+        help="inside a mesh: auto searches all shardings, the others are the paper's baselines; "
+        "default: auto",
+    )
+    add(
+        "--inter",
+        choices=get_args(Inter),
+        default="auto",
+        help="between meshes: auto searches all cuts; none: one stage; or stages of equally many "
+        "layers, or layers of equally many contractions; default: auto",
+    )
+    add(
+        "--remat",
+        choices=get_args(Remat),
+        default="auto",
+        help="layers whose activations the backward part computes again: none, every layer, or "
+        "where memory requires it (auto); default: auto",
+    )
+    add(
+        "--mesh-shape",
+        default="auto",
+        metavar="AxB",
+        help="logical mesh shape of every stage, such as 4x2; with --inter equal-layers --intra "
+        "megatron it gives a manual plan; default: auto",
+    )
+    add(
+        "--accumulate-dtype",
+        choices=get_args(AccumulateDtype),
+        default="f32",
+        help="narrowest type that adds up gradients over the micro-batches; same: the type of each "
+        "gradient; default: f32",
+    )
+    add(
+        "--objective",
+        choices=["step", "throughput"],
+        default="step",
+        help="what to minimise: the seconds of a step, or, for programs without a backward part, "
+        "those of the longest stage; default: step",
+    )
+    add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
+    add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
+    add("--json", type=Path, metavar="PLAN.json", help="where to write the plan's numbers")
+    add(
+        "--export",
+        type=Path,
+        metavar="DIR",
+        help="where to write each stage's module for XLA, and to DIR/executables its executable, "
+        "which alpa.runtime.load(executables=...) reads; for GPUs, executables need no GPU but the "
+        "extra gpu-aot",
+    )
+    add(
+        "--no-executables",
+        action="store_true",
+        help="with --export: write modules only, without compiling them",
+    )
+    add(
+        "--verify",
+        nargs="?",
+        choices=["check", "repair"],
+        const="check",
+        help="compile every stage for the cluster's devices, compare collectives, FLOPs and memory "
+        "with the plan's, and say whether each mesh fits; repair: if one does not, plan again with "
+        "less memory until all fit; for GPUs, needs no GPU but the extra gpu-aot",
+    )
+    add(
+        "--compiler-option",
+        action="append",
+        default=[],
+        type=compiler_option,
+        metavar="NAME=VALUE",
+        help="with --verify or --export: one of XLA's options, as in compiler_options of the run; "
+        "may be repeated",
+    )
+    add(
+        "--verify-cache",
+        type=Path,
+        metavar="DIR",
+        default=Path("~/.cache/alpa/verified"),
+        help="where --verify and --export keep results of equal stages; default: %(default)s",
+    )
+    add(
+        "--compare-with-jax",
+        action="store_true",
+        help="run one step of the plan on virtual CPU devices, and compare it with plain JAX",
+    )
+    add(
+        "--shrink",
+        action="append",
+        default=[],
+        type=parse_size,
+        metavar="N=M",
+        help="with --compare-with-jax: replace every size N by M, plan the smaller program with "
+        "the same settings, and compare that; may be repeated",
+    )
+    return result
