@@ -15,8 +15,8 @@ The first four run once. The other four run on a copy of the layers for each can
 
 * **Schedules.** 1F1B keeps at most as many micro-batches in flight as GPipe on each stage, and both
   run the same work in as many rounds. So a plan that fits under GPipe fits under 1F1B: 1F1B is
-  planned first, and if it cannot be planned, GPipe is not tried. With one micro-batch or one mesh
-  both take the same time, and GPipe is not planned. Otherwise stages are cut for GPipe, too. That
+  planned first, and if no plan is found, GPipe is not tried. With one micro-batch or one mesh both
+  take the same time, and GPipe is not planned. Otherwise stages are cut for GPipe, too. That
   plan is finished only if the cut predicts a shorter step than the plan for 1F1B, and kept if the
   finished plan's step is shorter.
 * **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a

@@ -178,7 +178,7 @@ class IlpShardAnnotate(Pass):
                 choice = list(solution.choice)
         except OutOfMemoryError as error:
             raise mesh.out_of_memory(error) from error
-        except TimeoutError as error:  # There is always a choice: what is hard is to fit.
+        except TimeoutError as error:  # No assignment that fits was found in time.
             message = f"no sharding for {mesh.name}: {error}"
             raise NoRoomError(mesh.function, message, missing=None) from error
         except (InfeasibleError, SolverFailedError) as error:

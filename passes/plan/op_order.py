@@ -14,7 +14,7 @@ beginning for an argument. When it ends depends on the GPU:
   depend on arguments alone first, so that all reduced gradients of an update exist at once. Results
   that have to be transposed for their place wait until the end of the module.
 
-A sum that is an argument is scaled before it is reduced (`scale-losses`): its reduction depends on
+A sum that is an argument is scaled before it is reduced (`scale-totals`): its reduction depends on
 an op, and stays in its place before Hopper.
 """
 

@@ -20,7 +20,7 @@ a matrix product has a workspace.
 
 A reshard needs the buffers that its collectives send and receive. On CPU, a reduce-scatter needs
 the whole operand twice, because XLA lowers it to an all-reduce and a slice. On GPUs, a sum that is
-an argument is scaled into a buffer of its own before it is reduced (`scale-losses`).
+an argument is scaled into a buffer of its own before it is reduced (`scale-totals`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it takes to call the modules of fragments, beside their computation."""
+"""The overhead of calling the modules of fragments."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from alpa.passes.solve.sharding.terms import Terms
 RADIUS = 5
 """Rounds of refinement: nodes that differ only further away than this are tied. The 4,270 nodes of
 a GPT-2.6B step for one host of 8 fold to 384, 496, 621, 763 and 1,023 at radius 4, 5, 6, 7 and 9.
-The cost is the same to within the proven gap of 0.2 %. GPT-39B on 8x8 devices costs 5 % more at 4
+Its cost is the same to within the proven gap of 0.2 %. GPT-39B on 8x8 devices costs 5 % more at 4
 than at 5, and 0.5 % less at 7, where the search takes three times as long."""
 
 

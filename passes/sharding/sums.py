@@ -101,7 +101,8 @@ def seconds_at_once(mesh: LogicalMesh, strategy: Strategy, partial_bytes: Sequen
 def sum_seconds(mesh: LogicalMesh, strategy: Strategy, partial_bytes: Sequence[float]) -> float:
     """Seconds of the collectives that reduce partial sums of `partial_bytes` on a device.
 
-    Those that are reduced later get a reduce-scatter for each dimension (`lower-partial-sums`).
+    Those that are reduced later get a reduce-scatter for each dimension (`lower-partial-sums`),
+    priced as one for each axis.
     """
     if strategy.unreduced:
         return 0.0

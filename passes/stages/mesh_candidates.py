@@ -5,14 +5,14 @@ uses a candidate whose costs are not found yet:
 
 1. Bounds: each op is split along the axes that divide some factor of it, nothing is sent
    (`class_costs.Work`), and memory is split evenly. No sharding of any interval of layers takes
-   less.
+   less, if less work reaches no larger share of the device's peak, as in all presets.
 2. The costs of shardings that a solver found: the fastest, and some that hold less
    (`candidates.PRICES`).
 3. The same with rematerialised layers. Until these are found, their seconds are estimated: those
    of the shardings of step 2, plus an even split of what is computed again.
 
 The costs that are found stand for all shardings on that mesh, though other shardings of an interval
-may be better (`search.py` says what is proven then).
+may be better (see `search.py` for what this proves).
 """
 
 from __future__ import annotations

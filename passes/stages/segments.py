@@ -12,9 +12,9 @@ where few bytes cross, it is computed again in segments, the last one first:
 What crosses a cut is a result of the forward part, as what enters a layer is. `segment_dp` chooses
 the cuts: they minimise K * (bytes kept) + (bytes of the largest segment). K is the number of
 layers: under 1F1B, the first of S stages has K / S layers and S micro-batches in flight, so it
-keeps K times what a layer keeps, whatever S is, but computes one segment at a time. Bytes are those
-of whole tensors: sharding divides both terms. A segment's bytes are those of its values that
-backward ops read.
+keeps K times what a layer keeps, whatever S is, but computes one segment at a time. (GPipe keeps
+more.) Bytes are those of whole tensors, as if sharding divided both terms equally. A segment's
+bytes are those of its values that backward ops read.
 
 The order is made on demand, so each op runs as late as it can. The barrier makes a segment wait for
 the backward ops after it, for compilers that schedule ops themselves.
@@ -50,10 +50,10 @@ class Cuts:
 def least_memory(
     graph: Graph, again: Sequence[int], wanted: Collection[int], weight: float
 ) -> Cuts:
-    """The cuts of a forward part that take the least memory.
+    """The cuts of a forward part that minimise K * kept bytes + the largest segment's bytes.
 
-    A cut may lie where fewer bytes cross than before the op in front of it, and not more than after
-    the op behind it.
+    A position is a candidate if fewer bytes cross it than the one before, and no more than the one
+    after.
 
     Args:
         again: the ops that are computed again, in order.

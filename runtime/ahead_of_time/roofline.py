@@ -1,7 +1,8 @@
 """Seconds of a compiled program, by a roofline over its final HLO.
 
 The figures of the device and its links are the cluster's, but what is computed, moved and sent is
-read from the compiler's program. So the result says what the plan's own costs of ops are worth.
+read from the compiler's program. So the result checks the plan's own costs of ops, but not the
+figures that both share.
 
 * A fusion, or an instruction outside of fusions, is one kernel. It computes its matrix products and
   convolutions, reads its operands and writes its results. Element-wise work is not counted:
@@ -9,8 +10,9 @@ read from the compiler's program. So the result says what the plan's own costs o
   updated in place is written where it changes.
 * A library's custom call computes what its dimensions say; workspaces are not moved.
 * Loops run by their trip counts. Of branches the longest counts.
-* Collectives take what the cluster's links say of their kind, bytes and group. Nothing overlaps
-  beyond the links' `overlap`.
+* Collectives are priced by kind, bytes and group (`cost/collectives.py`). A collective-permute of
+  several hosts crosses them: all devices of a host share its network. Nothing overlaps beyond the
+  links' `overlap`.
 """
 
 from __future__ import annotations
@@ -162,8 +164,13 @@ class _Roofline:
     def _collective(self, instruction: Instruction) -> float:
         kind = KINDS[instruction.opcode]
         if kind == "collective-permute":
-            link = self.cluster.intra_host if self.hosts == 1 else self.cluster.inter_host
-            seconds = link.latency + instruction.bytes / link.bandwidth
+            cluster = self.cluster
+            link, ways = (
+                (cluster.intra_host, 1)
+                if self.hosts == 1
+                else (cluster.inter_host, cluster.devices_per_host)
+            )
+            seconds = link.latency + ways * instruction.bytes / link.bandwidth
             return (1 - link.overlap) * seconds
         mesh, axis = self._mesh(instruction)
         if mesh.sizes[axis] == 1:

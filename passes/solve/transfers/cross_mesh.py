@@ -148,7 +148,7 @@ def _landings(problem: Problem) -> list[Layout]:
     divide evenly. The preferred dimension affects the number of pieces.
     """
     free, found = problem.target.free_axes, list[Layout]()
-    # The axes of a host come last. Other subsets were never faster.
+    # The axes of a host come last. Other subsets are not tried.
     for begin in range(len(free) if problem.readers else 0):
         for first in range(len(problem.shape)):
             landing = _spread(problem, free[begin:], first)
