@@ -28,6 +28,10 @@ from alpa.runtime.compile_options import CompilerOptions, compile_options
 from alpa.runtime.dtypes import numpy_dtype
 
 _GPU_PACKAGES = ("jax-cuda", "jax-rocm", "nvidia-")
+# jaxlib 0.10 checks the shards of results before there are any; 0.12 has no such check.
+_UNCHECKED: dict[str, bool] = (
+    {"_skip_checks": True} if "_skip_checks" in str(_jax.array_result_handler.__doc__) else {}
+)
 _DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
@@ -222,9 +226,7 @@ def _handlers(
     types = [ir.RankedTensorType(type_) for type_ in main_function(module).type.results]
     dtypes = [numpy_dtype(str(type_.element_type)) for type_ in types]
     return tuple(
-        _jax.array_result_handler(
-            ShapedArray(shape, dtype), sharding, committed=True, _skip_checks=True
-        )
+        _jax.array_result_handler(ShapedArray(shape, dtype), sharding, committed=True, **_UNCHECKED)
         for (shape, sharding), dtype in zip(results, dtypes, strict=True)
     )
 
