@@ -179,9 +179,9 @@ class Measured:
 
         If they cross hosts, all devices of a host share its network.
         """
-        crosses = prod(self.hosts[k] for k in axes) > 1
-        link, ways = (self.slow, self.devices_per_host) if crosses else (self.fast, 1)
-        return (1 - link.overlap) * (link.latency + ways / link.bandwidth * num_bytes)
+        if prod(self.hosts[k] for k in axes) > 1:
+            return message_seconds(self.slow, self.devices_per_host, num_bytes)
+        return message_seconds(self.fast, 1, num_bytes)
 
     def _cost(self, kind: Collective, inside: int, hosts: int) -> Cost | Curve:
         if hosts == 1:
@@ -263,12 +263,17 @@ def all_to_all(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     return _ring(mesh.exchange_links[axis], mesh.sizes[axis], num_bytes)
 
 
+def message_seconds(link: Link, senders: int, num_bytes: Bytes) -> Bytes:
+    """Seconds of a message from each of some devices that share a link."""
+    return (1 - link.overlap) * (link.latency + senders * num_bytes / link.bandwidth)
+
+
 def collective_permute(mesh: LogicalMesh, axes: tuple[int, ...], num_bytes: Bytes) -> Bytes:
     """Seconds to send ``num_bytes`` bytes from each device to another one along ``axes``."""
     if mesh.measured is not None:
         return mesh.measured.permute_seconds(axes, num_bytes)
     slowest = min((mesh.exchange_links[axis] for axis in axes), key=lambda link: link.bandwidth)
-    return (1 - slowest.overlap) * (slowest.latency + num_bytes / slowest.bandwidth)
+    return message_seconds(slowest, 1, num_bytes)
 
 
 def all_reduce(mesh: LogicalMesh, axes: int | tuple[int, ...], num_bytes: Bytes) -> Bytes:

@@ -30,6 +30,7 @@ from alpa.passes.cost.collectives import (
     all_gather,
     all_reduce,
     all_to_all,
+    message_seconds,
     reduce_scatter,
 )
 from alpa.passes.plan.data import Fragment, Program
@@ -164,14 +165,12 @@ class _Roofline:
     def _collective(self, instruction: Instruction) -> float:
         kind = KINDS[instruction.opcode]
         if kind == "collective-permute":
-            cluster = self.cluster
-            link, ways = (
-                (cluster.intra_host, 1)
-                if self.hosts == 1
-                else (cluster.inter_host, cluster.devices_per_host)
-            )
-            seconds = link.latency + ways * instruction.bytes / link.bandwidth
-            return (1 - link.overlap) * seconds
+            cluster, size = self.cluster, float(instruction.bytes)
+            if self.hosts > 1:
+                found = message_seconds(cluster.inter_host, cluster.devices_per_host, size)
+            else:
+                found = message_seconds(cluster.intra_host, 1, size)
+            return float(found)
         mesh, axis = self._mesh(instruction)
         if mesh.sizes[axis] == 1:
             return 0.0
