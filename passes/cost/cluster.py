@@ -45,6 +45,12 @@ class Cluster(Machine):
     def num_devices(self) -> int:
         return self.hosts * self.devices_per_host
 
+    @property
+    def for_bounds(self) -> Cluster:
+        """The cluster with `Device.for_bounds`; itself if that is its device."""
+        device = self.device.for_bounds
+        return self if device is self.device else replace(self, device=device)
+
     @staticmethod
     def parse(text: str) -> Cluster:
         """The cluster that ``text`` names: ``preset:HOSTSxDEVICES`` or the path of a TOML file.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -148,6 +149,22 @@ class Efficiency:
     """FLOPs of an element-wise op or a reduction, one per element, and shares of the peak; without
     any, they have the shares of matrix products"""
 
+    @cached_property
+    def rising(self) -> Efficiency:
+        """The smallest shares that never fall as work grows, and are nowhere less than these."""
+
+        def risen(points: Points) -> Points:
+            most = accumulate((share for _, share in points), max)
+            return tuple((size, share) for (size, _), share in zip(points, most, strict=True))
+
+        rising = Efficiency(
+            matrix={dtype: risen(points) for dtype, points in self.matrix.items()},
+            memory=risen(self.memory),
+            convolution={dtype: risen(points) for dtype, points in self.convolution.items()},
+            elementwise=risen(self.elementwise),
+        )
+        return self if rising == self else rising
+
     def compute(self, kind: Kind, dtype: str) -> Points:
         """The shares of the peak that a kind of work reaches in an element type."""
         if kind == "elementwise" and self.elementwise:
@@ -173,6 +190,14 @@ class Device:
     launch: float = 0.0
     """seconds to start a kernel"""
     call: Call = field(default_factory=Call)
+
+    @property
+    def for_bounds(self) -> Device:
+        """This device, or one with larger shares, on which half of some work takes at least half as
+        long: an even split of its seconds bounds those of all parts of the work on this device."""
+        if self.efficiency is None or self.efficiency.rising is self.efficiency:
+            return self
+        return replace(self, efficiency=self.efficiency.rising)
 
     def peak(self, dtype: str) -> float:
         """FLOP/s for an MLIR element type.

@@ -41,7 +41,7 @@ class Work:
     def split(self, sizes: Sequence[int]) -> ClassCosts:
         """A lower bound per device of the costs on a mesh of these axes.
 
-        It holds for devices on which less work reaches no larger share of the peak.
+        The seconds are those of `Device.for_bounds`.
 
         An op is split along the axes that divide one of its factors. Everything else, and all
         memory, is split evenly, and nothing is sent.

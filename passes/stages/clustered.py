@@ -84,10 +84,11 @@ def even_seconds(function: func.FuncOp, cluster: Cluster, num_micro_batches: int
     waiting.
     """
     seconds = 0.0
+    bounding = cluster.for_bounds
     for op in body(function).operations:
         if isinstance(op, mpmd.NamedComputationOp):
             is_update = Origin.of(op).part == "update"
-            seconds += computation_seconds(op, cluster) * (1 if is_update else num_micro_batches)
+            seconds += computation_seconds(op, bounding) * (1 if is_update else num_micro_batches)
     return seconds / cluster.num_devices
 
 

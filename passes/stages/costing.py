@@ -44,14 +44,21 @@ class Costing:
 
     @cached_property
     def work(self) -> Work:
-        """What one device does. Raises as `begin`, and PassError."""
-        problem = self.solver.pose(1, 1, (1,))
-        (costs,) = problem.solve(())
-        return problem.work(costs)
+        """What one device does, by `Device.for_bounds`. Raises as `begin`, and PassError."""
+        cluster = self.solver.cluster.for_bounds
+        same = cluster is self.solver.cluster
+        return _work(self.solver if same else replace(self.solver, cluster=cluster))
 
     @cached_property
     def one_device(self) -> Candidate:
         """The costs of intervals of layers on one device. Raises as `work`."""
+        cluster = self.solver.cluster
+        work = self.work if cluster.for_bounds is cluster else _work(self.solver)
+        return self.candidate(work.costs, (1, 1, (1,)))
+
+    @cached_property
+    def one_device_at_least(self) -> Candidate:
+        """Bounds of these costs, an even split of which is a bound. Raises as `work`."""
         return self.candidate(self.work.costs, (1, 1, (1,)))
 
     def candidate(self, costs: ClassCosts, submesh: Submesh) -> Candidate:
@@ -124,6 +131,13 @@ class LayerCosts:
                 )
             )
         return self._found[remat]
+
+
+def _work(solver: ClassSolver) -> Work:
+    """What one device does."""
+    problem = solver.pose(1, 1, (1,))
+    (costs,) = problem.solve(())
+    return problem.work(costs)
 
 
 def _solve(solver: ClassSolver, submesh: Submesh, enough: float) -> Costs:

@@ -5,7 +5,7 @@ uses a candidate whose costs are not found yet:
 
 1. Bounds: each op is split along the axes that divide some factor of it, nothing is sent
    (`class_costs.Work`), and memory is split evenly. No sharding of any interval of layers takes
-   less, if less work reaches no larger share of the device's peak, as in all presets.
+   less.
 2. The costs of shardings that a solver found: the fastest, and some that hold less
    (`candidates.PRICES`).
 3. The same with rematerialised layers. Until these are found, their seconds are estimated: those
@@ -54,6 +54,12 @@ class OneDevice:
         """Sets `again`. Raises as `Costing.work`."""
         self.again = replace(self.costing_of(True).one_device, remat=1.0)
 
+    def remat_bounds(self, fastest: Candidate) -> list[Candidate]:
+        """Bounds of a mesh's candidates that rematerialise layers, from its fastest candidate."""
+        plain = self.costing_of(False).one_device_at_least
+        again = None if self.again is None else self.costing_of(True).one_device_at_least
+        return remat_bounds(fastest, plain, again)
+
 
 @dataclass(kw_only=True, eq=False)
 class MeshCandidates:
@@ -90,7 +96,7 @@ class MeshCandidates:
             return [*plain, *with_shares(plain, self._found[True])]
         if not self.one.may_rematerialise or plain[0].problem:
             return plain
-        return [*plain, *remat_bounds(plain[0], self.one.candidate, self.one.again)]
+        return [*plain, *self.one.remat_bounds(plain[0])]
 
     def is_like(self, other: MeshCandidates) -> bool:
         """Whether the other is an equal submesh with equally known costs that is about as fast."""

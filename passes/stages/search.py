@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from alpa.dialects.plan import Dropped
 from alpa.passes.base import NoRoomError, PassError
 from alpa.passes.cost.device import size_text
-from alpa.passes.solve.errors import SolverFailedError
+from alpa.passes.solve.errors import SolverFailedError, VerificationError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.solve.stages import stage_dp
 from alpa.passes.solve.stages.problem import NoCutError, NoCutInMemoryError, Problem, Stage
@@ -64,7 +64,7 @@ class Search:
     restrict: Restriction
 
     def run(self) -> Cut:
-        """The cut with the least T by these costs. Raises PassError."""
+        """The cut with the least T by these costs. Raises PassError, and VerificationError."""
         costing = self.costs.of(self.program, self.workers)
         one = OneDevice(
             costing_of=lambda remat: self.costs.of(self.program, self.workers, remat=remat),
@@ -103,7 +103,7 @@ class Search:
                     candidates=tuple(it for it, _ in used),
                     meshes=tuple(mesh.number for _, mesh in used),
                     seconds=seconds,
-                    bound=min(bound, seconds),
+                    bound=_verified(bound, seconds),
                     dropped=tuple(dict.fromkeys(_dropped(every))),
                 )
             if one.again is None and any(it.is_bound and it.remat for it, _ in used):
@@ -210,6 +210,15 @@ class Search:
             f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
             f"{size_text(kept)}; {count} {device.name} have {size_text(count * device.memory)}"
         )
+
+
+def _verified(bound: float, seconds: float) -> float:
+    """A bound of T, without rounding errors. Raises VerificationError if it is none."""
+    if bound > (1 + 1e-6) * seconds:
+        raise VerificationError(
+            f"the stage search found a cut of {seconds!r} s, which is below its bound, {bound!r} s"
+        )
+    return min(bound, seconds)
 
 
 def _dropped(meshes: Sequence[MeshCandidates]) -> Iterator[Dropped]:

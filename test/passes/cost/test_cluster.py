@@ -94,6 +94,28 @@ def test_a_file_with_efficiencies(parse):
     }
 
 
+FALLING = REACHED.replace(
+    "[[1e9, 0.4], [1e11, 0.6]]", "[[1e7, 0.8], [1e9, 0.4], [1e11, 0.6]]"
+).replace("memory = [[1e6, 0.5], [1e8, 0.9]]", "memory = [[1e5, 0.9], [1e6, 0.5], [1e8, 0.7]]")
+
+
+def test_an_even_split_of_seconds_bounds_parts_of_the_work(parse):
+    device = parse(FALLING).device
+    bounding = device.for_bounds
+    parts = np.array([1.0, 1 / 2, 1 / 8, 1e-3])
+    for flops, num_bytes in ((1e11, 0.0), (3e9, 1e3), (1e6, 3e6), (0.0, 1e8), (1e12, 1e9)):
+        bound = bounding.seconds(flops, num_bytes, "f16") * parts
+        assert (device.seconds(flops, num_bytes, "f16", parts) >= bound * (1 - 1e-12)).all()
+    # Without a bounding device, a part of the work is faster than that part of the seconds.
+    assert device.seconds(1e9, 0.0, "f16", 0.01) < 0.01 * device.seconds(1e9, 0.0, "f16")
+
+
+@pytest.mark.parametrize("name", ["v100-16gb:1x8", "h100:2x8", "h100:1x8,ideal", "cpu:1x4"])
+def test_presets_are_their_own_bounds(name):
+    cluster = Cluster.parse(name)
+    assert cluster.for_bounds is cluster
+
+
 def test_transfers_between_meshes_reach_what_the_file_says(parse):
     text = REACHED.replace(
         "overlap = 0.25", "overlap = 0.25\ntransfer = { bandwidth = 3e9, latency = 1e-4 }"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Literal
 
 import jax
@@ -106,15 +107,15 @@ def clustered(request: pytest.FixtureRequest) -> Iterator[Clustered]:
 
 
 @contextmanager
-def costs_of(text: str, intra: Intra = "auto") -> Generator[Clustered]:
+def costs_of(text: str, intra: Intra = "auto", cluster: str = CLUSTER) -> Generator[Clustered]:
     pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
     module = alpa.passes.run(text, pipeline)
     function = main_function(module)
-    graph, cluster = Graph.of(body(function)), Cluster.parse(CLUSTER)
+    graph, machine = Graph.of(body(function)), Cluster.parse(cluster)
     arguments, results = read_arguments(function), read_results(function)
     with module.context:
-        classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
-        solver = ClassSolver(classes=classes, cluster=cluster, plan=PLAN, intra=intra)
+        classes = layer_classes(graph, arguments, results, NUM_LAYERS, machine, PLAN)
+        solver = ClassSolver(classes=classes, cluster=machine, plan=PLAN, intra=intra)
         yield Clustered(module, graph, classes, solver)
 
 
@@ -164,6 +165,41 @@ def test_nothing_undercuts_the_work_of_one_device(
             for name in ("seconds", "update", "fixed_bytes", "activation_bytes"):
                 real, bound = getattr(option, name)[valid], getattr(least, name)[valid]
                 assert (real >= bound * (1 - 1e-6)).all(), name
+
+
+def test_nothing_undercuts_bounds_where_little_work_is_fast(
+    costed: Callable[..., list[Candidate]], tmp_path: Path
+) -> None:
+    """As on CPU devices, whose caches hold small operands."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        """\
+hosts = 1
+devices_per_host = 4
+[device]
+name = "CPU"
+memory = "16GiB"
+peak_flops = { f32 = 1e9 }
+memory_bandwidth = 1e12
+[device.efficiency]
+matrix = { f32 = [[1e4, 1.0], [1e6, 0.5], [4e6, 0.1]] }
+memory = [[1e4, 1.0], [1e6, 0.1]]
+[intra_host]
+bandwidth = 1e12
+latency = 1e-9
+[inter_host]
+bandwidth = 1e12
+latency = 1e-9
+"""
+    )
+    with costs_of(straight_step(), cluster=str(file)) as found:
+        work = Costing(solver=found.solver).work
+        (option, *_) = costed(found.solver, 1, 4, [(4,)])
+        least = candidate_of(found.solver, work.split((4,)), (1, 4, (4,)))
+        (whole,) = found.solver.pose(1, 1, (1,)).solve(())
+    assert option.seconds[0, -1] >= least.seconds[0, -1] * (1 - 1e-6)
+    # An even split of the costs on one device is no bound.
+    assert option.seconds[0, -1] < costs_sum(found, whole) / 4
 
 
 def test_a_dimension_that_no_axis_divides_is_not_split(clustered: Clustered) -> None:
