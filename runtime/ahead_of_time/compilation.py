@@ -306,10 +306,17 @@ def _result(task: _Task, future: Future[T], log: Path) -> T:
     try:
         return future.result()
     except SolverFailedError as error:
-        lines = log.read_text(errors="replace").splitlines()
-        said = [line for line in lines if not _NOTICE.match(line)][-_LAST:]
+        said = without_notices(log.read_text(errors="replace"))[-_LAST:]
         reason = "".join(f"\n  {line}" for line in said)
         raise CompilationError(f"compiling @{task.name}: {error}{reason}") from error
+
+
+def without_notices(said: str) -> list[str]:
+    """The lines of a process's standard error that XLA did not write for information only.
+
+    CUDA's plug-in writes such lines in every process that uses JAX, also for CPU devices.
+    """
+    return [line for line in said.splitlines() if not _NOTICE.match(line)]
 
 
 def _environment(gpu: Gpu | None, most_devices: int) -> dict[str, str]:
