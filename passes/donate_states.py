@@ -2,7 +2,8 @@
 
 An update may write a new state over the old one if nothing reads the old one afterwards. That is
 decided in program order. Updates run after all forward and backward parts, so it holds in every
-schedule.
+schedule. With one micro-batch, so may any other fragment that is the old state's only reader, such
+as a decoder that extends its cache.
 
 **Before**::
 
@@ -44,8 +45,8 @@ schedule.
 
 **Requires**: modules as `outline-fragments` leaves them, or later.
 
-**Ensures**: `alpa.donated` of an update are the numbers of the operands whose buffers it takes, and
-`tf.aliasing_output` says for which result. Both values have the same type and sharding.
+**Ensures**: `alpa.donated` of a fragment are the numbers of the operands whose buffers it takes,
+and `tf.aliasing_output` says for which result. Both values have the same type and sharding.
 
 **Options**: none.
 
@@ -54,7 +55,7 @@ schedule.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -75,36 +76,46 @@ class DonateStates(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         program = read_planned(module)
-        last = _last_readers(program)
+        readers = _readers(program)
         i32 = ir.IntegerType.get_signless(32)
         for fragment, nested in zip(program.fragments, fragment_modules(module), strict=True):
-            aliases = _aliases(program, fragment, last) if fragment.part == "update" else {}
+            aliases = _aliases(program, fragment, readers)
             for argument, result in aliases.items():
                 nested.arguments[argument][ALIASING_OUTPUT] = ir.IntegerAttr.get(i32, result)
             nested.write_signature()
             nested.write_numbers(data.DONATED, sorted(aliases))
 
 
-def _last_readers(program: Program) -> dict[int, Fragment | Transfer | None]:
-    """The step that reads each value last; None if the program returns the value."""
-    last: dict[int, Fragment | Transfer | None] = {}
+def _readers(program: Program) -> dict[int, list[Fragment | Transfer | None]]:
+    """The steps that read each value, in program order; None if the program returns the value."""
+    readers: dict[int, list[Fragment | Transfer | None]] = {}
     for step in program.steps:
-        read = step.inputs if isinstance(step, Fragment) else (step.source,)
-        last |= dict.fromkeys(read, step)
-    return last | dict.fromkeys((result.value for result in program.results), None)
+        for value in dict.fromkeys(step.inputs if isinstance(step, Fragment) else (step.source,)):
+            readers.setdefault(value, []).append(step)
+    for result in program.results:
+        readers.setdefault(result.value, []).append(None)
+    return readers
 
 
 def _aliases(
-    program: Program, fragment: Fragment, last: Mapping[int, Fragment | Transfer | None]
+    program: Program,
+    fragment: Fragment,
+    readers: Mapping[int, Sequence[Fragment | Transfer | None]],
 ) -> dict[int, int]:
-    """Operand -> result of an update fragment that may be written over it.
+    """Operand -> result of a fragment that may be written over it.
 
     The operand is a state argument that nothing reads afterwards. The result is its new state, of
     the same type and sharding.
     """
     aliases: dict[int, int] = {}
+    is_update = fragment.part == "update"
+    if not is_update and program.num_micro_batches > 1:
+        return aliases
     for operand, old in enumerate(fragment.inputs):
-        if last[old] is not fragment or fragment.inputs.count(old) != 1 or old in program.varying:
+        *others, last = readers[old]
+        if last is not fragment or fragment.inputs.count(old) != 1:
+            continue
+        if old in program.varying if is_update else others:
             continue
         for new in program.new_states.get(old, ()):
             if new in fragment.outputs and program.values[old] == program.values[new]:

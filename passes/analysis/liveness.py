@@ -4,14 +4,21 @@ A visitor advances `now` from op to op. It says of each result whether it is wri
 result that is not written is a view of other values, or is recomputed from them where it is used;
 its readers read these values instead. A written value lives until its last read, also through
 others.
+
+Loops work in place. A loop's result is its variable, which takes the place of the operand that it
+starts as, unless that is read later. The next value of a variable is written over it, if nothing
+reads the variable afterwards; an update of a part of it always is. What a loop only reads is not
+copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from alpa.dialects import ir
+from alpa.dialects import body, ir, stablehlo, terminator
+
+UPDATES_IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter"})
 
 
 @dataclass(kw_only=True)
@@ -64,8 +71,79 @@ class Lives:
                 waiting += self.base.get(value, ())
         return {value for value in seen if value not in self.base}
 
+    def enter_loop(self, op: stablehlo.WhileOp, write: Callable[[ir.Value], None]) -> None:
+        """Reads a loop's operands, writes the variables that change, and makes the rest views."""
+        self.read(op.operands)
+        for number, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
+            if _is_loop_constant(op, number):
+                self.see_through(result, [operand])
+            else:
+                write(result)
+            for region in range(len(op.regions)):
+                self.see_through(body(op, region).arguments[number], [result])
+
+    def next_values(
+        self, op: stablehlo.WhileOp, overwrites: Callable[[ir.Value], int]
+    ) -> Iterator[tuple[ir.Value, ir.Value]]:
+        """The values of a loop's body that are written over a variable, and the loop's results.
+
+        `overwrites` says from which time on the op that makes a value may write over an operand.
+        """
+        block = body(op, 1)
+        ends = zip(terminator(block).operands, block.arguments, op.results, strict=True)
+        for value, variable, result in ends:
+            inside = not isinstance(value.owner, ir.Block) and value.owner.operation.block == block
+            if inside and value in self.made and overwrites(value) >= self.until[variable]:
+                yield value, result
+
     def keep(self, *, made_before: int, read_after: int) -> None:
         """Values made before a loop that it reads live until its end, which is now."""
         for value, start in self.made.items():
             if start < made_before and self.until[value] > read_after:
                 self.until[value] = self.now + 1
+
+
+def updates_variable(op: ir.OpView) -> bool:
+    """Whether an op writes a part of a loop's variable, whose next value it makes with others."""
+    if not _updates(op):
+        return False
+    variable, value, block = op.operands[0], op.results[0], op.operation.block
+    while not isinstance(variable.owner, ir.Block) and _updates(variable.owner.opview):
+        variable = variable.owner.operands[0]
+    if variable.owner != block or not isinstance(block.owner.opview, stablehlo.WhileOp):
+        return False
+    while len(uses := list(value.uses)) == 1:
+        reader, number = uses[0].owner, uses[0].operand_number
+        if reader == terminator(block):
+            return number == ir.BlockArgument(variable).arg_number
+        if number != 0 or not _updates(reader.opview):
+            return False
+        value = reader.results[0]
+    return False
+
+
+def _updates(op: ir.OpView) -> bool:
+    return op.operation.name in UPDATES_IN_PLACE and len(op.results) == 1
+
+
+def in_place_of(value: ir.Value, is_view: Callable[[ir.OpView], bool]) -> Iterator[ir.Value]:
+    """The values that are written where one has its place: itself, and what it is made of by views
+    and by loops that alone read what they start as."""
+    yield value
+    while not isinstance(value.owner, ir.Block):
+        op = value.owner.opview
+        if is_view(op):
+            value = op.operands[0]
+        elif isinstance(op, stablehlo.WhileOp):
+            value = op.operands[ir.OpResult(value).result_number]
+            if len(list(value.uses)) > 1:
+                return
+        else:
+            return
+        yield value
+
+
+def _is_loop_constant(op: stablehlo.WhileOp, number: int) -> bool:
+    """Whether a loop only reads a variable."""
+    block = body(op, 1)
+    return terminator(block).operands[number] == block.arguments[number]

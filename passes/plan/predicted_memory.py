@@ -32,7 +32,12 @@ from dataclasses import dataclass, field
 from alpa.dialects import body, ir, main_function, sdy, stablehlo, terminator
 from alpa.dialects.attributes import read_ints
 from alpa.passes.analysis.graph import folds_into_dots
-from alpa.passes.analysis.liveness import Lives
+from alpa.passes.analysis.liveness import (
+    UPDATES_IN_PLACE,
+    Lives,
+    in_place_of,
+    updates_variable,
+)
 from alpa.passes.analysis.op_kinds import (
     BROADCASTS,
     ELEMENTWISE,
@@ -50,7 +55,6 @@ from alpa.passes.plan.op_order import Order, Scheduler, is_collective, reduces
 
 _CUBLAS_WORKSPACE = 4 * 2**20
 """Bytes that XLA gives each matrix product of cuBLAS before Hopper."""
-_IN_PLACE = frozenset({"stablehlo.dynamic_update_slice", "stablehlo.scatter", "stablehlo.while"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +161,8 @@ class _Clock(Lives):
                 continue
             if i in added and len(list(value.uses)) == 1:
                 self._added.add(value)
-            while i not in added:
-                self._returned.add(value)
-                if isinstance(value.owner, ir.Block) or not self._is_view(value.owner):
-                    break
-                value = value.owner.operands[0]
+            if i not in added:
+                self._returned.update(in_place_of(value, self._is_view))
 
     def _visit(self, block: ir.Block) -> None:
         for op in self.order(block, self.annotated):
@@ -176,7 +177,7 @@ class _Clock(Lives):
             elif self._is_fused(op) and not self._is_kept_for_several(op):
                 for result in op.results:
                     self.see_through(result, op.operands)
-            elif _updates_loop_variable(op):
+            elif updates_variable(op):
                 self.read(op.operands)
                 self.see_through(op.results[0], op.operands[:1])
             else:
@@ -184,25 +185,26 @@ class _Clock(Lives):
 
     def _visit_regions(self, op: ir.OpView) -> None:
         start = self.now
-        self.read(op.operands)
-        for number, result in enumerate(op.results):
-            if _is_loop_constant(op, number):
-                self.see_through(result, [op.operands[number]])
-            else:
+        if isinstance(op, stablehlo.WhileOp):
+            self.enter_loop(op, lambda result: self._hold(result, start + 1))
+        else:
+            self.read(op.operands)
+            for result in op.results:
                 self._hold(result, start + 1)
         for number in range(len(op.regions)):
-            if op.operation.name == "stablehlo.while":
-                for argument, result in zip(body(op, number).arguments, op.results, strict=True):
-                    self.see_through(argument, [result])
             self._visit(body(op, number))
             self.now += 2
             self.read(terminator(body(op, number)).operands)
+        if isinstance(op, stablehlo.WhileOp):
+            for value, result in [*self.next_values(op, self.made.__getitem__)]:
+                if self.annotated.layout(value) == self.annotated.layout(result):
+                    del self.made[value]
         # What only starts a loop, and is read at its start alone, does not stay.
         self.keep(made_before=start + 2, read_after=start + 1)
 
     def _write(self, op: ir.OpView) -> None:
         self.read(op.operands)
-        overwrites = op.operation.name in ELEMENTWISE | _IN_PLACE
+        overwrites = op.operation.name in ELEMENTWISE | UPDATES_IN_PLACE
         overwrites = overwrites and not self._is_summed_as_written(op)
         for result in op.results:
             self._hold(result, self.now + 1 if overwrites else self.now)
@@ -344,23 +346,3 @@ def _readers(value: ir.Value, through: Callable[[ir.OpView], bool]) -> Iterator[
             yield from _readers(owner.results[0], through)
         else:
             yield owner
-
-
-def _is_loop_constant(op: ir.OpView, number: int) -> bool:
-    """Whether a loop only reads a variable."""
-    if not isinstance(op, stablehlo.WhileOp):
-        return False
-    block = body(op, 1)
-    return terminator(block).operands[number] == block.arguments[number]
-
-
-def _updates_loop_variable(op: ir.OpView) -> bool:
-    """Whether an op writes a part of a loop's variable, whose next value it makes."""
-    if op.operation.name not in _IN_PLACE or len(op.results) != 1:
-        return False
-    block, variable = op.operation.block, op.operands[0]
-    if variable.owner != block or not isinstance(block.owner.opview, stablehlo.WhileOp):
-        return False
-    number = ir.BlockArgument(variable).arg_number
-    uses = [(use.owner, use.operand_number) for use in op.results[0].uses]
-    return uses == [(terminator(block), number)]

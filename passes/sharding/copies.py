@@ -25,6 +25,9 @@ from alpa.passes.solve.sharding.problem import Usage
 _SMALL = 1e-4
 """Smaller copies, as a share of the device's memory, get no row: few exist at a time."""
 
+_ONE_BY_ONE = frozenset({"stablehlo.while", "stablehlo.optimization_barrier"})
+"""Ops with a result for each operand."""
+
 
 def copies_for_ops(
     graph: ShardGraph, at: Mapping[ir.Value, int], read_until: Mapping[ir.Value, int]
@@ -35,7 +38,7 @@ def copies_for_ops(
         graph: the graph of a mesh.
         at: when an op runs, by its first result.
         read_until: how long an op's operands are read, if its result is a view of them or is fused
-            into its readers.
+            into its readers; those of a loop or a barrier by the result of the same number.
     """
     known: dict[tuple[ir.Value, Layouts], int] = {}
     constraints = ((op, 0, graph.placed[op.results[0]].need) for op in graph.constraints)
@@ -47,7 +50,7 @@ def copies_for_ops(
             continue
         # Ops of the same strategies, such as the projections of an attention, share a copy.
         start = known.get((value, need.layouts), time)
-        stop = read_until.get(op.results[0], time + 1)
+        stop = read_until.get(op.results[i if op.name in _ONE_BY_ONE else 0], time + 1)
         known[value, need.layouts] = max(start, stop)
         if stop <= start or source.need == need:
             continue

@@ -14,6 +14,7 @@ shard, which depend on its node's strategy, from the op that makes it to its las
 * Temporaries of a fragment are live if they are written to memory. An element-wise op that feeds
   only one other is fused into it. Views, transposes that dots read directly, and values that are
   free in any layout need no memory.
+* Loops work in place (`analysis/liveness.py`).
 
 Copies in other layouts, made for one op, live as long as that op (`copies.py`).
 """
@@ -30,14 +31,19 @@ import numpy as np
 
 from alpa.dialects import body, ir, mpmd, stablehlo, terminator
 from alpa.passes.analysis.graph import folds_into_dots, type_bytes
-from alpa.passes.analysis.liveness import Lives
+from alpa.passes.analysis.liveness import (
+    UPDATES_IN_PLACE,
+    Lives,
+    in_place_of,
+    updates_variable,
+)
 from alpa.passes.sharding.copies import copies_for_ops, local_bytes
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.solve.sharding.problem import Usage
 
 _VIEWS = frozenset({"stablehlo.reshape", "sdy.sharding_constraint"})
-_CONTROL_FLOW = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
+_BRANCHES = frozenset({"stablehlo.case", "stablehlo.if"})
 _PLACED = 8
 """The number of temporaries of a fragment that may share the memory of its largest result."""
 _SMALL = 4096
@@ -77,7 +83,7 @@ def passing(
 
     `elsewhere` are the results of fragments that are written to donated arguments or accumulators.
     """
-    inside = _in_place_of_results(clock, elsewhere)
+    inside = {**_in_place_of_results(clock, elsewhere), **clock.carried}
     for value, start in clock.made.items():
         for one in buffer(graph, "temporaries", value, (start, clock.until[value])):
             if value in inside:
@@ -136,6 +142,8 @@ class Clock(Lives):
     """when each fragment starts, and when the next one does"""
     at: dict[ir.Value, int] = field(default_factory=dict)
     """by its first result, when an op runs"""
+    carried: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    """the next values of loops' variables, and the loops' results, in whose places they are"""
     _returned: set[ir.Value] = field(default_factory=set)
     """what is written into the place of a fragment's result"""
 
@@ -158,10 +166,9 @@ class Clock(Lives):
         start = self.now
         returned = terminator(body(fragment)).operands
         for value in returned:
-            self._returned.add(value)
-            while isinstance(op := value.owner, stablehlo.ReshapeOp):
-                value = op.operands[0]
-                self._returned.add(value)
+            self._returned.update(
+                in_place_of(value, lambda op: isinstance(op, stablehlo.ReshapeOp))
+            )
         self._visit(body(fragment))
         self.read(returned)
         self.now += 1
@@ -172,14 +179,40 @@ class Clock(Lives):
             self.now += 1
             if op.results:
                 self.at[op.results[0]] = self.now
+            if isinstance(op.view, stablehlo.WhileOp):
+                self._visit_loop(op.view)
+                continue
             self.read(op.operands)
-            if op.name in _CONTROL_FLOW:
+            if op.name in _BRANCHES:
                 inside = self.now
                 for i in range(len(op.view.regions)):
                     self._visit(body(op.view, i))
                 self.keep(made_before=inside, read_after=inside)
             for result in op.results:
                 self._make(op, result)
+
+    def _visit_loop(self, op: stablehlo.WhileOp) -> None:
+        start = self.now
+        self.enter_loop(op, lambda result: self._write(result, start + 1))
+        self.now += 1
+        for i in range(len(op.regions)):
+            self._visit(body(op, i))
+            self.now += 1
+            self.read(terminator(body(op, i)).operands)
+        overwriting = {
+            result
+            for one in self.ops_of[body(op, 1)]
+            if one.follow is not None or one.name in UPDATES_IN_PLACE
+            for result in one.results
+        }
+        self.carried.update(
+            self.next_values(op, lambda value: self.made[value] + (value in overwriting))
+        )
+        self.keep(made_before=start + 2, read_after=start + 1)
+
+    def _write(self, result: ir.Value, start: int) -> None:
+        if result not in self._returned:
+            self.write(result, start)
 
     def _make(self, op: Op, result: ir.Value) -> None:
         if op.name == "stablehlo.optimization_barrier":
@@ -188,8 +221,10 @@ class Clock(Lives):
             self.see_through(result, op.operands[:1])
         elif is_fused(op, self._readers):
             self.see_through(result, op.operands)
-        elif result not in self._returned:
-            self.write(result, self.now)
+        elif updates_variable(op.view):
+            self.see_through(result, op.operands[:1])
+        else:
+            self._write(result, self.now)
 
     @cached_property
     def _readers(self) -> dict[ir.Value, Op | None]:

@@ -49,3 +49,56 @@ module {
     }
   }
 }
+
+// -----
+
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+module {
+  // With one micro-batch, a forward part extends a cache in place.
+  // CHECK-LABEL: func.func public @cache
+  // CHECK: alpa.donated = array<i64: 0>, alpa.module = @m,
+  sdy.mesh @mesh_0 = <["a"=1]>
+  func.func public @cache(%w: !w {alpa.role = "state"}, %x: !w)
+      -> (!w {alpa.result = "state:0"}) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%w, %x) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8xf32>, %b: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!w, !w) -> !w
+    return %0 : !w
+  }
+  // CHECK: func.func public @main(%arg0: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>, tf.aliasing_output = 0 : i32}, %arg1: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=1]>
+    func.func public @main(%w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}, %x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+      return %w : tensor<8xf32>
+    }
+  }
+}
+
+// -----
+
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+module {
+  // CHECK-LABEL: func.func public @read_by_two
+  // CHECK-NOT: alpa.donated
+  sdy.mesh @mesh_0 = <["a"=1]>
+  func.func public @read_by_two(%w: !w {alpa.role = "state"})
+      -> (!w {alpa.result = "state:0"}, !w) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%w) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!w) -> !w
+    %1 = mpmd.fragment<mesh="mesh_0", origin=["layer_1"]> (%w) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!w) -> !w
+    return %1, %0 : !w, !w
+  }
+  // CHECK: module @m {
+  // CHECK-NOT: tf.aliasing_output
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=1]>
+    func.func public @main(%w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+      return %w : tensor<8xf32>
+    }
+  }
+}
