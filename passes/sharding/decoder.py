@@ -108,9 +108,8 @@ class _Decoder:
             op.view.operands[i] = made[key]
             if value in graph.placed and (value, need) not in counted:
                 counted.add((value, need))
-                source = graph.placed[value]
-                matrix = graph.reshard_seconds(source.layouts, need.layouts, source.type)
-                spent = float(matrix[choice[source.node], choice[need.node]])
+                matrix = graph.need_seconds(value, need)
+                spent = float(matrix[choice[graph.placed[value].node], choice[need.node]])
                 seconds[made[key]] = seconds.get(made[key], 0.0) + spent
         return seconds
 

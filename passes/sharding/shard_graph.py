@@ -11,13 +11,14 @@ micro-batch count that often, loop bodies as often as they run.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from alpa.dialects import ir
+from alpa.dialects.attributes import read_part
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.cost.cluster import Cluster
@@ -141,7 +142,10 @@ class ShardGraph:
     transparent: list[Op] = field(default_factory=list[Op])
     """constraints that ask for nothing, on values that are no partial sums"""
     remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
-    _counted: set[tuple[ir.Value, Need]] = field(default_factory=set[tuple[ir.Value, Need]])
+    _counted: dict[tuple[ir.Value, Need], bool] = field(
+        default_factory=dict[tuple[ir.Value, Need], bool]
+    )
+    """the needs whose costs were added, and whether XLA combines their collectives"""
 
     @property
     def costs(self) -> list[np.ndarray]:
@@ -240,8 +244,9 @@ class ShardGraph:
             return
         if (value, need) in self._counted:
             return
-        self._counted.add((value, need))
-        matrix = self._matrix(source.layouts, need.layouts, source.type, weight)
+        combined = self._is_combined(value)
+        self._counted[value, need] = combined
+        matrix = self._matrix(source.layouts, need.layouts, source.type, weight, combined)
         if matrix is None:
             return
         if source.node == SCALAR:
@@ -259,13 +264,35 @@ class ShardGraph:
             (projected,) = self.following(_backwards(rule), 0, need.layouts).results
             self.need(op.operands[0], Need(need.node, projected), weight)
 
-    def reshard_seconds(self, source: Layouts, target: Layouts, type_: ir.Type) -> np.ndarray:
+    def need_seconds(self, value: ir.Value, need: Need) -> np.ndarray:
+        """``[source, target]``: seconds of resharding a value once, as `need` added them."""
+        source, combined = self.placed[value], self._counted.get((value, need), False)
+        return self.reshard_seconds(source.layouts, need.layouts, source.type, combined=combined)
+
+    def reshard_seconds(
+        self, source: Layouts, target: Layouts, type_: ir.Type, *, combined: bool = False
+    ) -> np.ndarray:
         """``[source, target]``: seconds of resharding a tensor once."""
-        matrix = self._matrix(source, target, type_, 1.0)
+        matrix = self._matrix(source, target, type_, 1.0, combined)
         return np.zeros((len(source), len(target))) if matrix is None else matrix
 
+    def _is_combined(self, value: ir.Value) -> bool:
+        """Whether XLA combines the collectives on a value with others, on GPUs.
+
+        They are independent in updates, and on what is made of one argument of a fragment alone.
+        Those between a program's layers wait for each other. On ideal devices each is alone.
+        """
+        device, step = self.cluster.device, self.steps[-1] if self.steps else None
+        if device.name == "CPU" or device.efficiency is None or step is None:
+            return False
+        if read_part(step) == "update":
+            return True
+        while not isinstance(value.owner, ir.Block) and len(value.owner.operands) == 1:
+            value = value.owner.operands[0]
+        return isinstance(value.owner, ir.Block) and value.owner.owner == step
+
     def _matrix(
-        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float
+        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float, combined: bool
     ) -> np.ndarray | None:
         """``[source, target]``: seconds of resharding `weight` times; None if it costs nothing."""
 
@@ -273,11 +300,12 @@ class ShardGraph:
             if not isinstance(type_, ir.RankedTensorType):
                 return None
             rank, itemsize = type_.rank, element_bytes(type_.element_type)
-            table = self.cache.once(("table", rank), lambda: ReshardTable(self.mesh, rank))
+            mesh = replace(self.mesh, combined=combined)
+            table = self.cache.once(("table", rank, combined), lambda: ReshardTable(mesh, rank))
             matrix = sums.matrix_with_sums(table, source, target, tuple(type_.shape), itemsize)
             return weight * matrix if matrix.any() else None
 
-        return self.cache.once(("reshard", source, target, type_, weight), make)
+        return self.cache.once(("reshard", source, target, type_, weight, combined), make)
 
     def following(
         self, rule: ShardingRule, operand: int, layouts: Layouts, linear: tuple[int, ...] = ()

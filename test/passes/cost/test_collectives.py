@@ -232,3 +232,15 @@ def test_a_permute_is_one_message_of_each_device():
     # All four devices of a host send over its network.
     across = between.latency + 4e6 / between.bandwidth
     assert collective_permute(measured, (0, 1), 1e6) == pytest.approx(across)
+
+
+def test_combined_collectives_share_their_starts():
+    alone = mesh(4, latency=1e-3)
+    shared = replace(alone, combined=True)
+    full = 8.0 * 2**20
+    for collective, parts in ((all_gather, 1), (all_reduce, 1), (reduce_scatter, 4)):
+        whole = collective(alone, 0, parts * full)
+        assert collective(shared, 0, parts * full / 16) == pytest.approx(whole / 16)
+        assert collective(shared, 0, 2 * parts * full) == collective(alone, 0, 2 * parts * full)
+        assert collective(shared, 0, 0.0) == 0.0
+    assert all_to_all(shared, 0, 1.0) == all_to_all(alone, 0, 1.0)
