@@ -32,6 +32,8 @@ class Lives:
     """the time after which no op reads a value, directly or through values that are not written"""
     base: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
     """the values that are read instead of one that is not written"""
+    fused: set[ir.Value] = field(default_factory=set)
+    """the values that are computed where they are read"""
     _started: dict[ir.Value, ir.Value] = field(default_factory=dict)
     """the operands of what has started and not ended, by its results"""
 
@@ -40,9 +42,13 @@ class Lives:
         self.made[value] = start
         self.until[value] = start + 1
 
-    def see_through(self, value: ir.Value, base: Iterable[ir.Value]) -> None:
-        """A value is not written: reading it reads `base`."""
+    def see_through(
+        self, value: ir.Value, base: Iterable[ir.Value], *, fused: bool = False
+    ) -> None:
+        """A value is not written: reading it reads `base`, of which it is a view unless `fused`."""
         self.base[value] = tuple(base)
+        if fused:
+            self.fused.add(value)
         self.until[value] = self.now + 1
 
     def end_with(self, result: ir.Value, operand: ir.Value) -> None:
@@ -72,15 +78,25 @@ class Lives:
         return {value for value in seen if value not in self.base}
 
     def enter_loop(self, op: stablehlo.WhileOp, write: Callable[[ir.Value], None]) -> None:
-        """Reads a loop's operands, writes the variables that change, and makes the rest views."""
+        """Reads a loop's operands, writes the variables that change, and makes the rest views.
+
+        What a loop only reads is written if it is not in memory: loops have no fused operands.
+        """
         self.read(op.operands)
         for number, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
-            if _is_loop_constant(op, number):
+            if _is_loop_constant(op, number) and not self._is_recomputed(operand):
                 self.see_through(result, [operand])
             else:
                 write(result)
             for region in range(len(op.regions)):
                 self.see_through(body(op, region).arguments[number], [result])
+
+    def _is_recomputed(self, value: ir.Value) -> bool:
+        """Whether a value, or what it is a view of, is computed where it is read; constants are
+        not computed."""
+        while value not in self.fused and self.base.get(value):
+            value = self.base[value][0]
+        return value in self.fused and not isinstance(value.owner, stablehlo.ConstantOp)
 
     def next_values(
         self, op: stablehlo.WhileOp, overwrites: Callable[[ir.Value], int]

@@ -176,7 +176,7 @@ class _Clock(Lives):
                     self.see_through(result, [operand])
             elif self._is_fused(op) and not self._is_kept_for_several(op):
                 for result in op.results:
-                    self.see_through(result, op.operands)
+                    self.see_through(result, op.operands, fused=True)
             elif updates_variable(op):
                 self.read(op.operands)
                 self.see_through(op.results[0], op.operands[:1])

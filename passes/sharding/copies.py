@@ -25,6 +25,9 @@ from alpa.passes.solve.sharding.problem import Usage
 _SMALL = 1e-4
 """Smaller copies, as a share of the device's memory, get no row: few exist at a time."""
 
+STORAGE_WEIGHT = 1e-3
+"""What a tensor's shard costs, as a part of the time to read it once: enough to break ties, too
+little to buy communication."""
 _ONE_BY_ONE = frozenset({"stablehlo.while", "stablehlo.optimization_barrier"})
 """Ops with a result for each operand."""
 
@@ -83,6 +86,14 @@ def local_bytes(
         return copies * (type_bytes(type_) / np.array(ways))
 
     return graph.cache.once(("bytes", layouts, type_, copies), make)
+
+
+def charge_storage(graph: ShardGraph, placed: Placed) -> None:
+    """Breaks ties between the layouts of a tensor: slices are free, memory should be spared."""
+    if isinstance(placed.type, ir.RankedTensorType):
+        size = local_bytes(graph, placed.layouts, placed.type)
+        seconds = size / graph.cluster.device.memory_bandwidth
+        graph.charge((placed.node,), STORAGE_WEIGHT * seconds)
 
 
 def _deciding(source: int, target: int, held: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:

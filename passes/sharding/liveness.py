@@ -138,6 +138,8 @@ class Clock(Lives):
     """Visits the ops of a mesh's fragments in program order."""
 
     ops_of: Mapping[ir.Block, Sequence[Op]]
+    free: AbstractSet[ir.Value]
+    """what is computed in whatever layout is used"""
     spans: dict[mpmd.FragmentOp, tuple[int, int]] = field(default_factory=dict)
     """when each fragment starts, and when the next one does"""
     at: dict[ir.Value, int] = field(default_factory=dict)
@@ -150,7 +152,7 @@ class Clock(Lives):
     @classmethod
     def of(cls, graph: ShardGraph) -> Clock:
         """The times of all fragments of a graph."""
-        clock = cls(graph.ops_of)
+        clock = cls(graph.ops_of, graph.free.keys())
         for op in graph.steps:
             if isinstance(op, mpmd.FragmentOp):
                 clock._visit_fragment(op)
@@ -217,14 +219,16 @@ class Clock(Lives):
     def _make(self, op: Op, result: ir.Value) -> None:
         if op.name == "stablehlo.optimization_barrier":
             self.see_through(result, [op.operands[op.results.index(result)]])
-        elif op.name in _VIEWS or folds_into_dots(op.view):
+        elif op.name in _VIEWS:
             self.see_through(result, op.operands[:1])
-        elif is_fused(op, self._readers):
-            self.see_through(result, op.operands)
+        elif folds_into_dots(op.view) or is_fused(op, self._readers):
+            self.see_through(result, op.operands, fused=True)
         elif updates_variable(op.view):
             self.see_through(result, op.operands[:1])
         else:
             self._write(result, self.now)
+        if result in self.free:
+            self.fused.add(result)
 
     @cached_property
     def _readers(self) -> dict[ir.Value, Op | None]:

@@ -28,7 +28,7 @@ from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.accumulation import accumulation_seconds, is_accumulated
 from alpa.passes.sharding.baselines import StateKind, Tensors
-from alpa.passes.sharding.copies import local_bytes
+from alpa.passes.sharding.copies import charge_storage, local_bytes
 from alpa.passes.sharding.gradient_reductions import is_placed, summed_results
 from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
@@ -38,10 +38,6 @@ from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.sums import deferrable
 from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.sharding.problem import OutOfMemoryError, Problem, with_edges_of_usages
-
-STORAGE_WEIGHT = 1e-3
-"""What an argument's shard costs, as a part of the time to read it once: enough to break ties,
-too little to buy communication."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +89,7 @@ class MeshProblem:
             tensor = MeshTensor.from_type(argument.type)
             if tensor.mesh == self.name:
                 placed = graph.add_tensor(argument, tensor.type, given=tensor.sharding)
-                # Breaks ties between layouts: slices are free, memory should be spared.
-                size = local_bytes(graph, placed.layouts, tensor.type)
-                seconds = size / graph.cluster.device.memory_bandwidth
-                graph.charge((placed.node,), STORAGE_WEIGHT * seconds)
+                charge_storage(graph, placed)
                 self._states[argument_state(number, attributes)] = placed
         for op in block.operations:
             if isinstance(op, mpmd.TransferOp):

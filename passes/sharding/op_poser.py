@@ -32,6 +32,7 @@ from alpa.passes.base import PassError
 from alpa.passes.cost.device import Share, size_text
 from alpa.passes.sharding import sums
 from alpa.passes.sharding.convolutions import sound_rule, sound_strategies
+from alpa.passes.sharding.copies import charge_storage
 from alpa.passes.sharding.gradient_reductions import is_reduction
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
 from alpa.passes.sharding.op_seconds import work_seconds
@@ -303,6 +304,7 @@ class OpPoser:
         trips = op_cost.trip_count_or_default(view)
         for i, result in enumerate(op.results):
             placed = self.graph.add_tensor(result, result.type)
+            charge_storage(self.graph, placed)
             for block in (condition, loop):
                 self.graph.placed[block.arguments[i]] = placed
             self.graph.need_operand(op, i, placed.need, weight)

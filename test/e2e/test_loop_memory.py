@@ -35,6 +35,19 @@ def stacked(weights, x):
     return jax.lax.scan(lambda h, w: ((out := jnp.tanh(h @ w)), out), x, weights)
 
 
+def masked(weights, x):
+    mask = jnp.full(x.shape, -1e9)
+    return jax.lax.scan(lambda h, w: (jnp.where(h > 0.5, jnp.tanh(h @ w), mask), None), x, weights)[
+        0
+    ]
+
+
+def causal(weights, x):
+    rows, columns = (jnp.arange(size) for size in x.shape)
+    mask = rows[:, None] >= columns[None]
+    return jax.lax.scan(lambda h, w: (jnp.where(mask, jnp.tanh(h @ w), 0), None), x, weights)[0]
+
+
 def decode(cache, weight, x):
     """Writes a row of the cache in each trip, and reads all of it."""
 
@@ -73,6 +86,16 @@ def test_a_loop_over_layers_is_counted_as_xla_does(small_cluster, program, memor
     assert whole == (memory == "1GiB")
     assert peak == pytest.approx(found.real.peak, rel=0.05)
     assert found.memory.peak == pytest.approx(found.real.peak, rel=0.05)
+
+
+@pytest.mark.parametrize("program", [masked, causal])
+def test_what_a_loop_only_reads_is_written_before_it(small_cluster, program):
+    """And in shards, though the search is not short of memory."""
+    x = f32(2 * WIDTH, WIDTH)
+    peak, found = counted(planned(program, (LAYERED[0], x), small_cluster()))
+    assert peak == pytest.approx(found.real.peak, rel=0.05)
+    assert found.memory.peak == pytest.approx(found.real.peak, rel=0.05)
+    assert found.real.temporaries < 4 * WIDTH * WIDTH + 4 * (4 * 2 * WIDTH * WIDTH / 4)
 
 
 def test_a_loop_fills_its_result(small_cluster):

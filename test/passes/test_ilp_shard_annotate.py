@@ -17,7 +17,7 @@ from alpa.dialects.sharding import Sharding, ShardingRule, op_shardings
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
-from alpa.passes.sharding.mesh_problem import STORAGE_WEIGHT
+from alpa.passes.sharding.copies import STORAGE_WEIGHT
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.sharding.shard_graph import ShardGraph
 

@@ -23,7 +23,7 @@ from alpa.passes.analysis.graph import Graph, type_bytes
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.baselines import Intra
-from alpa.passes.sharding.mesh_problem import STORAGE_WEIGHT
+from alpa.passes.sharding.copies import STORAGE_WEIGHT
 from alpa.passes.solve.stages import placement, stage_dp
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.boundary import Boundary, boundary_of
