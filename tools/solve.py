@@ -3,7 +3,8 @@
     python -m alpa.tools.solve CASE.json[.gz] [--time-limit SECONDS] [-o CHOICE.json]
 
 The file holds nodes with half-open intervals, costs and usages per strategy, edges with row-major
-cost matrices, and one usage limit that holds at every time.
+cost matrices, and one usage limit that holds at every time. A cost of 10^18 or more forbids a
+strategy, or a pair of strategies.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from alpa.passes.solve.sharding import ilp
 from alpa.passes.solve.sharding.ilp import Edge, Problem, Usage
 from alpa.tools.arguments import amount, share
 
+FORBIDDEN = 1e18
+"""The cost that stands for "never" in the contest's files."""
+
 
 class CaseError(ValueError):
     """The file is not an instance; the message says where and why."""
@@ -36,7 +40,7 @@ def read_case(document: Any) -> Problem:
     """
     problem = _get(document, "problem", "the file")
     nodes, edges = _get(problem, "nodes", "problem"), _get(problem, "edges", "problem")
-    costs = [_vector(c, f"costs of node {v}") for v, c in enumerate(_get(nodes, "costs", "nodes"))]
+    costs = [_costs(c, f"costs of node {v}") for v, c in enumerate(_get(nodes, "costs", "nodes"))]
     held = [_vector(u, f"usages of node {v}") for v, u in enumerate(_get(nodes, "usages", "nodes"))]
     intervals = _get(nodes, "intervals", "nodes")
     if not len(costs) == len(held) == len(intervals):
@@ -80,6 +84,11 @@ def _vector(numbers: Any, what: str) -> np.ndarray:
     return vector
 
 
+def _costs(numbers: Any, what: str) -> np.ndarray:
+    costs = _vector(numbers, what)
+    return np.where(costs >= FORBIDDEN, np.inf, costs)
+
+
 def _pair(numbers: Any, what: str) -> tuple[int, int]:
     if (
         not isinstance(numbers, list)
@@ -94,7 +103,7 @@ def _edge(number: int, pair: Any, matrix: Any, costs: Sequence[np.ndarray]) -> E
     source, target = _pair(pair, f"edge {number}")
     if not (0 <= source < len(costs) and 0 <= target < len(costs)):
         raise CaseError(f"edge {number} joins {source} and {target}; there are {len(costs)} nodes")
-    entries = _vector(matrix, f"costs of edge {number}")
+    entries = _costs(matrix, f"costs of edge {number}")
     shape = (costs[source].size, costs[target].size)
     if entries.size != shape[0] * shape[1]:
         raise CaseError(
@@ -121,8 +130,8 @@ def load_case(path: Path) -> Problem:
 
 
 def number(value: float) -> str:
-    """Formats a number as the contest does: integers without a point."""
-    return f"{value:.0f}" if value == round(value) else f"{value:.10g}"
+    """Formats a number with all its digits, and integers without a point, as the contest does."""
+    return np.format_float_positional(value, trim="-")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -162,7 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    except (CaseError, ilp.InfeasibleError, TimeoutError) as error:
+    except ilp.InfeasibleError as error:
+        print(f"error: {options.file}: infeasible: {error}", file=sys.stderr)
+        return 1
+    except (CaseError, TimeoutError) as error:
         print(f"error: {options.file}: {error}", file=sys.stderr)
         return 1
     except ilp.SolverFailedError as error:

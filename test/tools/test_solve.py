@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 from itertools import product
+from math import inf
 from typing import Any
 
 import pytest
@@ -91,7 +92,15 @@ def test_prints_the_optimum_within_the_limit(tmp_path, capsys, limit, suffix):
         ),
         (changed("problem", "edges", "nodes", 0, to=[0, 7]), "edge 0 joins 0 and 7"),
         (changed("problem", "edges", "costs", 1, to=[1, 2]), "edge 1 has 2 costs"),
-        (changed("problem", "usage_limit", to=3), "bytes are needed at time"),
+        (changed("problem", "usage_limit", to=3), "infeasible: at least 4 bytes are needed"),
+        (
+            changed("problem", "nodes", "costs", 0, to=[10**18, 10**18]),
+            "infeasible: node 0 has no strategy of finite cost",
+        ),
+        (
+            changed("problem", "edges", "costs", 0, to=[10**18] * 6),
+            "infeasible: nodes 0, 1 have no strategies that are allowed together",
+        ),
     ],
 )
 def test_an_error_is_one_sentence(tmp_path, capsys, text, words):
@@ -110,3 +119,40 @@ def test_a_missing_file_and_a_broken_archive(tmp_path, capsys):
     broken.write_bytes(b"\x1f\x8bnot much of an archive")
     assert solve.main([str(broken)]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_forbidden_pair_is_never_taken(tmp_path, capsys):
+    text = changed("problem", "usage_limit", to=None)
+    file = tmp_path / "case.json"
+    file.write_text(text)
+    out = tmp_path / "choice.json"
+    assert solve.main([str(file), "-o", str(out)]) == 0
+    choice = json.loads(out.read_text())
+    cheapest = int(lines(capsys)["objective"])
+    file.write_text(changed_pair(text, choice))
+    assert solve.main([str(file), "-o", str(out)]) == 0
+    other = json.loads(out.read_text())
+    assert other[:2] != choice[:2]
+    assert cheapest < int(lines(capsys)["objective"]) < solve.FORBIDDEN
+
+
+def changed_pair(text: str, choice: list[int]) -> str:
+    """The case where the first edge forbids the pair of a choice."""
+    case = json.loads(text)
+    matrix = case["problem"]["edges"]["costs"][0]
+    matrix[choice[0] * len(case["problem"]["nodes"]["costs"][1]) + choice[1]] = 10**18
+    return json.dumps(case)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2569342178123.0, "2569342178123"),
+        (12345678901.25, "12345678901.25"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        (1e22, "10000000000000000000000"),
+        (-inf, "-inf"),
+    ],
+)
+def test_numbers_are_printed_in_full(value, text):
+    assert solve.number(value) == text
