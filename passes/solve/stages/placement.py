@@ -6,14 +6,16 @@ appendix A, where M itself is a power of two): whole hosts come first, and since
 host divides those before it, the next free device is always a multiple of the next size. So no
 submesh crosses a host's end, and any that have N M devices together cover the cluster.
 
-Neighbouring stages should lie next to each other. So the order of the stages is kept as far as
-possible: entirely if each submesh then begins at a multiple of its size (of a host's, if it is
-larger); else host by host if no submesh then crosses a host's end; else among equal shapes.
+So any order of stages can be placed, but neighbours should lie next to each other. One after the
+other, stages fill whole hosts in *blocks*: each block is the shortest sequence that ends where a
+host ends. A block keeps its order if each submesh then begins at a multiple of its size (of a
+host's, if it is larger); else its submeshes are placed from large to small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 Device = tuple[int, int]
 """(host, device in the host)"""
@@ -43,16 +45,23 @@ def place(
         shapes: some of ``submeshes``, which have as many devices together as the cluster.
     """
     sizes = [n * m for n, m in shapes]
+    before = list(accumulate(sizes, initial=0))
     placed: dict[int, tuple[Device, ...]] = {}
     free = 0
-    order = range(len(sizes))
-    before = [sum(sizes[:stage]) for stage in order]
-    if any(before[k] % devices_per_host + shapes[k][1] > devices_per_host for k in order):
-        order = sorted(order, key=lambda k: -sizes[k])
-    elif any(before[k] % min(sizes[k], devices_per_host) for k in order):
-        order = sorted(order, key=lambda k: (before[k] // devices_per_host, -sizes[k]))
-    for stage in order:
-        numbers = range(free, free + sizes[stage])
-        placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)
-        free += sizes[stage]
+    for block in blocks(devices_per_host, sizes):
+        moved = any(before[k] % min(sizes[k], devices_per_host) for k in block)
+        for stage in sorted(block, key=lambda k: -sizes[k]) if moved else block:
+            numbers = range(free, free + sizes[stage])
+            placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)
+            free += sizes[stage]
     return [placed[stage] for stage in range(len(sizes))]
+
+
+def blocks(devices_per_host: int, sizes: Sequence[int]) -> list[range]:
+    """The stages of each block, by the number of devices of each stage."""
+    ends = [
+        stage
+        for stage, used in enumerate(accumulate(sizes), start=1)
+        if used % devices_per_host == 0
+    ]
+    return [range(begin, end) for begin, end in pairwise([0, *ends])]

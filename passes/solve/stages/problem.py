@@ -9,8 +9,10 @@ into the stage from both its neighbours, which depend on whether these are on it
 A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
 1F1B, B under GPipe; ``max_in_flight`` says whether memory admits that (eq. 5).
 
-The stages use every device. One after the other, they begin and end inside the same hosts. (Others
-can be placed as well, but a stage between two parts of another host has no neighbour of its own.)
+The stages use every device, in any order of submeshes. Where one stage after the other would lie on
+parts of two hosts, `placement` moves the stages of its block. Which of them share a host then
+depends on all of them, so each of their transfers counts as the slower of both kinds.
+
 Two restrictions can be added:
 
 * ``equal_layers``, the paper's baseline "equal layer" (section 8.1, figure 9): each of S stages
@@ -23,13 +25,14 @@ Two restrictions can be added:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Literal
 
 import numpy as np
 
 from alpa.passes.solve.errors import VerificationError
+from alpa.passes.solve.stages.placement import blocks
 from alpa.passes.solve.stages.schedule import Schedule, in_flight
 
 Objective = Literal["step", "throughput"]
@@ -145,7 +148,7 @@ class Problem:
     def are_far(self, devices_before: int, submesh: int) -> tuple[bool, bool] | None:
         """Whether the stages before and behind lie on other hosts, by the devices of all before.
 
-        None for a stage that would lie on parts of two hosts, so that it is placed elsewhere.
+        None for a stage that would lie on parts of two hosts, so that its block is moved.
         """
         if self.given is not None:
             return self.given.far[self.given.mesh_of[submesh]]
@@ -156,17 +159,19 @@ class Problem:
         return start == 0, (start + hosts * devices) % self.devices_per_host == 0
 
     def a(self, stages: tuple[Stage, ...]) -> list[float]:
-        """t + c of each stage, in seconds; inf where one would lie on parts of two hosts."""
+        """t + c of each stage, in seconds."""
+        sizes = [self.sizes[s.submesh] for s in stages]
+        before = accumulate(sizes, initial=0)
+        far = [self.are_far(d, s.submesh) for d, s in zip(before, stages, strict=False)]
+        if self.given is None:
+            for block in blocks(self.devices_per_host, sizes):
+                if any(far[k] is None for k in block):
+                    far[block.start : block.stop] = [None] * len(block)
         found: list[float] = []
-        before = 0
-        for s in stages:
-            far = self.are_far(before, s.submesh)
-            if far is None:
-                return [inf] * len(stages)
-            c = self.c[s.first, s.submesh, int(far[0])]
-            c = c + self.back[s.last, s.submesh, int(far[1])]
+        for s, ends in zip(stages, far, strict=True):
+            into, back = self.c[s.first, s.submesh], self.back[s.last, s.submesh]
+            c = into.max() + back.max() if ends is None else into[int(ends[0])] + back[int(ends[1])]
             found.append(float(self.t[s.first, s.last, s.submesh] + c))
-            before += self.sizes[s.submesh]
         return found
 
     def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:

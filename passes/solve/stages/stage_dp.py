@@ -5,7 +5,10 @@
 
     F(s, k, d) = min over j, m of  a[k, j, m] + F(s - 1, j + 1, d - size_m)  (eq. 3)
 
-The DP tracks the number of stages s only if memory depends on it, or if it is fixed.
+The DP tracks the number of stages s only if memory depends on it, or if it is fixed. Over several
+hosts it also tracks whether the stages of a block keep their order (`placement.py`): only in a
+block whose stages are moved may one lie on parts of two hosts, and each of its transfers counts as
+the slower kind.
 
 The bounds are not enumerated one by one (eq. 4) but by branch and bound over boxes of (t_max,
 u_max): F of a box's upper corner plus the costs of its lower corner bounds every solution in the
@@ -42,6 +45,8 @@ from alpa.passes.solve.stages.problem import (
     verify,
 )
 
+_MOVED, _NOWHERE = 4, 5
+"""Last indices of `_Table.a`: in a block whose stages are moved; where no stage can lie."""
 _ROUNDING = 1e-12
 """A box is closed if it can improve the best objective by at most this relative amount."""
 
@@ -185,17 +190,21 @@ class _Table:
         self._may_be_empty = np.zeros((layers + 1, self._width + 1), dtype=bool)
         if given is not None:
             possible, self._may_be_empty, self.moved = _fewest_bytes(given, possible)
-        # [i, j, m, 2 f + b]: whether the stage before is far, and the one behind; [i, j, m, 4]: it
-        # cannot lie there.
+        # [i, j, m, 2 f + b]: whether the stage before is far, and the one behind; then _MOVED, and
+        # _NOWHERE.
         c = problem.c[:, None, :, :, None] + problem.back[None, :, :, None, :]
-        self.a = np.full((*problem.t.shape, 5), inf)
+        slower = problem.c.max(axis=2)[:, None] + problem.back.max(axis=2)[None]
+        self.a = np.full((*problem.t.shape, 6), inf)
         self.a[..., :4] = problem.t[..., None] + c.reshape(*problem.t.shape, 4)
+        self.a[..., _MOVED] = problem.t + slower
         self.a[~possible] = inf
         self.u = np.where(possible, problem.u, inf)
-        # [g, d]: the last index of `a` on kind g, d being the stage's devices and those behind.
-        self._where = np.array(
-            [[self._place(m, d) for d in range(self._width + 1)] for m in firsts]
-        )
+        # [w, g, d]: the last index of `a` on kind g, d being the stage's devices and those behind,
+        # in a block that keeps its order (w = 0), or whose stages are moved (w = 1).
+        in_order = [[self._place(m, d) for d in range(self._width + 1)] for m in firsts]
+        self._where = np.array([in_order])
+        if given is None and min(problem.hosts, problem.devices_per_host) > 1:
+            self._where = np.stack([in_order, np.full_like(in_order, _MOVED)])
         most = min(layers, self._width, problem.num_stages or layers)
         self._by_stage = problem.num_stages is not None or (
             given is None
@@ -212,7 +221,7 @@ class _Table:
         given = self._problem.given
         far = self._problem.are_far(self._width - d, m)
         elsewhere = given is not None and given.mesh_of[m] != self._width - d
-        return 4 if far is None or elsewhere else 2 * far[0] + far[1]
+        return _NOWHERE if far is None or elsewhere else 2 * far[0] + far[1]
 
     def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
         """The cut of least sum of a under the bounds; None if there is none."""
@@ -220,12 +229,13 @@ class _Table:
         layers = self._problem.num_layers
         costs = np.where((self.a <= a_max) & (self.u <= u_max)[..., None], self.a, inf)
         fastest = self._fastest(costs)
-        # least[s, k, d]; without stage counts there is one layer of the table that feeds itself.
-        least = np.full((self._stages + 1, layers + 1, self._width + 1), inf)
-        least[0, layers, 0] = 0.0
-        least[0, layers, self._may_be_empty[layers]] = 0.0
-        source = least[:-1] if self._by_stage else least[:1]
-        target = least[1:] if self._by_stage else least[:1]
+        # least[w, s, k, d]; without stage counts there is one s of the table that feeds itself.
+        least = np.full((len(self._where), self._stages + 1, layers + 1, self._width + 1), inf)
+        least[:, 0, layers, 0] = 0.0
+        least[:, 0, layers, self._may_be_empty[layers]] = 0.0
+        source = least[:, :-1] if self._by_stage else least[:, :1]
+        target = least[:, 1:] if self._by_stage else least[:, :1]
+        between_blocks = slice(None, None, self._problem.devices_per_host)
         for k in range(layers - 1, -1, -1):
             for g, size in enumerate(self._sizes):
                 rows = fastest[:, k, k:, g]
@@ -233,18 +243,21 @@ class _Table:
                 if size > self._width or last.size == 0:
                     continue
                 count = int(last[-1]) + 1
-                stage = rows[:, :count, self._where[g, size:]]
-                before = source[:, k + 1 : k + 1 + count, : self._width + 1 - size]
-                found = target[:, k, size:]
-                np.minimum(found, (stage + before).min(axis=1), out=found)
+                for w, where in enumerate(self._where):
+                    stage = rows[:, :count, where[g, size:]]
+                    before = source[w, :, k + 1 : k + 1 + count, : self._width + 1 - size]
+                    found = target[w, :, k, size:]
+                    np.minimum(found, (stage + before).min(axis=1), out=found)
             for d in np.nonzero(self._may_be_empty[k])[0]:
-                least[0, k, d] = min(least[0, k, d], least[0, k, d - 1])
+                least[0, 0, k, d] = min(least[0, 0, k, d], least[0, 0, k, d - 1])
+            if len(least) > 1:
+                least[:, :, k, between_blocks] = least[:, :, k, between_blocks].min(axis=0)
         return self._trace(costs, least)
 
     def _fastest(self, costs: np.ndarray) -> np.ndarray:
         """[s, i, j, g, where]: of the submeshes of kind g that memory admits at stage s."""
         layers = self._problem.num_layers
-        found = np.full((self._stages + 1, layers, layers, len(self._sizes), 5), inf)
+        found = np.full((self._stages + 1, layers, layers, len(self._sizes), _NOWHERE + 1), inf)
         i, j, m, where = np.nonzero(costs < inf)
         at = (self._admitted[i, j, m], i, j, self._kind[m], where)
         np.minimum.at(found, at, costs[i, j, m, where])
@@ -252,25 +265,30 @@ class _Table:
         return np.minimum.accumulate(found[:0:-1])[::-1]
 
     def _trace(self, costs: np.ndarray, least: np.ndarray) -> tuple[Stage, ...] | None:
-        counts = [self._problem.num_stages] if self._problem.num_stages else range(least.shape[0])
-        left = [s for s in counts if s < least.shape[0]]
+        counts = [self._problem.num_stages] if self._problem.num_stages else range(least.shape[1])
+        left = [s for s in counts if s < least.shape[1]]
         if not left:
             return None
-        s = min(left, key=lambda s: least[s, 0, self._width])
-        if least[s, 0, self._width] == inf:
+        s = min(left, key=lambda s: least[0, s, 0, self._width])
+        if least[0, s, 0, self._width] == inf:
             return None
-        k, d = 0, self._width
+        k, d, w = 0, self._width, 0
         sizes = np.array(self._sizes)[self._kind]
         stages: list[Stage] = []
         while k < self._problem.num_layers:
-            if self._may_be_empty[k, d] and least[s, k, d] == least[s, k, d - 1]:
+            if self._may_be_empty[k, d] and least[0, s, k, d] == least[0, s, k, d - 1]:
                 d -= 1
                 continue
             s -= self._by_stage
             (mine,) = np.nonzero(sizes <= d)
-            stage = costs[k, k:, mine, self._where[self._kind[mine], d]]
             admitted = self._admitted[k, k:, mine] > (s if self._by_stage else 0)
-            sums = np.where(admitted, stage, inf) + least[s, k + 1 :, d - sizes[mine]]
+            found: list[tuple[float, int, np.ndarray]] = []
+            starts_block = d % self._problem.devices_per_host == 0
+            for v in range(len(least)) if starts_block else [w]:
+                stage = costs[k, k:, mine, self._where[v, self._kind[mine], d]]
+                sums = np.where(admitted, stage, inf) + least[v, s, k + 1 :, d - sizes[mine]]
+                found.append((float(sums.min()), v, sums))
+            _, w, sums = min(found, key=lambda one: one[0])
             at, last = np.unravel_index(sums.argmin(), sums.shape)
             stages.append(Stage(first=k, last=k + int(last), submesh=int(mine[at])))
             k, d = k + int(last) + 1, d - int(sizes[mine[at]])

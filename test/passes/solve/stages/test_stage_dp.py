@@ -142,17 +142,6 @@ def test_a_transfer_is_its_receivers():
     assert solve(replace(problem, c=transfers[::-1])).objective == 1.0 + 1.5 + 7 * 1.5
 
 
-def test_no_stage_lies_between_two_parts_of_a_host():
-    """Transfers between hosts always count: on 2x2 devices 1, 2, 1 is no possible order."""
-    problem = replace(uniform(3, 2, 2), num_stages=3, num_micro_batches=64)
-    even = np.full_like(problem.t, inf)
-    even[range(3), range(3)] = [[1.0, inf, inf], [2.0, 1.0, inf], [1.0, inf, inf]]
-    slow = replace(problem, t=np.where(problem.t < inf, np.minimum(even, 9.0), inf))
-    assert [s.submesh for s in solve(slow).stages] != [0, 1, 0]
-    between = tuple(Stage(first=n, last=n, submesh=m) for n, m in enumerate([0, 1, 0]))
-    assert problem.a(between) == [inf] * 3
-
-
 def test_throughput_takes_the_least_longest_stage_then_the_least_sum():
     """One stage on all devices gains less than four stages on one each; at half the speed, stages
     cost T only.
