@@ -1,7 +1,8 @@
 """Marks where an update reduces a gradient that may still be partial sums.
 
 With several micro-batches the devices of a mesh may keep a gradient as partial sums and reduce it
-once per step; `ilp-shard-annotate` decides whether they do. This pass inserts an
+once per step; `ilp-shard-annotate` decides whether they do. With one micro-batch they may keep a
+gradient that adds up those of several uses of a parameter. This pass inserts an
 `sdy.sharding_constraint` that is open in all dimensions before the first reader of each gradient in
 its update. All readers then share one reduction.
 
@@ -47,7 +48,7 @@ its update. All readers then share one reduction.
 **Requires**: a plan without shardings, as `stage-mesh-partition` leaves it.
 
 **Ensures**: each gradient that only updates of its mesh read is read there through one constraint.
-A program with one micro-batch stays as it is.
+With one micro-batch, this holds for gradients that are sums of others.
 
 **Options**: none.
 
@@ -75,5 +76,4 @@ class PlaceGradientReductions(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
         plan, _ = plan_and_cluster(function)
-        if plan.num_micro_batches > 1:
-            place_reductions(function)
+        place_reductions(function, plan.num_micro_batches)

@@ -81,6 +81,7 @@ from alpa.passes.stages.given_meshes import parse_meshes, parse_shape, take_held
 from alpa.passes.stages.merge import FragmentBuilder
 from alpa.passes.stages.policy import AnyMeshes, ExistingMeshes, Policy, ProgramMesh
 from alpa.passes.stages.remat import Remat, rematerialise
+from alpa.passes.stages.tied_gradients import add_tied_gradients
 from alpa.passes.workers import Workers
 
 
@@ -177,6 +178,7 @@ class StageMeshPartition(Pass):
         )
         if self.num_micro_batches > 1:
             require_roles(function, arguments, results)
+        add_tied_gradients(function, lambda layer: layer)
         widened = widen_accumulators(function, results, plan)
         if self.remat == "layer":
             rematerialise(function)
@@ -198,6 +200,7 @@ class StageMeshPartition(Pass):
             stages = policy.cut(program, self.costs or LayerCosts(), workers)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
+        add_tied_gradients(function, stages.layer_stage.__getitem__)
         for one in stages.dropped:
             remark(function.location, f"{one.what} is left out of the search: {one.reason}")
         plan = replace(

@@ -1,7 +1,8 @@
 """Where the sum of a gradient's parts over the devices is completed: an open sharding constraint.
 
-Devices may keep the gradients of micro-batches as partial sums and reduce them once per step. An
-update then reduces a gradient where it first reads it, once for all of its readers. It does not
+Devices may keep the gradients of micro-batches as partial sums and reduce them once per step. With
+one micro-batch, too, they may keep a gradient that adds up those of a parameter's uses. An update
+then reduces a gradient where it first reads it, once for all of its readers. It does not
 reduce all gradients where it begins, because their reduced forms would be held all at once.
 """
 
@@ -9,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from alpa.dialects import body, func, ir, mpmd, sdy
+from alpa.dialects import body, func, ir, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import mesh_of
 from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.graph import first_reader
 
 
-def place_reductions(function: func.FuncOp, totals: AbstractSet[int] = frozenset()) -> None:
-    """Inserts a constraint before the first reader of each gradient that updates alone read.
+def place_reductions(
+    function: func.FuncOp, num_micro_batches: int, totals: AbstractSet[int] = frozenset()
+) -> None:
+    """Inserts a constraint before the first reader of each gradient that `reduced_later` names.
 
     Args:
-        function: a planned `@main` with several micro-batches.
+        function: a planned `@main`.
+        num_micro_batches: those of a step.
         totals: results of `@main` that are read as sums over the micro-batches.
     """
     fragments = [op for op in body(function).operations if isinstance(op, mpmd.FragmentOp)]
@@ -28,7 +32,7 @@ def place_reductions(function: func.FuncOp, totals: AbstractSet[int] = frozenset
         fragment.results[i]
         for fragment in fragments
         if read_part(fragment) == "backward"
-        for i in summed_results(fragment, totals)
+        for i in reduced_later(fragment, num_micro_batches, totals)
     }
     for fragment in fragments:
         block = body(fragment)
@@ -56,8 +60,14 @@ def is_reduction(op: sdy.ShardingConstraintOp) -> bool:
     return read_part(block.owner.opview) == "update" and sharding.is_open
 
 
-def summed_results(fragment: mpmd.FragmentOp, totals: AbstractSet[int]) -> list[int]:
-    """The results that are read as sums over the micro-batches only, on the fragment's mesh."""
+def reduced_later(
+    fragment: mpmd.FragmentOp, num_micro_batches: int, totals: AbstractSet[int]
+) -> list[int]:
+    """The results of a backward fragment that may stay partial sums: updates of its mesh alone read
+    them, as sums of several terms.
+
+    Those are the micro-batches' gradients, and those of a parameter's uses.
+    """
 
     def is_summed(use: ir.OpOperand) -> bool:
         user = use.owner
@@ -65,8 +75,16 @@ def summed_results(fragment: mpmd.FragmentOp, totals: AbstractSet[int]) -> list[
             return mesh_of(user) == mesh_of(fragment) and read_part(user) == "update"
         return isinstance(user, func.ReturnOp) and use.operand_number in totals
 
+    inner = terminator(body(fragment)).operands
     return [
         i
         for i, result in enumerate(fragment.results)
-        if list(result.uses) and all(map(is_summed, result.uses))
+        if list(result.uses)
+        and all(map(is_summed, result.uses))
+        and (num_micro_batches > 1 or _adds_terms(inner[i]))
     ]
+
+
+def _adds_terms(value: ir.Value) -> bool:
+    """Whether a gradient is a sum of others."""
+    return not isinstance(value.owner, ir.Block) and isinstance(value.owner, stablehlo.AddOp)

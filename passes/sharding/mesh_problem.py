@@ -29,7 +29,7 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.accumulation import accumulation_seconds, is_accumulated
 from alpa.passes.sharding.baselines import StateKind, Tensors
 from alpa.passes.sharding.copies import charge_storage, local_bytes
-from alpa.passes.sharding.gradient_reductions import is_placed, summed_results
+from alpa.passes.sharding.gradient_reductions import is_placed, reduced_later
 from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
 from alpa.passes.sharding.ops import Op
@@ -287,11 +287,12 @@ class MeshProblem:
                 "place-gradient-reductions before this pass to reduce each of them once"
             )
             self.graph.remarks.append((op.location, message))
-        delays = read_part(op) == "backward" and self.plan.num_micro_batches > 1
-        counts_sums = delays and self.graph.cluster.device.efficiency is not None
-        poser = OpPoser(
-            self.graph, deferrable(block, summed_results(op, self.totals)) if delays else set()
+        batches, is_backward = self.plan.num_micro_batches, read_part(op) == "backward"
+        later = reduced_later(op, batches, self.totals) if is_backward else []
+        counts_sums = (
+            is_backward and batches > 1 and self.graph.cluster.device.efficiency is not None
         )
+        poser = OpPoser(self.graph, deferrable(block, later))
         poser.add_block(block, weight)
         end = Op.of(terminator(block))
         for i, (inner, outer) in enumerate(zip(end.operands, op.results, strict=True)):

@@ -36,12 +36,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from alpa.dialects import attributes_of, body, func, ir, mpmd, sdy, stablehlo, terminator
+from alpa.dialects import body, func, ir, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, Result
-from alpa.dialects.mpmd_types import Origin, named_computation, return_
+from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import Plan
 from alpa.dialects.records import i64
 from alpa.passes.analysis.graph import Graph, element_bytes, first_reader, type_bytes
+from alpa.passes.stages.rewrites import with_interface
 
 _MOVES = (sdy.ShardingConstraintOp, stablehlo.ReshapeOp, stablehlo.TransposeOp)
 
@@ -83,48 +84,28 @@ def _widen(op: ir.OpView, totals: Mapping[int, tuple[ir.RankedTensorType, bool]]
     `totals` has by the result's number the wide type, and whether only updates read the result.
     """
     end = terminator(body(op))
-    returned, types = list(end.operands), [result.type for result in op.results]
+    outputs: list[tuple[ir.Value, ir.Value | None]] = list(
+        zip(end.operands, op.results, strict=True)
+    )
     place: list[int] = []
     with ir.InsertionPoint(end), end.location:
         for number, (wide, is_alone) in totals.items():
-            converted = _convert(returned[number], wide).result
+            value, result = outputs[number]
+            converted = _convert(value, wide).result
             if is_alone:
                 place.append(number)
-                returned[number], types[number] = converted, wide
+                outputs[number] = converted, result
             else:
-                place.append(len(returned))
-                returned.append(converted)
-                types.append(wide)
-    new = _with_results(op, returned, types)
+                place.append(len(outputs))
+                outputs.append((converted, None))
+    inputs = list(zip(body(op).arguments, op.operands, strict=True))
+    new = with_interface(op, inputs, outputs)
     for (number, (wide, _)), at in zip(totals.items(), place, strict=True):
         for use in list(new.results[number].uses):
             reader, operand = use.owner, use.operand_number
             if isinstance(reader, mpmd.NamedComputationOp) and Origin.of(reader).part == "update":
                 reader.operands[operand] = new.results[at]
                 _narrow(reader, operand, wide)
-
-
-def _with_results(
-    op: ir.OpView, returned: Sequence[ir.Value], types: Sequence[ir.Type]
-) -> mpmd.NamedComputationOp:
-    """Replaces a computation by one with other results; users read those of the same number."""
-    end = terminator(body(op))
-    with ir.InsertionPoint(op):
-        new, block = named_computation(Origin.of(op), list(op.operands), types, loc=op.location)
-    for name, attribute in attributes_of(op):
-        if isinstance(attribute, ir.Attribute):
-            new.attributes[name] = attribute
-    moved: dict[ir.Value, ir.Value] = dict(zip(body(op).arguments, block.arguments, strict=True))
-    for before, after in moved.items():
-        before.replace_all_uses_with(after)
-    for inner in list(body(op).operations)[:-1]:
-        block.append(inner)
-    with ir.InsertionPoint(block):
-        return_([moved.get(value, value) for value in returned], loc=end.location)
-    for before, after in zip(op.results, new.results, strict=False):
-        before.replace_all_uses_with(after)
-    op.operation.erase()
-    return new
 
 
 def _narrow(update: mpmd.NamedComputationOp, number: int, wide: ir.RankedTensorType) -> None:

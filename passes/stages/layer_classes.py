@@ -131,8 +131,7 @@ def layer_classes(
         with graph.ops[mine[0]].location:
             function = builder.build(f"class_{number}", plan, cluster)
         totals = frozenset(map(outputs.index, totals_of(graph, outputs)))
-        if plan.num_micro_batches > 1:
-            place_reductions(function, totals)
+        place_reductions(function, plan.num_micro_batches, totals)
         boundary = [i for i, v in enumerate(inputs) if v >= graph.num_arguments]
         return LayerClass(
             layers=tuple(layers),

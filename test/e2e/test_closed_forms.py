@@ -36,7 +36,9 @@ def array(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def planned_and_compiled(loss: Loss, parameters: Any, *batch: Any) -> dict[str, ModuleCheck]:
+def planned_and_compiled(
+    loss: Loss, parameters: Any, *batch: Any, options: str = "intra=auto"
+) -> dict[str, ModuleCheck]:
     """The parts of a step of gradient descent on one mesh: `forward`, `backward`, `update`."""
 
     def step(parameters: Any, *batch: jax.Array) -> tuple[Any, jax.Array]:
@@ -44,8 +46,8 @@ def planned_and_compiled(loss: Loss, parameters: Any, *batch: Any) -> dict[str, 
         return jax.tree.map(lambda w, g: w - 0.1 * g, parameters, gradients), value
 
     text = jax.jit(step, donate_argnums=0).lower(parameters, *batch).as_text()
-    options = f"cluster=v100-16gb:1x{DEVICES} num-layers=1 num-stages=1 mesh-rank=1 intra=auto"
-    planned = passes.run(text, f"alpa{{{options}}}")
+    fixed = f"cluster=v100-16gb:1x{DEVICES} num-layers=1 num-stages=1 mesh-rank=1"
+    planned = passes.run(text, f"alpa{{{fixed} {options}}}")
     checks = check(parse(str(planned)), jax.devices())
     return {c.name.rpartition(".")[2]: c for c in checks}
 
@@ -86,6 +88,22 @@ def test_an_mlp_with_a_large_batch_sums_its_gradients() -> None:
     weights = [array(1024, 1024)] * 4
     parts = planned_and_compiled(mlp, weights, array(65536, 1024))
     assert summed(real(*parts.values())) == sizes(weights)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 4])
+@pytest.mark.parametrize("intra", ["auto", "data-parallel"])
+def test_tied_weights_are_reduced_once(intra: str, num_micro_batches: int) -> None:
+    """The gradients of a matrix that is used twice, once transposed, have one sum."""
+
+    def tied(parameters: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+        hidden = jnp.tanh(x @ parameters["tied"])
+        return jnp.mean((hidden @ parameters["tied"].T - y) ** 2)
+
+    parameters, batch = {"tied": array(1024, 1024)}, array(65536 // num_micro_batches, 1024)
+    options = f"intra={intra} num-micro-batches={num_micro_batches}"
+    parts = planned_and_compiled(tied, parameters, batch, batch, options=options)
+    assert summed(real(parts["update"])) == sizes(parameters)
+    assert not real(parts["forward"], parts["backward"])
 
 
 @pytest.mark.parametrize("layers", [2, 3, 4])
