@@ -1,7 +1,8 @@
 """Gives every value of a planned program a sharding on its mesh.
 
 Each mesh has one integer linear program, over its forward, backward and update fragments together
-(`sharding/mesh_problem.py`, `solve/sharding/ilp.py`). The cost of a step is roofline compute, the
+(`sharding/mesh_problem.py`, `solve/sharding/ilp.py`). With `intra=tapas` the search of TAPAS solves
+the same problem (`sharding/tapas.py`, `solve/tapas/`). The cost of a step is roofline compute, the
 all-reduces of partial sums, and resharding between producers and consumers. If an op takes an
 operand in a sharding other than the one it was made in, an `sdy.sharding_constraint` shows the
 reshard. A state's new value has the sharding of the old one.
@@ -57,7 +58,9 @@ costs.
 
 **Fails when** a custom call with side effects has no sharding rule, no assignment fits into the
 memory of the mesh's devices (`sharding/liveness.py`), or the plan's cluster is unknown. It also
-fails when `time-limit` or `gap` is negative.
+fails when `time-limit` or `gap` is negative, or `min-support` or `min-size` is less than 2. With
+`intra=tapas` it fails when no ranked candidate fits into the memory, or when the exhaustive search
+has too many branches.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from alpa.dialects import ir, walk
@@ -72,12 +76,14 @@ from alpa.dialects.plan import SolverReport, read_meshes, write_solver_reports
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import NoRoomError, Pass, PassError, Remark, option
 from alpa.passes.plan.attribute import plan_and_cluster
-from alpa.passes.sharding.baselines import Intra, restrict
+from alpa.passes.sharding import tapas
+from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.decoder import annotate
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.rules import populated
+from alpa.passes.sharding.tapas import Answer
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import (
     InfeasibleError,
@@ -85,6 +91,8 @@ from alpa.passes.solve.sharding.problem import (
     Problem,
     Solution,
 )
+from alpa.passes.solve.tapas.mining import LEAST, MIN_SIZE
+from alpa.passes.solve.tapas.settings import Settings, Variant
 from alpa.passes.workers import Workers
 
 
@@ -95,8 +103,8 @@ class IlpShardAnnotate(Pass):
     name: ClassVar[str] = "ilp-shard-annotate"
     intra: Intra = option(
         "auto",
-        "`auto` searches all strategies; `data-parallel`, `zero2`, `zero3`, `heuristic`, "
-        "`megatron` and `none` are the paper's baselines",
+        "`auto` searches all strategies; `tapas` searches them as TAPAS does; `data-parallel`, "
+        "`zero2`, `zero3`, `heuristic`, `megatron` and `none` are the paper's baselines",
     )
     fold: bool = option(
         True,
@@ -112,6 +120,17 @@ class IlpShardAnnotate(Pass):
         "if the optimum is hard to prove, an assignment that is proven to cost at most this share "
         "more is accepted",
     )
+    tapas_variant: Variant = option(
+        "pruned",
+        "of `intra=tapas`: `pruned` searches each repeated subgraph once, and the best branches; "
+        "`exhaustive` searches all branches of the whole problem",
+    )
+    min_support: int | Literal["auto"] = option(
+        "auto",
+        "of `intra=tapas`: how often a subgraph is repeated at least; `auto`: the number of "
+        "layers, or two less if the first and the last layer differ from the others",
+    )
+    min_size: int = option(MIN_SIZE, "of `intra=tapas`: the nodes of a repeated subgraph, at least")
     processes: int | Literal["auto"] = option(
         "auto",
         "processes that solve large problems of several meshes in parallel; `auto`: one per core, "
@@ -123,6 +142,9 @@ class IlpShardAnnotate(Pass):
         for name, value in (("time-limit", self.time_limit), ("gap", self.gap)):
             if value < 0:
                 raise PassError(function, f"{name} is {value:g}; at least 0")
+        for name, value in (("min-support", self.min_support), ("min-size", self.min_size)):
+            if isinstance(value, int) and value < LEAST:
+                raise PassError(function, f"{name} is {value}; at least {LEAST}")
         plan, cluster = plan_and_cluster(function)
         assignments: list[tuple[MeshProblem, list[int]]] = []
         reports: list[SolverReport] = []
@@ -131,25 +153,37 @@ class IlpShardAnnotate(Pass):
             ops = sum(1 for _ in walk(module.body))
             needed = ("alpa.passes.solve.sharding.ilp", "scipy.optimize")
             workers.prepare(*needed, ops=ops, calls=len(meshes))
-            batch = None if self.intra == "auto" else BatchDims(function, rule_of)
-            posed: list[tuple[MeshProblem, list[int], Future[Solution]]] = []
+            batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
+            posed: list[tuple[MeshProblem, Answer]] = []
             for assignment in meshes:
                 mesh = MeshProblem.of(function, assignment, cluster, plan, rule_of)
                 for location, text in mesh.graph.remarks:
                     remark(location, text)
                 if batch is not None:
                     restrict(mesh.graph, self.intra, batch, mesh.tensors())
-                small, node_class = fold(mesh.problem)
                 # Each mesh is posed while those before it are being solved.
-                posed.append((mesh, node_class, self._submit(workers, small)))
-            for mesh, node_class, solution in posed:
-                choice, report = self._solved(mesh, node_class, solution, workers, remark)
+                posed.append((mesh, self._search(mesh, workers)))
+            for mesh, answer in posed:
+                choice, report = answer(remark)
                 reports.append(report)
                 assignments.append((mesh, choice))
         annotate(function, assignments)
         write_solver_reports(function, reports)
         peaks = tuple(report.peak_bytes for report in reports)
         replace(plan, predicted_peak_bytes=peaks).write(function)
+
+    def _search(self, mesh: MeshProblem, workers: Workers) -> Answer:
+        """Starts the search of a mesh's assignment. The answer waits for its end."""
+        if self.intra != "tapas":
+            small, node_class = fold(mesh.problem)
+            pending = self._submit(workers, small)
+            return partial(self._solved, mesh, node_class, pending, workers)
+        settings = Settings(
+            variant=self.tapas_variant, min_support=self.min_support, min_size=self.min_size
+        )
+        return tapas.search(
+            mesh, settings, time_limit=self.time_limit, gap=self.gap, workers=workers
+        )
 
     def _submit(
         self, workers: Workers, problem: Problem, known: Sequence[int] | None = None

@@ -33,7 +33,7 @@ from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.strategies import Strategy, strategy_of
 
-Intra = Literal["auto", "data-parallel", "zero2", "zero3", "heuristic", "megatron", "none"]
+Intra = Literal["auto", "tapas", "data-parallel", "zero2", "zero3", "heuristic", "megatron", "none"]
 StateKind = Literal["parameter", "optimizer"]
 
 
@@ -45,6 +45,11 @@ class Tensors:
     arguments: tuple[ir.Value, ...]
     updates: frozenset[ir.Value]
     """values that only the update part makes"""
+
+
+def is_baseline(intra: Intra) -> bool:
+    """Whether the strategies are restricted; other values name ways to search all of them."""
+    return intra not in ("auto", "tapas")
 
 
 def axes_differ(intra: Intra) -> bool:

@@ -10,13 +10,10 @@ assignments that treat equal layers differently.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
 
-import numpy as np
-
-from alpa.passes.solve.sharding.problem import Problem, Usage
-from alpa.passes.solve.sharding.terms import Terms
+from alpa.passes.solve.sharding.problem import Problem
+from alpa.passes.solve.sharding.tie import facts, tie
 
 RADIUS = 5
 """Rounds of refinement: nodes that differ only further away than this are tied. The 4,270 nodes of
@@ -39,7 +36,7 @@ def fold(
     kinds = defaultdict[Hashable, int](lambda: len(kinds))
     own: list[list[int]] = [[] for _ in problem.node_costs]
     neighbours: list[list[tuple[int, int, int]]] = [[] for _ in problem.node_costs]
-    for nodes, fact in dict.fromkeys(_facts(like or problem)):
+    for nodes, fact in dict.fromkeys(facts(like or problem)):
         kind = kinds[fact]
         if len(nodes) == 1:
             own[nodes[0]].append(kind)
@@ -57,57 +54,9 @@ def fold(
         before, classes = classes, len(set(color))
         if before == classes:
             break
-    return _quotient(problem, color)
+    return tie(problem, color)
 
 
 def unfold(choice: Sequence[int], node_class: Sequence[int]) -> list[int]:
     """The assignment of the whole problem."""
     return [choice[c] for c in node_class]
-
-
-def _facts(problem: Problem) -> Iterator[tuple[tuple[int, ...], Hashable]]:
-    """What is known of single nodes and of pairs: seconds and bytes, by their signatures."""
-    for node, costs in enumerate(problem.node_costs):
-        yield (node,), ("seconds", _signature(costs))
-    for edge in problem.edges:
-        yield (edge.source, edge.target), ("seconds", _signature(edge.costs))
-    held = {id(usage.bytes): _signature(usage.bytes) for usage in problem.usages}
-    for usage in problem.usages:
-        yield usage.nodes, ("bytes", held[id(usage.bytes)])
-
-
-def _signature(costs: np.ndarray) -> bytes:
-    """A key that is the same for costs that differ by rounding only."""
-    return str(costs.shape).encode() + np.array(costs, dtype=np.float32).tobytes()
-
-
-def _quotient(problem: Problem, color: list[int]) -> tuple[Problem, list[int]]:
-    order = {c: i for i, c in enumerate(dict.fromkeys(color))}
-    node_class = [order[c] for c in color]
-    terms = Terms()
-    for c, costs in zip(node_class, problem.node_costs, strict=True):
-        if c == len(terms.nodes):
-            terms.add_node(costs)
-        else:
-            terms.add((c,), costs)
-    for edge in problem.edges:
-        terms.add((node_class[edge.source], node_class[edge.target]), edge.costs)
-    folded = replace(
-        problem,
-        node_costs=tuple(terms.nodes),
-        edges=terms.edge_list(),
-        usages=_tied(problem.usages, node_class),
-    )
-    return folded, node_class
-
-
-def _tied(usages: Sequence[Usage], node_class: Sequence[int]) -> tuple[Usage, ...]:
-    """The usages of folded nodes. Two nodes of one colour take equal strategies."""
-    diagonals: dict[int, np.ndarray] = {}
-    tied: list[Usage] = []
-    for usage in usages:
-        nodes, held = tuple(dict.fromkeys(node_class[node] for node in usage.nodes)), usage.bytes
-        if len(nodes) < held.ndim:
-            held = diagonals.setdefault(id(held), np.diagonal(held))
-        tied.append(replace(usage, nodes=nodes, bytes=held))
-    return tuple(tied)

@@ -30,7 +30,7 @@ from alpa.dialects.attributes import read_part
 from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
-from alpa.passes.sharding.baselines import Intra, restrict
+from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.call_seconds import call_arguments
 from alpa.passes.sharding.fold import fold, unfold
@@ -91,7 +91,7 @@ class ClassSolver:
         for number, layer in enumerate(self.classes.classes):
             graph = ShardGraph(mesh, self.cluster, rule_of, cache)
             posed = pose_class(layer, graph, self.plan)
-            if self.intra != "auto":
+            if is_baseline(self.intra):
                 restrict(graph, self.intra, self._batches[number], posed.tensors())
             parts.append(ClassPart.of(layer, posed))
         offset = np.cumsum([0, *(len(part.graph.costs) for part in parts)]).tolist()

@@ -101,6 +101,18 @@ def test_four_micro_batches_equal_plain_jax(
     check_sgd(family, 4, with_schedule(schedule), **changes)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gpt", {"num_layers": 2}),
+        ("wresnet", {"stage_sizes": (1, 1)}),
+        *(pytest.param(family, {}, marks=pytest.mark.slow) for family in FAMILIES),
+    ],
+)
+def test_shardings_by_tapas_equal_plain_jax(family: str, changes: dict[str, Any]) -> None:
+    check_sgd(family, 4, PLAN.replace("num-stages=2", "num-stages=2 intra=tapas"), **changes)
+
+
 def check_unequal_meshes(family: str, cluster: str, num_stages: int, **changes: Any) -> None:
     """Meshes of several sizes, one plan under each schedule."""
     program = zoo.get(f"{family}-tiny", optimizer="sgd", **changes)

@@ -1,0 +1,155 @@
+"""Shardings by `intra=tapas`: how near they are to the optimum, and what the pass says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from math import inf
+
+import jax
+import pytest
+
+from alpa import passes
+from alpa.dialects import ir, main_function
+from alpa.dialects.plan import read_meshes, read_solver_reports
+from alpa.passes.pipelines.text import PipelineError
+from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.sharding.mesh_problem import MeshProblem
+from alpa.passes.sharding.rules import populated
+from alpa.passes.sharding.tapas import decisions, tensors
+from alpa.passes.solve.sharding import ilp
+from alpa.passes.solve.tapas.mining import mine
+from alpa.passes.solve.tapas.search import solve
+from alpa.passes.solve.tapas.settings import Settings
+from alpa.tools import zoo
+
+ONE_MESH = (
+    "simplify-trivial-ops,layer-cluster{{num-layers=1}},"
+    "stage-mesh-partition{{cluster={} num-stages=1}},place-gradient-reductions"
+)
+WITHIN = 1.015
+"""Of the exhaustive search, as the paper has it (section 5.3)."""
+
+
+@contextmanager
+def posed(program: str, cluster: str) -> Iterator[MeshProblem]:
+    module = passes.run(program, ONE_MESH.format(cluster))
+    function = main_function(module)
+    plan, found = plan_and_cluster(function)
+    (assignment,) = read_meshes(function)
+    with populated(module) as rule_of:
+        yield MeshProblem.of(function, assignment, found, plan, rule_of)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gpt",
+        "wresnet",
+        "llama",
+        pytest.param("moe", marks=pytest.mark.slow),
+        pytest.param("t5", marks=pytest.mark.slow),
+        pytest.param("unet", marks=pytest.mark.slow),
+    ],
+)
+def test_pruned_costs_no_more_than_the_optimum_and_a_little(family: str) -> None:
+    with posed(zoo.get(f"{family}-tiny").lower(8), "cpu:1x8") as mesh:
+        found = solve(mesh.problem, decisions=decisions(mesh), tensors=tensors(mesh))
+        # The optimum of the whole problem: what a search of all strategies ends with.
+        whole = ilp.solve(mesh.problem, branch_gap=1e-4, time_limit=60.0)
+    assert whole.gap <= 1e-4
+    assert whole.bound * (1 - 1e-9) <= found.solution.objective <= WITHIN * whole.bound
+    assert found.searched_nodes < 0.9 * len(mesh.problem.node_costs)
+    assert len(found.ranked) == Settings().ranked
+    patterns = {tuple(one.choice[node] for node in decisions(mesh)) for one in found.ranked}
+    assert len(patterns) == len(found.ranked)
+
+
+@pytest.mark.parametrize("family", ["gpt", pytest.param("wresnet", marks=pytest.mark.slow)])
+def test_exhaustive_is_the_optimum(family: str) -> None:
+    with posed(zoo.get(f"{family}-tiny").lower(8), "cpu:1x8") as mesh:
+        problem = replace(mesh.problem, memory_limit=inf)
+        found = solve(problem, tensors=tensors(mesh), settings=Settings(variant="exhaustive"))
+        whole = ilp.solve(problem, branch_gap=1e-6)
+    assert found.solution.objective == pytest.approx(whole.objective, rel=1e-6)
+    assert found.solution.status == "optimal"
+
+
+@pytest.mark.slow
+def test_the_forward_part_of_t5_large_has_five_classes() -> None:
+    program = zoo.get("t5-large")
+    state, batch = program.state_shapes(), program.batch_shapes(8)
+    step = jax.jit(lambda params, batch: program.loss(params, state.model_state, batch)[0])
+    text = step.trace(state.params, batch).lower(lowering_platforms=("cpu",)).as_text()
+    with posed(text, "v100-16gb:1x8") as mesh:
+        mined = mine(mesh.problem, tensors=tensors(mesh))
+    # The layers of the encoder and of the decoder; around them two parts that share the embedding.
+    assert mined.num_unique == 5
+    assert [one.support for one in mined.subgraphs] == [23, 23]
+    assert (mined.layers, mined.min_support) == (24, 22)
+
+
+@cache
+def partitioned() -> str:
+    return str(passes.run(zoo.get("gpt-tiny").lower(4), ONE_MESH.format("cpu:1x4")))
+
+
+def searched(module: ir.Module | str, options: str = "") -> tuple[ir.Module, list[str]]:
+    """The annotated module, and what the pass says."""
+    said: list[str] = []
+    pipeline = f"ilp-shard-annotate{{intra=tapas {options}}}"
+    return passes.run(module, pipeline, on_remark=lambda _, text: said.append(text)), said
+
+
+def test_the_pass_reports_what_was_searched() -> None:
+    module, said = searched(partitioned())
+    (report,) = read_solver_reports(main_function(module))
+    assert (report.intra, report.status, report.problem) == ("tapas", "optimal", "folded")
+    assert report.objective == report.folded_objective
+    found = re.fullmatch(
+        r"mesh_0: tapas took candidate 1 of 10 for (\d+) nodes of (\d+) unique subgraphs, mined in "
+        r"\S+ s with min-support=4; (\d+) candidates, (\d+) valid, (\d+) pruned",
+        said[-1],
+    )
+    assert found is not None, said
+    nodes, unique, candidates, valid, pruned = map(int, found.groups())
+    assert nodes > unique > 1
+    assert candidates > valid > 0
+    assert candidates > pruned > 0
+
+
+def test_the_pass_says_that_the_ends_differ() -> None:
+    module = passes.run(zoo.get("gpt-tiny", num_layers=6).lower(4), ONE_MESH.format("cpu:1x2"))
+    _, said = searched(module, "min-size=100")
+    assert "(6 layers, but the first and the last one differ from the others)" in said[-1]
+
+
+def test_a_support_is_as_given() -> None:
+    _, said = searched(partitioned(), "min-support=2 tapas-variant=pruned")
+    assert "with min-support=2;" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("min-support=1", "min-support is 1; at least 2"),
+        ("min-size=0", "min-size is 0; at least 2"),
+        ("tapas-variant=all", "tapas-variant"),
+    ],
+)
+def test_options_are_checked(options: str, message: str) -> None:
+    with pytest.raises((ir.MLIRError, PipelineError), match=message):
+        passes.run(partitioned(), f"ilp-shard-annotate{{intra=tapas {options}}}")
+
+
+def test_memory_that_no_candidate_fits_is_an_error() -> None:
+    text = partitioned().replace('"cpu:1x4"', '"cpu:1x4,memory=1.9MiB"')
+    with pytest.raises(
+        ir.MLIRError,
+        match=r"none of 10 ranked candidates fits on mesh_0: the smallest needs .* per device, "
+        r".* has 1.9 MiB; intra=auto searches",
+    ):
+        passes.run(text, "ilp-shard-annotate{intra=tapas}")
