@@ -28,8 +28,9 @@ many hosts. For other groups:
 The share of a collective that computation hides (``Link.overlap``) is not counted.
 
 **Combined collectives** (``LogicalMesh.combined``). XLA for GPUs combines independent collectives
-of one kind and group until their results have 30 MiB. How many meet is not known where each is
-priced alone. One with a result of less than 8 MiB takes its share, by bytes, of one of 8 MiB.
+of one kind and group until their results have 30 MiB. Which meet is not known where each is priced
+alone. One with a result of less than 12 MiB takes its share, by bytes, of one of 12 MiB; but no
+less than its part of one of as many as can meet.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from alpa.passes.cost.device import Collective, Cost, Curve, Link
 Bytes = TypeVar("Bytes", float, np.ndarray)
 
 _AXIS_NAMES = ("x", "y", "z", "w")
-_COMBINED = 8 * 2**20
-"""Bytes of the result of a combined collective, as collectives share it. In 129 modules of
-`tools/plan_ranking`, compiled for eight H100s, 2,896 all-gathers and reduce-scatters became 361. By
-these shares they are 361 as well: 118 reduce-scatters and 111 all-gathers in updates (compiled: 116
-and 107), 72 and 60 all-gathers of arguments in backward and forward parts (75 and 63)."""
+_COMBINED = 12 * 2**20
+"""Bytes of the result of a combined collective, as collectives share it. In 226 modules of
+`tools/plan_ranking`, compiled for eight H100s, 3,788 all-gathers and reduce-scatters became 747. By
+these shares they are 712: 231 reduce-scatters and 239 all-gathers in updates (compiled: 235 and
+247), 119 and 124 all-gathers of arguments in backward and forward parts (131 and 134)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +71,8 @@ class LogicalMesh:
     exchange_links: tuple[Link, ...] = ()
     measured: Measured | None = None
     """instead of both, if links were measured"""
-    combined: bool = False
-    """whether all-gathers, reduce-scatters and all-reduces share their starts"""
+    combined: int = 1
+    """how many all-gathers, reduce-scatters or all-reduces may share a start"""
 
     def __post_init__(self) -> None:
         if not self.exchange_links:
@@ -278,10 +279,10 @@ def _share(
 ) -> Bytes:
     """Seconds of a collective, or of its share of a combined one whose results are so many parts
     of its operands."""
-    if not mesh.combined:
+    if mesh.combined == 1:
         return alone(num_bytes)
-    together = cast(Bytes, np.maximum(num_bytes, parts * _COMBINED))
-    return num_bytes / together * alone(together)
+    share = np.minimum(1.0, np.maximum(num_bytes / (parts * _COMBINED), 1 / mesh.combined))
+    return cast(Bytes, share * alone(cast(Bytes, num_bytes / share)))
 
 
 def all_to_all(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:

@@ -142,10 +142,10 @@ class ShardGraph:
     transparent: list[Op] = field(default_factory=list[Op])
     """constraints that ask for nothing, on values that are no partial sums"""
     remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
-    _counted: dict[tuple[ir.Value, Need], bool] = field(
-        default_factory=dict[tuple[ir.Value, Need], bool]
+    _counted: dict[tuple[ir.Value, Need], int] = field(
+        default_factory=dict[tuple[ir.Value, Need], int]
     )
-    """the needs whose costs were added, and whether XLA combines their collectives"""
+    """the needs whose costs were added, and how many collectives XLA may combine theirs with"""
 
     @property
     def costs(self) -> list[np.ndarray]:
@@ -244,7 +244,7 @@ class ShardGraph:
             return
         if (value, need) in self._counted:
             return
-        combined = self._is_combined(value)
+        combined = self._combined(value)
         self._counted[value, need] = combined
         matrix = self._matrix(source.layouts, need.layouts, source.type, weight, combined)
         if matrix is None:
@@ -266,33 +266,35 @@ class ShardGraph:
 
     def need_seconds(self, value: ir.Value, need: Need) -> np.ndarray:
         """``[source, target]``: seconds of resharding a value once, as `need` added them."""
-        source, combined = self.placed[value], self._counted.get((value, need), False)
+        source, combined = self.placed[value], self._counted.get((value, need), 1)
         return self.reshard_seconds(source.layouts, need.layouts, source.type, combined=combined)
 
     def reshard_seconds(
-        self, source: Layouts, target: Layouts, type_: ir.Type, *, combined: bool = False
+        self, source: Layouts, target: Layouts, type_: ir.Type, *, combined: int = 1
     ) -> np.ndarray:
         """``[source, target]``: seconds of resharding a tensor once."""
         matrix = self._matrix(source, target, type_, 1.0, combined)
         return np.zeros((len(source), len(target))) if matrix is None else matrix
 
-    def _is_combined(self, value: ir.Value) -> bool:
-        """Whether XLA combines the collectives on a value with others, on GPUs.
+    def _combined(self, value: ir.Value) -> int:
+        """With how many others XLA may combine a collective on a value, on GPUs; 1 if with none.
 
-        They are independent in updates, and on what is made of one argument of a fragment alone.
-        Those between a program's layers wait for each other. On ideal devices each is alone.
+        They are independent in updates, and on what is made of one argument of a fragment alone:
+        as many as it has arguments, rounded to a power of two so that few tables of costs are
+        made. Those between a program's layers wait for each other. On ideal devices each is alone.
         """
         device, step = self.cluster.device, self.steps[-1] if self.steps else None
         if device.name == "CPU" or device.efficiency is None or step is None:
-            return False
-        if read_part(step) == "update":
-            return True
+            return 1
         while not isinstance(value.owner, ir.Block) and len(value.owner.operands) == 1:
             value = value.owner.operands[0]
-        return isinstance(value.owner, ir.Block) and value.owner.owner == step
+        is_argument = isinstance(value.owner, ir.Block) and value.owner.owner == step
+        if not is_argument and read_part(step) != "update":
+            return 1
+        return 1 << max(0, len(step.operands).bit_length() - 1)
 
     def _matrix(
-        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float, combined: bool
+        self, source: Layouts, target: Layouts, type_: ir.Type, weight: float, combined: int
     ) -> np.ndarray | None:
         """``[source, target]``: seconds of resharding `weight` times; None if it costs nothing."""
 

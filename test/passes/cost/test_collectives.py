@@ -236,11 +236,12 @@ def test_a_permute_is_one_message_of_each_device():
 
 def test_combined_collectives_share_their_starts():
     alone = mesh(4, latency=1e-3)
-    shared = replace(alone, combined=True)
-    full = 8.0 * 2**20
+    shared = replace(alone, combined=32)
+    full = 12.0 * 2**20
     for collective, parts in ((all_gather, 1), (all_reduce, 1), (reduce_scatter, 4)):
         whole = collective(alone, 0, parts * full)
         assert collective(shared, 0, parts * full / 16) == pytest.approx(whole / 16)
         assert collective(shared, 0, 2 * parts * full) == collective(alone, 0, 2 * parts * full)
-        assert collective(shared, 0, 0.0) == 0.0
+        few = collective(alone, 0, 32 * 1024.0) / 32  # the others are no larger
+        assert collective(shared, 0, 1024.0) == pytest.approx(few)
     assert all_to_all(shared, 0, 1.0) == all_to_all(alone, 0, 1.0)

@@ -73,14 +73,17 @@ def test_collectives_on_activations_are_alone(made_of_others: bool) -> None:
     type_ = f"tensor<{rows}x{width}xf32>"
     text = f"""
     sdy.mesh @mesh = <["a"=8]>
-    func.func public @main(%x: {type_} {{sdy.sharding = {cut}}}) -> {type_} {{
+    func.func public @main(%x: {type_} {{sdy.sharding = {cut}}}, %a: tensor<{width}xf32>,
+        %b: tensor<{width}xf32>, %c: tensor<{width}xf32>) -> ({type_}, tensor<{width}xf32>) {{
       %h = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1]
         : ({type_}, {type_}) -> tensor<{rows}x{rows}xf32>
       %0 = stablehlo.slice %h [0:{rows}, 0:{width}]
         : (tensor<{rows}x{rows}xf32>) -> {type_}
       %1 = stablehlo.add %0, %x : {type_}
       %y = sdy.sharding_constraint %{"1" if made_of_others else "x"} {whole} : {type_}
-      return %y : {type_}
+      %ab = stablehlo.add %a, %b : tensor<{width}xf32>
+      %abc = stablehlo.add %ab, %c : tensor<{width}xf32>
+      return %y, %abc : {type_}, tensor<{width}xf32>
     }}"""
     module = passes.run(text, "alpa{cluster=h100:1x8 num-layers=1 num-stages=1}")
     (fragment,) = (
