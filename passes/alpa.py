@@ -23,6 +23,15 @@ The first four run once. The other four run on a copy of the layers for each can
   stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
   more. Further reserves are at least twice the one before, up to `_CUTS` cuts in all. A remark
   names each reserve. If no cut fits, the first error is reported.
+* **Overcommitment.** The estimates are of shardings that all layers of a class share, and hold
+  more than those that `ilp-shard-annotate` finds for a stage. So stages are first cut for a little
+  more memory than there is (`_OVER`). If their estimates exceed the memory, stages are also cut
+  for the memory that there is. The first cut is finished if it predicts a shorter step by
+  `_WORTH`, and kept if it fits and its finished step is shorter than the other cut's.
+* **Rematerialisation.** Where memory binds, a finished stage may be much faster than its estimate,
+  and most if all of its layers are rematerialised: then memory is left for faster shardings. So
+  with `remat=auto`, if some layers of the plan are and some are not, stages are also planned as
+  with `remat=layer`, unless the plan's step is below `_SLOW` times the bound of all plans.
 * **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
   share them (`stages/costing.py`).
 
@@ -70,10 +79,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
 from typing import ClassVar, Literal, Self, cast
 
-from alpa.dialects import ir, main_function
-from alpa.dialects.attributes import HELD, PROGRAM
+from alpa.dialects import body, ir, main_function
+from alpa.dialects.attributes import HELD, PROGRAM, read_part, read_remat
 from alpa.dialects.plan import Dropped, Plan, Schedule, read_meshes
 from alpa.passes.base import (
     Driver,
@@ -106,6 +117,15 @@ STEPS: tuple[type[Pass], ...] = (*_TO_LAYERS, StageMeshPartition, *_TO_PLAN)
 _CUTS = 5
 _MORE = 0.01
 """Of a device's memory, to reserve beside what was missing."""
+_OVER = 0.03
+"""Of a device's memory, that stages may exceed by their estimates. GPT-39B on 64 V100s of 16 GiB
+with sums in f32 needs 1.4 % on its first stage, and is then planned at 106 s per step, not 174 s.
+"""
+_SLOW = 1.5
+"""Times the bound of a step. With all layers rematerialised, forwards run twice, which takes at
+least 4/3 of the bound, and collectives come on top."""
+_WORTH = 0.02
+"""Of a step's seconds: the gap of the finished stages is as large (`ilp-shard-annotate`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +227,27 @@ class _Candidate:
         plan = Plan.read(main_function(self.module))
         return 0.0 if plan is None else plan.predicted_step_seconds
 
+    @property
+    def bound(self) -> float:
+        """Seconds that no plan's step is estimated to be below; 0 if unknown."""
+        plan = Plan.read(main_function(self.module))
+        return 0.0 if plan is None else plan.estimated_step_bound
+
+    @property
+    def is_partly_rematerialised(self) -> bool:
+        """Whether some backward parts compute again what others read."""
+        fragments = list(body(main_function(self.module)).operations)
+        backwards = [op for op in fragments if read_part(op) == "backward"]
+        layers = [len(ir.ArrayAttr(op.attributes["origin"])) for op in backwards]
+        again = [len(read_remat(op)) for op in backwards]
+        return 0 < sum(again) < sum(layers)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fullest device, by what is known so far."""
+        plan = Plan.read(main_function(self.module))
+        return 0 if plan is None else max(plan.predicted_peak_bytes, default=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
@@ -219,12 +260,12 @@ class _Search:
     def run(self) -> _Candidate:
         """The plan with the shortest predicted step (see the top of the file). Raises PassError."""
         alpa = self.alpa
-        best = self._fitting("1f1b" if alpa.schedule == "auto" else alpa.schedule)
+        best = self._planned("1f1b" if alpa.schedule == "auto" else alpa.schedule)
         meshes = read_meshes(main_function(best.module))
         if alpa.schedule != "auto" or alpa.cut.num_micro_batches == 1 or len(meshes) == 1:
             return best
         try:
-            other = self._stages("gpipe", alpa.cut.reserve)
+            other = self._stages(alpa.cut, "gpipe", alpa.cut.reserve)
             if other.step_seconds >= best.step_seconds:
                 return best
             self._finish(other)
@@ -235,15 +276,64 @@ class _Search:
             return best
         return other if other.step_seconds < best.step_seconds else best
 
-    def _fitting(self, schedule: Schedule) -> _Candidate:
-        """The plan of the first stages that fit."""
-        reserve, again = self.alpa.cut.reserve, list[tuple[ir.Location, str]]()
+    def _planned(self, schedule: Schedule) -> _Candidate:
+        """The plan with the shortest predicted step under a schedule. Raises PassError."""
+        cut = self.alpa.cut
+        best = self._best(cut, schedule)
+        is_fast = best.step_seconds < _SLOW * best.bound
+        if cut.remat != "auto" or is_fast or not best.is_partly_rematerialised:
+            return best
+        try:
+            other = self._best(replace(cut, remat="layer"), schedule)
+        except NoRoomError:
+            return best
+        return min(best, other, key=lambda it: it.step_seconds)
+
+    def _best(self, step: StageMeshPartition, schedule: Schedule) -> _Candidate:
+        """The better plan of two: of stages cut for the memory that there is, and for more."""
+        over = self._cut(step, schedule, step.reserve - _OVER)
+        if isinstance(over, _Candidate) and over.peak_bytes <= self._memory:
+            # The best cut for more memory needs no more.
+            return self._fitting(step, schedule, over)
+        cut = self._cut(step, schedule, step.reserve)
+        estimate = cut.step_seconds if isinstance(cut, _Candidate) else inf
+        if isinstance(over, NoRoomError) or over.step_seconds > (1 - _WORTH) * estimate:
+            return self._fitting(step, schedule, cut)
+        try:
+            self._finish(over)
+        except NoRoomError:
+            return self._fitting(step, schedule, cut)
+        if over.step_seconds <= estimate:
+            return over
+        fitting = self._fitting(step, schedule, cut)
+        return min(over, fitting, key=lambda it: it.step_seconds)
+
+    @cached_property
+    def _memory(self) -> float:
+        """Bytes of a device that stages may use."""
+        cut = self.alpa.cut
+        return Cluster.parse(cut.cluster).device.memory * (1 - cut.reserve)
+
+    def _cut(
+        self, step: StageMeshPartition, schedule: Schedule, reserve: float
+    ) -> _Candidate | NoRoomError:
+        """A copy of the layers, cut into stages, or why no stages fit."""
+        try:
+            return self._stages(step, schedule, reserve)
+        except NoRoomError as error:
+            return error
+
+    def _fitting(
+        self, step: StageMeshPartition, schedule: Schedule, candidate: _Candidate | NoRoomError
+    ) -> _Candidate:
+        """The plan of the first stages that fit, from those that are cut without more reserve."""
+        reserve, again = step.reserve, list[tuple[ir.Location, str]]()
         refused: NoRoomError | None = None
-        for _ in range(_CUTS):
-            try:
-                candidate = self._stages(schedule, reserve)
-            except NoRoomError as error:
-                raise refused or error from None
+        for number in range(_CUTS):
+            if number:
+                candidate = self._cut(step, schedule, reserve)
+            if isinstance(candidate, NoRoomError):
+                raise refused or candidate
             try:
                 self._finish(candidate)
             except NoRoomError as error:
@@ -258,10 +348,10 @@ class _Search:
         assert refused is not None
         raise refused
 
-    def _stages(self, schedule: Schedule, reserve: float) -> _Candidate:
+    def _stages(self, step: StageMeshPartition, schedule: Schedule, reserve: float) -> _Candidate:
         """A copy of the layers, cut into stages."""
         candidate = _Candidate(_copied(self.layers))
-        cut = replace(self.alpa.cut, schedule=schedule, reserve=reserve, costs=self.costs)
+        cut = replace(step, schedule=schedule, reserve=reserve, costs=self.costs)
         self.run_pass(cut, candidate.module, candidate.remark)
         return candidate
 

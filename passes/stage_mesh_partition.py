@@ -147,9 +147,10 @@ class StageMeshPartition(Pass):
     )
     reserve: float = option(
         0.0,
-        "the share of each device's memory, from 0 up to 1, that the cut leaves free. The memory "
-        "of stages is estimated: if a stage does not fit in `ilp-shard-annotate`, another cut may. "
-        "`alpa` tries larger values, with a remark",
+        "the share of each device's memory, below 1, that the cut leaves free; from -1 up to 0: "
+        "that it may exceed. The memory of stages is estimated: if a stage does not fit in "
+        "`ilp-shard-annotate`, another cut may. `alpa` tries larger values, with a remark, and a "
+        "slightly negative one",
     )
     processes: int | Literal["auto"] = option(
         "auto",
@@ -180,8 +181,6 @@ class StageMeshPartition(Pass):
             require_roles(function, arguments, results)
         add_tied_gradients(function, lambda layer: layer)
         widened = widen_accumulators(function, results, plan)
-        if self.remat == "layer":
-            rematerialise(function)
         policy = self._policy(function, cluster, given, remark)
         program = Clustered(
             function=function,
@@ -230,9 +229,9 @@ class StageMeshPartition(Pass):
             cluster = Cluster.parse(self.cluster)
         if self.num_micro_batches < 1:
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
-        if not 0 <= self.reserve < 1:
+        if not -1 <= self.reserve < 1:
             raise PassError(
-                function, f"reserve is {self.reserve:g}; give a share of at least 0 and below 1"
+                function, f"reserve is {self.reserve:g}; give a share of at least -1 and below 1"
             )
         return cluster
 

@@ -36,7 +36,7 @@ class Clustered:
     intra: Intra
     remat: Remat
     reserve: float
-    """the share of each device's memory that stages leave free"""
+    """the share of each device's memory that stages leave free, or if negative, may exceed"""
     widened_bytes: int
     """by how many bytes `accumulate_dtype` enlarges all sums over the micro-batches"""
 
@@ -64,6 +64,11 @@ class Clustered:
     def num_layers(self) -> int:
         """How many layers there are; a program without any counts as one."""
         return 1 + max((n for o in self.origins if (n := o.layer) is not None), default=0)
+
+    @property
+    def always_rematerialised(self) -> frozenset[int]:
+        """The layers that no stage leaves as they are."""
+        return frozenset(range(self.num_layers) if self.remat == "layer" else ())
 
     @cached_property
     def boundary(self) -> Boundary:

@@ -54,6 +54,7 @@ class ProgramMesh:
             seconds=seconds,
             bound=seconds,
             axis_names=tuple(name for name, _ in self.given.mesh.axes),
+            rematerialised=program.always_rematerialised,
             shardings={(a, 0): sharding for a, sharding in self.given.arguments.items()},
         )
 
@@ -187,7 +188,7 @@ def _stages(
         meshes=meshes,
         seconds=cut.seconds,
         peak_bytes=tuple(peaks),
-        rematerialised=frozenset(again),
+        rematerialised=program.always_rematerialised | again,
         dropped=cut.dropped,
     )
 

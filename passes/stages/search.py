@@ -28,7 +28,7 @@ from alpa.passes.solve.stages import stage_dp
 from alpa.passes.solve.stages.problem import NoCutError, NoCutInMemoryError, Problem, Stage
 from alpa.passes.stages.candidates import Candidate, Submesh, stage_problem
 from alpa.passes.stages.clustered import Clustered
-from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.costing import Costing, LayerCosts
 from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
 from alpa.passes.workers import Workers
 
@@ -65,11 +65,15 @@ class Search:
 
     def run(self) -> Cut:
         """The cut with the least T by these costs. Raises PassError, and VerificationError."""
-        costing = self.costs.of(self.program, self.workers)
+        always = self.program.remat == "layer"
+
+        def costing_of(remat: bool) -> Costing:
+            return self.costs.of(self.program, self.workers, remat=remat or always)
+
         one = OneDevice(
-            costing_of=lambda remat: self.costs.of(self.program, self.workers, remat=remat),
+            costing_of=costing_of,
             may_rematerialise=self.program.remat == "auto",
-            workers=costing.where(self.workers),
+            workers=costing_of(False).where(self.workers),
         )
         self._planned_on_one_device(lambda: one.candidate)
         every = [
