@@ -22,6 +22,7 @@ from alpa.passes.plan.data import Program
 from alpa.passes.plan.reader import origin_name, read_planned
 from alpa.passes.plan.report import PlanReport, StageReport, TransferReport
 from alpa.passes.plan.text import aligned, count_text, percent, ranges_text, seconds_text
+from alpa.passes.solve.sharding.problem import OPTIMAL
 
 _PATTERNS = 4  # that a row lists before it sums up the rest
 _ONE_MICRO_BATCH = "one micro-batch: pipelining cannot gain anything"
@@ -79,7 +80,7 @@ def _header(report: PlanReport) -> Iterator[str]:
     solver = report.solver
     if solver is not None:
         proven = "proven optimal"
-        if solver.status != "optimal":
+        if solver.gap > OPTIMAL:
             ended = "the time limit came first; " if solver.status == "time_limit" else ""
             proven = f"{ended}at most {solver.gap:.2%} above the optimum"
         folded = any(mesh.problem == "folded" for mesh in solver.meshes)

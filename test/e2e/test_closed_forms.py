@@ -106,7 +106,7 @@ def test_tied_weights_are_reduced_once(intra: str, num_micro_batches: int) -> No
     assert not real(parts["forward"], parts["backward"])
 
 
-@pytest.mark.parametrize("layers", [2, 3, 4])
+@pytest.mark.parametrize("layers", [*range(2, 9), 12, 16])
 def test_a_wide_mlp_with_a_small_batch_sums_activations(layers: int) -> None:
     """Expects L - 1 sums of the activation's size.
 
@@ -147,21 +147,27 @@ def normalised(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
     return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale + shift
 
 
+def encoder_block(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """A layer like BERT's: normalised after each residual sum, every token attends to all."""
+    qkv = jnp.einsum("bsm,mknd->bsknd", x, p["qkv"]) + p["qkv_bias"]
+    q, k, v = jnp.moveaxis(qkv, 2, 0)
+    scores = jnp.einsum("bqnd,bknd->bnqk", q, k) / (HIDDEN // HEADS) ** 0.5
+    heads = jnp.einsum("bnqk,bknd->bqnd", jax.nn.softmax(scores), v)
+    attended = jnp.einsum("bsnd,ndm->bsm", heads, p["out"]) + p["out_bias"]
+    x = normalised(x + attended, p["attention_scale"], p["attention_shift"])
+    y = jax.nn.gelu(x @ p["up"] + p["up_bias"]) @ p["down"] + p["down_bias"]
+    return normalised(x + y, p["mlp_scale"], p["mlp_shift"])
+
+
 def encoder(layers: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
-    """An encoder like BERT: normalised after each residual sum, every token attends to all."""
     for p in layers:
-        qkv = jnp.einsum("bsm,mknd->bsknd", x, p["qkv"]) + p["qkv_bias"]
-        q, k, v = jnp.moveaxis(qkv, 2, 0)
-        scores = jnp.einsum("bqnd,bknd->bnqk", q, k) / (HIDDEN // HEADS) ** 0.5
-        heads = jnp.einsum("bnqk,bknd->bqnd", jax.nn.softmax(scores), v)
-        attended = jnp.einsum("bsnd,ndm->bsm", heads, p["out"]) + p["out_bias"]
-        x = normalised(x + attended, p["attention_scale"], p["attention_shift"])
-        y = jax.nn.gelu(x @ p["up"] + p["up_bias"]) @ p["down"] + p["down_bias"]
-        x = normalised(x + y, p["mlp_scale"], p["mlp_shift"])
+        x = encoder_block(p, x)
     return jnp.mean(jnp.tanh(x) ** 2)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    "layers", [1, 2, 4, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (8, 16))]
+)
 def test_a_bert_encoder_under_tensor_parallelism(layers: int) -> None:
     """Expects 4 L - 1 sums of batch x sequence x hidden.
 
@@ -173,6 +179,24 @@ def test_a_bert_encoder_under_tensor_parallelism(layers: int) -> None:
     parts = planned_and_compiled(encoder, parameters, array(BATCH, SEQUENCE, HIDDEN))
     activation = 4 * BATCH * SEQUENCE * HIDDEN
     assert summed(real(*parts.values())) == {activation: 4 * layers - 1}
+
+
+@pytest.mark.parametrize("layers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_rematerialised_bert_encoder_under_tensor_parallelism(layers: int) -> None:
+    """Expects 6 L - 1 sums: the backward part computes the two sums of each forward layer again."""
+
+    def rematerialised(parameters: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+        for p in parameters:
+            x = jax.checkpoint(encoder_block)(p, x)
+        return jnp.mean(jnp.tanh(x) ** 2)
+
+    parts = planned_and_compiled(
+        rematerialised, [encoder_layer()] * layers, array(BATCH, SEQUENCE, HIDDEN)
+    )
+    activation = 4 * BATCH * SEQUENCE * HIDDEN
+    sums = summed(real(*parts.values()))
+    sent = sum(size * count for size, count in sums.items())
+    assert sent <= 1.05 * (6 * layers - 1) * activation
 
 
 GROUPS, TOKENS, WIDTH, EXPERTS, INNER, SLOTS = 16, 2048, 1024, 16, 4096, 128

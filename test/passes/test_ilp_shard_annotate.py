@@ -12,7 +12,7 @@ import alpa.passes
 from alpa.dialects import body, func, ir, main_function, mpmd, sdy, stablehlo, terminator
 from alpa.dialects.attributes import read_arguments, read_part, read_results
 from alpa.dialects.mpmd_types import MeshTensor
-from alpa.dialects.plan import read_meshes, read_solver_reports
+from alpa.dialects.plan import SolverReport, read_meshes, read_solver_reports
 from alpa.dialects.sharding import Sharding, ShardingRule, op_shardings
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
@@ -476,7 +476,7 @@ def test_folding_changes_no_cost_where_no_layers_are_equal(text):
     assert folded == pytest.approx(whole, rel=1e-9)
 
 
-def test_layers_that_are_equal_are_sharded_equally():
+def network_of_pairs() -> str:
     def network(x, w):
         for i in range(8):
             x = jnp.tanh(x @ w[i][0]) @ w[i][1]
@@ -485,7 +485,11 @@ def test_layers_that_are_equal_are_sharded_equally():
     x = jax.ShapeDtypeStruct((4096, 512), jnp.float32)
     up = jax.ShapeDtypeStruct((512, 2048), jnp.float32)
     down = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
-    text = jax.jit(network).lower(x, [(up, down)] * 8).as_text()
+    return jax.jit(network).lower(x, [(up, down)] * 8).as_text()
+
+
+def test_layers_that_are_equal_are_sharded_equally():
+    text = network_of_pairs()
     module = planned(text)
     assert objectives(module) == pytest.approx(objectives(planned(text, fold=False)), rel=1e-9)
     shardings = [
@@ -495,6 +499,57 @@ def test_layers_that_are_equal_are_sharded_equally():
     ]
     assert len(shardings) == 16
     assert len(set(shardings[::2])) == len(set(shardings[1::2])) == 1
+
+
+def chain(layers: int) -> str:
+    """Equal wide layers in a row, trained with few samples."""
+
+    def step(weights, x):
+        def loss(weights):
+            h = x
+            for w in weights:
+                h = jnp.tanh(h @ w)
+            return jnp.mean(h**2)
+
+        value, gradients = jax.value_and_grad(loss)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
+
+    weights = [jax.ShapeDtypeStruct((4096, 4096), jnp.float32)] * layers
+    x = jax.ShapeDtypeStruct((256, 4096), jnp.float32)
+    return jax.jit(step, donate_argnums=0).lower(weights, x).as_text()
+
+
+def report_of(module: ir.Module) -> SolverReport:
+    (report,) = read_solver_reports(main_function(module))
+    return report
+
+
+def test_equal_layers_differ_where_that_pays():
+    """Split in turn by columns and rows, every second boundary needs no communication."""
+    found = report_of(planned(chain(8), cluster="v100-16gb:1x4"))
+    assert (found.status, found.problem) == ("optimal", "whole")
+    assert found.folded_objective is not None
+    assert found.objective < 0.999 * found.folded_objective
+    whole = report_of(planned(chain(8), cluster="v100-16gb:1x4", fold=False))
+    assert found.objective == pytest.approx(whole.objective, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "status"),
+    [("cpu:1x4,memory=40MiB", "within_gap"), ("v100-16gb:1x4,memory=50MiB", "folded")],
+)
+def test_where_memory_decides_a_bound_without_memory_says_what_is_proven(cluster, status):
+    """Equal layers stay alike, and no optimum is claimed for plans in which they differ."""
+    found = report_of(planned(network_of_pairs(), cluster=cluster))
+    assert found.status == status
+    assert found.objective == found.folded_objective
+    if status == "within_gap":
+        assert found.problem == "whole"
+        assert found.bound < found.folded_bound
+        assert found.gap <= 0.02
+    else:
+        assert found.problem == "folded"
+        assert found.bound == found.folded_bound
 
 
 def looped(count: int) -> str:
