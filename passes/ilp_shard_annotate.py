@@ -58,7 +58,8 @@ costs.
 
 **Fails when** a custom call with side effects has no sharding rule, no assignment fits into the
 memory of the mesh's devices (`sharding/liveness.py`), or the plan's cluster is unknown. It also
-fails when `time-limit` or `gap` is negative, or `min-support` or `min-size` is less than 2. With
+fails when `time-limit` or `gap` is negative, `min-support` or `min-size` is less than 2, or `gamma`
+or a number of `epsilon` is not greater than 0 and at most 1. With
 `intra=tapas` it fails when no ranked candidate fits into the memory, or when the exhaustive search
 has too many branches.
 """
@@ -71,10 +72,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
-from alpa.dialects import ir, walk
+from alpa.dialects import func, ir, walk
 from alpa.dialects.plan import SolverReport, read_meshes, write_solver_reports
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import NoRoomError, Pass, PassError, Remark, option
+from alpa.passes.cost.equation import Equation, parse_epsilon
 from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.sharding import tapas
 from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
@@ -138,6 +140,19 @@ class IlpShardAnnotate(Pass):
         "layers, or two less if the first and the last layer differ from the others",
     )
     min_size: int = option(MIN_SIZE, "of `intra=tapas`: the nodes of a repeated subgraph, at least")
+    costs: Literal["roofline", "tapas"] = option(
+        "roofline",
+        "`roofline` is the time of compute and collectives; `tapas` is the paper's equation of "
+        "messages alone, also for the seconds of the plan's fragments",
+    )
+    gamma: float = option(
+        1.0, "of `costs=tapas`: the share of messages in backward and update that nothing hides"
+    )
+    epsilon: str = option(
+        "",
+        "of `costs=tapas`: the efficiency of collectives, such as all-reduce:0.5,all-gather:1; "
+        "1 for those that are not listed",
+    )
     processes: int | Literal["auto"] = option(
         "auto",
         "processes that solve large problems of several meshes in parallel; `auto`: one per core, "
@@ -153,6 +168,7 @@ class IlpShardAnnotate(Pass):
             if isinstance(value, int) and value < LEAST:
                 raise PassError(function, f"{name} is {value}; at least {LEAST}")
         plan, cluster = plan_and_cluster(function)
+        cluster = replace(cluster, equation=self._equation(function))
         assignments: list[tuple[MeshProblem, list[int]]] = []
         reports: list[SolverReport] = []
         meshes = read_meshes(function)
@@ -178,6 +194,14 @@ class IlpShardAnnotate(Pass):
         write_solver_reports(function, reports)
         peaks = tuple(report.peak_bytes for report in reports)
         replace(plan, predicted_peak_bytes=peaks).write(function)
+
+    def _equation(self, function: func.FuncOp) -> Equation | None:
+        if self.costs == "roofline":
+            return None
+        try:
+            return Equation(gamma=self.gamma, epsilon=parse_epsilon(self.epsilon))
+        except ValueError as error:
+            raise PassError(function, str(error)) from error
 
     def _search(self, mesh: MeshProblem, workers: Workers) -> Answer:
         """Starts the search of a mesh's assignment. The answer waits for its end."""

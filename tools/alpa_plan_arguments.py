@@ -73,8 +73,8 @@ def parser() -> argparse.ArgumentParser:
         "--intra",
         choices=get_args(Intra),
         default="auto",
-        help="inside a mesh: auto searches all shardings, the others are the paper's baselines; "
-        "default: auto",
+        help="inside a mesh: auto searches all shardings, tapas does so as TAPAS does, the others "
+        "are the paper's baselines; default: auto",
     )
     add(
         "--inter",

@@ -26,7 +26,7 @@ from alpa.passes.sharding.baselines import Intra
 from alpa.tools import zoo
 
 INTRA: tuple[str, ...] = get_args(Intra)
-_NEEDS = re.compile(r"needs at least (\S+ \S+) per device")
+_NEEDS = re.compile(r"needs (?:at least )?(\S+ \S+) per device")
 _PARTITION = (
     "simplify-trivial-ops,layer-cluster{{num-layers=1}},stage-mesh-partition"
     "{{cluster={cluster} num-stages=1 num-micro-batches={batches} schedule=1f1b}}"

@@ -17,6 +17,7 @@ from alpa.passes.cost.device import (
     size_of,
     size_problem,
 )
+from alpa.passes.cost.equation import Equation
 from alpa.passes.cost.presets import IDEAL, PRESETS
 
 __all__ = ["Cluster", "ClusterError", "Device", "Link"]
@@ -32,6 +33,8 @@ class Cluster(Machine):
 
     hosts: int
     devices_per_host: int
+    equation: Equation | None = None
+    """the costs of shardings, if they are not those of roofline and links"""
 
     def __post_init__(self) -> None:
         for name in ("hosts", "devices_per_host"):

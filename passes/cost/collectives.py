@@ -31,6 +31,9 @@ The share of a collective that computation hides (``Link.overlap``) is not count
 of one kind and group until their results have 30 MiB. Which meet is not known where each is priced
 alone. One with a result of less than 12 MiB takes its share, by bytes, of one of 12 MiB; but no
 less than its part of one of as many as can meet.
+
+**The equation of TAPAS** (``equation.Equation``), if a cluster has it, prices all of them, each one
+alone.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ import numpy as np
 
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Collective, Cost, Curve, Link
+from alpa.passes.cost.equation import Equation
 
 Bytes = TypeVar("Bytes", float, np.ndarray)
 
@@ -73,6 +77,10 @@ class LogicalMesh:
     """instead of both, if links were measured"""
     combined: int = 1
     """how many all-gathers, reduce-scatters or all-reduces may share a start"""
+    equation: Equation | None = None
+    """instead of all of these, if there is one"""
+    backward: bool = False
+    """whether messages are of backward or update parts, for the equation"""
 
     def __post_init__(self) -> None:
         if not self.exchange_links:
@@ -127,7 +135,17 @@ class LogicalMesh:
             links=tuple(ring for ring, _ in views),
             exchange_links=tuple(exchange for _, exchange in views),
             measured=Measured.of(cluster, devices_per_host, logical_shape),
+            equation=cluster.equation,
         )
+
+    def by_equation(
+        self, equation: Equation, kind: Collective, axes: Sequence[int], num_bytes: Bytes
+    ) -> Bytes:
+        """Seconds of a collective over some axes together, on the slowest of their links."""
+        links = [self.links[axis] for axis in axes if self.sizes[axis] > 1]
+        slowest = min(links, key=lambda link: link.bandwidth, default=self.links[axes[0]])
+        workers = prod(self.sizes[axis] for axis in axes)
+        return equation.seconds(kind, slowest, workers, num_bytes, backward=self.backward)
 
 
 def _axis_links(cluster: Cluster, devices_per_host: int, size: int, step: int) -> tuple[Link, Link]:
@@ -256,11 +274,15 @@ def _between(measured: Mapping[int, Cost | Curve], size: int) -> Cost | Curve | 
 
 def all_gather(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds until each device on ``axis`` holds the result of ``num_bytes`` bytes."""
+    if mesh.equation is not None:
+        return mesh.by_equation(mesh.equation, "all-gather", (axis,), num_bytes)
     return _share(mesh, lambda size: _gather(mesh, "all-gather", axis, size), num_bytes)
 
 
 def reduce_scatter(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds to sum an operand of ``num_bytes`` bytes per device, a part of it on each device."""
+    if mesh.equation is not None:
+        return mesh.by_equation(mesh.equation, "reduce-scatter", (axis,), num_bytes)
 
     def alone(size: Bytes) -> Bytes:
         return _gather(mesh, "reduce-scatter", axis, size)
@@ -287,6 +309,8 @@ def _share(
 
 def all_to_all(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds to exchange parts of an operand of ``num_bytes`` bytes per device along ``axis``."""
+    if mesh.equation is not None:
+        return mesh.by_equation(mesh.equation, "all-to-all", (axis,), num_bytes)
     if mesh.measured is not None:
         return mesh.measured.seconds("all-to-all", (axis,), num_bytes)
     return _ring(mesh.exchange_links[axis], mesh.sizes[axis], num_bytes)
@@ -299,6 +323,8 @@ def message_seconds(link: Link, senders: int, num_bytes: Bytes) -> Bytes:
 
 def collective_permute(mesh: LogicalMesh, axes: tuple[int, ...], num_bytes: Bytes) -> Bytes:
     """Seconds to send ``num_bytes`` bytes from each device to another one along ``axes``."""
+    if mesh.equation is not None:
+        return mesh.by_equation(mesh.equation, "all-to-all", axes, num_bytes)
     if mesh.measured is not None:
         return mesh.measured.permute_seconds(axes, num_bytes)
     slowest = min((mesh.exchange_links[axis] for axis in axes), key=lambda link: link.bandwidth)
@@ -311,10 +337,12 @@ def all_reduce(mesh: LogicalMesh, axes: int | tuple[int, ...], num_bytes: Bytes)
     Over several ideal ones it is hierarchical: reduce-scatters axis by axis, then all-gathers
     backwards, in the order that is cheapest for the largest ``num_bytes``.
     """
+    over = (axes,) if isinstance(axes, int) else axes
+    if mesh.equation is not None:
+        return mesh.by_equation(mesh.equation, "all-reduce", over, num_bytes)
 
     def alone(size: Bytes) -> Bytes:
         if mesh.measured is not None:
-            over = (axes,) if isinstance(axes, int) else axes
             return mesh.measured.seconds("all-reduce", over, size)
         if isinstance(axes, int):
             return 2 * _ring(mesh.links[axes], mesh.sizes[axes], size)

@@ -118,7 +118,7 @@ class OpPoser:
 
     def _add_manual(self, op: Op, view: sdy.ManualComputationOp, weight: float) -> None:
         """What is written for local shards has one strategy."""
-        mesh = self.graph.mesh
+        mesh = self.graph.timed_mesh
         seconds = self._seconds(op, 1 / op_cost.manual_ways(view))
         seconds += sum(one.seconds(mesh) for one in written_collectives(view, mesh))
         node = self.graph.terms.add_node(np.zeros(1))
@@ -209,7 +209,8 @@ class OpPoser:
                 costs[pair] = self._reduce_seconds(op, way)
             return costs
 
-        return self.graph.cache.once(("sums", of, op.results[0].type), make)
+        backward = self.graph.timed_mesh.backward
+        return self.graph.cache.once(("sums", of, op.results[0].type, backward), make)
 
     def _op_costs(self, op: Op, space: Space, weight: float) -> np.ndarray:
         """Seconds per step of each strategy; computed once for all trivial ops of equal types."""
@@ -223,9 +224,13 @@ class OpPoser:
         if op.name not in TRIVIAL:
             return make()
         types = [value.type for value in (*op.operands, *op.results)]
-        return self.graph.cache.once(("op", space, op.name, op.work, weight, *types), make)
+        backward = self.graph.timed_mesh.backward
+        key = ("op", space, op.name, op.work, weight, backward, *types)
+        return self.graph.cache.once(key, make)
 
     def _seconds(self, op: Op, share: Share, byte_share: Share | None = None) -> Share:
+        if self.graph.cluster.equation is not None:
+            return 0.0 * share  # Equation 4 has messages only.
         return work_seconds(op.work, self.graph.cluster.device, share, byte_share=byte_share)
 
     def _byte_shares(self, op: Op, space: Space) -> np.ndarray | None:
@@ -263,7 +268,7 @@ class OpPoser:
             local_elements(t.shape, self.graph.mesh.sizes, layout) * element_bytes(t.element_type)
             for t, layout in zip(types, strategy.computed, strict=True)
         ]
-        return sums.seconds_at_once(self.graph.mesh, strategy, sizes)
+        return sums.seconds_at_once(self.graph.timed_mesh, strategy, sizes)
 
     def _add_replicated(self, op: Op, weight: float) -> None:
         """An op without a sharding rule runs whole on each device."""

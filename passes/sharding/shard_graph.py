@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from alpa.dialects import ir
+from alpa.dialects import ir, mpmd
 from alpa.dialects.attributes import read_part
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis.graph import element_bytes
@@ -159,6 +159,16 @@ class ShardGraph:
 
     # Costs
 
+    @property
+    def timed_mesh(self) -> LogicalMesh:
+        """The mesh with the costs of the current step, which depend on its part if the cluster has
+        an equation of costs."""
+        step = self.steps[-1] if self.steps else None
+        if self.mesh.equation is None or not isinstance(step, mpmd.FragmentOp):
+            return self.mesh
+        backward = read_part(step) != "forward"
+        return self.cache.once(("mesh", backward), lambda: replace(self.mesh, backward=backward))
+
     def charge(self, nodes: tuple[int, ...], costs: np.ndarray) -> None:
         """Adds seconds of the current step to a node, or to a pair."""
         self.charges.append(Charge(len(self.steps) - 1, nodes, costs))
@@ -237,6 +247,8 @@ class ShardGraph:
         """Adds the cost of resharding a value from its layouts to the needed ones."""
         if value in self.free:
             self.free[value].append(need)
+            if self.mesh.equation is not None and self.mesh.equation.constants:
+                self._need_constant(value, need, weight)
             self._need_through_broadcast(value, need, weight)
             return
         source = self.placed[value]
@@ -264,6 +276,17 @@ class ShardGraph:
             (projected,) = self.following(_backwards(rule), 0, need.layouts).results
             self.need(op.operands[0], Need(need.node, projected), weight)
 
+    def _need_constant(self, value: ir.Value, need: Need, weight: float) -> None:
+        """Adds the cost of bringing a constant from its finest layout, as if it were a weight."""
+        layouts = self.layouts_of(value.type)
+        axes = [sum(map(len, layout)) for layout in layouts]
+        finest = Layouts.of(
+            layout for layout, count in zip(layouts, axes, strict=True) if count == max(axes)
+        )
+        matrix = self._matrix(finest, need.layouts, value.type, weight, 1)
+        if matrix is not None:
+            self.charge((need.node,), matrix.min(axis=0))
+
     def need_seconds(self, value: ir.Value, need: Need) -> np.ndarray:
         """``[source, target]``: seconds of resharding a value once, as `need` added them."""
         source, combined = self.placed[value], self._counted.get((value, need), 1)
@@ -284,7 +307,8 @@ class ShardGraph:
         made. Those between a program's layers wait for each other. On ideal devices each is alone.
         """
         device, step = self.cluster.device, self.steps[-1] if self.steps else None
-        if device.name == "CPU" or device.efficiency is None or step is None:
+        alone = device.name == "CPU" or device.efficiency is None or self.mesh.equation is not None
+        if alone or step is None:
             return 1
         while not isinstance(value.owner, ir.Block) and len(value.owner.operands) == 1:
             value = value.owner.operands[0]
@@ -297,17 +321,20 @@ class ShardGraph:
         self, source: Layouts, target: Layouts, type_: ir.Type, weight: float, combined: int
     ) -> np.ndarray | None:
         """``[source, target]``: seconds of resharding `weight` times; None if it costs nothing."""
+        mesh = self.timed_mesh
 
         def make() -> np.ndarray | None:
             if not isinstance(type_, ir.RankedTensorType):
                 return None
             rank, itemsize = type_.rank, element_bytes(type_.element_type)
-            mesh = replace(self.mesh, combined=combined)
-            table = self.cache.once(("table", rank, combined), lambda: ReshardTable(mesh, rank))
+            timed = replace(mesh, combined=combined)
+            key = ("table", rank, combined, mesh.backward)
+            table = self.cache.once(key, lambda: ReshardTable(timed, rank))
             matrix = sums.matrix_with_sums(table, source, target, tuple(type_.shape), itemsize)
             return weight * matrix if matrix.any() else None
 
-        return self.cache.once(("reshard", source, target, type_, weight, combined), make)
+        key = ("reshard", source, target, type_, weight, combined, mesh.backward)
+        return self.cache.once(key, make)
 
     def following(
         self, rule: ShardingRule, operand: int, layouts: Layouts, linear: tuple[int, ...] = ()

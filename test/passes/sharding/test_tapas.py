@@ -132,9 +132,27 @@ def test_a_support_is_as_given() -> None:
     assert "with min-support=2;" in said[-1]
 
 
+def objective(options: str) -> float:
+    module = passes.run(partitioned(), f"ilp-shard-annotate{{intra=data-parallel {options}}}")
+    (report,) = read_solver_reports(main_function(module))
+    return report.objective
+
+
+def test_gamma_discounts_the_messages_of_gradients() -> None:
+    one, half, tenth = (objective(f"costs=tapas gamma={gamma}") for gamma in (1.0, 0.5, 0.1))
+    # Data parallelism has messages in backward and update. Their latency is not discounted.
+    assert one > half > tenth > 0
+    assert one - half == pytest.approx(5 / 4 * (half - tenth), rel=1e-3)
+    # All of them are all-reduces: half of their efficiency is half of gamma, but for the loss.
+    epsilon = objective("costs=tapas epsilon=all-reduce:0.5")
+    assert epsilon == pytest.approx(half, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("costs=tapas gamma=0", "gamma must be greater than 0 and at most 1, not 0"),
+        ("costs=tapas epsilon=all-reduce", "'all-reduce' is no coefficient of a collective"),
         ("min-support=1", "min-support is 1; at least 2"),
         ("min-size=0", "min-size is 0; at least 2"),
         ("tapas-variant=all", "tapas-variant"),

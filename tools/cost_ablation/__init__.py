@@ -1,0 +1,1 @@
+"""What each part of TAPAS' cost equation adds to the ranking of strategies."""
