@@ -35,6 +35,9 @@ from alpa.passes.solve.tapas.results import Candidate, Found, NoCandidateFitsErr
 from alpa.passes.solve.tapas.settings import Settings
 from alpa.passes.solve.tapas.tree import Counts, Limits, TooManyBranchesError, explore
 
+_ROUNDING = 1e-6
+"""By how much sums of shifted costs may differ from those of the costs."""
+
 
 def solve(
     problem: Problem,
@@ -59,7 +62,8 @@ def solve(
     Raises:
         InfeasibleError: no strategy has compatible patterns only.
         NoCandidateFitsError: none of the ranked strategies fits into memory.
-        SolverFailedError: the exhaustive search has too many branches.
+        SolverFailedError: the exhaustive search has too many branches, or the pruned one explored
+            incompatible ones only.
         TimeoutError: the time of an exhaustive search ended.
     """
     problem.check()
@@ -76,7 +80,7 @@ def solve(
     colors = mined.colors(len(nodes))
     ranked, bound, counts = _ranked(problem, colors, decisions, limits, settings, deadline)
     if settings.variant == "exhaustive":
-        most = ranked[0].seconds * (1 + 1e-9)
+        most = ranked[0].seconds * (1 + _ROUNDING)
         limits = Limits(width=None, ranked=1, most=most, deadline=deadline)
         try:
             ranked, bound, counts = _ranked(problem, nodes, decisions, limits, settings, deadline)

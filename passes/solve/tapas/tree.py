@@ -21,7 +21,8 @@ from math import inf
 
 import numpy as np
 
-from alpa.passes.solve.sharding.problem import Problem
+from alpa.passes.solve.errors import SolverFailedError
+from alpa.passes.solve.sharding.problem import InfeasibleError, Problem
 
 MOST_BRANCHES = 500_000
 """Of one level. A search without a width ends there."""
@@ -84,6 +85,8 @@ def explore(problem: Problem, *, decisions: Collection[int], limits: Limits) -> 
 
     Raises:
         TooManyBranchesError: there is no width, and a level has too many branches.
+        InfeasibleError: no strategy is valid.
+        SolverFailedError: none of those below the width or the most seconds is.
         TimeoutError: the deadline came.
     """
     order = levels(problem)
@@ -96,6 +99,13 @@ def explore(problem: Problem, *, decisions: Collection[int], limits: Limits) -> 
             raise TimeoutError(f"time ended at node {level} of {len(order)}; raise the time limit")
         parents, patterns, dropped = branches.grow(tree, level, node in decisions, limits, counts)
         bound = min(bound, dropped)
+        if not len(parents):
+            if bound == inf and limits.most == inf:
+                raise InfeasibleError((node,))
+            raise SolverFailedError(
+                f"no branch is left at node {level} of {len(order)}: all that were explored are "
+                "incompatible"
+            )
         history.append((parents, patterns))
     choices: list[tuple[int, ...]] = []
     for branch in np.argsort(branches.costs, kind="stable")[: limits.ranked].tolist():

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.bound import Messages
-from alpa.passes.solve.sharding.problem import Edge, Problem
+from alpa.passes.solve.sharding.problem import Edge, InfeasibleError, Problem
 from alpa.passes.solve.tapas import tree
 from alpa.passes.solve.tapas.tree import Limits, TooManyBranchesError, explore, levels
 
@@ -44,7 +45,12 @@ def test_the_list_without_a_width_is_that_of_brute_force(
             messages.sweep(forward=True)
             messages.sweep(forward=False)
         searched = messages.problem()
-    found = explore(searched, decisions=range(5), limits=Limits(ranked=8, width=None))
+    limits = Limits(ranked=8, width=None)
+    if not (costs < inf).any():
+        with pytest.raises(InfeasibleError):
+            explore(searched, decisions=range(5), limits=limits)
+        return
+    found = explore(searched, decisions=range(5), limits=limits)
     best = np.sort(costs[costs < inf], axis=None)[:8]
     assert [problem.cost(c) for c in found.choices] == pytest.approx(best.tolist())
     assert len(set(found.choices)) == len(found.choices)
@@ -82,6 +88,31 @@ def test_a_width_gives_a_valid_strategy_and_bound(
     assert costs == sorted(costs)
     assert costs[0] >= optimum * (1 - 1e-12)
     assert min(found.bound, costs[0]) <= optimum * (1 + 1e-12)
+
+
+def test_a_width_that_leaves_no_valid_strategy_is_an_error() -> None:
+    # The cheap pattern of node 0 leads on to node 1, and only the expensive one to node 2.
+    first, second = np.array([[0.0, inf], [inf, 0.0]]), np.array([[inf, inf], [5.0, 5.0]])
+    nodes = (np.array([0.0, 9.0]), np.zeros(2), np.zeros(2))
+    problem = Problem(node_costs=nodes, edges=(Edge(0, 1, first), Edge(1, 2, second)))
+    found = explore(problem, decisions=[0], limits=Limits(ranked=1, width=1))
+    assert found.choices == ((1, 1, 0),)  # The lower bound looks ahead along a chain.
+    rng = np.random.default_rng(0)
+    ends = [(u, v) for u in range(5) for v in range(u + 1, 5)]
+    # Neighbours differ: five nodes need five patterns.
+    differ = np.where(np.eye(5, dtype=bool), inf, 0.0)
+    edges = tuple(Edge(u, v, differ) for u, v in ends)
+    costs = tuple(rng.random(5) for _ in range(5))
+    assert explore(
+        Problem(node_costs=costs, edges=edges), decisions=[], limits=Limits(ranked=1, width=None)
+    ).choices
+    differ = np.where(np.eye(4, dtype=bool), inf, 0.0)
+    edges = tuple(Edge(u, v, differ) for u, v in ends)
+    problem = Problem(node_costs=tuple(rng.random(4) for _ in range(5)), edges=edges)
+    with pytest.raises(InfeasibleError):
+        explore(problem, decisions=[], limits=Limits(ranked=1, width=None))
+    with pytest.raises(SolverFailedError, match="no branch is left at node 4 of 5"):
+        explore(problem, decisions=[], limits=Limits(ranked=1, width=2))
 
 
 def test_branches_are_counted() -> None:
