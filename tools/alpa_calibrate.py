@@ -4,9 +4,9 @@
 
 Matrix products and convolutions by type and size, element-wise ops and memory traffic by size, the
 start of kernels, calls of modules, collectives by group size and bytes, moves between meshes, and
-computation beside communication. All devices work at the same time, as in a training step. One
-device gives the figures of computation alone; what is between hosts is not measured, but taken from
-a preset.
+computation beside communication. All devices work at the same time, as in a training step. Small
+training steps are then planned with these figures and run, and correct them. One device gives the
+figures of computation alone; what is between hosts is not measured, but taken from a preset.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import Machine
 from alpa.passes.cost.presets import PRESETS
 from alpa.runtime.calibration.fit import fit
+from alpa.runtime.calibration.in_programs import in_programs
 from alpa.runtime.calibration.measure import Sample, Sizes, measure
+from alpa.runtime.calibration.programs import MODELS, program_samples
 from alpa.runtime.calibration.text import cluster_text, comparison_text
 from alpa.tools.arguments import count
 from alpa.tools.devices import make_devices
@@ -116,13 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             memory=_memory(devices),
             inter_host=PRESETS[preset].inter_host,
         )
-        text = cluster_text(
-            found,
-            hosts=1,
-            devices_per_host=len(devices),
-            about=_about(devices, load),
-            comment=f"Not measured: the link between hosts is that of the preset {preset}.",
-        )
+        comment = f"Not measured: the link between hosts is that of the preset {preset}."
+        shape = {"hosts": 1, "devices_per_host": len(devices)}
+        chains = cluster_text(found, **shape, about={}, comment=comment)
+        models, runs = (MODELS[::3], 3) if options.quick else (MODELS, sizes.runs)
+        found = in_programs(found, program_samples(devices, chains, models, runs))
+        text = cluster_text(found, **shape, about=_about(devices, load), comment=comment)
         if options.output is None:
             print(text, end="")
         else:

@@ -109,7 +109,7 @@ def measure_steps(cases: Sequence[CaseHere], cluster: str, *, runs: int) -> list
                 measured=median(times),
                 spread=(high - low) / 2 / middle,
                 fastest=min(times),
-                predicted=with_call(seconds_in_turns(program), program, machine),
+                predicted=with_call(seconds_in_turns(program, machine), program, machine),
                 at_once=program.plan.predicted_step_seconds,
             )
         )

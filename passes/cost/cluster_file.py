@@ -35,6 +35,7 @@ _KEYS: dict[Key, Key] = {
     ("device",): ("name", "memory", "peak_flops", "memory_bandwidth"),
     ("device", "efficiency"): ("matrix", "memory"),
     ("device", "call"): ("start",),
+    ("device", "step"): ("start",),
     ("intra_host",): ("bandwidth", "latency"),
     ("inter_host",): ("bandwidth", "latency"),
     ("intra_host", "transfer"): ("bandwidth", "latency"),
@@ -43,9 +44,10 @@ _KEYS: dict[Key, Key] = {
 """What a section must have, if it is there."""
 _MORE: dict[Key, Key] = {
     (): ("calibration",),
-    ("device",): ("usable_memory", "efficiency", "launch", "call"),
+    ("device",): ("usable_memory", "efficiency", "launch", "call", "step", "alone"),
     ("device", "efficiency"): ("convolution", "elementwise"),
     ("device", "call"): ("per_argument", "per_shard"),
+    ("device", "step"): ("per_argument", "per_shard"),
     ("intra_host",): ("overlap", "collectives", "transfer"),
     ("inter_host",): ("overlap", "collectives", "transfer"),
 }
@@ -130,6 +132,8 @@ class _Reader:
                 efficiency=self._efficiency() if self._has(("device", "efficiency")) else None,
                 launch=self._optional(("device", "launch"), self._seconds, 0.0),
                 call=self._optional(("device", "call"), self._call, Call()),
+                step=self._optional(("device", "step"), self._call, None),
+                alone=self._optional(("device", "alone"), self._points, ()),
             ),
             intra_host=self._link("intra_host"),
             inter_host=self._link("inter_host"),

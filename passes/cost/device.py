@@ -190,6 +190,20 @@ class Device:
     launch: float = 0.0
     """seconds to start a kernel"""
     call: Call = field(default_factory=Call)
+    step: Call | None = None
+    """calling a step, beside its modules; None if it takes what a module's call does"""
+    alone: Points = ()
+    """devices of a host that work while its others wait, and the share of the seconds that they
+    take then; without any, 1: devices share nothing"""
+
+    @property
+    def step_call(self) -> Call:
+        """Calling a step, beside its modules."""
+        return self.call if self.step is None else self.step
+
+    def share_alone(self, devices: int) -> float:
+        """The share of the seconds that so many devices of a host take while its others wait."""
+        return float(_share_at(self.alone, devices)) if self.alone else 1.0
 
     @property
     def for_bounds(self) -> Device:

@@ -4,7 +4,8 @@ A mesh runs its instructions one after the other. A transfer begins when its val
 **receiving** mesh is free, and occupies that mesh until it ends; it costs the sender nothing.
 Additions of results take no time.
 
-`seconds_in_turns` is the sum of all work instead, for an executor whose meshes take turns.
+`seconds_in_turns` is the sum of all work instead, for an executor whose meshes take turns, at the
+rates of devices whose neighbours wait.
 `with_call` adds the call of the step itself, in which arguments are placed and results returned.
 """
 
@@ -44,7 +45,8 @@ def step_seconds(program: Program) -> float:
 
 def with_call(seconds: float, program: Program, cluster: Cluster) -> float:
     """Seconds of a step with those of its call: its arguments and results are on all meshes."""
-    call, found = cluster.device.call, seconds + cluster.device.call.start
+    call = cluster.device.step_call
+    found = seconds + call.start
     for mesh in program.meshes:
         here = [*program.arguments, *program.results]
         number = sum(program.values[it.value].mesh == mesh.name for it in here)
@@ -53,9 +55,19 @@ def with_call(seconds: float, program: Program, cluster: Cluster) -> float:
     return found
 
 
-def seconds_in_turns(program: Program) -> float:
-    """Seconds of one step whose meshes take turns, as in the local executor on CPU devices."""
-    return sum(event.end - event.start for event in simulate(write_script(program)))
+def seconds_in_turns(program: Program, cluster: Cluster) -> float:
+    """Seconds of one step whose meshes take turns, as in the local executor on CPU devices.
+
+    A mesh computes faster while the others wait, if the devices of a host share its cores.
+    """
+    devices = {mesh.name: len(mesh.devices) // len(mesh.hosts) for mesh in program.meshes}
+    found = 0.0
+    for event in simulate(write_script(program)):
+        share = 1.0
+        if isinstance(event.instruction, Run):
+            share = cluster.device.share_alone(devices[event.mesh])
+        found += share * (event.end - event.start)
+    return found
 
 
 def simulate(script: Script) -> list[Event]:

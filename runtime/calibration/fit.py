@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, geometric_mean, median
 from typing import cast, get_args
 
@@ -42,6 +42,8 @@ class Fit:
     """by what was measured: the mean of |predicted / measured - 1|"""
     spread: float
     """the median of the samples'"""
+    programs: Mapping[str, float] = field(default_factory=dict[str, float])
+    """what was fitted to programs (`in_programs.py`)"""
 
 
 def fit(samples: Iterable[Sample], *, name: str, memory: int, inter_host: Link) -> Fit:

@@ -31,8 +31,11 @@ def cluster_text(
         f"launch = {device.launch:.4g}",
     ]
     if any(device.call):
-        call = dict(zip(device.call._fields, device.call, strict=True))
-        lines.append(f"call = {_table(call)}")
+        lines.append(f"call = {_table(device.call._asdict())}")
+    if device.step is not None:
+        lines.append(f"step = {_table(device.step._asdict())}")
+    if device.alone:
+        lines.append(f"alone = {_points(device.alone)}  # devices, share of seconds")
     if efficiency is not None:
         lines += ["", "[device.efficiency]"]
         points = (f"{name} = {_points(it)}" for name, it in efficiency.matrix.items())
@@ -53,6 +56,9 @@ def cluster_text(
     lines += ["", "[calibration]"]
     lines += [f'{key} = "{value}"' for key, value in about.items()]
     lines.append(f"spread = {fit.spread:.3f}  # median of half the distance of the quartiles")
+    if fit.programs:
+        lines.append("# what programs take, over or beside chains of one op (docs/planning.md)")
+        lines.append(f"programs = {_table(fit.programs)}")
     lines.append("# mean of |predicted / measured - 1|")
     lines += [f'residuals."{what}" = {error:.3f}' for what, error in fit.residuals.items()]
     return "\n".join(lines) + "\n"

@@ -6,7 +6,7 @@
 Each program is planned ten times: by the search, by the baselines, with two stages, and with random
 shardings. The model predicts the seconds of a step of each plan. They are compared with a roofline
 over the programs that the GPUs' compiler makes of the plan's stages (the extra `gpu-aot`; no GPU is
-needed), or with measured steps on virtual CPU devices.
+needed), or with measured steps on virtual CPU devices, whose meshes take turns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from alpa.tools.output import markdown_header, markdown_row, until_the_reader_go
 from alpa.tools.plan_ranking.plans import distinct_plans
 from alpa.tools.plan_ranking.programs import FOR_CPU, FOR_GPUS, RankedProgram
 from alpa.tools.plan_ranking.scores import Ranking, Times, accuracy, mean_reciprocal_rank
-from alpa.tools.plan_ranking.times import measured_seconds, roofline_seconds
+from alpa.tools.plan_ranking.times import measured_seconds, predicted_in_turns, roofline_seconds
 from alpa.tools.programs import lowered
 
 _EXAMPLES = """\
@@ -54,14 +54,16 @@ def rank(program: RankedProgram, options: argparse.Namespace) -> Ranking:
         module, options.cluster, program.num_micro_batches, count=options.plans, seed=options.seed
     )
     if options.measure:
+        predicted = [predicted_in_turns(plan) for plan in plans]
         seconds = measured_seconds(program, plans, runs=options.runs)
     else:
+        predicted = [plan.predicted for plan in plans]
         seconds = roofline_seconds(plans, processes=options.processes, cache=options.cache)
     return Ranking(
         program=program.name,
         plans=tuple(
-            Times(name=plan.name, predicted=plan.predicted, real=real)
-            for plan, real in zip(plans, seconds, strict=True)
+            Times(name=plan.name, predicted=one, real=real)
+            for plan, one, real in zip(plans, predicted, seconds, strict=True)
         ),
     )
 

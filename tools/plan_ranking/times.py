@@ -12,6 +12,8 @@ from alpa import runtime
 from alpa.dialects import main_function
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.step_time import seconds_in_turns, with_call
 from alpa.runtime.ahead_of_time.compilation import final_programs, gpu_of
 from alpa.runtime.ahead_of_time.roofline import compiled_step_seconds, spent
 from alpa.runtime.stages import Exported, exported, module_name
@@ -47,6 +49,13 @@ def _step_seconds(stages: Exported, texts: Mapping[str, str], cluster: Cluster) 
         found = spent(texts[name], cluster, hosts, len(mesh.devices) // hosts)
         seconds[name] = found.seconds
     return compiled_step_seconds(stages.program, seconds)
+
+
+def predicted_in_turns(plan: RankedPlan) -> float:
+    """Predicted seconds of a step in the local executor, whose meshes take turns on CPU devices."""
+    program = read_planned(plan.module)
+    cluster = plan_and_cluster(main_function(plan.module))[1]
+    return with_call(seconds_in_turns(program, cluster), program, cluster)
 
 
 def measured_seconds(

@@ -140,7 +140,12 @@ def test_gpus_transfer_through_the_memory_of_the_hosts():
 CALIBRATED = REACHED
 for old, new in (
     ("{ alpha = 1e-5, beta = 3e11 }", "[[100, 1e-5], [300, 4e-5]]"),
-    ("launch = 2e-6", "call = { start = 1e-4, per_argument = 2e-6, per_shard = 5e-7 }"),
+    (
+        "launch = 2e-6",
+        """call = { start = 1e-4, per_argument = 2e-6, per_shard = 5e-7 }
+step = { start = 3e-4 }
+alone = [[2, 0.5], [8, 1.0]]""",
+    ),
     (
         "memory = [[1e6, 0.5]",
         """convolution = { f32 = [[1e9, 0.2]] }
@@ -161,6 +166,8 @@ def test_file_with_what_calibration_measures(parse):
     )
     assert device.call == Call(1e-4, 2e-6, 5e-7)
     assert device.call.seconds(100.0, 4) == pytest.approx(1e-4 + 100 * (2e-6 + 4 * 5e-7))
+    assert device.step_call == Call(3e-4)
+    assert [device.share_alone(n) for n in (1, 2, 4, 8)] == pytest.approx([0.5, 0.5, 0.75, 1.0])
     curve = link.collectives["all-reduce"][2]
     assert curve == Curve(((100.0, 1e-5), (300.0, 4e-5)))
     for num_bytes, seconds in ((1.0, 1e-5), (200.0, 2.5e-5), (300.0, 4e-5), (600.0, 8e-5)):
@@ -173,6 +180,8 @@ def test_work_of_other_kinds_has_the_shares_of_matrix_products(parse):
     for kind in ("convolution", "elementwise"):
         assert device.seconds(1e10, 0.0, "f16", 1.0, kind) == device.seconds(1e10, 0.0, "f16")
     assert device.call.seconds(100.0, 4) == 0.0
+    assert device.step_call == device.call
+    assert device.share_alone(1) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import alpa.passes
 from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import Argument, Part
 from alpa.dialects.plan import Plan, read_solver_reports
+from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.data import (
     DeviceMesh,
     Fragment,
@@ -162,7 +163,16 @@ def test_updates_wait_for_one_another() -> None:
 
 
 def test_meshes_that_take_turns() -> None:
-    assert seconds_in_turns(update_chain()) == step_seconds(update_chain())
+    cluster = Cluster.parse("cpu:1x2")
+    assert seconds_in_turns(update_chain(), cluster) == step_seconds(update_chain())
     three = replace(update_chain(), plan=Plan(num_micro_batches=3))
     # The first mesh's forwards run beside the second's only where both work at the same time.
-    assert seconds_in_turns(three) == 3 * (10 + 1 + 20) + 5 + 2 + 7
+    assert seconds_in_turns(three, cluster) == 3 * (10 + 1 + 20) + 5 + 2 + 7
+
+
+def test_a_mesh_is_faster_while_the_others_wait() -> None:
+    ideal = Cluster.parse("cpu:1x2")
+    device = replace(ideal.device, alone=((1.0, 0.5), (2.0, 1.0)))
+    # Transfers of 1 and 2 s are no computation of the mesh.
+    found = seconds_in_turns(update_chain(), replace(ideal, device=device))
+    assert found == (10 + 20 + 5 + 7) / 2 + 1 + 2

@@ -15,7 +15,7 @@ from alpa.tools.plan_ranking.__main__ import main, summary
 from alpa.tools.plan_ranking.plans import RankedPlan, distinct_plans, randomly_sharded
 from alpa.tools.plan_ranking.programs import FOR_CPU, FOR_GPUS, MLPConfig, RankedProgram
 from alpa.tools.plan_ranking.scores import Ranking, Times
-from alpa.tools.plan_ranking.times import measured_seconds, roofline_seconds
+from alpa.tools.plan_ranking.times import measured_seconds, predicted_in_turns, roofline_seconds
 
 TINY = RankedProgram(name="tiny", model=MLPConfig(hidden_size=16, num_layers=2), micro_batch_size=8)
 
@@ -40,6 +40,13 @@ def test_plans_have_one_stage_or_two(plans: list[RankedPlan]) -> None:
     stages = {plan.name: len(read_meshes(main_function(plan.module))) for plan in plans}
     assert stages["2 stages"] == 2
     assert {n for name, n in stages.items() if name not in ("auto", "2 stages")} == {1}
+
+
+def test_meshes_of_the_local_executor_take_turns(plans: list[RankedPlan]) -> None:
+    by_name = {plan.name: plan for plan in plans}
+    data, stages = by_name["data-parallel"], by_name["2 stages"]
+    assert predicted_in_turns(data) == pytest.approx(data.predicted)
+    assert predicted_in_turns(stages) > stages.predicted
 
 
 def test_random_plans_compute_the_program(program: ir.Module, plans: list[RankedPlan]) -> None:

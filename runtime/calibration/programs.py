@@ -1,0 +1,187 @@
+"""What planned training steps take, beside what the figures of single ops say.
+
+A chain of one op is the best case: its data are in the cache, its devices start together, and its
+buffers exist. Small models (`models.py`) are planned with the figures of chains and run. Each of
+their modules and steps is a sample: what the figures say, part by part, and what it takes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from alpa.dialects import body, ir
+from alpa.dialects.attributes import SECONDS, read_float
+from alpa.passes.analysis import op_work
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.collectives import inside_host, message_seconds
+from alpa.passes.cost.device import Kind, Link
+from alpa.passes.pipelines.clock import Clock
+from alpa.passes.plan.annotated import Annotated, annotated_fragments
+from alpa.passes.plan.predicted_collectives import Collective, collectives_of
+from alpa.passes.plan.step_time import with_call
+from alpa.passes.sharding.call_seconds import call_seconds
+from alpa.passes.sharding.op_seconds import work_seconds
+from alpa.passes.sharding.rules import populated
+from alpa.runtime.calibration.models import Model
+from alpa.runtime.executable import Executable
+from alpa.runtime.loading import load
+from alpa.runtime.planning import Settings, plan
+from alpa.runtime.timing import TimedStep
+
+MODELS = tuple(
+    Model(kind=kind, width=width, length=length, batch=16)
+    for kind, sizes in (
+        ("attention", ((64, 32), (128, 64), (256, 64))),
+        ("convolution", ((16, 16), (32, 16), (64, 16))),
+    )
+    for width, length in sizes
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The seconds of a module by the figures of chains."""
+
+    call: float
+    work: Mapping[Kind, float]
+    """without the starts of kernels; memory traffic counts as element-wise"""
+    kernels: float
+    """their number"""
+    collectives: float
+    """their number"""
+    collective_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSample:
+    """A module of a planned step, or what the step takes beside its modules (its call)."""
+
+    devices: int
+    """that work, while the others wait"""
+    is_step: bool
+    parts: Parts
+    seconds: float
+    """the median of several runs"""
+
+
+def program_samples(
+    devices: Sequence[Any], cluster: str, models: Sequence[Model], runs: int
+) -> Iterator[ProgramSample]:
+    """Samples of each model in several plans, on all devices and on the first half of them.
+
+    Args:
+        cluster: the text of a cluster file for one host with all devices.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        yield from _samples(devices, _written(cluster, len(devices), folder), models, runs)
+        if len(devices) > 1:
+            half = len(devices) // 2
+            some = [model for model in models if model.width == models[0].width]
+            some = some or list(models[:1])
+            yield from _samples(devices[:half], _written(cluster, half, folder), some, runs)
+
+
+def _written(cluster: str, devices: int, folder: str) -> str:
+    """The path of a file with the same figures for so many devices."""
+    lines = cluster.splitlines()
+    changed = [
+        f"devices_per_host = {devices}" if line.startswith("devices_per_host") else line
+        for line in lines
+    ]
+    path = Path(folder) / f"{devices}.toml"
+    path.write_text("\n".join(changed), encoding="utf-8")
+    return str(path)
+
+
+def _samples(
+    devices: Sequence[Any], cluster: str, models: Sequence[Model], runs: int
+) -> Iterator[ProgramSample]:
+    machine = Cluster.parse(cluster)
+    timed: list[tuple[Executable, TimedStep, list[Parts]]] = []
+    for model in models:
+        module, arguments = model.lower(), model.arguments()
+        for settings in _settings(cluster, len(devices)):
+            planned = plan(module, settings, Clock()).module
+            parts = module_parts(planned, machine)
+            executable = load(planned, devices=devices)
+            timed.append((executable, TimedStep(executable, arguments), parts))
+    for _, step, _ in timed:
+        for _ in range(3):
+            step.run()
+    whole: dict[int, list[float]] = defaultdict(list)
+    spans: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for _ in range(runs):  # in turns, so that what else the machine does is shared
+        for number, (executable, step, _) in enumerate(timed):
+            whole[number].append(step.run())
+            with executable.trace() as trace:
+                step.run()
+            for span in trace.steps[0][0].spans:
+                spans[number][span.row].append(span.end - span.begin)
+    for number, (executable, _, parts) in enumerate(timed):
+        program, rest = executable.program, median(whole[number])
+        for fragment, one in zip(program.fragments, parts, strict=True):
+            name = fragment.name.removeprefix(f"{fragment.mesh}.")
+            seconds = median(spans[number][name])
+            rest -= seconds
+            yield ProgramSample(devices=len(devices), is_step=False, parts=one, seconds=seconds)
+        called = Parts(
+            call=with_call(0.0, program, machine),
+            work={}, kernels=0.0, collectives=0.0, collective_seconds=0.0,
+        )  # fmt: skip
+        if rest > 0:
+            yield ProgramSample(devices=len(devices), is_step=True, parts=called, seconds=rest)
+
+
+def _settings(cluster: str, devices: int) -> Iterator[Settings]:
+    """Plans on one mesh: of samples alone, and also of weights, with groups of two sizes."""
+    yield Settings(cluster=cluster, inter="none", intra="data-parallel")
+    if devices > 2 and devices % 2 == 0:
+        yield Settings(cluster=cluster, intra="megatron", mesh_shape=f"{devices // 2}x2")
+
+
+def module_parts(planned: ir.Module, cluster: Cluster) -> list[Parts]:
+    """The parts of the seconds of each fragment of a plan for one micro-batch and one mesh."""
+    with populated(planned):
+        return [_parts(each, cluster) for each in annotated_fragments(planned)]
+
+
+def _parts(annotated: Annotated, cluster: Cluster) -> Parts:
+    fragment, device = annotated.fragment, cluster.device
+    devices = annotated.mesh.num_devices
+    call = call_seconds(fragment, 1, cluster, devices)
+    found = [it for it in collectives_of(annotated) if it.devices > 1]
+    exchanged = sum(_seconds(it, cluster.intra_host) for it in found)
+    # Of an even split. The plan may repeat some of it, so only the shares of the kinds are taken.
+    works, even = op_work.fused(body(fragment))[:-1], defaultdict[Kind, float](float)
+    kernels = sum(work.kernels for work in works)
+    for work in works:
+        compute = device.seconds(work.flops, 0.0, work.dtype, 1 / devices, work.kind)
+        seconds = work_seconds(work, device, 1 / devices) - work.kernels * device.launch
+        moves = float(seconds) > float(compute)
+        even["elementwise" if moves else work.kind] += float(seconds)
+    predicted = read_float(fragment, SECONDS) or 0.0
+    rest = max(predicted - call - exchanged - kernels * device.launch, 0.0)
+    share = rest / max(sum(even.values()), 1e-12)
+    return Parts(
+        call=call,
+        work={kind: seconds * share for kind, seconds in even.items()},
+        kernels=kernels,
+        collectives=float(sum(it.count for it in found)),
+        collective_seconds=exchanged,
+    )
+
+
+def _seconds(collective: Collective, link: Link) -> float:
+    """Seconds of collectives of one kind and size inside a host."""
+    if collective.kind == "collective-permute":
+        each = message_seconds(link, 1, float(collective.bytes))
+    else:
+        cost = inside_host(collective.kind, link, collective.devices)
+        each = float(cost.seconds(float(collective.bytes)))
+    return collective.count * each

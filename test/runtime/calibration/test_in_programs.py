@@ -1,0 +1,118 @@
+"""The figures of chains, corrected by what programs take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import pytest
+
+from alpa.dialects import parse
+from alpa.passes.cost.device import Call, Curve, Kind, Link, Machine
+from alpa.passes.cost.presets import PRESETS
+from alpa.passes.pipelines.clock import Clock
+from alpa.runtime.calibration.fit import Fit
+from alpa.runtime.calibration.in_programs import in_programs
+from alpa.runtime.calibration.models import Model
+from alpa.runtime.calibration.programs import Parts, ProgramSample, program_samples
+from alpa.runtime.calibration.text import cluster_text
+from alpa.runtime.compare_programs import compare_programs
+from alpa.runtime.planning import Settings, plan
+
+_LAUNCH = 2e-6
+_KINDS: tuple[Kind, ...] = ("matrix", "convolution", "elementwise")
+_ALL, _HALF = 4, 2
+TRUE = {"step": 3.0, "matrix": 1.2, "convolution": 2.5, "elementwise": 1.8}
+MORE, WAIT, SHARE = 15e-6, 80e-6, 0.6
+
+
+def chains() -> Fit:
+    """Figures of a device, and of collectives in one group of 4."""
+    preset = PRESETS["h100"]
+    curve = Curve(((1e4, 1e-5), (1e6, 1e-3)))
+    link = Link(bandwidth=1e9, latency=1e-5, collectives={"all-reduce": {4: curve}})
+    device = replace(preset.device, launch=_LAUNCH, call=Call(1e-4, 1e-6, 1e-6))
+    machine = Machine(device=device, intra_host=link, inter_host=preset.inter_host)
+    return Fit(machine=machine, residuals={}, spread=0.0)
+
+
+def samples() -> Iterator[ProgramSample]:
+    """What a machine takes that `TRUE`, `MORE` and `WAIT` describe."""
+    for devices, share in ((_ALL, 1.0), (_HALF, SHARE)):
+        for number in range(12):
+            work: dict[Kind, float] = {
+                kind: (1 + number * (3 + 2 * k) % 7) * 1e-3 for k, kind in enumerate(_KINDS)
+            }
+            parts = Parts(
+                call=1e-4 * (number % 3),
+                work=work,
+                kernels=float(10 * (number % 4)),
+                collectives=float(5 * (number % 5)),
+                collective_seconds=1e-4 * number,
+            )
+            seconds = parts.call + parts.collective_seconds + parts.kernels * (_LAUNCH + MORE)
+            seconds += sum(TRUE[kind] * it for kind, it in work.items()) + parts.collectives * WAIT
+            yield ProgramSample(
+                devices=devices, is_step=False, parts=parts, seconds=share * seconds
+            )
+        called = Parts(call=1e-3, work={}, kernels=0.0, collectives=0.0, collective_seconds=0.0)
+        yield ProgramSample(
+            devices=devices, is_step=True, parts=called, seconds=TRUE["step"] * 1e-3
+        )
+
+
+def test_what_is_exact_is_found_again() -> None:
+    before = chains()
+    found = in_programs(before, samples())
+    assert found.programs == pytest.approx({**TRUE, "launch": MORE, "wait": WAIT}, rel=1e-3)
+    assert found.residuals["programs"] < 1e-3
+    device, chain = found.machine.device, before.machine.device
+    assert device.launch == pytest.approx(_LAUNCH + MORE, rel=1e-3)
+    assert device.call == chain.call
+    assert device.step_call == pytest.approx([3 * it for it in chain.call], rel=1e-3)
+    assert device.alone == ((2.0, pytest.approx(SHARE, rel=1e-3)), (4.0, pytest.approx(1.0)))
+    for flops in (1e8, 1e11):
+        ratio = device.seconds(flops, 0.0, "f32") / chain.seconds(flops, 0.0, "f32")
+        assert ratio == pytest.approx(TRUE["matrix"], rel=1e-3)
+    ratio = device.seconds(0.0, 1e8, "f32") / chain.seconds(0.0, 1e8, "f32")
+    assert ratio == pytest.approx(TRUE["elementwise"], rel=1e-3)
+    curve = found.machine.intra_host.collectives["all-reduce"][4]
+    assert curve.seconds(1e4) == pytest.approx(1e-5 + WAIT, rel=1e-3)
+
+
+def test_programs_are_never_faster_than_chains() -> None:
+    fast = [replace(it, seconds=it.seconds / 100) for it in samples() if it.devices == _ALL]
+    found = in_programs(chains(), fast)
+    assert found.programs == pytest.approx(
+        {**dict.fromkeys(TRUE, 1.0), "launch": 0.0, "wait": 0.0}, abs=1e-2
+    )
+    assert found.machine.device.alone == ()
+
+
+def test_without_samples_nothing_changes() -> None:
+    assert in_programs(chains(), []) == chains()
+
+
+@pytest.mark.parametrize("kind", ["attention", "convolution"])
+def test_the_models_are_programs_that_plans_compute(kind: str) -> None:
+    model = Model(kind=kind, width=8, length=4, batch=4, layers=1)
+    module = model.lower()
+    planned = plan(module, Settings(cluster="cpu:1x4", inter="none"), Clock()).module
+    assert not compare_programs(parse(str(module)), planned).is_fault
+
+
+def test_modules_and_steps_are_measured() -> None:
+    text = cluster_text(
+        replace(chains(), machine=PRESETS["cpu"]), hosts=1, devices_per_host=4, about={}, comment=""
+    )
+    models = [Model(kind="attention", width=16, length=8, batch=8, layers=1)]
+    found = list(program_samples(jax.devices()[:4], text, models, runs=3))
+    modules = [it for it in found if not it.is_step]
+    # Two plans on all devices, one on half of them; each has a forward, a backward and an update.
+    assert [it.devices for it in modules] == 6 * [4] + 3 * [2]
+    assert all(it.seconds > 0 and it.parts.call >= 0 for it in found)
+    forward, backward, update = (it.parts for it in modules[:3])
+    assert 0 < forward.kernels < backward.kernels
+    assert backward.collectives > update.collectives == 0
+    assert set(forward.work) == {"matrix", "elementwise"}
