@@ -112,7 +112,8 @@ class IlpShardAnnotate(Pass):
     intra: Intra = option(
         "auto",
         "`auto` searches all strategies; `tapas` searches them as TAPAS does; `data-parallel`, "
-        "`zero2`, `zero3`, `heuristic`, `megatron` and `none` are the paper's baselines",
+        "`zero2`, `zero3`, `heuristic`, `megatron`, `megatron-zero2` and `none` are the paper's "
+        "baselines",
     )
     fold: bool = option(
         True,

@@ -11,6 +11,8 @@ whole space, so that all plans are compared by one model and can be executed.
   the cheapest strategy given those before it, like GSPMD's propagation from such annotations.
 * megatron: the first axis splits the batch, the others only tensors. The search takes the best of
   these layouts. States are replicated along the first axis.
+* megatron-zero2: megatron, where optimizer states may be split along the first axis, too, and
+  gradients are then reduce-scattered into them. Alpa's authors ran GPT on one mesh so.
 
 If the batch does not divide evenly over all axes, it is split over the first ones that divide it.
 """
@@ -33,8 +35,21 @@ from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.strategies import Strategy, strategy_of
 
-Intra = Literal["auto", "tapas", "data-parallel", "zero2", "zero3", "heuristic", "megatron", "none"]
+Intra = Literal[
+    "auto",
+    "tapas",
+    "data-parallel",
+    "zero2",
+    "zero3",
+    "heuristic",
+    "megatron",
+    "megatron-zero2",
+    "none",
+]
 StateKind = Literal["parameter", "optimizer"]
+_TENSOR_PARALLEL = ("megatron", "megatron-zero2")
+_SPLIT_UPDATES = ("zero2", "zero3", "megatron-zero2")
+"""Their updates run on parts of the states, and gradients are reduce-scattered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +69,7 @@ def is_baseline(intra: Intra) -> bool:
 
 def axes_differ(intra: Intra) -> bool:
     """Whether a baseline uses the axes of a mesh differently, so that their order matters."""
-    return intra == "megatron"
+    return intra in _TENSOR_PARALLEL
 
 
 def restrict(graph: ShardGraph, intra: Intra, batch: BatchDims, tensors: Tensors) -> None:
@@ -84,7 +99,7 @@ class _Restriction:
         wanted = [a for a, size in enumerate(sizes) if size > 1]
         if self.intra == "none":
             return ()
-        if self.intra == "megatron":
+        if self.intra in _TENSOR_PARALLEL:
             wanted = [a for a in wanted if a == 0 and len(sizes) > 1]
         axes: tuple[int, ...] = ()
         for axis in wanted:
@@ -99,31 +114,32 @@ class _Restriction:
         if dim is None:
             return self._state_fits(value, layout, placed)
         others = [axis for d, on in enumerate(layout) for axis in on if d != dim]
-        return layout[dim] == self.axes and (not others or self.intra == "megatron")
+        return layout[dim] == self.axes and (not others or self.intra in _TENSOR_PARALLEL)
 
     def _state_fits(self, value: ir.Value, layout: Layout, placed: Placed) -> bool:
         used = {axis for on in layout for axis in on}
-        if self.intra == "megatron":
-            return not used & set(self.axes)
         kind = self.tensors.states.get(value)
+        free = value in self.tensors.updates and self.intra in _SPLIT_UPDATES
+        if self.intra in _TENSOR_PARALLEL:
+            free = free or (kind == "optimizer" and self.intra in _SPLIT_UPDATES)
+            return free or not used & set(self.axes)
         sharded = kind == "optimizer" and self.intra in ("zero2", "zero3")
         sharded = sharded or (kind == "parameter" and self.intra == "zero3")
         if sharded:
             return len(used) == max(sum(map(len, other)) for other in placed.layouts)
-        free = value in self.tensors.updates and self.intra in ("zero2", "zero3")
         return free or not used
 
     def admits(self, op: ir.OpView, strategy: Strategy) -> bool:
         """Whether an op may take a strategy."""
         late = all(result in self.tensors.updates for result in op.results)
-        if late and self.intra in ("zero2", "zero3"):
+        if late and self.intra in _SPLIT_UPDATES:
             return True
         rule = self.graph.rule_of(op)
         assert rule is not None, "ops without a rule have no node"
-        if self.intra == "megatron":
-            return self._is_tensor_parallel(op, rule, strategy)
-        if strategy.scattered and self.intra not in ("zero2", "zero3"):
+        if strategy.scattered and self.intra not in _SPLIT_UPDATES:
             return False
+        if self.intra in _TENSOR_PARALLEL:
+            return self._is_tensor_parallel(op, rule, strategy)
         wanted = self._data_parallel(op, rule)
         return (strategy.operands, strategy.computed) == (wanted.operands, wanted.results)
 
@@ -138,12 +154,7 @@ class _Restriction:
         return split or whole
 
     def _is_tensor_parallel(self, op: ir.OpView, rule: ShardingRule, strategy: Strategy) -> bool:
-        """Whether axis 0 is where data parallelism has it, and the others are not on the batch.
-
-        Sums are all-reduced.
-        """
-        if strategy.scattered:
-            return False
+        """Whether axis 0 is where data parallelism has it, and the others are not on the batch."""
         ours = set(self.axes)
         wanted = self._data_parallel(op, rule)
         batch = self.batch.factors(op, rule)

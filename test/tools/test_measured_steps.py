@@ -7,13 +7,23 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import permutations
+from math import prod
 from pathlib import Path
 from statistics import median
 
 import jax
 import pytest
 
-from alpa.tools.measured_steps import MEASURED, RANKED, Step, fastest, main, predict
+from alpa.passes.cost.cluster import Cluster
+from alpa.tools.measured_steps import (
+    MEASURED,
+    RANKED,
+    Step,
+    fastest,
+    from_gpu_to_gpu,
+    main,
+    predict,
+)
 from alpa.tools.search_times import CASES, SearchError
 from alpa.tools.steps_here import CaseHere, StepHere
 
@@ -24,8 +34,31 @@ def test_the_models_are_planned_for_the_paper_s_gpus() -> None:
 
 
 def test_a_ratio_is_predicted_over_measured() -> None:
-    step = Step(program="x", cluster="y", measured=10.0, predicted=9.0, restricted={})
+    step = Step(program="x", cluster="y", measured=10.0, predicted=9.0, fastest=9.0, restricted={})
     assert step.ratio == pytest.approx(0.9)
+
+
+def test_restricted_searches_get_the_authors_restrictions() -> None:
+    for name, ranked in RANKED.items():
+        for kind, one in ranked.items():
+            shape = one.options[one.options.index("--mesh-shape") + 1]
+            cluster = Cluster.parse(CASES[name].cluster)
+            devices = cluster.num_devices if kind == "intra-only" else 1
+            assert prod(map(int, shape.split("x"))) == devices
+
+
+def test_the_authors_sent_from_gpu_to_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(from_gpu_to_gpu("v100-16gb:2x8"), encoding="utf-8")
+    found, preset = Cluster.parse(str(file)), Cluster.parse("v100-16gb:2x8")
+    assert found.device.memory == preset.device.memory
+    assert found.intra_host.between_meshes.bandwidth == 20e9
+    assert found.inter_host.between_meshes.bandwidth == preset.inter_host.bandwidth
+    groups, expected = found.intra_host.collectives, preset.intra_host.collectives
+    assert {kind: set(it) for kind, it in groups.items()} == {
+        k: set(it) for k, it in expected.items()
+    }
+    assert preset.intra_host.between_meshes.bandwidth < 20e9
 
 
 def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,14 +137,14 @@ def test_restricted_searches_are_not_predicted_faster(options: list[str]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["gpt-1.3b", "moe-1.3b", "moe-2.4b", "wresnet-4b"])
+@pytest.mark.parametrize("program", ["gpt-1.3b", "gpt-6.7b", "moe-1.3b", "moe-2.4b", "wresnet-4b"])
 def test_restricted_searches_are_ranked_as_measured(program: str, tmp_path: Path) -> None:
     """Where measured steps differ by more than 5 %."""
     file = tmp_path / "steps.json"
     assert main([program, "--ranking", "--json", str(file)]) == 0
     (step,) = json.loads(file.read_text())
     measured = {name: one.value for name, one in RANKED[program].items()} | {"whole": 1.0}
-    predicted = step["restricted"] | {"whole": step["predicted"]}
+    predicted = step["restricted"] | {"whole": step["fastest"]}
     assert set(measured) == set(predicted)
     for a, b in permutations(measured, 2):
         if measured[a] > 1.05 * measured[b]:

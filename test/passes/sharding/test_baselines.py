@@ -19,7 +19,15 @@ from alpa.dialects.plan import read_solver_reports
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.runtime.reference import compare
 
-BASELINES = ["data-parallel", "zero2", "zero3", "heuristic", "megatron", "none"]
+BASELINES = [
+    "data-parallel",
+    "zero2",
+    "zero3",
+    "heuristic",
+    "megatron",
+    "megatron-zero2",
+    "none",
+]
 PARTITION = (
     "simplify-trivial-ops,layer-cluster{{num-layers={stages}}},"
     "stage-mesh-partition{{cluster=cpu:2x2 num-stages={stages} num-micro-batches={batches}}}"
@@ -132,6 +140,19 @@ def test_megatron_splits_the_batch_along_the_first_axis_and_never_the_states():
     params, state, _, _ = arguments(1)
     assert len(states) == len(jax.tree.leaves((params, state)))
     assert not any("axis0" in dim for sharding in states for dim in sharding.axis_names)
+
+
+def test_megatron_with_zero2_splits_optimizer_states_along_the_first_axis_as_well():
+    module = planned("megatron-zero2")
+    function = main_function(module)
+    on_first: dict[str, set[bool]] = {"parameter": set(), "optimizer": set()}
+    for value, attributes in zip(body(function).arguments, read_arguments(function), strict=True):
+        if attributes.role == "state":
+            split = any("axis0" in dim for dim in sharding_of(value).axis_names)
+            on_first["optimizer" if attributes.input >= 4 else "parameter"].add(split)
+    assert on_first["parameter"] == {False}
+    assert True in on_first["optimizer"]
+    assert objective(module) <= objective(planned("megatron")) * (1 + 1e-9)
 
 
 def test_the_heuristic_cuts_every_matrix_along_one_dimension():
