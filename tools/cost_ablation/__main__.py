@@ -125,7 +125,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not options.no_times:
                 found.append(timed(known[name], list(costs["alpa"]), options))
         if found:
-            print(table(found))
+            print(f"all strategies of {len(found)} programs:\n\n{table(found)}\n")
+            fewer = [one.without_least_messages() for one in found]
+            print(f"without the one of the least messages:\n\n{table(fewer)}")
     except ClusterError as error:
         print(f"{error.place or 'cost_ablation'}: error: {error.message}", file=sys.stderr)
         return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from alpa.tools.cost_ablation.candidates import GAMMAS
+from alpa.tools.cost_ablation.candidates import BY_EQUATION, GAMMAS
 from alpa.tools.output import markdown_header, markdown_row
 from alpa.tools.plan_ranking.scores import Ranking, Times, accuracy, mean_reciprocal_rank
 
@@ -27,6 +27,14 @@ class Measured:
             for name, cost in self.costs[model].items()
         )
         return Ranking(program=self.program, plans=plans)
+
+    def without_least_messages(self) -> Measured:
+        """The program without the strategy that repeats compute to save messages."""
+        costs = {
+            model: {name: cost for name, cost in by_name.items() if name != BY_EQUATION}
+            for model, by_name in self.costs.items()
+        }
+        return Measured(program=self.program, costs=costs, seconds=self.seconds)
 
 
 def table(programs: Sequence[Measured]) -> str:

@@ -9,7 +9,12 @@ import pytest
 
 from alpa.passes.cost.cluster import Cluster
 from alpa.tools.cost_ablation.__main__ import main
-from alpa.tools.cost_ablation.candidates import GAMMAS, Strategies, equations
+from alpa.tools.cost_ablation.candidates import (
+    BY_EQUATION,
+    GAMMAS,
+    Strategies,
+    equations,
+)
 from alpa.tools.cost_ablation.programs import PROGRAMS
 from alpa.tools.cost_ablation.table import Measured, table
 from alpa.tools.plan_ranking.programs import MLPConfig, RankedProgram
@@ -112,6 +117,16 @@ def test_the_table_scores_each_model() -> None:
         "| + EC | 0.33 | 1.00 | 0.61 | 1 |",
         "| Alpa's | 0.33 | 1.00 | 0.61 |  |",
     ]
+
+
+def test_the_strategy_of_the_least_messages_can_be_left_out() -> None:
+    one = Measured(
+        program="one",
+        costs={"alpa": {"tapas": 2.0, BY_EQUATION: 1.0}},
+        seconds={"tapas": 1.0, BY_EQUATION: 2.0},
+    )
+    assert one.ranking("alpa").rank == 2
+    assert one.without_least_messages().ranking("alpa").rank == 1
 
 
 def test_gamma_is_chosen_by_the_other_programs() -> None:
