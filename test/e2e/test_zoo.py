@@ -105,7 +105,6 @@ def test_four_micro_batches_equal_plain_jax(
     ("family", "changes"),
     [
         ("gpt", {"num_layers": 2}),
-        ("wresnet", {"stage_sizes": (1, 1)}),
         *(pytest.param(family, {}, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
