@@ -75,6 +75,8 @@ def program_samples(
 ) -> Iterator[ProgramSample]:
     """Samples of each model in several plans, on all devices and on the first half of them.
 
+    On half of them, only the models of the first one's width are run.
+
     Args:
         cluster: the text of a cluster file for one host with all devices.
     """
@@ -83,7 +85,6 @@ def program_samples(
         if len(devices) > 1:
             half = len(devices) // 2
             some = [model for model in models if model.width == models[0].width]
-            some = some or list(models[:1])
             yield from _samples(devices[:half], _written(cluster, half, folder), some, runs)
 
 
