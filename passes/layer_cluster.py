@@ -145,9 +145,6 @@ class LayerCluster(Pass):
         for sentence in (*roles.ambiguous, *parts.doubts):
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
         markers = [o for o, op in enumerate(graph.ops) if marker_of(op) == LAYER_BOUNDARY]
-        for o in markers:
-            if not graph.operands[o]:
-                part[o] = None  # It stands between ops, and computes nothing of any part.
         forward = [o for o in range(len(graph.ops)) if part[o] == "forward"]
         boundaries = [bisect_left(forward, o) for o in markers if part[o] in (None, "forward")]
         starts = self._starts(function, graph, forward, boundaries)
