@@ -168,14 +168,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         solution = ilp.solve(problem, time_limit=options.time_limit, branch_gap=options.gap)
         if options.o is not None:
             options.o.write_text(json.dumps(list(solution.choice)) + "\n")
+    # A TimeoutError is an OSError, too.
+    except (CaseError, TimeoutError) as error:
+        print(f"error: {options.file}: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     except ilp.InfeasibleError as error:
         print(f"error: {options.file}: infeasible: {error}", file=sys.stderr)
-        return 1
-    except (CaseError, TimeoutError) as error:
-        print(f"error: {options.file}: {error}", file=sys.stderr)
         return 1
     except ilp.SolverFailedError as error:
         print(f"error: {error}", file=sys.stderr)

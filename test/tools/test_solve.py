@@ -5,6 +5,7 @@ import json
 from itertools import product
 from math import inf
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -156,3 +157,12 @@ def changed_pair(text: str, choice: list[int]) -> str:
 )
 def test_numbers_are_printed_in_full(value, text):
     assert solve.number(value) == text
+
+
+def test_too_little_time_is_an_error_of_its_own(tmp_path, capsys):
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps(CASE))
+    message = "the time limit came before any choice was found"
+    with patch.object(solve.ilp, "solve", side_effect=TimeoutError(message)):
+        assert solve.main([str(file)]) == 1
+    assert capsys.readouterr().err == f"error: {file}: {message}\n"

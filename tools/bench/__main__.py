@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from alpa.tools.bench.ablation import (
     without,
 )
 from alpa.tools.bench.cases import load, save
+from alpa.tools.bench.planted import plant
 from alpa.tools.bench.posing import POSED, pose
 from alpa.tools.bench.summary import Summary
 from alpa.tools.errors import fail
@@ -51,6 +54,16 @@ def pose_all(folder: Path, only: Sequence[str]) -> None:
                 f"{time.monotonic() - begun:.1f} s",
                 flush=True,
             )
+
+
+def plant_one(path: Path, nodes: int, seed: int) -> None:
+    """Writes an instance with a known optimum, and prints what is known."""
+    planted = plant(nodes, seed)
+    path.write_bytes(gzip.compress(json.dumps(planted.document).encode()))
+    print(
+        f"{path}: optimum {planted.optimum}, the limit binds at {planted.binding} times; "
+        f"with each node's cheapest strategy {planted.cheapest}"
+    )
 
 
 def step_group(text: str) -> tuple[str, ...]:
@@ -123,6 +136,14 @@ def parser() -> argparse.ArgumentParser:
     tuning.add_argument(
         "--factors", nargs="+", type=amount, default=[0.5, 2.0], help="default: 0.5 2"
     )
+    planting = commands.add_parser(
+        "plant",
+        description="Writes an instance of the contest whose optimum is known, and prints it.",
+        epilog="example: python -m alpa.tools.bench plant case.json.gz --nodes 40000 --seed 1",
+    )
+    planting.add_argument("file", type=Path, metavar="FILE.json.gz", help="where to write it")
+    planting.add_argument("--nodes", type=count, default=40_000, help="default: 40000")
+    planting.add_argument("--seed", type=int, default=0, help="default: 0")
     for command in (solver, tuning):
         command.add_argument(
             "cases",
@@ -150,6 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with until_the_reader_goes():
             if options.command == "pose":
                 pose_all(options.folder, options.only)
+                return 0
+            if options.command == "plant":
+                plant_one(options.file, options.nodes, options.seed)
                 return 0
             if options.command == "solver":
                 variants = [without(names) for names in options.steps]

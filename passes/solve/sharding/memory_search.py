@@ -60,6 +60,11 @@ class MemorySearch:
         self.index = {int(t): i for i, t in enumerate(self.memory.times)}
 
     @property
+    def is_large(self) -> bool:
+        """Whether visits node by node take too long."""
+        return len(self.problem.node_costs) > self.settings.tuning.large
+
+    @property
     def done(self) -> bool:
         return self.closed or time.monotonic() > self.deadline
 
@@ -78,7 +83,8 @@ class MemorySearch:
         if used[worst] <= self.problem.memory_limit:
             self.offer(choice)
             return
-        if far or used[worst] <= self.settings.tuning.far * self.problem.memory_limit:
+        near = far or used[worst] <= self.settings.tuning.far * self.problem.memory_limit
+        if near and not self.is_large:
             # The first one within memory is worth being late for: it takes a second at most.
             until = self.deadline if self.best is not None else inf
             repaired = repair(
@@ -89,18 +95,23 @@ class MemorySearch:
         moment = int(self.memory.times[worst])
         if moment not in self.prices:
             self.prices[moment] = 0.0
-            if self.value == inf and Step.ROW_CHECK in self.settings.steps:
+            if self.value == inf and Step.ROW_CHECK in self.settings.steps and not self.is_large:
                 self._check_row(moment)
 
     def offer(self, choice: tuple[int, ...]) -> None:
         """Takes a choice within memory, improved, where it is better than the best."""
-        better = improve_within(
-            self.problem, self.memory, choice, deadline=self.deadline, settings=self.settings
-        )
-        cost = self.problem.cost(better)
+        if not self.is_large:
+            choice = improve_within(
+                self.problem, self.memory, choice, deadline=self.deadline, settings=self.settings
+            )
+        self.take(choice)
+
+    def take(self, choice: tuple[int, ...]) -> None:
+        """Takes a choice within memory where it is better than the best."""
+        cost = self.problem.cost(choice)
         if cost < self.value:
-            self.best, self.value = better, cost
-            self._add_plane(better, self.memory.over_time(better))
+            self.best, self.value = choice, cost
+            self._add_plane(choice, self.memory.over_time(choice))
 
     def _add_plane(self, choice: tuple[int, ...], used: np.ndarray) -> None:
         cost = self.problem.cost(choice)

@@ -184,14 +184,32 @@ class Memory:
         strides = [(u.bytes.shape[1], 1) if u.bytes.ndim == 2 else (1, 0) for u in problem.usages]
         self._strides = np.array(strides, dtype=np.int64).reshape(-1, 2)
 
-    def over_time(self, choice: Sequence[int]) -> np.ndarray:
+    def over_time(self, choice: Sequence[int] | np.ndarray) -> np.ndarray:
         """Bytes in use at each of ``times``."""
+        every = np.arange(len(self.first))
+        return self.summed(every, self.held(every, np.asarray(choice, dtype=np.int64)))
+
+    def held(self, usages: np.ndarray, choice: np.ndarray) -> np.ndarray:
+        """Bytes of each of these usages, by number."""
+        chosen = choice[self._ends[usages]]
+        return self._flat[self._begin[usages] + (chosen * self._strides[usages]).sum(axis=1)]
+
+    def summed(self, usages: np.ndarray, held: np.ndarray) -> np.ndarray:
+        """Bytes at each of ``times`` when these usages hold so many."""
         change = np.zeros(len(self.times) + 1)
-        chosen = np.asarray(choice, dtype=np.int64)[self._ends]
-        held = self._flat[self._begin + (chosen * self._strides).sum(axis=1)]
-        np.add.at(change, self.first, held)
-        np.subtract.at(change, self.end, held)
+        np.add.at(change, self.first[usages], held)
+        np.subtract.at(change, self.end[usages], held)
         return np.cumsum(change)[:-1]
+
+    @cached_property
+    def usages_of(self) -> tuple[np.ndarray, np.ndarray]:
+        """The usages of all nodes, sorted by node, and where those of each node begin."""
+        count = len(self._problem.node_costs)
+        single = self._ends[:, 0] == self._ends[:, 1]
+        nodes = np.concatenate([self._ends[:, 0], self._ends[~single, 1]])
+        usages = np.concatenate([np.arange(len(self._ends)), np.flatnonzero(~single)])
+        begins = np.append(0, np.cumsum(np.bincount(nodes, minlength=count)))
+        return usages[np.argsort(nodes, kind="stable")], begins
 
     @cached_property
     def holdings(self) -> list[Holding]:

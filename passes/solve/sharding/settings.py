@@ -49,6 +49,8 @@ class Step(Enum):
     """branch and bound on the strategies of the choices seen (``combine``)"""
     EXACT_PRICES = "exact_prices"
     """prices by solving each priced problem"""
+    FORESTS = "forests"
+    """the best strategies of random forests, at prices of all times (``forests``)"""
     REPAIR = "repair"
     """a choice above the limit is repaired (``repair.repair``)"""
     DESCENT_WITHIN = "descent_within"
@@ -152,6 +154,36 @@ class Tuning:
     minutes of search on gpt-39b without folding (130802e)."""
     descent_within_rounds: int = 20
     """Rounds over the nodes of ``improve_within``."""
+
+    # Forests (forests). The instances are those of the contest, see docs/solver.md.
+    large: int = 5000
+    """Nodes above which forests are searched first, and Python visits no node again and again."""
+    wide: float = 20.0
+    """The logarithm of the ratio between the first prices of the fullest and of an empty time."""
+    price_growth: float = 0.5
+    """The logarithm of the most that a price grows from one round to the next."""
+    price_sweeps: int = 3
+    """Double sweeps at each vector of prices."""
+    polish: int = 4
+    """Forests in turn, after which a choice read off the shifts seldom gains much."""
+    nearly: float = 0.1
+    """Prices of all times have grown enough where the excess is below this part of the limit."""
+    growing: float = 0.4
+    """The part of the time that prices may take until then."""
+    fit_growth: float = 0.1
+    """The same where the excess is small: to a choice that fits."""
+    balls: int = 3
+    """Changes of small neighbourhoods, per forest of the whole graph."""
+    ball: int = 400
+    """Nodes of a neighbourhood, at most."""
+    pool: int = 6
+    """Choices read off the shifts, from which neighbourhoods take strategies."""
+    pool_every: int = 40
+    """Rounds after which two more are read off."""
+    closing: float = 0.03
+    """The part of the time that is left for checks of the result."""
+    idle_rounds: int = 100
+    """Rounds without a better choice after which a problem that is not large is left to others."""
 
     # Prices of the stage search (pareto)
     pareto_gain: float = 0.1

@@ -11,6 +11,7 @@ is a sharding problem without memory; v is a lower bound, and its maximum over l
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ import numpy as np
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.bound import approach, dual_bound, prune
 from alpa.passes.solve.sharding.fit import without_oversized
+from alpa.passes.solve.sharding.forests import ForestSearch
 from alpa.passes.solve.sharding.fuse import combine
 from alpa.passes.solve.sharding.memory_search import MemorySearch, SolveFree
 from alpa.passes.solve.sharding.mip import branch
@@ -87,11 +89,12 @@ def _try_free(search: MemorySearch, gap: float) -> bool:
     """
     bare, limit = replace(search.problem, usages=()), search.problem.memory_limit
     tuning, peak = search.settings.tuning, inf
+    surely = 1.0 if search.is_large else tuning.surely
     if Step.GLANCE in search.settings.steps:
         glance = approach(bare, near=inf, enough=inf, deadline=inf, settings=search.settings)
         search.bound, search.messages = glance.bound, glance.messages
         peak, _ = search.memory.peak(glance.choice)
-        if peak > tuning.surely * limit:
+        if peak > surely * limit:
             search.see(glance.choice, far=True)
             return False
     found = search.solve_free(bare, gap if peak <= limit else max(gap, tuning.coarse))
@@ -107,7 +110,10 @@ def _try_free(search: MemorySearch, gap: float) -> bool:
 
 def _run(search: MemorySearch) -> None:
     """Takes the steps from cheap to expensive, until the gap is closed."""
-    for step, take in _STEPS.items():
+    steps = _STEPS
+    if search.is_large:
+        steps = {Step.FORESTS: _STEPS[Step.FORESTS]} | steps
+    for step, take in steps.items():
         if step in search.settings.steps:
             take(search)
         if search.done:
@@ -150,6 +156,29 @@ def _combine(search: MemorySearch) -> None:
     )
     if found is not None:
         search.see(found)
+
+
+def _search_forests(search: MemorySearch) -> None:
+    """Looks for better choices by forests: to the deadline where the problem is large, else until
+    that finds no more for a while."""
+    tuning, now = search.settings.tuning, time.monotonic()
+    deadline = now + (1 - tuning.closing) * (search.deadline - now)
+    forests = ForestSearch(
+        search.problem, search.memory, deadline=deadline, settings=search.settings
+    )
+    forests.start(search.best)
+    search.bound = max(search.bound, min(forests.bound, search.value, forests.value))
+    if forests.best is None:
+        return
+    idle, rounds = 0, forests.improve()
+    while idle < tuning.idle_rounds or search.is_large:
+        value = forests.value
+        if next(rounds, False) is False:
+            break
+        idle = 0 if forests.value < value else idle + 1
+        if forests.value - search.bound <= search.gap * abs(forests.value):
+            break
+    search.take(tuple(forests.best.tolist()))
 
 
 def _maximise_bound(search: MemorySearch, *, rough: bool) -> None:
@@ -289,6 +318,7 @@ _STEPS: dict[Step, Callable[[MemorySearch], None]] = {
     Step.MORE_SWEEPS: _sweep_on,
     Step.COMBINATION: _combine,
     Step.EXACT_PRICES: partial(_maximise_bound, rough=False),
+    Step.FORESTS: _search_forests,
 }
 
 

@@ -1,0 +1,232 @@
+"""A search within memory for problems with many nodes, or with memory binding at many times.
+
+1. Prices of all times grow where a choice breaks the limit, and fall where it leaves room. The
+   choice is read off the shifts of dual ascent at these prices, then improved by forests
+   (``forest``).
+2. From the last one, prices grow until it fits.
+3. It is improved within memory: by forests of the whole graph, and by those of small neighbourhoods
+   after a few of their nodes have changed. Of each result the parts that gain and fit are taken
+   (``exchange``).
+
+Every vector of prices gives a bound. The search is random, with a fixed seed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from math import inf
+
+import numpy as np
+
+from alpa.passes.solve.sharding.exchange import Pricing, parts, take_parts
+from alpa.passes.solve.sharding.forest import Forest
+from alpa.passes.solve.sharding.messages import Messages
+from alpa.passes.solve.sharding.problem import Memory, Problem
+from alpa.passes.solve.sharding.settings import Settings
+
+
+class ForestSearch:
+    """Of one problem, with at least one usage."""
+
+    def __init__(
+        self, problem: Problem, memory: Memory, *, deadline: float, settings: Settings
+    ) -> None:
+        self._problem, self._memory, self._tuning = problem, memory, settings.tuning
+        self._limit, self._deadline = max(problem.memory_limit, 1e-300), deadline
+        large = len(problem.node_costs) > self._tuning.large
+        self._messages = Messages(
+            problem, order=_colours(problem) if large else None, settings=settings
+        )
+        self._flat = self._messages.flat
+        self._pricing = Pricing(self._flat, problem, memory)
+        degrees = np.diff(self._flat.ends_of[1])
+        # Two leaves with an edge between them are no leaves of anything else.
+        leaf = degrees <= 1
+        leaf[self._flat.node[leaf[self._flat.node] & leaf[self._flat.other]]] = False
+        self._leaves, self._inner = np.flatnonzero(leaf), np.flatnonzero(~leaf)
+        self._random = np.random.default_rng(0)
+        self._pool: list[np.ndarray] = []
+        self._costs, self._entries = self._flat.costs, self._flat.entries
+        self._prices = np.zeros(len(memory.times))
+        self.bound = -inf
+        self.best: np.ndarray | None = None
+        self.value = inf
+
+    def start(self, choice: tuple[int, ...] | None) -> None:
+        """Finds prices and a choice within memory; a known ``choice`` fits."""
+        now = time.monotonic()
+        until = now + self._tuning.growing * (self._deadline - now)
+        self._prices = self._first_prices()
+        last: np.ndarray | None = None
+        for _ in range(self._tuning.price_rounds):
+            self._charge()
+            last = self._read(last)
+            excess = self._excess(last)
+            self._offer(last, excess)
+            if excess.max() <= self._tuning.nearly or time.monotonic() > until:
+                break
+            steep = max(0.05, 0.5 * float(excess.max()))
+            self._prices *= np.exp(self._tuning.price_growth * np.clip(excess / steep, -0.5, 1.0))
+            self._keep_positive()
+        if choice is not None:
+            known = np.array(choice, dtype=np.int64)
+            self._offer(known, self._excess(known))
+        if last is not None:
+            self._fit(last)
+
+    def improve(self) -> Iterator[None]:
+        """Rounds of changes to the best choice, which fits; each may find better ones."""
+        assert self.best is not None
+        memory, limit, tuning = self._memory, self._problem.memory_limit, self._tuning
+        choice = self.best
+        used = memory.over_time(choice)
+        for number in range(10**9):
+            self._charge(sweeps=0)
+            if number % tuning.pool_every == 0:
+                self._fill_pool()
+            whole = self._whole().solve(self._costs, self._entries, choice)
+            candidates = [whole]
+            for k in range(1 + tuning.balls):
+                found = candidates.pop() if candidates else self._ball(choice)
+                if time.monotonic() > self._deadline:
+                    return
+                if (found != choice).any():
+                    differ = parts(self._flat, self._costs, self._entries, choice, found)
+                    choice, used = take_parts(differ, memory, limit, choice, found, used)
+                    if k == 0 or self._flat.cost(choice) < self.value:
+                        self._offer(choice, used / self._limit - 1)
+            excess = self._excess(whole)
+            self._prices *= np.exp(0.3 * np.clip(excess, -0.1, 0.1))
+            self._keep_positive()
+            yield
+
+    def _charge(self, sweeps: int | None = None) -> None:
+        """Charges the prices, sweeps at them, and notes the bound."""
+        self._costs, self._entries = self._pricing.at(self._prices)
+        self._messages.costs, self._messages.entries = self._costs, self._entries
+        sweeps = self._tuning.price_sweeps if sweeps is None else sweeps
+        for _ in range(sweeps):
+            self._messages.sweep(forward=True)
+            self._messages.sweep(forward=False)
+        if sweeps:
+            paid = self._problem.memory_limit * float(self._prices.sum())
+            self.bound = max(self.bound, self._messages.bound()[0] - paid)
+
+    def _first_prices(self) -> np.ndarray:
+        """As much as the problem without memory costs, most of it where the least is held."""
+        for _ in range(self._tuning.price_sweeps):
+            self._messages.sweep(forward=True)
+            self._messages.sweep(forward=False)
+        self.bound = self._messages.bound()[0]
+        usages = self._problem.usages
+        least = np.array([float(usage.bytes.min()) for usage in usages])
+        full = self._memory.summed(np.arange(len(usages)), least)
+        weights = np.exp(self._tuning.wide * (full / max(float(full.max()), 1e-300) - 1))
+        finite = self._flat.entries[np.isfinite(self._flat.entries)]
+        unit = abs(self.bound) or float(np.abs(finite).max(initial=0.0)) or 1.0
+        return weights / weights.sum() * unit / self._limit
+
+    def _keep_positive(self) -> None:
+        self._prices = np.maximum(self._prices, 0.01 * self._prices.mean())
+
+    def _excess(self, choice: np.ndarray) -> np.ndarray:
+        """Of the limit, over time, in parts of it."""
+        return self._memory.over_time(choice) / self._limit - 1
+
+    def _offer(self, choice: np.ndarray, excess: np.ndarray) -> None:
+        cost = self._flat.cost(choice)
+        if excess.max() <= 0 and cost < self.value:
+            self.best, self.value = choice, cost
+
+    def _whole(self) -> Forest:
+        order = self._inner[self._random.permutation(self._inner.size)]
+        return Forest(self._flat, order, self._leaves)
+
+    def _read(self, last: np.ndarray | None) -> np.ndarray:
+        """The best at the prices of choices read off the shifts, and of the last one."""
+        starts = self._rounded()
+        found = [self._polish(start) for start in starts]
+        if last is not None:
+            found.append(self._polish(last))
+        return min(found, key=self._priced_cost)
+
+    def _rounded(self) -> list[np.ndarray]:
+        read: list[np.ndarray] = []
+        for forward in (True, False):
+            self._messages.sweep(forward=forward)
+            read.append(np.array(self._messages.round(forward=not forward), dtype=np.int64))
+        return read
+
+    def _polish(self, choice: np.ndarray) -> np.ndarray:
+        for _ in range(self._tuning.polish):
+            choice = self._whole().solve(self._costs, self._entries, choice)
+        return choice
+
+    def _priced_cost(self, choice: np.ndarray) -> float:
+        flat = self._flat
+        nodes = self._costs[flat.begins + choice].sum()
+        return float(nodes + self._entries[flat.pairs(flat.forward, choice)].sum())
+
+    def _fit(self, choice: np.ndarray) -> None:
+        """Lets prices grow where a choice breaks the limit, until it fits."""
+        excess, growth = self._excess(choice), self._tuning.fit_growth
+        for _ in range(self._tuning.price_rounds):
+            fits = excess.max() <= 0 and self._flat.cost(choice) < inf
+            if fits or time.monotonic() > self._deadline:
+                break
+            self._prices *= np.exp(growth * np.clip(20 * excess, 0.0, 1.0))
+            growth = min(1.05 * growth, 1.0)
+            self._keep_positive()
+            self._charge(sweeps=0)
+            choice = self._whole().solve(self._costs, self._entries, choice)
+            excess = self._excess(choice)
+        self._offer(choice, excess)
+
+    def _fill_pool(self) -> None:
+        for _ in range(self._tuning.price_sweeps):
+            self._messages.sweep(forward=True)
+            self._messages.sweep(forward=False)
+        self._pool += [self._polish(choice) for choice in self._rounded()]
+        self._pool = self._pool[-self._tuning.pool :]
+
+    def _ball(self, choice: np.ndarray) -> np.ndarray:
+        """A choice where a few nodes of a neighbourhood have changed, and all of it is improved."""
+        flat, random = self._flat, self._random
+        nodes = random.integers(flat.num_nodes, size=1)
+        size = int(random.integers(self._tuning.ball // 8, self._tuning.ball + 1))
+        while True:
+            more = np.unique(np.append(nodes, flat.other[flat.ends_at(nodes)]))
+            if more.size == nodes.size or more.size > size:
+                break
+            nodes = more
+        if more.size > nodes.size:
+            fresh = np.setdiff1d(more, nodes)
+            nodes = np.append(nodes, random.permutation(fresh)[: size - nodes.size])
+        changed = choice.copy()
+        if random.random() < 0.5:
+            some = nodes
+            changed[some] = self._pool[int(random.integers(len(self._pool)))][some]
+        else:
+            some = nodes[random.random(nodes.size) < random.uniform(0.02, 0.3)]
+            changed[some] = (random.random(some.size) * flat.sizes[some]).astype(np.int64)
+        # The changed ones come last at first, so that most of them stay as they are.
+        keys = random.random(nodes.size) + np.isin(nodes, some)
+        for _ in range(self._tuning.polish):
+            forest = Forest(flat, nodes[np.argsort(keys)])
+            changed = forest.solve(self._costs, self._entries, changed)
+            keys = random.random(nodes.size)
+        return changed
+
+
+def _colours(problem: Problem) -> np.ndarray:
+    """An order of the nodes colour by colour, no two of a colour neighbours: few levels."""
+    around: list[list[int]] = [[] for _ in problem.node_costs]
+    for edge in problem.edges:
+        around[edge.source].append(edge.target)
+        around[edge.target].append(edge.source)
+    colour = [-1] * len(around)
+    for node in sorted(range(len(around)), key=lambda node: -len(around[node])):
+        taken = {colour[other] for other in around[node]}
+        colour[node] = next(k for k in range(len(taken) + 1) if k not in taken)
+    return np.argsort(np.array(colour), kind="stable")
