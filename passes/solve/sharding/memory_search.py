@@ -65,6 +65,12 @@ class MemorySearch:
         return len(self.problem.node_costs) > self.settings.tuning.large
 
     @property
+    def is_far(self) -> bool:
+        """Whether no choice is known whose cost is near the bound."""
+        far = self.settings.tuning.wide_gap * abs(self.value)
+        return self.value == inf or self.value - self.bound > far
+
+    @property
     def done(self) -> bool:
         return self.closed or time.monotonic() > self.deadline
 

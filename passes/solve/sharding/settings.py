@@ -158,6 +158,8 @@ class Tuning:
     # Forests (forests). The instances are those of the contest, see docs/solver.md.
     large: int = 5000
     """Nodes above which forests are searched first, and Python visits no node again and again."""
+    wide_gap: float = 0.2
+    """Forests come before exact prices where the gap is a larger part of the cost than this."""
     wide: float = 20.0
     """The logarithm of the ratio between the first prices of the fullest and of an empty time."""
     price_growth: float = 0.5

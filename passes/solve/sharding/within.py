@@ -110,10 +110,15 @@ def _try_free(search: MemorySearch, gap: float) -> bool:
 
 def _run(search: MemorySearch) -> None:
     """Takes the steps from cheap to expensive, until the gap is closed."""
-    steps = _STEPS
+    order = list(_STEPS)
     if search.is_large:
-        steps = {Step.FORESTS: _STEPS[Step.FORESTS]} | steps
-    for step, take in steps.items():
+        order.insert(0, Step.FORESTS)
+    while order:
+        step, take = order[0], _STEPS[order.pop(0)]
+        if step is Step.EXACT_PRICES and search.is_far and Step.FORESTS in order:
+            # They seldom end on a problem this hard.
+            order = [Step.FORESTS, step]
+            continue
         if step in search.settings.steps:
             take(search)
         if search.done:
