@@ -2,7 +2,7 @@
 
 Where the edges between some nodes make no cycle, dynamic programming from the leaves to the roots
 finds their best strategies, given all others. In the graphs of programs most nodes have few edges:
-a random forest holds most of them, so that a few of them in turn reach what single changes never do.
+a random forest holds most, so that a few of them in turn reach what single changes never do.
 """
 
 from __future__ import annotations
