@@ -99,9 +99,9 @@ class SolverReport(Record):
     """One entry of `alpa.solver`: what is proven about the shardings of a mesh.
 
     Seconds and bytes are per step and device. `status` is `optimal` (the objective equals the bound
-    to 1e-6 of it), `within_gap`, `folded` or `time_limit`. `bound` and `gap` refer to `problem`. If
+    to 1e-6 of it), `within_gap` or `time_limit`. `status`, `bound` and `gap` refer to `problem`. If
     that is `folded`, equal layers have the same shardings, and an assignment in which they differ
-    may cost less than `bound`: then `status` is not `optimal`, whatever the gap.
+    may cost less than `bound`.
     """
 
     NAME: ClassVar[str] = SOLVER

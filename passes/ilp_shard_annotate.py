@@ -292,7 +292,7 @@ class IlpShardAnnotate(Pass):
         report = SolverReport(
             mesh=mesh.name,
             intra=self.intra,
-            status=solution.status if is_whole or solution.status == "time_limit" else "folded",
+            status=solution.status,
             objective=solution.objective,
             bound=solution.bound,
             variables=solution.variables,

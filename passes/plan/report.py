@@ -40,7 +40,7 @@ from alpa.passes.sharding.rules import populated
 
 Per = Literal["micro-batch", "step"]
 
-_STATUSES = ("optimal", "within_gap", "folded", "time_limit")
+_STATUSES = ("optimal", "within_gap", "time_limit")
 """From the strongest statement to the weakest."""
 _JSON_NAMES = {"source": "from", "target": "to"}
 
@@ -49,11 +49,10 @@ _JSON_NAMES = {"source": "from", "target": "to"}
 class SolverSummary:
     """What is proven about the shardings, all meshes together; seconds per step.
 
-    `status` is the weakest status of all meshes: `folded` says that nothing is proven about plans
-    that shard equal layers differently. `bound` is a lower bound of the problems that were
+    `status` is the weakest status of all meshes. `bound` is a lower bound of the problems that were
     solved. `folded_bound` is a lower bound of the problems in which equal layers are sharded alike;
-    None if there are no equal layers. If a mesh's `problem` is `folded`, both bounds refer to the
-    folded problem: a plan that shards equal layers differently may cost less.
+    None if there are no equal layers. If a mesh's `problem` is `folded`, status and bounds refer to
+    the folded problem: a plan that shards equal layers differently may cost less.
     """
 
     status: str
