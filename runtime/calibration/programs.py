@@ -75,8 +75,6 @@ def program_samples(
 ) -> Iterator[ProgramSample]:
     """Samples of each model in several plans, on all devices and on the first half of them.
 
-    On half of them, only the models of the first one's width are run.
-
     Args:
         cluster: the text of a cluster file for one host with all devices.
     """
@@ -84,8 +82,7 @@ def program_samples(
         yield from _samples(devices, _written(cluster, len(devices), folder), models, runs)
         if len(devices) > 1:
             half = len(devices) // 2
-            some = [model for model in models if model.width == models[0].width]
-            yield from _samples(devices[:half], _written(cluster, half, folder), some, runs)
+            yield from _samples(devices[:half], _written(cluster, half, folder), models, runs)
 
 
 def _written(cluster: str, devices: int, folder: str) -> str:

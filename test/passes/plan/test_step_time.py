@@ -54,7 +54,7 @@ def plan(text: str, cluster: str, options: str) -> tuple[float, ir.Module]:
     )
     found = Plan.read(main_function(module))
     assert found is not None
-    rest = "ilp-shard-annotate,insert-cross-mesh-reshard"
+    rest = "place-gradient-reductions,ilp-shard-annotate,insert-cross-mesh-reshard"
     return found.predicted_step_seconds, alpa.passes.run(module, rest)
 
 
