@@ -289,16 +289,7 @@ class IlpShardAnnotate(Pass):
                 f"{mesh.name}: tying equal layers would cost "
                 f"{folded.objective / solution.objective - 1:.2%} of the step",
             )
-        report = SolverReport(
-            mesh=mesh.name,
-            intra=self.intra,
-            status=solution.status,
-            objective=solution.objective,
-            bound=solution.bound,
-            variables=solution.variables,
-            peak_bytes=round(solution.peak_bytes),
-            problem="whole" if is_whole else "folded",
-            folded_objective=folded.objective if is_folded else None,
-            folded_bound=folded.bound if is_folded else None,
+        report = mesh.report(
+            self.intra, solution, is_whole=is_whole, folded=folded if is_folded else None
         )
         return choice, report

@@ -274,15 +274,11 @@ def _between(measured: Mapping[int, Cost | Curve], size: int) -> Cost | Curve | 
 
 def all_gather(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds until each device on ``axis`` holds the result of ``num_bytes`` bytes."""
-    if mesh.equation is not None:
-        return mesh.by_equation(mesh.equation, "all-gather", (axis,), num_bytes)
     return _share(mesh, lambda size: _gather(mesh, "all-gather", axis, size), num_bytes)
 
 
 def reduce_scatter(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds to sum an operand of ``num_bytes`` bytes per device, a part of it on each device."""
-    if mesh.equation is not None:
-        return mesh.by_equation(mesh.equation, "reduce-scatter", (axis,), num_bytes)
 
     def alone(size: Bytes) -> Bytes:
         return _gather(mesh, "reduce-scatter", axis, size)
@@ -291,9 +287,19 @@ def reduce_scatter(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
 
 
 def _gather(mesh: LogicalMesh, kind: Collective, axis: int, num_bytes: Bytes) -> Bytes:
+    found = _given(mesh, kind, (axis,), num_bytes)
+    return _ring(mesh.links[axis], mesh.sizes[axis], num_bytes) if found is None else found
+
+
+def _given(
+    mesh: LogicalMesh, kind: Collective, axes: tuple[int, ...], num_bytes: Bytes
+) -> Bytes | None:
+    """Seconds by the mesh's equation or by what was measured; None if it has neither."""
+    if mesh.equation is not None:
+        return mesh.by_equation(mesh.equation, kind, axes, num_bytes)
     if mesh.measured is not None:
-        return mesh.measured.seconds(kind, (axis,), num_bytes)
-    return _ring(mesh.links[axis], mesh.sizes[axis], num_bytes)
+        return mesh.measured.seconds(kind, axes, num_bytes)
+    return None
 
 
 def _share(
@@ -301,7 +307,7 @@ def _share(
 ) -> Bytes:
     """Seconds of a collective, or of its share of a combined one whose results are so many parts
     of its operands."""
-    if mesh.combined == 1:
+    if mesh.combined == 1 or mesh.equation is not None:
         return alone(num_bytes)
     share = np.minimum(1.0, np.maximum(num_bytes / (parts * _COMBINED), 1 / mesh.combined))
     return cast(Bytes, share * alone(cast(Bytes, num_bytes / share)))
@@ -309,11 +315,8 @@ def _share(
 
 def all_to_all(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     """Seconds to exchange parts of an operand of ``num_bytes`` bytes per device along ``axis``."""
-    if mesh.equation is not None:
-        return mesh.by_equation(mesh.equation, "all-to-all", (axis,), num_bytes)
-    if mesh.measured is not None:
-        return mesh.measured.seconds("all-to-all", (axis,), num_bytes)
-    return _ring(mesh.exchange_links[axis], mesh.sizes[axis], num_bytes)
+    found = _given(mesh, "all-to-all", (axis,), num_bytes)
+    return _ring(mesh.exchange_links[axis], mesh.sizes[axis], num_bytes) if found is None else found
 
 
 def message_seconds(link: Link, senders: int, num_bytes: Bytes) -> Bytes:
@@ -337,13 +340,12 @@ def all_reduce(mesh: LogicalMesh, axes: int | tuple[int, ...], num_bytes: Bytes)
     Over several ideal ones it is hierarchical: reduce-scatters axis by axis, then all-gathers
     backwards, in the order that is cheapest for the largest ``num_bytes``.
     """
-    over = (axes,) if isinstance(axes, int) else axes
-    if mesh.equation is not None:
-        return mesh.by_equation(mesh.equation, "all-reduce", over, num_bytes)
 
     def alone(size: Bytes) -> Bytes:
-        if mesh.measured is not None:
-            return mesh.measured.seconds("all-reduce", over, size)
+        over = (axes,) if isinstance(axes, int) else axes
+        found = _given(mesh, "all-reduce", over, size)
+        if found is not None:
+            return found
         if isinstance(axes, int):
             return 2 * _ring(mesh.links[axes], mesh.sizes[axes], size)
         orders = permutations(axes)

@@ -21,13 +21,13 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.mpmd_types import MeshTensor, mesh_of, read_topology
-from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
+from alpa.dialects.plan import MeshAssignment, Plan, SolverReport, read_meshes
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
 from alpa.passes.sharding.accumulation import accumulation_seconds, is_accumulated
-from alpa.passes.sharding.baselines import StateKind, Tensors
+from alpa.passes.sharding.baselines import Intra, StateKind, Tensors
 from alpa.passes.sharding.copies import charge_storage, local_bytes
 from alpa.passes.sharding.gradient_reductions import is_placed, reduced_later
 from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
@@ -37,7 +37,12 @@ from alpa.passes.sharding.rules import RuleOf
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.sums import deferrable
 from alpa.passes.sharding.versions import Versions
-from alpa.passes.solve.sharding.problem import OutOfMemoryError, Problem, with_edges_of_usages
+from alpa.passes.solve.sharding.problem import (
+    OutOfMemoryError,
+    Problem,
+    Solution,
+    with_edges_of_usages,
+)
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,27 @@ class MeshProblem:
             "(1f1b), add devices, or let stage-mesh-partition cut other stages with a larger "
             "reserve",
             missing=error.needed / error.limit - 1,
+        )
+
+    def report(
+        self, intra: Intra, solution: Solution, *, is_whole: bool, folded: Solution | None
+    ) -> SolverReport:
+        """What is proven about a solution of the whole problem, or of the folded one.
+
+        Args:
+            folded: the solution in which equal layers are alike, if there are equal layers.
+        """
+        return SolverReport(
+            mesh=self.name,
+            intra=intra,
+            status=solution.status,
+            objective=solution.objective,
+            bound=solution.bound,
+            variables=solution.variables,
+            peak_bytes=round(solution.peak_bytes),
+            problem="whole" if is_whole else "folded",
+            folded_objective=None if folded is None else folded.objective,
+            folded_bound=None if folded is None else folded.bound,
         )
 
     def tensors(self) -> Tensors:

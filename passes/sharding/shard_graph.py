@@ -327,9 +327,10 @@ class ShardGraph:
             if not isinstance(type_, ir.RankedTensorType):
                 return None
             rank, itemsize = type_.rank, element_bytes(type_.element_type)
-            timed = replace(mesh, combined=combined)
             key = ("table", rank, combined, mesh.backward)
-            table = self.cache.once(key, lambda: ReshardTable(timed, rank))
+            table = self.cache.once(
+                key, lambda: ReshardTable(replace(mesh, combined=combined), rank)
+            )
             matrix = sums.matrix_with_sums(table, source, target, tuple(type_.shape), itemsize)
             return weight * matrix if matrix.any() else None
 

@@ -89,18 +89,7 @@ def _answer(
     remark(mesh.function.location, f"{mesh.name}: {text(found, settings)}")
     solution = found.solution
     tied = found.searched_nodes < len(solution.choice)
-    report = SolverReport(
-        mesh=mesh.name,
-        intra="tapas",
-        status=solution.status,
-        objective=solution.objective,
-        bound=solution.bound,
-        variables=solution.variables,
-        peak_bytes=round(solution.peak_bytes),
-        problem="folded" if tied else "whole",
-        folded_objective=solution.objective if tied else None,
-        folded_bound=solution.bound if tied else None,
-    )
+    report = mesh.report("tapas", solution, is_whole=not tied, folded=solution if tied else None)
     return list(solution.choice), report
 
 
