@@ -17,6 +17,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -119,11 +120,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             inter_host=PRESETS[preset].inter_host,
         )
         comment = f"Not measured: the link between hosts is that of the preset {preset}."
-        shape = {"hosts": 1, "devices_per_host": len(devices)}
-        chains = cluster_text(found, **shape, about={}, comment=comment)
         models, runs = (MODELS[::3], 3) if options.quick else (MODELS, sizes.runs)
-        found = in_programs(found, program_samples(devices, chains, models, runs))
-        text = cluster_text(found, **shape, about=_about(devices, load), comment=comment)
+        chains = partial(cluster_text, found, about={}, comment=comment)
+        found = in_programs(
+            found,
+            program_samples(devices, lambda n: chains(hosts=1, devices_per_host=n), models, runs),
+        )
+        about, number = _about(devices, load), len(devices)
+        text = cluster_text(found, hosts=1, devices_per_host=number, about=about, comment=comment)
         if options.output is None:
             print(text, end="")
         else:

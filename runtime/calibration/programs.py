@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -71,29 +71,24 @@ class ProgramSample:
 
 
 def program_samples(
-    devices: Sequence[Any], cluster: str, models: Sequence[Model], runs: int
+    devices: Sequence[Any], cluster_of: Callable[[int], str], models: Sequence[Model], runs: int
 ) -> Iterator[ProgramSample]:
     """Samples of each model in several plans, on all devices and on the first half of them.
 
     Args:
-        cluster: the text of a cluster file for one host with all devices.
+        cluster_of: gives the text of a cluster file for one host with so many devices.
     """
     with tempfile.TemporaryDirectory() as folder:
-        yield from _samples(devices, _written(cluster, len(devices), folder), models, runs)
-        if len(devices) > 1:
-            half = len(devices) // 2
-            yield from _samples(devices[:half], _written(cluster, half, folder), models, runs)
+        for number in (len(devices), len(devices) // 2):
+            if number:
+                file = _written(cluster_of(number), folder)
+                yield from _samples(devices[:number], file, models, runs)
 
 
-def _written(cluster: str, devices: int, folder: str) -> str:
-    """The path of a file with the same figures for so many devices."""
-    lines = cluster.splitlines()
-    changed = [
-        f"devices_per_host = {devices}" if line.startswith("devices_per_host") else line
-        for line in lines
-    ]
-    path = Path(folder) / f"{devices}.toml"
-    path.write_text("\n".join(changed), encoding="utf-8")
+def _written(text: str, folder: str) -> str:
+    """The path of a file with a text."""
+    path = Path(folder) / "cluster.toml"
+    path.write_text(text, encoding="utf-8")
     return str(path)
 
 

@@ -103,9 +103,11 @@ def test_the_models_are_programs_that_plans_compute(kind: str) -> None:
 
 
 def test_modules_and_steps_are_measured() -> None:
-    text = cluster_text(
-        replace(chains(), machine=PRESETS["cpu"]), hosts=1, devices_per_host=4, about={}, comment=""
-    )
+    fit = replace(chains(), machine=PRESETS["cpu"])
+
+    def text(devices: int) -> str:
+        return cluster_text(fit, hosts=1, devices_per_host=devices, about={}, comment="")
+
     models = [Model(kind="attention", width=16, length=8, batch=8, layers=1)]
     found = list(program_samples(jax.devices()[:4], text, models, runs=3))
     modules = [it for it in found if not it.is_step]
