@@ -222,16 +222,14 @@ class _Candidate:
         self.remarks.append((location, message))
 
     @property
-    def step_seconds(self) -> float:
-        """Predicted, by what is known so far."""
-        plan = Plan.read(main_function(self.module))
-        return 0.0 if plan is None else plan.predicted_step_seconds
+    def plan(self) -> Plan:
+        """What is known so far; numbers that are not are 0."""
+        return Plan.read(main_function(self.module)) or Plan()
 
     @property
-    def bound(self) -> float:
-        """Seconds that no plan's step is estimated to be below; 0 if unknown."""
-        plan = Plan.read(main_function(self.module))
-        return 0.0 if plan is None else plan.estimated_step_bound
+    def step_seconds(self) -> float:
+        """Predicted, by what is known so far."""
+        return self.plan.predicted_step_seconds
 
     @property
     def is_partly_rematerialised(self) -> bool:
@@ -241,12 +239,6 @@ class _Candidate:
         layers = [len(ir.ArrayAttr(op.attributes["origin"])) for op in backwards]
         again = [len(read_remat(op)) for op in backwards]
         return 0 < sum(again) < sum(layers)
-
-    @property
-    def peak_bytes(self) -> int:
-        """Of the fullest device, by what is known so far."""
-        plan = Plan.read(main_function(self.module))
-        return 0 if plan is None else max(plan.predicted_peak_bytes, default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +272,7 @@ class _Search:
         """The plan with the shortest predicted step under a schedule. Raises PassError."""
         cut = self.alpa.cut
         best = self._best(cut, schedule)
-        is_fast = best.step_seconds < _SLOW * best.bound
+        is_fast = best.step_seconds < _SLOW * best.plan.estimated_step_bound
         if cut.remat != "auto" or is_fast or not best.is_partly_rematerialised:
             return best
         try:
@@ -292,7 +284,10 @@ class _Search:
     def _best(self, step: StageMeshPartition, schedule: Schedule) -> _Candidate:
         """The better plan of two: of stages cut for the memory that there is, and for more."""
         over = self._cut(step, schedule, step.reserve - _OVER)
-        if isinstance(over, _Candidate) and over.peak_bytes <= self._memory:
+        if (
+            isinstance(over, _Candidate)
+            and max(over.plan.predicted_peak_bytes, default=0) <= self._memory
+        ):
             # The best cut for more memory needs no more.
             return self._fitting(step, schedule, over)
         cut = self._cut(step, schedule, step.reserve)
