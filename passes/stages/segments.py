@@ -141,8 +141,10 @@ def in_order(
             entering[number].update(dict.fromkeys(v for v in read if v in activations))
     demand = _Demand.of([graph.ops[o] for o in again], segment, own, entering)
     used = {p for producers in demand.producers for p in producers}
-    for o in range(len(again), len(demand.ops)):
-        if o not in used or not returned.isdisjoint(demand.ops[o].results):
+    first, last = len(again), len(demand.ops)
+    # What is returned as the forward part makes it comes last: nothing here waits for it.
+    for o in (*range(first, last), *range(first)):
+        if (o >= first and o not in used) or not returned.isdisjoint(demand.ops[o].results):
             yield from demand.run(o)
 
 

@@ -101,6 +101,33 @@ def test_the_numbers_stay_the_same(num_layers: int) -> None:
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
+def test_what_the_backward_part_returns_unchanged_is_made_again() -> None:
+    module = parse("""
+    func.func @main(%x: tensor<8xf32> {alpa.role = "batch"}) -> (tensor<f32>, tensor<8xf32>) {
+      %0:3 = mpmd.named_computation<"layer_0"(0)> (%x) (%a: tensor<8xf32>) {
+        %zero = stablehlo.constant dense<0.0> : tensor<f32>
+        %double = stablehlo.add %a, %a : tensor<8xf32>
+        %root = stablehlo.tanh %a : tensor<8xf32>
+        %sum = stablehlo.reduce(%root init: %zero) applies stablehlo.add across dimensions = [0]
+          : (tensor<8xf32>, tensor<f32>) -> tensor<f32>
+        mpmd.return %double, %root, %sum : tensor<8xf32>, tensor<8xf32>, tensor<f32>
+      } : (tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>, tensor<f32>)
+      %1:2 = mpmd.named_computation<"layer_0"(1)> (%0#0, %0#1)
+          (%a: tensor<8xf32>, %b: tensor<8xf32>) {
+        %twice = stablehlo.multiply %b, %b : tensor<8xf32>
+        mpmd.return %a, %twice : tensor<8xf32>, tensor<8xf32>
+      } : (tensor<8xf32>, tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>)
+      %2 = stablehlo.add %1#0, %1#1 : tensor<8xf32>
+      return %0#2, %2 : tensor<f32>, tensor<8xf32>
+    }""")
+    with module.context:
+        rematerialise(main_function(module))
+    assert module.operation.verify()
+    ops = [op.operation.name for op in body(part(module, "backward")).operations]
+    made = ["stablehlo.tanh", "stablehlo.multiply", "stablehlo.add"]
+    assert ops == [*made, "mpmd.return"]
+
+
 def random_module(seed: int) -> ir.Module:
     """Calls that read one or two earlier values, of many sizes."""
     rng = np.random.default_rng(seed)
