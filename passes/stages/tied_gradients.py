@@ -66,8 +66,8 @@ def add_tied_gradients(function: func.FuncOp, place_of: Callable[[int], int]) ->
     """
     updates = [op for op in _computations(function) if Origin.of(op).part == "update"]
     for op in updates:
-        update: ir.OpView | None = op
-        while update is not None and (found := _next_group(update, place_of)) is not None:
+        update: ir.OpView = op
+        while (found := _next_group(update, place_of)) is not None:
             update = _add_where_made(function, update, *found)
 
 
@@ -158,7 +158,7 @@ def _add_where_made(
     total: stablehlo.AddOp,
     terms: list[ir.Value],
     leaves: list[_Leaf],
-) -> ir.OpView | None:
+) -> ir.OpView:
     """Adds leaves in the computations that make them, in execution order.
 
     Args:
@@ -168,7 +168,7 @@ def _add_where_made(
         terms: all that it adds.
         leaves: the terms that are added elsewhere.
 
-    Returns the update that reads the sum of the leaves; None if it computes nothing else.
+    Returns the update that reads the sum of the leaves.
     """
     wide = max((_element(value) for value in (leaves[0].argument, total.result)), key=element_bytes)
     order: dict[ir.OpView, int] = {op: i for i, op in enumerate(_computations(function))}
@@ -206,7 +206,7 @@ def _read_sum(
     leaves: list[_Leaf],
     wide: ir.Type,
     operand: ir.Value,
-) -> ir.OpView | None:
+) -> ir.OpView:
     """Replaces an update by one that reads the sum of the leaves as `operand`."""
     block = body(update)
     shape = ir.RankedTensorType(total.result.type).shape
@@ -215,20 +215,16 @@ def _read_sum(
     with ir.InsertionPoint(total), total.location:
         narrow = _convert(argument, _element(total.result))
         left = [narrow if term == first else term for term in terms if term not in others]
-        total.result.replace_all_uses_with(reduce(_add, left))
+        new = reduce(_add, left)
+        if new == argument and terminator(block) in [use.owner for use in total.result.uses]:
+            # The step needs an op of its own that returns what was accumulated.
+            new = stablehlo.OptimizationBarrierOp([new]).results[0]
+        total.result.replace_all_uses_with(new)
     _erase(total)
     read = {leaf.argument for leaf in leaves}
     arguments = [value for value in block.arguments if value != argument and value not in read]
     given = {v: update.operands[ir.BlockArgument(v).arg_number] for v in arguments}
-    outputs: list[tuple[ir.Value, ir.Value | None]] = []
-    for value, result in zip(terminator(block).operands, update.results, strict=True):
-        if value == argument:  # An update does not return what it reads.
-            result.replace_all_uses_with(operand)
-        else:
-            outputs.append((value, result))
-    if not outputs:
-        update.operation.erase()
-        return None
+    outputs = list(zip(terminator(block).operands, update.results, strict=True))
     return with_interface(update, [*given.items(), (argument, operand)], outputs)
 
 

@@ -91,3 +91,37 @@ func.func public @norm_of_one(%w: !w {alpa.input = 0 : i64, alpa.role = "state",
   } : (!w, !w, !w) -> !w
   return %1, %3 : !x, !w
 }
+
+// -----
+
+// The sum itself is a new state: the update returns it, because the backward part has one for each
+// micro-batch.
+!x = tensor<64x32xf32>
+!w = tensor<32x32xf32>
+// CHECK-LABEL: module {
+// CHECK: %[[G:.*]] = mpmd.fragment<mesh="mesh_1", origin=["layer_1"(1)], stage=1>
+// CHECK: stablehlo.add
+// CHECK: %[[U:.*]] = mpmd.fragment<mesh="mesh_1", origin=["update_1"], stage=1> (%[[G]])
+// CHECK-NEXT: %[[B:.*]] = stablehlo.optimization_barrier
+// CHECK-NEXT: mpmd.return %[[B]]
+func.func public @sum_is_a_state(%w: !w {alpa.input = 0 : i64, alpa.role = "state", tf.aliasing_output = 1 : i32}, %x: !x {alpa.input = 1 : i64, alpa.role = "batch", alpa.batch_dim = 0 : i64})
+    -> (!x {alpa.output = 0 : i64, alpa.result = "concat:0"}, !w {alpa.output = 1 : i64, alpa.result = "state:0"}) {
+  %0 = mpmd.named_computation<"layer_0"> (%x) (%a: !x) {
+    %9 = stablehlo.tanh %a : !x
+    mpmd.return %9 : !x
+  } : (!x) -> !x
+  %1 = mpmd.named_computation<"layer_1"> (%0, %w) (%a: !x, %b: !w) {
+    %9 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0] : (!x, !w) -> !x
+    mpmd.return %9 : !x
+  } : (!x, !w) -> !x
+  %2:2 = mpmd.named_computation<"layer_1"(1)> (%1, %0) (%a: !x, %b: !x) {
+    %9 = stablehlo.dot_general %b, %a, contracting_dims = [0] x [0] : (!x, !x) -> !w
+    %10 = stablehlo.dot_general %a, %b, contracting_dims = [0] x [0] : (!x, !x) -> !w
+    mpmd.return %9, %10 : !w, !w
+  } : (!x, !x) -> (!w, !w)
+  %3 = mpmd.named_computation<"update_1"> (%2#0, %2#1) (%b: !w, %c: !w) {
+    %9 = stablehlo.add %b, %c : !w
+    mpmd.return %9 : !w
+  } : (!w, !w) -> !w
+  return %1, %3 : !x, !w
+}
