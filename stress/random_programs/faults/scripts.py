@@ -9,8 +9,6 @@ from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Output, R
 from alpa.runtime.executable import Executable
 from stress.random_programs.faults.planting import Fault, Sound
 
-_NOWHERE = -1  # not the number of a micro-batch
-
 
 def _in_script(name: str, where: str, change: Callable[[Script], Script]) -> Fault:
     """A fault by another script; the same script if the program has no place for it."""
@@ -54,12 +52,14 @@ def _not_carried(script: Script) -> Script:
 def _fresh_accumulators(script: Script) -> Script:
     """Each micro-batch restarts its gradients: only the last one's are left."""
 
-    def change(i: Instruction) -> Instruction:
+    def change(number: int, i: Instruction) -> Instruction:
         if not isinstance(i, Run):
             return i
-        return replace(i, accumulators=tuple((value, _NOWHERE) for value, _ in i.accumulators))
+        keys = tuple((value, -1 - number) for value, _ in i.accumulators)
+        return replace(i, accumulators=keys)  # of no micro-batch: nobody wrote them
 
-    return _each(script, change)
+    changed = tuple(change(n, i) for n, i in enumerate(script.instructions))
+    return replace(script, instructions=changed)
 
 
 def _reused_buffers(script: Script) -> Script:
