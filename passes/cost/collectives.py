@@ -12,18 +12,19 @@ direction), rings take
 * all-to-all:                  (n - 1) a +     (n - 1) / n * bytes / w'
 * collective-permute:                  a +                   bytes / w'
 
-A ring over several hosts has the bandwidth and the latency of its slowest link, and an all-reduce
-over several axes reduces axis by axis.
+A ring over several hosts has the bandwidth and the latency of its slowest link. A collective over
+several axes goes axis by axis.
 
 **Measured links** (``Link.collectives``). Inside a host, a collective takes what was measured for
 groups of its size, between two sizes something between; over whole hosts, what was measured for so
 many hosts. For other groups:
 
 * A ring has the slow link's latency only in the share of its steps that is between hosts.
-* An all-reduce is one for all of its axes, and hierarchical over hosts: the devices of a host
-  reduce and scatter, a tree of hosts reduces each part, and the devices gather. The three overlap,
-  so that the slowest of them counts. (NCCL's trees; NVIDIA, *Massively Scale Your Deep Learning
-  Training with NCCL 2.4*.)
+* A collective is one for all of its axes, as XLA runs it: a sum over both axes of a 2x4 mesh
+  takes what was measured for eight devices.
+* An all-reduce is hierarchical over hosts: the devices of a host reduce and scatter, a tree of
+  hosts reduces each part, and the devices gather. The three overlap, so that the slowest of them
+  counts. (NCCL's trees; NVIDIA, *Massively Scale Your Deep Learning Training with NCCL 2.4*.)
 
 The share of a collective that computation hides (``Link.overlap``) is not counted.
 
@@ -51,6 +52,7 @@ from alpa.passes.cost.device import Collective, Cost, Curve, Link
 from alpa.passes.cost.equation import Equation
 
 Bytes = TypeVar("Bytes", float, np.ndarray)
+Axes = int | tuple[int, ...]
 
 _AXIS_NAMES = ("x", "y", "z", "w")
 _COMBINED = 12 * 2**20
@@ -97,6 +99,11 @@ class LogicalMesh:
     @property
     def num_devices(self) -> int:
         return prod(self.sizes)
+
+    @property
+    def joins_axes(self) -> bool:
+        """Whether collectives over several axes have a price of their own."""
+        return self.measured is not None and self.equation is None
 
     @staticmethod
     def of(
@@ -272,23 +279,44 @@ def _between(measured: Mapping[int, Cost | Curve], size: int) -> Cost | Curve | 
     return Curve(tuple((b, (1 - share) * few.seconds(b) + share * many.seconds(b)) for b in sizes))
 
 
-def all_gather(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
-    """Seconds until each device on ``axis`` holds the result of ``num_bytes`` bytes."""
-    return _share(mesh, lambda size: _gather(mesh, "all-gather", axis, size), num_bytes)
+def all_gather(mesh: LogicalMesh, axes: Axes, num_bytes: Bytes) -> Bytes:
+    """Seconds until each device along the axes holds the result of ``num_bytes`` bytes.
 
-
-def reduce_scatter(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
-    """Seconds to sum an operand of ``num_bytes`` bytes per device, a part of it on each device."""
+    Several ideal axes are gathered from the last to the first.
+    """
 
     def alone(size: Bytes) -> Bytes:
-        return _gather(mesh, "reduce-scatter", axis, size)
+        return _gather(mesh, "all-gather", _tuple(axes), size)
 
-    return _share(mesh, alone, num_bytes, parts=mesh.sizes[axis])
+    return _share(mesh, alone, num_bytes)
 
 
-def _gather(mesh: LogicalMesh, kind: Collective, axis: int, num_bytes: Bytes) -> Bytes:
-    found = _given(mesh, kind, (axis,), num_bytes)
-    return _ring(mesh.links[axis], mesh.sizes[axis], num_bytes) if found is None else found
+def reduce_scatter(mesh: LogicalMesh, axes: Axes, num_bytes: Bytes) -> Bytes:
+    """Seconds to sum an operand of ``num_bytes`` bytes per device, a part of it on each device.
+
+    Several ideal axes are scattered from the first to the last.
+    """
+
+    def alone(size: Bytes) -> Bytes:
+        return _gather(mesh, "reduce-scatter", _tuple(axes), size)
+
+    parts = prod(mesh.sizes[axis] for axis in _tuple(axes))
+    return _share(mesh, alone, num_bytes, parts=parts)
+
+
+def _gather(mesh: LogicalMesh, kind: Collective, axes: tuple[int, ...], num_bytes: Bytes) -> Bytes:
+    if mesh.joins_axes:
+        return cast(Bytes, _given(mesh, kind, axes, num_bytes))
+    seconds, part = 0 * num_bytes, num_bytes
+    for axis in axes:
+        found = _given(mesh, kind, (axis,), part)
+        ring = _ring(mesh.links[axis], mesh.sizes[axis], part) if found is None else found
+        seconds, part = seconds + ring, part / mesh.sizes[axis]
+    return seconds
+
+
+def _tuple(axes: Axes) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else axes
 
 
 def _given(
@@ -313,8 +341,15 @@ def _share(
     return cast(Bytes, share * alone(cast(Bytes, num_bytes / share)))
 
 
-def all_to_all(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
-    """Seconds to exchange parts of an operand of ``num_bytes`` bytes per device along ``axis``."""
+def all_to_all(mesh: LogicalMesh, axes: Axes, num_bytes: Bytes) -> Bytes:
+    """Seconds to exchange parts of an operand of ``num_bytes`` bytes per device along the axes."""
+    over = _tuple(axes)
+    if mesh.joins_axes:
+        return cast(Bytes, _given(mesh, "all-to-all", over, num_bytes))
+    return sum((_exchange(mesh, axis, num_bytes) for axis in over), 0 * num_bytes)
+
+
+def _exchange(mesh: LogicalMesh, axis: int, num_bytes: Bytes) -> Bytes:
     found = _given(mesh, "all-to-all", (axis,), num_bytes)
     return _ring(mesh.exchange_links[axis], mesh.sizes[axis], num_bytes) if found is None else found
 
@@ -334,7 +369,7 @@ def collective_permute(mesh: LogicalMesh, axes: tuple[int, ...], num_bytes: Byte
     return message_seconds(slowest, 1, num_bytes)
 
 
-def all_reduce(mesh: LogicalMesh, axes: int | tuple[int, ...], num_bytes: Bytes) -> Bytes:
+def all_reduce(mesh: LogicalMesh, axes: Axes, num_bytes: Bytes) -> Bytes:
     """Seconds to sum an operand of ``num_bytes`` bytes per device over one axis or several.
 
     Over several ideal ones it is hierarchical: reduce-scatters axis by axis, then all-gathers
@@ -342,8 +377,7 @@ def all_reduce(mesh: LogicalMesh, axes: int | tuple[int, ...], num_bytes: Bytes)
     """
 
     def alone(size: Bytes) -> Bytes:
-        over = (axes,) if isinstance(axes, int) else axes
-        found = _given(mesh, "all-reduce", over, size)
+        found = _given(mesh, "all-reduce", _tuple(axes), size)
         if found is not None:
             return found
         if isinstance(axes, int):

@@ -7,6 +7,7 @@ partitioner and Shardy's ``sdy-reshard-to-collectives`` know them:
 * slice: an unused axis is added at the end of a dimension; free
 * all-gather: the last axis of a dimension is removed; bytes = local size afterwards
 * all-to-all: the last axis of a dimension goes to the end of another; bytes = local size
+* the same with several last axes at once, if the mesh has a price for them together
 * collective-permute: each dimension is cut into as many parts by other axes, or by the same ones in
   another order; bytes = local size
 
@@ -37,7 +38,7 @@ class Step:
 
     kind: Kind
     axes: tuple[int, ...]
-    """one, or those that a collective-permute moves"""
+    """one, or those that go together"""
     bytes: float
     seconds: float
     layout: Layout
@@ -87,9 +88,9 @@ class ReshardTable:
             if other != number
         }
         self._moves |= {
-            (number, self._index[after]): (kind, (axis,))
+            (number, self._index[after]): (kind, axes)
             for number, layout in enumerate(self.layouts)
-            for kind, axis, after in _steps(layout, len(mesh.sizes))
+            for kind, axes, after in _steps(layout, len(mesh.sizes), joined=mesh.joins_axes)
         }
         self._cache: dict[tuple[tuple[int, ...], int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -165,7 +166,7 @@ class ReshardTable:
                 seconds = collective_permute(self.mesh, axes, size)
             else:
                 collective = all_gather if kind == "all-gather" else all_to_all
-                seconds = collective(self.mesh, axes[0], size)
+                seconds = collective(self.mesh, axes, size)
         return Step(kind=kind, axes=axes, bytes=size, seconds=seconds, layout=self.layouts[after])
 
     def _paths(self, shape: Sequence[int], itemsize: int) -> tuple[np.ndarray, np.ndarray]:
@@ -202,16 +203,21 @@ def _moved_axes(source: Layout, target: Layout) -> tuple[int, ...]:
     return tuple(sorted({axis for pair in changed for axes in pair for axis in axes}))
 
 
-def _steps(layout: Layout, num_axes: int) -> Iterator[tuple[Kind, int, Layout]]:
-    """(kind, axis, layout afterwards) of every step that can be taken from ``layout``."""
+def _steps(
+    layout: Layout, num_axes: int, *, joined: bool
+) -> Iterator[tuple[Kind, tuple[int, ...], Layout]]:
+    """(kind, axes, layout afterwards) of every step that can be taken from ``layout``.
+
+    With ``joined`` one step can take several axes from the end of a dimension.
+    """
     used = {axis for axes in layout for axis in axes}
     for dim, axes in enumerate(layout):
         for axis in range(num_axes):
             if axis not in used:
-                yield "slice", axis, _with(layout, dim, (*axes, axis))
-        if axes:
-            without = _with(layout, dim, axes[:-1])
-            yield "all-gather", axes[-1], without
+                yield "slice", (axis,), _with(layout, dim, (*axes, axis))
+        for start in range(0 if joined else max(0, len(axes) - 1), len(axes)):
+            last, without = axes[start:], _with(layout, dim, axes[:start])
+            yield "all-gather", last, without
             for other, there in enumerate(layout):
                 if other != dim:
-                    yield "all-to-all", axes[-1], _with(without, other, (*there, axes[-1]))
+                    yield "all-to-all", last, _with(without, other, (*there, *last))

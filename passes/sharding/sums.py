@@ -101,19 +101,19 @@ def seconds_at_once(mesh: LogicalMesh, strategy: Strategy, partial_bytes: Sequen
 def sum_seconds(mesh: LogicalMesh, strategy: Strategy, partial_bytes: Sequence[float]) -> float:
     """Seconds of the collectives that reduce partial sums of `partial_bytes` on a device.
 
-    Those that are reduced later get a reduce-scatter for each dimension (`lower-partial-sums`),
-    priced as one for each axis.
+    Those that are reduced later get a reduce-scatter for each dimension (`lower-partial-sums`).
     """
     if strategy.unreduced:
         return 0.0
-    scattered = [axis for axis, _ in strategy.scattered]
-    rest = tuple(axis for axis in strategy.reduced if axis not in scattered)
+    cut = dict.fromkeys(dim for _, dim in strategy.scattered)
+    groups = [tuple(axis for axis, on in strategy.scattered if on == dim) for dim in cut]
+    rest = tuple(axis for axis in strategy.reduced if axis not in dict(strategy.scattered))
     seconds = 0.0
     for size in partial_bytes:
         left = size
-        for axis in scattered:
-            seconds += reduce_scatter(mesh, axis, left)
-            left /= mesh.sizes[axis]
+        for axes in groups:
+            seconds += reduce_scatter(mesh, axes, left)
+            left /= prod(mesh.sizes[axis] for axis in axes)
         if rest:
             seconds += all_reduce(mesh, rest, left)
     return seconds

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import log2
 
@@ -133,6 +134,17 @@ def test_one_all_reduce_for_several_axes():
         view = LogicalMesh.of(cluster, 4, 8, shape)
         assert all_reduce(view, (0, 1), 1e9) == pytest.approx(all_reduce(flat, 0, 1e9))
         assert all_reduce(view, (0, 1), 1e9) == all_reduce(view, (1, 0), 1e9)
+
+
+@pytest.mark.parametrize("collective", [all_gather, reduce_scatter, all_to_all])
+def test_one_collective_for_several_axes_of_a_host(collective: Callable[..., float]) -> None:
+    cluster = Cluster.parse("h100:1x8")
+    flat, view = (LogicalMesh.of(cluster, 1, 8, shape) for shape in ((8,), (2, 4)))
+    assert collective(view, (0, 1), 1e9) == collective(flat, 0, 1e9)
+    ideal = LogicalMesh.of(Cluster.parse("h100:1x8,ideal"), 1, 8, (2, 4))
+    parts = (1e9, 1e9) if collective is all_to_all else (1e9, 1e9 / 2)
+    expected = sum(collective(ideal, axis, part) for axis, part in enumerate(parts))
+    assert collective(ideal, (0, 1), 1e9) == expected
 
 
 def test_groups_of_a_host_share_its_network():

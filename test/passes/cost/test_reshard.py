@@ -67,6 +67,19 @@ def test_all_gather_may_send_a_part_only(table):
     assert expected < all_gather(MESH, 0, size)
 
 
+def test_several_axes_of_a_measured_mesh_go_together():
+    mesh = LogicalMesh.of(Cluster.parse("h100:1x8"), 1, 8, (2, 4))
+    table, large, size = ReshardTable(mesh, 2), (2**12, 2**12), 2.0**24 * ITEMSIZE
+
+    def steps(source, target):
+        path = table.path(source, target, large, ITEMSIZE)
+        return [(step.kind, step.axes, step.bytes) for step in path]
+
+    assert steps((S01, R), (R, R)) == [("all-gather", (0, 1), size)]
+    assert steps((S01, R), (R, S01)) == [("all-to-all", (0, 1), size / 8)]
+    assert table.cost((S01, R), (R, R), large, ITEMSIZE) == all_gather(mesh, (0, 1), size)
+
+
 def test_axes_change_places_by_a_collective_permute():
     square = LogicalMesh.of(Cluster.parse("h100:2x2"), 2, 2, (2, 2))
     table = ReshardTable(square, 2)
