@@ -18,6 +18,8 @@ A kernel reads a value once, and writes those that others read, with these excep
   conversions, activation functions. Its *roots* are what it is computed from.
 * A slice is read where it lies.
 * Constants, reshapes, and transposes that only contractions read cost nothing.
+* With ``converts_in_dots`` a contraction converts an argument that it alone reads, as XLA's matrix
+  products in Triton do (`gemm_fusion.cc`): it reads the argument, and no copy is written.
 
 XLA's fusion (`priority_fusion.h`) is finer: it estimates the time of each alternative.
 """
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -76,9 +79,9 @@ def unfused(ops: Iterable[ir.OpView]) -> list[Work]:
     return [Work(op_cost.flops(op), op_cost.memory_bytes(op), 0.0, _dtype(op)) for op in ops]
 
 
-def fused(block: ir.Block) -> list[Work]:
+def fused(block: ir.Block, *, converts_in_dots: bool = False) -> list[Work]:
     """The work of each op of a block, its terminator among them, in order."""
-    return _Kernels(block).works()
+    return _Kernels(block, converts_in_dots).works()
 
 
 def total(works: Iterable[Work]) -> tuple[float, float, float]:
@@ -105,6 +108,7 @@ class _Kernels:
     """The kernels of a block, numbered by one of their ops."""
 
     block: ir.Block
+    converts_in_dots: bool
     depth: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])
     roots: dict[ir.Value, frozenset[ir.Value]] = field(
         default_factory=dict[ir.Value, frozenset[ir.Value]]
@@ -129,7 +133,12 @@ class _Kernels:
             for value in row.operands:
                 only = row.name in CONTRACTIONS
                 contracted[value] = contracted.get(value, True) and only
-        self.folded = {
+        self.converted = {
+            row.results[0]: row.operands[0]
+            for row in self.rows
+            if self._converts_in_dot(row) and contracted.get(row.results[0], False)
+        }
+        self.folded = self.converted.keys() | {
             row.results[0]
             for row in self.rows
             if row.name == "stablehlo.transpose" and contracted.get(row.results[0], False)
@@ -142,6 +151,14 @@ class _Kernels:
             elif row.name not in _FUSES and row.name != "stablehlo.reduce":
                 needed.update(row.operands)
         return needed
+
+    def _converts_in_dot(self, row: _Row) -> bool:
+        """Whether an op converts an argument that nothing else reads, for one reader."""
+        if not self.converts_in_dots or row.name != "stablehlo.convert":
+            return False
+        (value,) = row.operands
+        alone = all(len(list(it.uses)) == 1 for it in (value, *row.results))
+        return alone and isinstance(value.owner, ir.Block)
 
     def _is_alias(self, row: _Row) -> bool:
         return bool(row.results) and (row.name in _ALIASES or row.results[0] in self.folded)
@@ -233,18 +250,23 @@ class _Kernels:
 
     def _own(self, row: _Row) -> tuple[float, float]:
         """Bytes and kernels of an op that does not fuse."""
-        op = row.op
+        op, inner = row.op, partial(fused, converts_in_dots=self.converts_in_dots)
         if isinstance(op, stablehlo.WhileOp):
             trips = op_cost.trip_count_or_default(op)
-            _, num_bytes, kernels = total(fused(body(op, 1)))
+            _, num_bytes, kernels = total(inner(body(op, 1)))
             return trips * num_bytes, trips * kernels
         if isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
-            branches = [total(fused(body(op, i))) for i in range(len(op.regions))]
+            branches = [total(inner(body(op, i))) for i in range(len(op.regions))]
             return max(branch[1] for branch in branches), max(branch[2] for branch in branches)
         if isinstance(op, sdy.ManualComputationOp):
-            _, num_bytes, kernels = total(fused(body(op)))
+            _, num_bytes, kernels = total(inner(body(op)))
             return op_cost.manual_ways(op) * num_bytes, kernels
-        return op_cost.memory_bytes(op), float(row.name not in FREE)
+        wider = sum(
+            type_bytes(self.converted[value].type) - type_bytes(value.type)
+            for value in row.operands
+            if value in self.converted
+        )
+        return op_cost.memory_bytes(op) + wider, float(row.name not in FREE)
 
 
 def _kind(row: _Row, way: _Way) -> Literal["matrix", "convolution", "elementwise"]:

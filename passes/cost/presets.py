@@ -114,6 +114,15 @@ COMPUTE_CAPABILITY = {
 }
 """The generation of a GPU, by the name of its device; from XLA's descriptions of GPUs."""
 
+
+def has_triton(device: str) -> bool:
+    """Whether XLA makes matrix products and softmax with Triton: on GPUs since Ampere.
+
+    A GPU without a description counts as one of the newest.
+    """
+    return device != "CPU" and COMPUTE_CAPABILITY.get(device, (9, 0)) >= (8, 0)
+
+
 # Calculon's step functions for A100 (Isaev et al., 2023): shares of what the best matrix product
 # reaches, at FLOPs that take an A100 as long, and shares of memory bandwidth by bytes.
 _MATRIX_SHAPE = ((1e7, 0.1), (1e9, 0.6), (16e9, 0.9), (128e9, 1.0))

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 
 from alpa.dialects import ir, sdy, walk
 from alpa.passes.cost.device import Device
-from alpa.passes.cost.presets import COMPUTE_CAPABILITY
+from alpa.passes.cost.presets import COMPUTE_CAPABILITY, has_triton
 from alpa.passes.cost.reshard import only_cuts
 from alpa.passes.plan.annotated import Annotated, has_own_ops, rank
 from alpa.passes.sharding.sums import unreduced_axes
 
-AMPERE, HOPPER = (8, 0), (9, 0)
+HOPPER = (9, 0)
 Order = Callable[[ir.Block, Annotated], Sequence[ir.OpView]]
 
 
@@ -101,7 +101,7 @@ class Scheduler:
                 for order in (depth_first, post_order)
             ),
             is_gpu=True,
-            uses_triton=generation >= AMPERE,
+            uses_triton=has_triton(device.name),
             hides_latency=hides_latency,
         )
 

@@ -7,13 +7,14 @@ from alpa.passes.analysis import op_work
 from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device, Share
+from alpa.passes.cost.presets import has_triton
 
 
 def block_works(block: ir.Block, device: Device) -> list[Work]:
     """The work of each op of a block but its terminator, in order. Ideal ones fuse nothing."""
     if device.efficiency is None:
         return op_work.unfused(list(block.operations)[:-1])
-    return op_work.fused(block)[:-1]
+    return op_work.fused(block, converts_in_dots=has_triton(device.name))[:-1]
 
 
 def work_seconds(

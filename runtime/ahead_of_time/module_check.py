@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from alpa.dialects import body
+from alpa.dialects import body, main_function
 from alpa.passes.analysis import op_work
+from alpa.passes.cost.presets import has_triton
 from alpa.passes.plan.annotated import annotated_fragments
+from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
 from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
 from alpa.runtime.stages import Exported, module_name
@@ -76,9 +78,13 @@ def checks(stages: Exported, real: Mapping[str, Truth]) -> list[ModuleCheck]:
         strict=True,
     )
     sizes = {mesh.name: len(mesh.devices) for mesh in program.meshes}
+    _, cluster = plan_and_cluster(main_function(module))
+    converts = has_triton(cluster.device.name)
     found: list[ModuleCheck] = []
     for fragment, collectives, memory, annotated in predictions:
-        flops, num_bytes, _ = op_work.total(op_work.fused(body(annotated.fragment)))
+        flops, num_bytes, _ = op_work.total(
+            op_work.fused(body(annotated.fragment), converts_in_dots=converts)
+        )
         devices = sizes[fragment.mesh]
         found.append(
             ModuleCheck(

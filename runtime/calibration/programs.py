@@ -17,7 +17,6 @@ from typing import Any
 
 from alpa.dialects import body, ir
 from alpa.dialects.attributes import SECONDS, read_float
-from alpa.passes.analysis import op_work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import inside_host, message_seconds
 from alpa.passes.cost.device import Kind, Link
@@ -26,7 +25,7 @@ from alpa.passes.plan.annotated import Annotated, annotated_fragments
 from alpa.passes.plan.predicted_collectives import Collective, collectives_of
 from alpa.passes.plan.step_time import with_call
 from alpa.passes.sharding.call_seconds import call_seconds
-from alpa.passes.sharding.op_seconds import work_seconds
+from alpa.passes.sharding.op_seconds import block_works, work_seconds
 from alpa.passes.sharding.rules import populated
 from alpa.runtime.calibration.models import Model
 from alpa.runtime.executable import Executable
@@ -151,7 +150,7 @@ def _parts(annotated: Annotated, cluster: Cluster) -> Parts:
     found = [it for it in collectives_of(annotated) if it.devices > 1]
     exchanged = sum(_seconds(it, cluster.intra_host) for it in found)
     # Of an even split. The plan may repeat some of it, so only the shares of the kinds are taken.
-    works, even = op_work.fused(body(fragment))[:-1], defaultdict[Kind, float](float)
+    works, even = block_works(body(fragment), device), defaultdict[Kind, float](float)
     kernels = sum(work.kernels for work in works)
     for work in works:
         compute = device.seconds(work.flops, 0.0, work.dtype, 1 / devices, work.kind)

@@ -142,6 +142,32 @@ def test_bytes_and_kernels(ops: str, num_bytes: float, kernels: int) -> None:
     assert moved(ops) == (num_bytes, kernels)
 
 
+@pytest.mark.parametrize(
+    ("text", "convert", "product"),
+    [
+        ("", 0, X / 2 + X + X / 2),  # an argument, read by a product alone
+        ("%also = stablehlo.tanh %w : tensor<64x64xf32>", X + X / 2, 3 * X / 2),
+        ("%also = stablehlo.tanh %half : tensor<64x64xf16>", X + X / 2, 3 * X / 2),
+    ],
+    ids=["alone", "another reads the argument", "another reads the result"],
+)
+def test_a_product_in_triton_converts_an_argument(
+    text: str, convert: float, product: float
+) -> None:
+    module = parse(f"""
+    func.func public @main(%x: tensor<64x64xf16>, %w: tensor<64x64xf32>) -> tensor<64x64xf16> {{
+      %half = stablehlo.convert %w : (tensor<64x64xf32>) -> tensor<64x64xf16>
+      {text}
+      %out = stablehlo.dot_general %x, %half, contracting_dims = [1] x [0] :
+        (tensor<64x64xf16>, tensor<64x64xf16>) -> tensor<64x64xf16>
+      return %out : tensor<64x64xf16>
+    }}""")
+    block = body(main_function(module))
+    found = op_work.fused(block, converts_in_dots=True)
+    assert (found[0].bytes, found[-2].bytes) == (convert, product)
+    assert op_work.fused(block)[0].bytes == X + X / 2
+
+
 def test_kinds() -> None:
     ops = unary("tanh", "a", "x") + dot("out", "a", "w")
     assert [work.kind for work in works(ops)][1:3] == ["elementwise", "matrix"]
