@@ -77,6 +77,8 @@ class LogicalMesh:
     exchange_links: tuple[Link, ...] = ()
     measured: Measured | None = None
     """instead of both, if links were measured"""
+    combines: bool = False
+    """whether the devices' compiler combines independent collectives"""
     combined: int = 1
     """how many all-gathers, reduce-scatters or all-reduces may share a start"""
     equation: Equation | None = None
@@ -142,6 +144,7 @@ class LogicalMesh:
             links=tuple(ring for ring, _ in views),
             exchange_links=tuple(exchange for _, exchange in views),
             measured=Measured.of(cluster, devices_per_host, logical_shape),
+            combines=_combines(cluster),
             equation=cluster.equation,
         )
 
@@ -153,6 +156,12 @@ class LogicalMesh:
         slowest = min(links, key=lambda link: link.bandwidth, default=self.links[axes[0]])
         workers = prod(self.sizes[axis] for axis in axes)
         return equation.seconds(kind, slowest, workers, num_bytes, backward=self.backward)
+
+
+def _combines(cluster: Cluster) -> bool:
+    """GPUs' compiler does; on ideal devices, and in TAPAS' equation, each collective is alone."""
+    device = cluster.device
+    return device.name != "CPU" and device.efficiency is not None and cluster.equation is None
 
 
 def _axis_links(cluster: Cluster, devices_per_host: int, size: int, step: int) -> tuple[Link, Link]:
@@ -337,8 +346,15 @@ def _share(
     of its operands."""
     if mesh.combined == 1 or mesh.equation is not None:
         return alone(num_bytes)
-    share = np.minimum(1.0, np.maximum(num_bytes / (parts * _COMBINED), 1 / mesh.combined))
+    share = share_of_start(cast(Bytes, num_bytes / parts), mesh.combined)
     return cast(Bytes, share * alone(cast(Bytes, num_bytes / share)))
+
+
+def share_of_start(result_bytes: Bytes, combined: int) -> Bytes:
+    """Which part of a combined collective is one with a result of so many bytes, among as many as
+    can meet: the starts of all of them add up to the number of combined ones."""
+    share = np.minimum(1.0, np.maximum(result_bytes / _COMBINED, 1 / combined))
+    return cast(Bytes, share)
 
 
 def all_to_all(mesh: LogicalMesh, axes: Axes, num_bytes: Bytes) -> Bytes:

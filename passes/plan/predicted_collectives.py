@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.cost.collectives import share_of_start
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.plan.annotated import (
     Annotated,
@@ -32,6 +34,7 @@ from alpa.passes.plan.annotated import (
     has_own_ops,
     rank,
 )
+from alpa.passes.sharding.combining import COMBINED_KINDS, combined_with, only_leaves
 from alpa.passes.sharding.layouts import layout_of
 from alpa.passes.sharding.manual import Kind, fixed_shardings, written_collectives
 from alpa.passes.sharding.reshard_steps import Exchange, exchanges
@@ -53,6 +56,10 @@ class Collective:
     devices: int
     bytes: int
     count: int
+    combined: int = 1
+    """with how many others each is priced, 1 if alone (`sharding/combining.py`)"""
+    independent: bool = False
+    """whether the compiler may combine it with others"""
 
     @property
     def payload(self) -> int:
@@ -69,6 +76,18 @@ class Collective:
         part = 1.0 if self.kind == "collective-permute" else 1 - 1 / self.devices
         return self.payload * part * (2 if self.kind == "all-reduce" else 1)
 
+    @property
+    def result_bytes(self) -> float:
+        """Bytes of the result of one of them, on one device."""
+        return self.bytes / (self.devices if self.kind == "reduce-scatter" else 1)
+
+    @property
+    def starts(self) -> float:
+        """How many starts the search prices them with."""
+        if self.combined == 1 or self.kind not in COMBINED_KINDS:
+            return self.count
+        return self.count * share_of_start(self.result_bytes, self.combined)
+
 
 def predicted_collectives(module: ir.Module) -> list[tuple[Collective, ...]]:
     """For each fragment of a planned module, in program order, what one execution of it runs.
@@ -82,12 +101,17 @@ def predicted_collectives(module: ir.Module) -> list[tuple[Collective, ...]]:
 
 def collectives_of(annotated: Annotated) -> tuple[Collective, ...]:
     """As `predicted_collectives`, for a fragment whose ops carry their sharding rules."""
+    return merged(collectives_in_order(annotated))
+
+
+def collectives_in_order(annotated: Annotated) -> list[Collective]:
+    """The same, one by one in program order."""
     walk = _Walk(annotated)
     walk.visit(body(annotated.fragment), 1)
     end = terminator(body(annotated.fragment))
     for value, result in zip(end.operands, annotated.fragment.results, strict=True):
         walk.bring(value, annotated.outer_layout(result), 1)
-    return merged(walk.found)
+    return walk.found
 
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
@@ -107,6 +131,17 @@ class _Needs:
     """the layout that the op wants an operand in"""
     summed: tuple[tuple[int, tuple[int, ...]], ...]
     """the axes over which the parts of a result are summed up"""
+
+
+class _Together(NamedTuple):
+    """Which other collectives one may be combined with."""
+
+    priced: int = 1
+    """as how many it is priced"""
+    independent: bool = False
+
+
+_ALONE = _Together()
 
 
 @dataclass
@@ -159,7 +194,7 @@ class _Walk:
         for operand, sharding in zip(op.operands, inputs, strict=True):
             self.bring(operand, layout_of(op, sharding, self.annotated.mesh), times)
         for one in written_collectives(op, self.annotated.mesh):
-            self._add(one.kind, one.axes, one.bytes, times * one.times)
+            self._add(one.kind, one.axes, one.bytes, times * one.times, _ALONE)
 
     def _visit_op(self, op: ir.OpView, rule: ShardingRule, times: int) -> None:
         results, operands = list(op.results), list(op.operands)
@@ -174,9 +209,12 @@ class _Walk:
             result = results[number]
             size = self.annotated.local_bytes(result)
             if len(results) > 1:
-                self._add("all-gather", sums, size * self.annotated.ways(sums), times)
+                num_bytes = size * self.annotated.ways(sums)
+                self._add("all-gather", sums, num_bytes, times, _ALONE)
                 continue
-            self._sum(sums, self._scattered_at_once(result, sums), size, times)
+            # An op's own sum is priced alone.
+            together = self._together(result)._replace(priced=1)
+            self._sum(sums, self._scattered_at_once(result, sums), size, times, together)
 
     def _needs_of(
         self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
@@ -216,6 +254,13 @@ class _Walk:
         fixed = rule.need_replication | rule.permutation
         return {factor: on for factor, on in axes.items() if factor not in fixed}
 
+    def _together(self, value: ir.Value) -> _Together:
+        mesh, fragment = self.annotated.mesh, self.annotated.fragment
+        if not mesh.combines:
+            return _ALONE
+        priced = combined_with(value, fragment, mesh)
+        return _Together(priced, priced > 1 or only_leaves(value, terminator(body(fragment))))
+
     # Changes of layout
 
     def bring(self, value: ir.Value, layout: Layout, times: int) -> None:
@@ -227,11 +272,12 @@ class _Walk:
         dims = rank(value)
         axes = unreduced_axes(source, dims)
         source, layout = source[:dims], layout[:dims]
+        together = self._together(value)
         if axes:
             scattered = self._scattered(value, axes, source, layout)
-            self._sum(axes, scattered, self.annotated.local_bytes(value), times)
+            self._sum(axes, scattered, self.annotated.local_bytes(value), times, together)
         for step in self._exchanges(value, source, layout):
-            self._add(step.kind, step.axes, step.bytes, times)
+            self._add(step.kind, step.axes, step.bytes, times, together)
 
     def _exchanges(self, value: ir.Value, source: Layout, target: Layout) -> list[Exchange]:
         if source == target or not source:
@@ -273,21 +319,36 @@ class _Walk:
         return [axes for axes in added if axes]
 
     def _sum(
-        self, sums: tuple[int, ...], scattered: Sequence[tuple[int, ...]], size: int, times: int
+        self,
+        sums: tuple[int, ...],
+        scattered: Sequence[tuple[int, ...]],
+        size: int,
+        times: int,
+        together: _Together,
     ) -> None:
         """A reduce-scatter for each dimension, then one all-reduce of what is left."""
         left = sums
         for axes in scattered:
-            self._add("reduce-scatter", axes, size, times)
+            self._add("reduce-scatter", axes, size, times, together)
             size //= self.annotated.ways(axes)
             left = tuple(axis for axis in left if axis not in axes)
         if left:
-            self._add("all-reduce", left, size, times)
+            self._add("all-reduce", left, size, times, together)
 
-    def _add(self, kind: Kind, axes: tuple[int, ...], size: int, times: int) -> None:
+    def _add(
+        self, kind: Kind, axes: tuple[int, ...], size: int, times: int, together: _Together
+    ) -> None:
         devices = self.annotated.ways(axes)
         if devices > 1 and size > 0 and times > 0:
             names = tuple(self.annotated.mesh.axis_names[a] for a in axes)
             self.found.append(
-                Collective(kind=kind, axes=names, devices=devices, bytes=size, count=times)
+                Collective(
+                    kind=kind,
+                    axes=names,
+                    devices=devices,
+                    bytes=size,
+                    count=times,
+                    combined=together.priced,
+                    independent=together.independent,
+                )
             )

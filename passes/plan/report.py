@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from math import ceil
 from typing import Any, Literal, Self
 
 from alpa.dialects import ir, main_function
@@ -32,8 +34,9 @@ from alpa.dialects.plan import (
 from alpa.passes.base import errors_at
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.plan.annotated import annotated_fragments
+from alpa.passes.plan.combined_collectives import combined_counts
 from alpa.passes.plan.data import Program
-from alpa.passes.plan.predicted_collectives import collectives_of
+from alpa.passes.plan.predicted_collectives import collectives_in_order, merged
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.split_factors import SplitFactors, in_words
 from alpa.passes.sharding.rules import populated
@@ -107,6 +110,14 @@ class StageReport:
     """of a step, split evenly over the devices, nothing sent; None before shardings are chosen"""
     splits: str
     """what is split over which axis, in words; empty before shardings are chosen"""
+    sent_bytes: int | None
+    """by each device in the collectives of a step; None before shardings are chosen"""
+    num_collectives: int | None
+    """in a step, as XLA partitions the stage"""
+    num_combined: int | None
+    """how many are left once the devices' compiler has combined them"""
+    priced_starts: int | None
+    """as how many the search prices them"""
 
     @property
     def seconds(self) -> float:
@@ -155,7 +166,8 @@ class CollectiveReport:
     """Collectives of one kind and size on a mesh.
 
     `axis` names the axes, joined by `+`; `bytes` are what one device holds of the full array;
-    `count` is how many there are in a step.
+    `count` is how many there are in a step, `sent_bytes` what a device sends in all of them on a
+    ring, `starts` as how many the search prices them where the compiler combines small ones.
     """
 
     mesh: str
@@ -164,6 +176,8 @@ class CollectiveReport:
     axis: str
     bytes: int
     count: int
+    sent_bytes: float
+    starts: float
 
 
 MEMORY_MARGIN = 0.1
@@ -221,12 +235,11 @@ class PlanReport:
         except ClusterError:
             device = None
         memory = None if device is None else device.memory
-        splits: dict[str, str] = {}
-        collectives: list[CollectiveReport] = []
+        inside = _Inside()
         # Which way a change of layout takes depends on the links.
         knows_links = memory is not None or not program.plan.cluster
         if knows_links and all(value.sharding is not None for value in program.values):
-            splits, collectives = _shardings(module, program)
+            inside = _Inside.of(module, program)
         return cls(
             **vars(program.plan),
             micro_batches=program.micro_batches,
@@ -234,9 +247,9 @@ class PlanReport:
             memory_margin=None if device is None or device.name == "CPU" else MEMORY_MARGIN,
             solver=solver,
             meshes=tuple(read_meshes(function)),
-            stages=tuple(_stage(program, n, splits) for n in range(len(program.meshes))),
+            stages=tuple(_stage(program, n, inside) for n in range(len(program.meshes))),
             transfers=tuple(_transfers(program)),
-            collectives=tuple(collectives),
+            collectives=tuple(inside.collectives),
         )
 
     def searched(self, phases: Mapping[str, float]) -> Self:
@@ -275,39 +288,52 @@ def _plain(value: Any) -> Any:
     return {_JSON_NAMES.get(name, name): _plain(getattr(value, name)) for name in names}
 
 
-def _shardings(
-    module: ir.Module, program: Program
-) -> tuple[dict[str, str], list[CollectiveReport]]:
-    """For each mesh what is split over which axis, in words, and all collectives."""
-    splits: dict[str, str] = {}
-    collectives: list[CollectiveReport] = []
-    with populated(module) as rule_of:
-        fragments = list(zip(program.fragments, annotated_fragments(module), strict=True))
-        factors = SplitFactors(main_function(module), rule_of)
-        for mesh in program.meshes:
-            forward = (
-                annotated
-                for one, annotated in fragments
-                if one.mesh == mesh.name and one.part == "forward"
-            )
-            nothing = "one device" if len(mesh.devices) == 1 else "no contraction to split"
-            splits[mesh.name] = in_words(factors.of(forward)) or nothing
-        for one, annotated in fragments:
-            collectives += [
-                CollectiveReport(
-                    mesh=one.mesh,
-                    part=one.part,
-                    kind=found.kind,
-                    axis="+".join(found.axes),
-                    bytes=found.bytes,
-                    count=program.runs(one) * found.count,
+@dataclass(frozen=True)
+class _Inside:
+    """What the shardings of a plan say of the insides of its meshes; nothing before there are any.
+
+    By mesh: what is split over which axis, in words, and how many collectives are left of those of
+    a step once the devices' compiler has combined them.
+    """
+
+    splits: dict[str, str] = field(default_factory=dict[str, str])
+    combined: Counter[str] = field(default_factory=Counter[str])
+    collectives: list[CollectiveReport] = field(default_factory=list[CollectiveReport])
+
+    @classmethod
+    def of(cls, module: ir.Module, program: Program) -> Self:
+        inside = cls()
+        with populated(module) as rule_of:
+            fragments = list(zip(program.fragments, annotated_fragments(module), strict=True))
+            factors = SplitFactors(main_function(module), rule_of)
+            for mesh in program.meshes:
+                forward = (
+                    annotated
+                    for one, annotated in fragments
+                    if one.mesh == mesh.name and one.part == "forward"
                 )
-                for found in collectives_of(annotated)
-            ]
-    return splits, collectives
+                nothing = "one device" if len(mesh.devices) == 1 else "no contraction to split"
+                inside.splits[mesh.name] = in_words(factors.of(forward)) or nothing
+            for one, annotated in fragments:
+                found, runs = collectives_in_order(annotated), program.runs(one)
+                inside.combined[one.mesh] += runs * combined_counts(found).total()
+                inside.collectives.extend(
+                    CollectiveReport(
+                        mesh=one.mesh,
+                        part=one.part,
+                        kind=it.kind,
+                        axis="+".join(it.axes),
+                        bytes=it.bytes,
+                        count=runs * it.count,
+                        sent_bytes=runs * it.sent,
+                        starts=runs * it.starts,
+                    )
+                    for it in merged(found)
+                )
+        return inside
 
 
-def _stage(program: Program, number: int, splits: Mapping[str, str]) -> StageReport:
+def _stage(program: Program, number: int, inside: _Inside) -> StageReport:
     mesh, peaks = program.meshes[number].name, program.plan.predicted_peak_bytes
     fragments = [fragment for fragment in program.fragments if fragment.mesh == mesh]
     forward = [fragment for fragment in fragments if fragment.part == "forward"]
@@ -316,6 +342,9 @@ def _stage(program: Program, number: int, splits: Mapping[str, str]) -> StageRep
         for fragment in fragments
         if fragment.compute_seconds is not None
     ]
+
+    known = mesh in inside.splits
+    collectives = [it for it in inside.collectives if it.mesh == mesh]
 
     def seconds(part: Part) -> float:
         return sum(fragment.seconds for fragment in fragments if fragment.part == part)
@@ -337,7 +366,11 @@ def _stage(program: Program, number: int, splits: Mapping[str, str]) -> StageRep
         activation_bytes=held(program.activations)[0],
         peak_bytes=peaks[number] if number < len(peaks) else None,
         compute_seconds=sum(compute) if compute else None,
-        splits=splits.get(mesh, ""),
+        splits=inside.splits.get(mesh, ""),
+        sent_bytes=round(sum(it.sent_bytes for it in collectives)) if known else None,
+        num_collectives=sum(it.count for it in collectives) if known else None,
+        num_combined=inside.combined[mesh] if known else None,
+        priced_starts=ceil(sum(it.starts for it in collectives)) if known else None,
     )
 
 

@@ -45,6 +45,7 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
         _header(report),
         _stages(report),
         _limits(report),
+        _collectives(report),
         _transfers(report),
         _strategy(program),
         _roles(program),
@@ -195,6 +196,29 @@ def _by_pattern(title: str, sizes: Mapping[str, Sequence[int]]) -> Iterator[str]
             f"      {count_text(len(others), 'other layout')}: {len(rest)} of {count}, "
             f"{size_text(sum(rest))}"
         )
+
+
+def _collectives(report: PlanReport) -> Iterator[str]:
+    """What the devices of a stage send to each other in a step, in how many collectives."""
+    rows = [["inside", "sent", "collectives", "combined", "priced as", "of these"]]
+    for number, stage in enumerate(report.stages):
+        if stage.sent_bytes is None:
+            return
+        kinds: Counter[str] = Counter()
+        for it in report.collectives:
+            kinds[it.kind] += it.count if it.mesh == stage.mesh else 0
+        rows.append(
+            [
+                f"stage {number}",
+                size_text(stage.sent_bytes),
+                str(stage.num_collectives),
+                str(stage.num_combined),
+                str(stage.priced_starts),
+                ", ".join(f"{kind} {n}" for kind, n in kinds.most_common() if n) or "-",
+            ]
+        )
+    yield from aligned(rows, left=(0, 5))
+    yield "(per step and device; combined: what the compiler makes of them)"
 
 
 def _transfers(report: PlanReport) -> list[str]:

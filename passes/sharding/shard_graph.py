@@ -25,6 +25,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding import sums
+from alpa.passes.sharding.combining import combined_with
 from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.rules import RuleOf
 from alpa.passes.sharding.spaces import Layouts, OpNode, Space
@@ -256,7 +257,8 @@ class ShardGraph:
             return
         if (value, need) in self._counted:
             return
-        combined = self._combined(value)
+        step = self.steps[-1] if self.steps else None
+        combined = combined_with(value, step, self.mesh)
         self._counted[value, need] = combined
         matrix = self._matrix(source.layouts, need.layouts, source.type, weight, combined)
         if matrix is None:
@@ -298,24 +300,6 @@ class ShardGraph:
         """``[source, target]``: seconds of resharding a tensor once."""
         matrix = self._matrix(source, target, type_, 1.0, combined)
         return np.zeros((len(source), len(target))) if matrix is None else matrix
-
-    def _combined(self, value: ir.Value) -> int:
-        """With how many others XLA may combine a collective on a value, on GPUs; 1 if with none.
-
-        They are independent in updates, and on what is made of one argument of a fragment alone:
-        as many as it has arguments, rounded to a power of two so that few tables of costs are
-        made. Those between a program's layers wait for each other. On ideal devices each is alone.
-        """
-        device, step = self.cluster.device, self.steps[-1] if self.steps else None
-        alone = device.name == "CPU" or device.efficiency is None or self.mesh.equation is not None
-        if alone or step is None:
-            return 1
-        while not isinstance(value.owner, ir.Block) and len(value.owner.operands) == 1:
-            value = value.owner.operands[0]
-        is_argument = isinstance(value.owner, ir.Block) and value.owner.owner == step
-        if not is_argument and read_part(step) != "update":
-            return 1
-        return 1 << max(0, len(step.operands).bit_length() - 1)
 
     def _matrix(
         self, source: Layouts, target: Layouts, type_: ir.Type, weight: float, combined: int

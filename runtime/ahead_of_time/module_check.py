@@ -12,6 +12,7 @@ from alpa.passes.analysis import op_work
 from alpa.passes.cost.presets import has_triton
 from alpa.passes.plan.annotated import annotated_fragments
 from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.combined_collectives import combined_counts, predicted_counts
 from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
 from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
 from alpa.runtime.stages import Exported, module_name
@@ -27,6 +28,8 @@ class ModuleCheck:
     devices: int
     """of the mesh"""
     collectives: tuple[Collective, ...]
+    combined: Counter[str]
+    """how many of each kind are left once the compiler has combined them"""
     memory: FragmentMemory
     flops: float
     """of the whole module, split evenly over the devices"""
@@ -42,8 +45,11 @@ class ModuleCheck:
 
     @property
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Predicted and real numbers of collectives by kind."""
-        predicted, real = _counts(self.collectives), _counts(self.real.collectives)
+        """Predicted and real numbers of collectives by kind, combined as the compiler does it.
+
+        On CPU none are: real ones are read before that.
+        """
+        predicted, real = self.combined, combined_counts(self.real.collectives)
         return {kind: (predicted[kind], real[kind]) for kind in sorted({*predicted, *real})}
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +79,7 @@ def checks(stages: Exported, real: Mapping[str, Truth]) -> list[ModuleCheck]:
     predictions = zip(
         program.fragments,
         predicted_collectives(module),
+        predicted_counts(module),
         predicted_memory(module),
         annotated_fragments(module),
         strict=True,
@@ -81,7 +88,7 @@ def checks(stages: Exported, real: Mapping[str, Truth]) -> list[ModuleCheck]:
     _, cluster = plan_and_cluster(main_function(module))
     converts = has_triton(cluster.device.name)
     found: list[ModuleCheck] = []
-    for fragment, collectives, memory, annotated in predictions:
+    for fragment, collectives, combined, memory, annotated in predictions:
         flops, num_bytes, _ = op_work.total(
             op_work.fused(body(annotated.fragment), converts_in_dots=converts)
         )
@@ -92,6 +99,7 @@ def checks(stages: Exported, real: Mapping[str, Truth]) -> list[ModuleCheck]:
                 mesh=fragment.mesh,
                 devices=devices,
                 collectives=collectives,
+                combined=combined,
                 memory=memory,
                 flops=flops / devices,
                 bytes_accessed=num_bytes / devices,
@@ -118,13 +126,6 @@ def _payloads(collectives: Sequence[Collective]) -> Counter[str]:
     found: Counter[str] = Counter()
     for it in collectives:
         found[it.kind] += it.payload
-    return found
-
-
-def _counts(collectives: Sequence[Collective]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for it in collectives:
-        found[it.kind] += it.count
     return found
 
 

@@ -112,6 +112,11 @@ what limits it
   memory: stage 0 is the fullest; 15 GiB of 16 GiB per device stay free (94%)
   stage 1 holds 2 KiB of state per device, more than its predicted peak, which assumes an even split
 
+inside       sent  collectives  combined  priced as  of these
+stage 0  31.5 KiB           35        35         35  all-gather 27, all-reduce 8
+stage 1    33 KiB           24        24         24  all-gather 16, all-reduce 8
+(per step and device; combined: what the compiler makes of them)
+
 crosses  per          values  bytes  between hosts  inside hosts  methods
 0 -> 1   micro-batch       1  1 KiB          1 KiB         512 B  send_recv 1
 1 -> 0   micro-batch       1  1 KiB          1 KiB           0 B  send_recv 1

@@ -1,0 +1,48 @@
+"""Which collectives a compiler may combine: those of one kind and group that do not wait for each
+other.
+
+XLA for GPUs joins them, in program order, until their results have `LIMIT` bytes. The search
+prices each collective alone and does not know the others: it takes a share of a start
+(`cost/collectives.py`) for those of update parts, and for those on what is made of one argument of
+a fragment alone. Those between a program's layers wait for each other.
+"""
+
+from __future__ import annotations
+
+from alpa.dialects import ir
+from alpa.dialects.attributes import read_part
+from alpa.passes.cost.collectives import LogicalMesh
+
+COMBINED_KINDS = ("all-gather", "reduce-scatter", "all-reduce")
+LIMIT = 30 * 2**20
+"""Bytes of the results of a combined collective (`xla_gpu_all_gather_combine_threshold_bytes` and
+the like)."""
+
+
+def combined_with(value: ir.Value, fragment: ir.OpView | None, mesh: LogicalMesh) -> int:
+    """With how many others a collective on a value of a fragment is priced; 1 if it is alone.
+
+    As many as the fragment has arguments, rounded to a power of two so that few tables of costs are
+    made.
+    """
+    if not mesh.combines or fragment is None:
+        return 1
+    while not isinstance(value.owner, ir.Block) and len(value.owner.operands) == 1:
+        value = value.owner.operands[0]
+    is_argument = isinstance(value.owner, ir.Block) and value.owner.owner == fragment
+    if not is_argument and read_part(fragment) != "update":
+        return 1
+    return 1 << max(0, len(fragment.operands).bit_length() - 1)
+
+
+def only_leaves(value: ir.Value, end: ir.OpView) -> bool:
+    """Whether a fragment with this terminator only returns a value: no other collective waits for
+    one on it."""
+    return all(
+        use.owner == end or (len(use.owner.operands) == 1 and _results_leave(use.owner, end))
+        for use in value.uses
+    )
+
+
+def _results_leave(op: ir.OpView, end: ir.OpView) -> bool:
+    return bool(op.results) and all(only_leaves(result, end) for result in op.results)
