@@ -170,8 +170,16 @@ def _costs(table: Mapping[int, tuple[float, float]]) -> dict[int, Cost]:
 
 
 # NCCL counts 20 GB/s for each of a V100's six links (`topo.h`). Hosts of eight are a hybrid cube
-# mesh: two neighbours share two links, four devices four.
-_V100_LINKS = _rings({2: 40e9, 4: 80e9, 8: 120e9}, start=8e-6, step=4.9e-6)
+# mesh (NVIDIA's DGX-1 white paper; `nvidia-smi topo -m` of p3.16xlarge says the same): GPUs 0 and 1
+# share one link, so the slowest of all pairs has one. Four GPUs in a row have two rings both ways,
+# eight have three. (Four that are two apart have one ring; groups of one size have one figure
+# here.) In an exchange each GPU sends to every other one, and the slowest of four pairs have one
+# link. Of eight, three are no neighbours: NCCL sends over one in between, so 10 messages share 6
+# links.
+_V100_LINKS: Collectives = {
+    **_rings({2: 20e9, 4: 80e9, 8: 120e9}, start=8e-6, step=4.9e-6),
+    "all-to-all": _costs({2: (12.9, 40), 4: (22.7, 80), 8: (42.3, 96)}),
+}
 # All-reduces of 8 (Bekman): 76 us and 201 GB/s of bus bandwidth; other sources say 235.
 _A100_LINKS: Collectives = {
     **_rings({2: 225e9, 4: 225e9, 8: 225e9}, start=8e-6, step=4.9e-6),
