@@ -90,6 +90,9 @@ from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.plan.layer_checks import check_layers, check_placed_once, placed_ops
 
 _HEAVY_OPS_PER_LAYER = 4
+_LAYERS_PER_STAGE = 4
+"""If the number of stages is fixed: with two, the stages of GPT-2.6B on one of 8 V100s each differ
+by up to a third, as its head has the work of 1.6 blocks; with four, by a tenth."""
 MOST_LAYERS = 16
 FEWEST_LAYERS = 8
 """Where `MOST_LAYERS` are the limit, and half as many may receive much less."""
@@ -103,7 +106,8 @@ class LayerCluster(Pass):
     num_layers: int | Literal["auto"] = option(
         "auto",
         "number of layers; `auto` uses the markers, or without them the number of contractions, up "
-        "to 16; or fewer layers than 16, down to 8, if these receive at most half as many bytes",
+        "to 16, or to 4 for each stage if `alpa` is told their number; or fewer layers than 16, "
+        "down to 8, if these receive at most half as many bytes",
     )
     delta: float = option(
         0.5,
@@ -114,6 +118,9 @@ class LayerCluster(Pass):
         "`equal-ops`: equally many contractions in each layer (the paper's ablation); `manual`: "
         "only at `alpa.layer_boundary` markers, an error without them",
     )
+
+    stages: int = 1
+    """how many stages the layers will be cut into, where that is fixed; from the driver"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -170,7 +177,8 @@ class LayerCluster(Pass):
             count = self.num_layers
         else:
             heavy = sum(contractions) // _HEAVY_OPS_PER_LAYER
-            count = max(1, min(MOST_LAYERS, len(forward), heavy))
+            most = max(MOST_LAYERS, _LAYERS_PER_STAGE * self.stages)
+            count = max(1, min(most, len(forward), heavy))
         if not forward and count == 1:
             return []
         if not 1 <= count <= len(forward):

@@ -61,6 +61,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar, Literal
 
 from alpa.dialects import body, func, ir
@@ -234,6 +235,21 @@ class StageMeshPartition(Pass):
                 function, f"reserve is {self.reserve:g}; give a share of at least -1 and below 1"
             )
         return cluster
+
+    def known_stages(self) -> int:
+        """How many stages the options fix; 1 where the number is searched, too.
+
+        Raises:
+            ClusterError, OptionError: an option is malformed.
+        """
+        if self.num_stages != "auto":
+            return self.num_stages
+        if self.meshes != "auto":
+            return len(parse_meshes(self.meshes, Cluster.parse(self.cluster)))
+        shape = parse_shape(self.mesh_shape)
+        if shape is None:
+            return 1
+        return max(1, Cluster.parse(self.cluster).num_devices // prod(shape))
 
     def _policy(
         self, function: func.FuncOp, cluster: Cluster, given: UserShardings | None, remark: Remark

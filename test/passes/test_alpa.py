@@ -18,6 +18,7 @@ from alpa.dialects.plan import Plan, Schedule, read_meshes
 from alpa.passes.alpa import STEPS, Alpa, fingerprint, planned_for
 from alpa.passes.base import NotFasterError, Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.clustered import even_seconds
@@ -178,6 +179,31 @@ def test_each_mesh_is_costed_once_for_all_cuts(program: str) -> None:
         alpa.drive(module, lambda *_: None, run)
     assert cuts == ["1f1b", "gpipe"]
     assert posed == {(1, 1, (1,)): 1, (1, 2, (2,)): 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ("cluster=cpu:2x8", 1),
+        ("cluster=cpu:2x8 mesh-shape=1", 16),
+        ("cluster=cpu:2x8 mesh-shape=2x2", 4),
+        ("cluster=cpu:1x2 mesh-shape=2x2", 1),
+        ("cluster=cpu:2x8 num-stages=5", 5),
+        ("cluster=cpu:1x8 meshes=0-3:4,4-7:2x2", 2),
+    ],
+)
+def test_layers_are_cut_for_as_many_stages_as_the_options_fix(text: str, stages: int) -> None:
+    found: list[int] = []
+
+    def run(step: Pass, module: ir.Module, remark: Remark) -> None:
+        if isinstance(step, LayerCluster):
+            found.append(step.stages)
+            raise PassError(main_function(module), "enough")
+
+    module = parse("func.func public @main() { return }")
+    with module.context, ir.Location.unknown(), pytest.raises(PassError, match="enough"):
+        options(text).drive(module, lambda *_: None, run)
+    assert found == [stages]
 
 
 TIGHT = "num-layers=6 num-micro-batches=6 schedule=gpipe mesh-shape=1"

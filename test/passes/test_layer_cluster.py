@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
 import alpa.passes
-from alpa.dialects import body, func, ir, main_function, mpmd, terminator, walk
+from alpa.dialects import body, func, ir, main_function, mpmd, parse, terminator, walk
 from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph, replace_operands
+from alpa.passes.layer_cluster import LayerCluster
+from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.runtime.pjrt import compile_module, separate
 from alpa.runtime.reference import compare
 
@@ -755,3 +757,21 @@ def test_what_the_loss_is_divided_by_draws_no_gradient_to_the_layer_that_makes_i
 def test_a_delta_that_is_negative() -> None:
     with pytest.raises(ir.MLIRError, match="delta is -1; at least 0"):
         alpa.passes.run(MASKED, "simplify-trivial-ops,layer-cluster{delta=-1}")
+
+
+@pytest.mark.parametrize(("stages", "layers"), [(1, 16), (4, 16), (8, 32), (32, 40)])
+def test_a_fixed_number_of_stages_makes_more_layers(stages: int, layers: int) -> None:
+    """160 contractions are 40 layers of four; a stage gets four layers while there are some."""
+
+    def forward(weights: jax.Array, x: jax.Array) -> jax.Array:
+        for number in range(160):
+            x = x @ weights[number]
+        return x
+
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((160, 8, 8), (4, 8)))
+    module = parse(jax.jit(forward).lower(*shapes).as_text())
+    with module.context, ir.Location.unknown():
+        SimplifyTrivialOps().run(module, lambda *_: None)
+        LayerCluster(stages=stages).run(module, lambda *_: None)
+        made = walk(body(main_function(module)))
+        assert sum(isinstance(op, mpmd.NamedComputationOp) for op in made) == layers
