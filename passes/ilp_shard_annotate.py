@@ -61,7 +61,7 @@ memory of the mesh's devices (`sharding/liveness.py`), or the plan's cluster is 
 fails when `time-limit` or `gap` is negative, `min-support` or `min-size` is less than 2, or `gamma`
 or a number of `epsilon` is not greater than 0 and at most 1. With
 `intra=tapas` it fails when no ranked candidate fits into the memory, or when the exhaustive search
-has too many branches.
+ends before its list is proven.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class IlpShardAnnotate(Pass):
     tapas_variant: Variant = option(
         "pruned",
         "of `intra=tapas`: `pruned` searches each repeated subgraph once, and the best branches; "
-        "`exhaustive` searches all branches of the whole problem",
+        "`exhaustive` searches the whole problem until its list is proven",
     )
     min_support: int | Literal["auto"] = option(
         "auto",

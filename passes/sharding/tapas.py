@@ -22,6 +22,7 @@ from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.solve.tapas.results import Found, NoCandidateFitsError
 from alpa.passes.solve.tapas.settings import Settings
+from alpa.passes.solve.tapas.widen import NotProvenError
 from alpa.passes.workers import Workers
 
 Answer = Callable[[Remark], tuple[list[int], SolverReport]]
@@ -84,7 +85,13 @@ def _answer(
             "intra=auto searches for shardings within the memory",
             missing=error.needed / error.limit - 1,
         ) from error
-    except (InfeasibleError, SolverFailedError, TimeoutError) as error:
+    except NotProvenError as error:
+        raise PassError(
+            mesh.function,
+            f"the exhaustive search of {mesh.name} proves no ranked list: {error}; raise "
+            "time-limit if time ended, or take tapas-variant=pruned, or intra=auto with its gap",
+        ) from error
+    except (InfeasibleError, SolverFailedError) as error:
         raise PassError(mesh.function, f"no sharding for {mesh.name}: {error}") from error
     remark(mesh.function.location, f"{mesh.name}: {text(found, settings)}")
     solution = found.solution
@@ -94,18 +101,24 @@ def _answer(
 
 
 def text(found: Found, settings: Settings) -> str:
-    """The statistics of a search: its mining, and the branches of its decision tree."""
-    mined, counts = found.mined, found.counts
+    """The statistics of a search: its mining, and the branches of its decision trees."""
+    rank = [one.choice for one in found.ranked].index(found.solution.choice) + 1
+    counts = found.counts
+    return (
+        f"tapas took candidate {rank} of {len(found.ranked)} for {found.searched_nodes} nodes of "
+        f"{_searched(found, settings)}; {counts.candidates} candidates, {counts.valid} valid, "
+        f"{counts.pruned} pruned"
+    )
+
+
+def _searched(found: Found, settings: Settings) -> str:
+    mined = found.mined
+    if mined is None:
+        return f"the whole problem, proven with a width of {found.width}"
     of = (
         f"{mined.num_unique} unique subgraphs, mined in {found.mining_seconds:.2g} s with "
         f"min-support={mined.min_support}"
     )
     if settings.min_support == "auto" and mined.missed_ends:
         of += f" ({mined.layers} layers, but the first and the last one differ from the others)"
-    if settings.variant == "exhaustive":
-        of = "the whole problem"
-    rank = [one.choice for one in found.ranked].index(found.solution.choice) + 1
-    return (
-        f"tapas took candidate {rank} of {len(found.ranked)} for {found.searched_nodes} nodes of "
-        f"{of}; {counts.candidates} candidates, {counts.valid} valid, {counts.pruned} pruned"
-    )
+    return of

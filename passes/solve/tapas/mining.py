@@ -138,7 +138,7 @@ class _Graph:
                 source, target = nodes
                 around[source].append((kind, 0, target))
                 around[target].append((kind, 1, source))
-        kinds = [numbers[tuple(sorted(mine))] for mine in own]
+        kinds = [numbers[tuple(sorted(facts_of))] for facts_of in own]
         sizes = [costs.size for costs in problem.node_costs]
         searched = [v for v, size in enumerate(sizes) if size > 1 or around[v]]
         return cls(kinds, around, tensors, searched)
@@ -234,16 +234,16 @@ class _Instances:
         taken: set[int] = set()
         joined: list[tuple[int, int, int]] = []
         for key in order:
-            mine: list[tuple[int, int]] = []
+            apart: list[tuple[int, int]] = []
             used: set[int] = set()
             for pair in pairs[key]:
                 if not taken.intersection(pair) and not used.intersection(pair):
-                    mine.append(pair)
+                    apart.append(pair)
                     used.update(pair)
-            if len(mine) >= min_support:
+            if len(apart) >= min_support:
                 taken |= used
                 number = self._number(key)
-                joined += [(number, *pair) for pair in mine]
+                joined += [(number, *pair) for pair in apart]
         for number, one, other in joined:
             self.nodes[one] += self.nodes[other]
             self.kinds[one] = number

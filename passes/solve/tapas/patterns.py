@@ -27,7 +27,7 @@ class Patterns:
 
     def chosen(self, choice: tuple[int, ...]) -> tuple[int, ...]:
         """A choice of the problem before."""
-        return tuple(int(mine[k]) for mine, k in zip(self.kept, choice, strict=True))
+        return tuple(int(kept[k]) for kept, k in zip(self.kept, choice, strict=True))
 
 
 def compatible(problem: Problem) -> Patterns:
@@ -43,7 +43,7 @@ def compatible(problem: Problem) -> Patterns:
         around[edge.target].append(number)
     finite = [edge.costs < inf for edge in problem.edges]
     waiting = {number for number, pairs in enumerate(finite) if not pairs.all()}
-    waiting |= {n for v, mine in enumerate(allowed) if not mine.all() for n in around[v]}
+    waiting |= {n for v, mask in enumerate(allowed) if not mask.all() for n in around[v]}
     while waiting:
         number = waiting.pop()
         edge, pairs = problem.edges[number], finite[number]
@@ -53,13 +53,13 @@ def compatible(problem: Problem) -> Patterns:
             if left.sum() < allowed[node].sum():
                 allowed[node] = left
                 waiting |= set(around[node])
-    for node, mine in enumerate(allowed):
-        if not mine.any():
+    for node, mask in enumerate(allowed):
+        if not mask.any():
             raise InfeasibleError((node,))
-    kept = tuple(np.flatnonzero(mine) for mine in allowed)
+    kept = tuple(np.flatnonzero(mask) for mask in allowed)
     fewer = replace(
         problem,
-        node_costs=tuple(c[mine] for c, mine in zip(problem.node_costs, kept, strict=True)),
+        node_costs=tuple(c[left] for c, left in zip(problem.node_costs, kept, strict=True)),
         edges=tuple(
             Edge(e.source, e.target, e.costs[np.ix_(kept[e.source], kept[e.target])])
             for e in problem.edges

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from alpa.passes.solve.sharding.problem import InfeasibleError, Solution
 from alpa.passes.solve.tapas.mining import Mined
@@ -39,8 +39,12 @@ class Found:
 
     solution: Solution
     ranked: tuple[Candidate, ...]
-    mined: Mined
+    mined: Mined | None
+    """None: the exhaustive variant folds nothing"""
     mining_seconds: float
     searched_nodes: int
     """of the folded problem"""
-    counts: Counts = field(default_factory=Counts)
+    width: int
+    """of the tree: the exhaustive variant's is the one that proves the list"""
+    counts: Counts
+    """of all trees"""

@@ -6,9 +6,8 @@
 4. The strategies that differ in their decisions are ranked by their cost (section 4.6). The first
    one that fits into memory is the solution.
 
-The exhaustive variant (TAPAS-ES, section 5.3) folds nothing and explores all branches that may cost
-less than the pruned variant's solution. It is optimal where memory does not bind, or ends with an
-error.
+The exhaustive variant (TAPAS-ES, section 5.3) folds nothing, and its list is proven: `widen`. Its
+first strategy is the optimum of the whole problem without memory.
 
 The lower bounds of the tree are those of the costs as `bound.Messages` shifts them: the same for
 each strategy, and nearer to what the strategies cost.
@@ -18,9 +17,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from math import inf
 
-from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.bound import Messages
 from alpa.passes.solve.sharding.problem import (
     Memory,
@@ -33,10 +32,8 @@ from alpa.passes.solve.tapas.mining import mine
 from alpa.passes.solve.tapas.patterns import compatible
 from alpa.passes.solve.tapas.results import Candidate, Found, NoCandidateFitsError
 from alpa.passes.solve.tapas.settings import Settings
-from alpa.passes.solve.tapas.tree import Counts, Limits, TooManyBranchesError, explore
-
-_ROUNDING = 1e-6
-"""By how much sums of shifted costs may differ from those of the costs."""
+from alpa.passes.solve.tapas.tree import Explored, Limits, explore
+from alpa.passes.solve.tapas.widen import prove
 
 
 def solve(
@@ -62,31 +59,23 @@ def solve(
     Raises:
         InfeasibleError: no strategy has compatible patterns only.
         NoCandidateFitsError: none of the ranked strategies fits into memory.
-        SolverFailedError: the exhaustive search has too many branches, or the pruned one explored
-            incompatible ones only.
-        TimeoutError: the time of an exhaustive search ended.
+        SolverFailedError: the pruned search explored incompatible branches only.
+        NotProvenError: the exhaustive search has too many branches, or its time ended.
     """
     problem.check()
     settings = settings or Settings()
     start = time.monotonic()
-    mined = mine(
-        problem, min_support=settings.min_support, min_size=settings.min_size, tensors=tensors
-    )
+    mined = None
+    if settings.variant == "pruned":
+        mined = mine(
+            problem, min_support=settings.min_support, min_size=settings.min_size, tensors=tensors
+        )
     mining_seconds = time.monotonic() - start
     nodes = range(len(problem.node_costs))
-    decisions = decisions or nodes
-    deadline = start + time_limit
-    limits = Limits(ranked=settings.ranked, width=settings.width)
-    colors = mined.colors(len(nodes))
-    ranked, bound, counts = _ranked(problem, colors, decisions, limits, settings, deadline)
-    if settings.variant == "exhaustive":
-        most = ranked[0].seconds * (1 + _ROUNDING)
-        limits = Limits(width=None, ranked=1, most=most, deadline=deadline)
-        try:
-            ranked, bound, counts = _ranked(problem, nodes, decisions, limits, settings, deadline)
-        except TooManyBranchesError as error:
-            raise SolverFailedError(f"the exhaustive search ends: {error}") from error
-        colors = list(nodes)
+    colors = mined.colors(len(nodes)) if mined else nodes
+    ranked, explored = _ranked(
+        problem, colors, decisions or nodes, settings, deadline=start + time_limit
+    )
     fitting = [one for one in ranked if one.peak_bytes <= problem.memory_limit]
     if not fitting:
         smallest = min(one.peak_bytes for one in ranked)
@@ -95,7 +84,7 @@ def solve(
     solution = Solution(
         choice=best.choice,
         objective=best.seconds,
-        bound=min(bound, best.seconds),
+        bound=min(explored.beyond, ranked[0].seconds),
         wanted_gap=gap,
         peak_bytes=best.peak_bytes,
         seconds=time.monotonic() - start,
@@ -108,7 +97,8 @@ def solve(
         mined=mined,
         mining_seconds=mining_seconds,
         searched_nodes=len(set(colors)),
-        counts=counts,
+        width=explored.width,
+        counts=explored.counts,
     )
 
 
@@ -116,15 +106,18 @@ def _ranked(
     problem: Problem,
     colors: Sequence[int],
     decisions: Collection[int],
-    limits: Limits,
     settings: Settings,
+    *,
     deadline: float,
-) -> tuple[tuple[Candidate, ...], float, Counts]:
-    """The ranked list of strategies that tie nodes of a color, a bound of their costs, counts."""
+) -> tuple[tuple[Candidate, ...], Explored]:
+    """The ranked list of strategies that tie nodes of a color, and what the tree says of it."""
     folded, node_class = tie(problem, colors)
     patterns = compatible(folded)
     shifted = _shifted(patterns.problem, settings, deadline)
-    explored = explore(shifted, decisions={node_class[v] for v in decisions}, limits=limits)
+    search, limits = explore, Limits(ranked=settings.ranked, width=settings.width)
+    if settings.variant == "exhaustive":
+        search, limits = prove, replace(limits, deadline=deadline)
+    explored = search(shifted, decisions={node_class[v] for v in decisions}, limits=limits)
     memory = Memory(problem)
     ranked: list[Candidate] = []
     for few in explored.choices:
@@ -134,8 +127,7 @@ def _ranked(
         ranked.append(Candidate(choice=choice, seconds=problem.cost(choice), peak_bytes=peak))
     # The tree adds up shifted costs, in another order.
     ranked.sort(key=lambda one: one.seconds)
-    bound = min(explored.bound, ranked[0].seconds)
-    return tuple(ranked), bound, explored.counts
+    return tuple(ranked), explored
 
 
 def _shifted(problem: Problem, settings: Settings, deadline: float) -> Problem:

@@ -7,9 +7,11 @@ breadth first. The search stops early on
 * a branch for which another one costs no more, with the same patterns wherever later nodes look,
   and the same decisions. The search below both is the same;
 * a branch that is surely worse than a known strategy;
-* the branches beyond a number of the best ones, by the cost so far and a lower bound of the rest.
+* the branches beyond the width: a number of the best ones, by the cost so far and a lower bound of
+  the rest.
 
 The lower bound hands the cost of each later node on to its neighbours before it, in equal shares.
+What the branches beyond the width cost at least says how good the list is (`Explored.is_proven`).
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError, Problem
 
 MOST_BRANCHES = 500_000
-"""Of one level. A search without a width ends there."""
+"""Of one level, before the best ones are taken. A wide search ends there."""
+_ROUNDING = 1e-9
+"""By how much sums of the same costs differ that are added up in another order."""
 
 
 class TooManyBranchesError(ValueError):
-    """A search without a width has too many branches."""
+    """A level has more branches than memory and time allow."""
 
 
 @dataclass
@@ -53,15 +57,38 @@ class Counts:
         """The branches below which nothing was explored."""
         return self.incompatible + self.equal + self.worse
 
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            candidates=self.candidates + other.candidates,
+            incompatible=self.incompatible + other.incompatible,
+            equal=self.equal + other.equal,
+            worse=self.worse + other.worse,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Explored:
     """The ranked list of strategies, the cheapest first."""
 
     choices: tuple[tuple[int, ...], ...]
-    bound: float
-    """no strategy costs less"""
+    costs: tuple[float, ...]
+    """of each"""
+    beyond: float
+    """at least of every strategy below a branch beyond the width; inf: there is none"""
     counts: Counts
+    width: int
+    """of the tree"""
+
+    @property
+    def worst(self) -> float:
+        """The cost of the last one."""
+        return self.costs[-1]
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether each strategy that is not in the list costs at least as much as the last one, or
+        as one in the list with the same decisions."""
+        return self.beyond >= self.worst - _ROUNDING * abs(self.worst)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,37 +97,38 @@ class Limits:
 
     ranked: int
     """strategies in the list"""
-    width: int | None
-    """how many branches of a level, different to later nodes, are explored; None: all"""
+    width: int
+    """how many branches of a level, different to later nodes, are explored"""
     most: float = inf
-    """seconds; what costs more is not explored"""
+    """the cost of a known strategy: what costs more is not explored"""
     deadline: float = inf
+    """of `time.monotonic`"""
 
 
 def explore(problem: Problem, *, decisions: Collection[int], limits: Limits) -> Explored:
     """The cheapest strategies that differ in the decisions: nodes, such as weights.
 
-    Without a width, the first one is optimal. The list may be shorter than wanted. Memory is not
-    looked at. All costs of nodes and edges are part of the bound; with shifted costs it is higher.
+    The list may be shorter than wanted. Memory is not looked at. All costs of nodes and edges are
+    part of the bound; with shifted costs it is higher.
 
     Raises:
-        TooManyBranchesError: there is no width, and a level has too many branches.
+        TooManyBranchesError: a level has too many branches.
         InfeasibleError: no strategy is valid.
-        SolverFailedError: none of those below the width or the most seconds is.
+        SolverFailedError: none of those within the width and the known cost is.
         TimeoutError: the deadline came.
     """
     order = levels(problem)
     tree = _Tree.of(problem, order)
     branches = _Branches(costs=np.array([tree.constant]))
-    counts, bound = Counts(), inf
+    counts, beyond = Counts(), inf
     history: list[tuple[np.ndarray, np.ndarray]] = []
     for level, node in enumerate(order):
         if time.monotonic() > limits.deadline:
-            raise TimeoutError(f"time ended at node {level} of {len(order)}; raise the time limit")
+            raise TimeoutError(f"time ended at node {level} of {len(order)}")
         parents, patterns, dropped = branches.grow(tree, level, node in decisions, limits, counts)
-        bound = min(bound, dropped)
+        beyond = min(beyond, dropped)
         if not len(parents):
-            if bound == inf and limits.most == inf:
+            if beyond == inf and limits.most == inf:
                 raise InfeasibleError((node,))
             raise SolverFailedError(
                 f"no branch is left at node {level} of {len(order)}: all that were explored are "
@@ -108,12 +136,16 @@ def explore(problem: Problem, *, decisions: Collection[int], limits: Limits) -> 
             )
         history.append((parents, patterns))
     choices: list[tuple[int, ...]] = []
-    for branch in np.argsort(branches.costs, kind="stable")[: limits.ranked].tolist():
+    best = np.argsort(branches.costs, kind="stable")[: limits.ranked]
+    for branch in best.tolist():
         choice, at = [0] * len(order), branch
         for node, (parents, patterns) in zip(reversed(order), reversed(history), strict=True):
             choice[node], at = int(patterns[at]), int(parents[at])
         choices.append(tuple(choice))
-    return Explored(choices=tuple(choices), bound=bound, counts=counts)
+    costs = tuple(branches.costs[best].tolist())
+    return Explored(
+        choices=tuple(choices), costs=costs, beyond=beyond, counts=counts, width=limits.width
+    )
 
 
 def levels(problem: Problem) -> list[int]:
@@ -127,7 +159,7 @@ def levels(problem: Problem) -> list[int]:
     for edge in problem.edges:
         around[edge.source].add(edge.target)
         around[edge.target].add(edge.source)
-    later = [len(mine) for mine in around]
+    later = [len(others) for others in around]
     order: list[int] = []
     done: set[int] = set()
     reached: dict[int, float] = {}
@@ -232,7 +264,7 @@ class _Branches:
         costs = total[parents, patterns]
         counts.incompatible += total.size - costs.size
         if limits.most < inf:
-            good = costs <= limits.most
+            good = costs <= limits.most + _ROUNDING * abs(limits.most)
             counts.worse += int(good.size - good.sum())
             parents, patterns, costs = parents[good], patterns[good], costs[good]
         if costs.size > MOST_BRANCHES:
@@ -251,7 +283,7 @@ class _Branches:
             open_ = open_ + tree.keys[node][patterns]
         best, dropped = _best(costs, open_, decided, limits, counts)
         parents, patterns = parents[best], patterns[best]
-        self.ends = {e: mine[parents] for e, mine in self.ends.items() if e not in closing}
+        self.ends = {e: taken[parents] for e, taken in self.ends.items() if e not in closing}
         if stays:
             self.ends[node] = patterns
         self.costs, self.open, self.decided = costs[best], open_[best], decided[best]
@@ -277,7 +309,7 @@ def _best(
     place[by_group] = np.arange(len(order)) - starts[number[by_group]]
     order, number, place = (x[place < limits.ranked] for x in (order, number, place))
     counts.equal += len(costs) - len(order)
-    if limits.width is None or len(group) <= limits.width:
+    if len(group) <= limits.width:
         return order, inf
     rank = np.empty(len(group), dtype=np.int64)
     rank[number[place == 0]] = np.arange(len(group))

@@ -27,6 +27,7 @@ def test_the_exhaustive_variant_is_optimal(
     assert found.solution.objective == pytest.approx(all_costs(problem).min())
     assert found.solution.status == "optimal"
     assert found.searched_nodes == len(problem.node_costs)
+    assert found.mined is None
 
 
 @given(seed=st.integers(0, 200), depth=st.integers(2, 3))
@@ -36,6 +37,7 @@ def test_the_pruned_variant_is_optimal_among_equal_layers(
     problem = layered(seed, depth)
     found = solve(problem, settings=Settings(min_size=8))
     assert found.searched_nodes == 10
+    assert found.mined is not None
     assert found.mined.num_unique == 3
     layers = [found.solution.choice[1 + 8 * k : 9 + 8 * k] for k in range(depth)]
     assert len(set(layers)) == 1
