@@ -20,6 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from alpa.passes.pipelines.diagnostics import format_error
 from alpa.runtime.loading import LoadError
 from alpa.tools.arguments import count
 from alpa.tools.cost_ablation.candidates import Strategies
+from alpa.tools.cost_ablation.conditions import Conditions, text
 from alpa.tools.cost_ablation.programs import PROGRAMS
 from alpa.tools.cost_ablation.table import Measured, table
 from alpa.tools.plan_ranking.plans import RankedPlan
@@ -60,20 +62,23 @@ def costed(program: RankedProgram, options: argparse.Namespace) -> dict[str, dic
     return costs
 
 
-def timed(program: RankedProgram, names: Sequence[str], options: argparse.Namespace) -> Measured:
-    """The strategies with their measured seconds."""
+def timed(
+    program: RankedProgram, names: Sequence[str], options: argparse.Namespace
+) -> tuple[Measured, Conditions]:
+    """The strategies with their measured seconds, and the conditions of the measurement."""
     folder: Path = options.work / program.name
-    file = folder / "seconds.json"
+    file = folder / "times.json"
     if not file.exists():
         texts = {name: (folder / f"{name}.mlir").read_text(encoding="utf-8") for name in names}
-        plans = [RankedPlan(name=name, module=parse(text)) for name, text in texts.items()]
+        plans = [RankedPlan(name=name, module=parse(plan)) for name, plan in texts.items()]
+        conditions = Conditions.now()
         seconds = measured_seconds(program, plans, runs=options.runs)
-        _write(file, dict(zip(names, seconds, strict=True)))
-    return Measured(
-        program=program.name,
-        costs=costed(program, options),
-        seconds=json.loads(file.read_text(encoding="utf-8")),
-    )
+        by_name = dict(zip(names, seconds, strict=True))
+        _write(file, {"conditions": asdict(conditions), "seconds": by_name})
+    times = json.loads(file.read_text(encoding="utf-8"))
+    costs = costed(program, options)
+    measured = Measured(program=program.name, costs=costs, seconds=times["seconds"])
+    return measured, Conditions(**times["conditions"])
 
 
 def _write(file: Path, numbers: Any) -> None:
@@ -119,14 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured_epsilon(cluster.intra_host)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", cluster.num_devices)
-        found: list[Measured] = []
+        found: list[tuple[Measured, Conditions]] = []
         for name in options.programs or known:
             costs = costed(known[name], options)
             if not options.no_times:
                 found.append(timed(known[name], list(costs["alpa"]), options))
         if found:
-            print(f"all strategies of {len(found)} programs:\n\n{table(found)}\n")
-            fewer = [one.without_least_messages() for one in found]
+            measured, conditions = zip(*found, strict=True)
+            print(f"{text(conditions)}\n\nall strategies:\n\n{table(measured)}\n")
+            fewer = [one.without_least_messages() for one in measured]
             print(f"without the one of the least messages:\n\n{table(fewer)}")
     except ClusterError as error:
         print(f"{error.place or 'cost_ablation'}: error: {error.message}", file=sys.stderr)

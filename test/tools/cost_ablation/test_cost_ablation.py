@@ -15,6 +15,7 @@ from alpa.tools.cost_ablation.candidates import (
     Strategies,
     equations,
 )
+from alpa.tools.cost_ablation.conditions import Conditions, text
 from alpa.tools.cost_ablation.programs import PROGRAMS
 from alpa.tools.cost_ablation.table import Measured, table
 from alpa.tools.plan_ranking.programs import MLPConfig, RankedProgram
@@ -119,6 +120,17 @@ def test_the_table_scores_each_model() -> None:
     ]
 
 
+def test_the_conditions_of_all_programs_are_one_line() -> None:
+    quiet = Conditions(cores=2, load=0.5, jax="0.10.2")
+    busy = Conditions(cores=8, load=7.25, jax="0.10.2")
+    assert text([quiet, busy]) == (
+        "2 programs on 2, 8 cores, jax 0.10.2; the load before each was 0.5 to 7.2"
+    )
+    now = Conditions.now()
+    assert now.cores >= 1
+    assert now.load >= 0
+
+
 def test_the_strategy_of_the_least_messages_can_be_left_out() -> None:
     one = Measured(
         program="one",
@@ -157,10 +169,14 @@ def test_what_is_in_the_folder_is_not_made_again(cluster: str, tmp_path: Path) -
     folder = tmp_path / "t5-64"
     folder.mkdir()
     (folder / "costs.json").write_text(json.dumps(one.costs))
-    (folder / "seconds.json").write_text(json.dumps(one.seconds))
+    conditions = {"cores": 2, "load": 1.25, "jax": "0.10.2"}
+    times = {"conditions": conditions, "seconds": one.seconds}
+    (folder / "times.json").write_text(json.dumps(times))
     # A process of its own: JAX has its devices already in this one.
     command = [sys.executable, "-m", "alpa.tools.cost_ablation", "t5-64", "--cluster", cluster]
     done = subprocess.run(
         [*command, "--work", str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert "| Alpa's | 0.00 | 1.00 | 0.50 |  |" in done.stdout
+    conditions_line = "1 programs on 2 cores, jax 0.10.2; the load before each was 1.2 to 1.2\n"
+    assert done.stdout.startswith(conditions_line)
