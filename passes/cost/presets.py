@@ -170,12 +170,11 @@ def _costs(table: Mapping[int, tuple[float, float]]) -> dict[int, Cost]:
 
 
 # NCCL counts 20 GB/s for each of a V100's six links (`topo.h`). Hosts of eight are a hybrid cube
-# mesh (NVIDIA's DGX-1 white paper; `nvidia-smi topo -m` of p3.16xlarge says the same): GPUs 0 and 1
-# share one link, so the slowest of all pairs has one. Four GPUs in a row have two rings both ways,
-# eight have three. (Four that are two apart have one ring; groups of one size have one figure
-# here.) In an exchange each GPU sends to every other one, and the slowest of four pairs have one
-# link. Of eight, three are no neighbours: NCCL sends over one in between, so 10 messages share 6
-# links.
+# mesh (topology file of a DGX-1 in NCCL issue 671). GPUs 0 and 1 share one link, and collectives
+# of all pairs wait for the slowest pair. Four GPUs in a row have two rings in both directions,
+# eight have three. Four GPUs with gaps of one have one ring, but there is one figure per size.
+# In an exchange each GPU sends to every other one. Of four, the slowest pair has one link. Of
+# eight, three are not linked, and NCCL sends through a GPU in between: 10 messages share 6 links.
 _V100_LINKS: Collectives = {
     **_rings({2: 20e9, 4: 80e9, 8: 120e9}, start=8e-6, step=4.9e-6),
     "all-to-all": _costs({2: (12.9, 40), 4: (22.7, 80), 8: (42.3, 96)}),
