@@ -167,8 +167,7 @@ class Alpa(Driver):
 
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
         program = fingerprint(module)
-        with errors_at(main_function(module)):
-            stages = self.cut.known_stages()
+        stages = self.cut.known_stages()
         for step in self.to_layers:
             if isinstance(step, LayerCluster):
                 step = replace(step, stages=stages)

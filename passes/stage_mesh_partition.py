@@ -239,17 +239,17 @@ class StageMeshPartition(Pass):
     def known_stages(self) -> int:
         """How many stages the options fix; 1 where the number is searched, too.
 
-        Raises:
-            ClusterError, OptionError: an option is malformed.
+        It is 1 as well where an option is malformed: `run` reads the same ones and says so.
         """
         if self.num_stages != "auto":
             return self.num_stages
-        if self.meshes != "auto":
-            return len(parse_meshes(self.meshes, Cluster.parse(self.cluster)))
-        shape = parse_shape(self.mesh_shape)
-        if shape is None:
+        try:
+            cluster, shape = Cluster.parse(self.cluster), parse_shape(self.mesh_shape)
+            if self.meshes != "auto":
+                return len(parse_meshes(self.meshes, cluster))
+        except ValueError:
             return 1
-        return max(1, Cluster.parse(self.cluster).num_devices // prod(shape))
+        return 1 if shape is None else max(1, cluster.num_devices // prod(shape))
 
     def _policy(
         self, function: func.FuncOp, cluster: Cluster, given: UserShardings | None, remark: Remark

@@ -275,3 +275,5 @@ def test_an_error_inside_is_at_its_op(program: str) -> None:
     assert diagnostic.message.startswith("cannot make 3 stages of 2 layer(s)")
     with pytest.raises(ir.MLIRError, match="stage-mesh-partition: option 'meshes' holds"):
         passes.run(program, "alpa{cluster=cpu:1x2 meshes=0-9:10}")
+    with pytest.raises(ir.MLIRError, match="no cluster to plan for"):
+        passes.run(program, "alpa{mesh-shape=1}")
