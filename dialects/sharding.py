@@ -221,7 +221,8 @@ def _per_value(shardings: tuple[Sharding, ...], context: ir.Context) -> ir.Attri
 class ShardingRule:
     """`#sdy.op_sharding_rule`: the factors of each dimension of each operand and result.
 
-    `operands[o][d]` and `results[r][d]` hold factor indices, major first.
+    `operands[o][d]` and `results[r][d]` hold factor indices, major first. `padded`, which the
+    attribute lacks, are the factors that one axis may cut into uneven shards.
     """
 
     factor_sizes: tuple[int, ...]
@@ -231,6 +232,7 @@ class ShardingRule:
     need_replication: frozenset[int] = frozenset()
     permutation: frozenset[int] = frozenset()
     blocked: frozenset[int] = frozenset()
+    padded: frozenset[int] = frozenset()
 
     def __hash__(self) -> int:
         """Rules are keys of caches, so the hash is computed once."""

@@ -98,7 +98,9 @@ def write_steps(function: func.FuncOp, mesh: LogicalMesh) -> None:
         before, after = (layout_of(op, sharding, mesh) for sharding in (source, target))
         itemsize = element_bytes(type_.element_type)
         with ir.InsertionPoint(op), op.location:
-            for step in exchanges(table, before, after, tuple(type_.shape), itemsize)[:-1]:
+            for step in exchanges(table, before, after, tuple(type_.shape), itemsize):
+                if step.layout == after:
+                    break
                 dims = tuple(tuple(mesh.axis_names[a] for a in axes) for axes in step.layout)
                 attr = Sharding.of(target.mesh, dims).to_attr()
                 op.operands[0] = sdy.ShardingConstraintOp(op.operands[0], sharding=attr).result

@@ -5,14 +5,16 @@ A layout has one entry per dimension, the mesh axes that shard it from major to 
 partitioner and Shardy's ``sdy-reshard-to-collectives`` know them:
 
 * slice: an unused axis is added at the end of a dimension; free
-* all-gather: the last axis of a dimension is removed; bytes = local size afterwards
-* all-to-all: the last axis of a dimension goes to the end of another; bytes = local size
+* all-gather: the last axis of a dimension is removed; bytes = local size afterwards with padding
+* all-to-all: the last axis of a dimension goes to the end of another; bytes = local size before,
+  with the other dimension padded
 * the same with several last axes at once, if the mesh has a price for them together
 * collective-permute: each dimension is cut into as many parts by other axes, or by the same ones in
   another order; bytes = local size
 
 Costs are shortest paths, so they satisfy the triangle inequality. Layouts on the way may hold
-axes in any order, but a dimension on the way is never sharded more finely than it divides evenly.
+axes in any order. If source and target divide the shape evenly, so do the layouts on the way.
+Otherwise one axis alone may cut a dimension on the way unevenly, and XLA pads the shards.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class ReshardTable:
             for number, layout in enumerate(self.layouts)
             for kind, axes, after in _steps(layout, len(mesh.sizes), joined=mesh.joins_axes)
         }
-        self._cache: dict[tuple[tuple[int, ...], int], tuple[np.ndarray, np.ndarray]] = {}
+        self._cache: dict[tuple[tuple[int, ...], int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def cost(self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int) -> float:
         """Seconds from ``source`` to ``target`` for a tensor of ``shape``."""
@@ -108,20 +110,26 @@ class ReshardTable:
         """Seconds, ``[len(sources), len(targets)]``: an edge's matrix of the sharding ILP."""
         rows = [self._number(layout) for layout in sources]
         columns = [self._number(layout) for layout in targets]
-        seconds, _ = self._paths(shape, itemsize)
-        return seconds[np.ix_(rows, columns)]
+        uneven = self._uneven(shape)
+        found = self._paths(shape, itemsize)[0][np.ix_(rows, columns)]
+        padded = uneven[rows][:, None] | uneven[columns][None, :]
+        if padded.any():
+            seconds, _ = self._paths(shape, itemsize, padded=True)
+            found = np.where(padded, seconds[np.ix_(rows, columns)], found)
+        return found
 
     def path(
         self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int
     ) -> list[Step]:
         """The steps of the cheapest path; their seconds add up to ``cost``."""
-        _, previous = self._paths(shape, itemsize)
         start, at = self._number(source), self._number(target)
-        local = self._local_bytes(shape, itemsize)
+        padded = bool(self._uneven(shape)[[start, at]].any())
+        _, previous = self._paths(shape, itemsize, padded=padded)
+        local = self._local_shapes(shape)
         steps: list[Step] = []
         while at != start:
             before = int(previous[start, at])
-            steps.append(self._step(before, at, local))
+            steps.append(self._step(before, at, local, itemsize))
             at = before
         return steps[::-1]
 
@@ -132,6 +140,13 @@ class ReshardTable:
                 f"{len(self.mesh.sizes)} axes: each axis may stand once, one tuple per dimension"
             )
         return self._index[layout]
+
+    @cached_property
+    def _ways(self) -> np.ndarray:
+        """``[layout, dimension]``: the number of shards."""
+        return np.array([self._shards(layout) for layout in self.layouts], dtype=int).reshape(
+            len(self.layouts), self.rank
+        )
 
     @cached_property
     def _by_shards(self) -> dict[tuple[int, ...], list[int]]:
@@ -147,21 +162,18 @@ class ReshardTable:
     def _shards(self, layout: Layout) -> list[int]:
         return [prod(self.mesh.sizes[axis] for axis in axes) for axes in layout]
 
-    def _local_bytes(self, shape: Sequence[int], itemsize: int) -> np.ndarray:
-        return np.array(
-            [
-                prod(ceil(s / n) for s, n in zip(shape, self._shards(layout), strict=True))
-                * itemsize
-                for layout in self.layouts
-            ],
-            dtype=float,
-        )
+    def _local_shapes(self, shape: Sequence[int]) -> list[list[int]]:
+        """The shapes of a shard, with padding, by layout."""
+        return [
+            [ceil(s / n) for s, n in zip(shape, self._shards(layout), strict=True)]
+            for layout in self.layouts
+        ]
 
-    def _step(self, before: int, after: int, local: np.ndarray) -> Step:
+    def _step(self, before: int, after: int, local: list[list[int]], itemsize: int) -> Step:
         kind, axes = self._moves[before, after]
         size, seconds = 0.0, 0.0
         if kind != "slice":
-            size = float(local[after])
+            size = float(itemsize * self._elements(kind, axes, before, after, local))
             if kind == "collective-permute":
                 seconds = collective_permute(self.mesh, axes, size)
             else:
@@ -169,26 +181,61 @@ class ReshardTable:
                 seconds = collective(self.mesh, axes, size)
         return Step(kind=kind, axes=axes, bytes=size, seconds=seconds, layout=self.layouts[after])
 
-    def _paths(self, shape: Sequence[int], itemsize: int) -> tuple[np.ndarray, np.ndarray]:
-        """``[from, to]``: the seconds, and the layout before the last step."""
+    def _elements(
+        self,
+        kind: Kind,
+        axes: tuple[int, ...],
+        before: int,
+        after: int,
+        local: list[list[int]],
+    ) -> int:
+        """Elements of an all-gather's result, or of another step's operand, with padding."""
+        old, new = self.layouts[before], self.layouts[after]
+        grown = (len(there) > len(here) for here, there in zip(old, new, strict=True))
+        ways = prod(self.mesh.sizes[axis] for axis in axes)
+        if kind == "all-gather":
+            return ways * prod(local[before])
+        if kind == "all-to-all":
+            dims = zip(local[before], local[after], grown, strict=True)
+            return prod(ways * there if more else here for here, there, more in dims)
+        return max(prod(local[before]), prod(local[after]))
+
+    def _uneven(self, shape: Sequence[int]) -> np.ndarray:
+        """Whether each layout cuts a tensor of this shape into uneven shards."""
         if len(shape) != self.rank:
             raise ValueError(f"shape {tuple(shape)} has rank {len(shape)}, not {self.rank}")
-        key = (tuple(int(size) for size in shape), itemsize)
+        return np.any(np.array(shape, dtype=int) % self._ways, axis=1)
+
+    def _pads(self, shape: Sequence[int], layout: Layout) -> bool:
+        """Whether each dimension is cut evenly, or by one axis that has fewer devices."""
+        return all(
+            s % n == 0 or (len(axes) == 1 and s > n)
+            for s, n, axes in zip(shape, self._shards(layout), layout, strict=True)
+        )
+
+    def _paths(
+        self, shape: Sequence[int], itemsize: int, *, padded: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``[from, to]``: the seconds, and the layout before the last step."""
+        key = (tuple(int(size) for size in shape), itemsize, padded)
         if key not in self._cache:
             self._cache[key] = self._shortest(*key)
         return self._cache[key]
 
-    def _shortest(self, shape: tuple[int, ...], itemsize: int) -> tuple[np.ndarray, np.ndarray]:
-        """Floyd-Warshall with only those layouts on the way that divide the shape evenly."""
+    def _shortest(
+        self, shape: tuple[int, ...], itemsize: int, padded: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Floyd-Warshall with only those layouts on the way that may be there."""
+        uneven = self._uneven(shape)
         count = len(self.layouts)
-        local = self._local_bytes(shape, itemsize)
+        local = self._local_shapes(shape)
         seconds = np.full((count, count), np.inf)
         np.fill_diagonal(seconds, 0.0)
         previous = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, count))
         for before, after in self._moves:
-            seconds[before, after] = self._step(before, after, local).seconds
+            seconds[before, after] = self._step(before, after, local, itemsize).seconds
         for k, layout in enumerate(self.layouts):
-            if any(s % n for s, n in zip(shape, self._shards(layout), strict=True)):
+            if uneven[k] and not (padded and self._pads(shape, layout)):
                 continue
             through = seconds[:, k, None] + seconds[None, k, :]
             better = through < seconds

@@ -37,6 +37,7 @@ from alpa.passes.plan.annotated import (
 from alpa.passes.sharding.combining import COMBINED_KINDS, combined_with, only_leaves
 from alpa.passes.sharding.layouts import layout_of
 from alpa.passes.sharding.manual import Kind, fixed_shardings, written_collectives
+from alpa.passes.sharding.padding import is_even
 from alpa.passes.sharding.reshard_steps import Exchange, exchanges
 from alpa.passes.sharding.rules import populated, rule_of
 from alpa.passes.sharding.strategies import axes_of_factors
@@ -314,6 +315,9 @@ class _Walk:
         dims = rank(value)
         if len(target) != dims or self._exchanges(value, source[:dims], target):
             return []
+        shape = ir.RankedTensorType(value.type).shape if dims else ()
+        if not is_even(shape, self.annotated.mesh.sizes, target):
+            return []  # XLA scatters no sum onto uneven shards.
         before = {axis for axes in source[:dims] for axis in axes}
         added = (tuple(a for a in sums if a in axes and a not in before) for axes in target)
         return [axes for axes in added if axes]

@@ -52,6 +52,7 @@ from alpa.passes.plan.annotated import Annotated, annotated_fragments, has_own_o
 from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.convolution_layouts import is_copied, is_transposed
 from alpa.passes.plan.op_order import Order, Scheduler, is_collective, reduces
+from alpa.passes.sharding.padding import is_even
 
 _CUBLAS_WORKSPACE = 4 * 2**20
 """Bytes that XLA gives each matrix product of cuBLAS before Hopper."""
@@ -219,6 +220,7 @@ class _Clock(Lives):
         """The buffers of a collective beside its result."""
         source, (result,) = op.operands[0], op.results
         size = self.annotated.local_bytes(source)
+        self.scratch[self.now] += self._padded(source, self.annotated.layout(result))
         if self.scheduler.is_gpu:
             there = self.annotated.layout(result)
             if result in self._returned and not self._arrives_in_place(source, there):
@@ -231,6 +233,15 @@ class _Clock(Lives):
             # The whole sum as it is sent; as it arrives, unless that is the result.
             cut = self.annotated.local_bytes(result) < size
             self.scratch[self.now] += 2 * size if cut else size
+
+    def _padded(self, value: ir.Value, layout: Layout) -> int:
+        """Bytes of what arrives from uneven shards, before XLA cuts its padding off."""
+        mesh, here = self.annotated.mesh, self.annotated.layout(value)
+        if is_even(ir.RankedTensorType(value.type).shape, mesh.sizes, here):
+            return 0
+        left = {axis for axes in layout for axis in axes}
+        gathered = tuple(axis for axes in here for axis in axes if axis not in left)
+        return self.annotated.local_bytes(value) * self.annotated.ways(gathered)
 
     def _arrive(self, size: int) -> None:
         """A returned result arrives along another dimension, to be transposed into its place."""

@@ -9,16 +9,16 @@ is counted at each of them, but not in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 
 import numpy as np
 
 from alpa.dialects import ir
-from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.op_kinds import READS_THROUGH_FUSION
 from alpa.passes.cost.reshard import only_cuts
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.spaces import Layouts, Space
+from alpa.passes.sharding.strategies import local_elements
 from alpa.passes.sharding.sums import unreduced_axes
 from alpa.passes.solve.sharding.problem import Usage
 
@@ -74,16 +74,16 @@ def copies_for_ops(
 def local_bytes(
     graph: ShardGraph, layouts: Layouts, type_: ir.RankedTensorType, copies: int = 1
 ) -> np.ndarray:
-    """Bytes on a device, by layout. A partial sum is as large as the sum.
+    """Bytes on a device with its padding, by layout. A partial sum is as large as the sum.
 
     Equal arrays are one object, because there are many usages.
     """
 
     def make() -> np.ndarray:
-        sizes = graph.mesh.sizes
+        shape, itemsize = tuple(type_.shape), element_bytes(type_.element_type)
         dims = [layout[: type_.rank] for layout in layouts]
-        ways = [prod(sizes[a] for axes in layout for a in axes) for layout in dims]
-        return copies * (type_bytes(type_) / np.array(ways))
+        local = [local_elements(shape, graph.mesh.sizes, layout) for layout in dims]
+        return copies * itemsize * np.array(local, dtype=float)
 
     return graph.cache.once(("bytes", layouts, type_, copies), make)
 

@@ -2,8 +2,9 @@
 
 The search reshards each value for each fragment anew. If the forward part has made a copy of a
 value in another layout, and later fragments only reshard the value to that layout, the copy crosses
-instead, unless it is larger. This saves a collective in MoE layers, whose backward part needs the
-dispatched tokens again. The saved seconds are subtracted from those of the later fragments.
+instead, unless it is larger or its shards are uneven. This saves a collective in MoE layers, whose
+backward part needs the dispatched tokens again. The saved seconds are subtracted from those of the
+later fragments.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from alpa.dialects.attributes import SECONDS, read_part
 from alpa.dialects.records import f64
 from alpa.dialects.sharding import Sharding
 from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.sharding.layouts import layout_of
+from alpa.passes.sharding.padding import is_even
 
 
 def return_copies(
@@ -40,7 +43,7 @@ def return_copies(
             copies = {
                 op.attributes["sharding"]: op
                 for op in _constraints_on(end.operands[number])
-                if op.operation.block == body(fragment)
+                if op.operation.block == body(fragment) and _is_even(op, mesh)
             }
             wanted = _wanted_later(result)
             if not wanted or wanted[0].attributes["sharding"] not in copies:
@@ -63,6 +66,12 @@ def _spare(op: sdy.ShardingConstraintOp, seconds: float) -> None:
     attr = None if fragment is None else fragment.attributes.get(SECONDS)
     if fragment is not None and isinstance(attr, ir.FloatAttr):
         fragment.attributes[SECONDS] = f64(max(0.0, attr.value - seconds))
+
+
+def _is_even(op: sdy.ShardingConstraintOp, mesh: LogicalMesh) -> bool:
+    """Whether a fragment may return what a constraint makes."""
+    layout = layout_of(op, Sharding.from_attr(op.attributes["sharding"]), mesh)
+    return is_even(ir.RankedTensorType(op.result.type).shape, mesh.sizes, layout)
 
 
 def _ways(sharding: Sharding, mesh: LogicalMesh) -> int:

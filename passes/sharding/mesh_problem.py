@@ -33,6 +33,7 @@ from alpa.passes.sharding.gradient_reductions import is_placed, reduced_later
 from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
 from alpa.passes.sharding.ops import Op
+from alpa.passes.sharding.padding import is_even
 from alpa.passes.sharding.rules import RuleOf
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.sums import deferrable
@@ -277,6 +278,18 @@ class MeshProblem:
             if result.role is not None and result.role.kind in ("mean", "sum")
         }
 
+    def _evened(self, inner: ir.Value, outer: ir.Value) -> Placed | None:
+        """A node with the even layouts of a fragment's result; None if it has no others."""
+        layouts, sizes = self.graph.placed[inner].layouts, self.graph.mesh.sizes
+        if not isinstance(inner.type, ir.RankedTensorType):
+            return None
+        shape, rank = tuple(inner.type.shape), inner.type.rank
+        even = [layout for layout in layouts if is_even(shape, sizes, layout)]
+        if len(even) == len(layouts):
+            return None
+        partial = list(dict.fromkeys(layout for layout in even if len(layout) > rank))
+        return self.graph.add_tensor(outer, inner.type, partial=partial)
+
     def _state_argument(self, value: ir.Value) -> Placed | None:
         """The argument on this mesh whose layout a returned state has to take."""
         states = self._state_results.get(value, ())
@@ -325,6 +338,8 @@ class MeshProblem:
             wanted = self._state_argument(outer)
             if wanted is None and inner in self.graph.free:
                 wanted = self.graph.add_tensor(outer, inner.type)
+            if wanted is None:
+                wanted = self._evened(inner, outer)
             if wanted is None:
                 placed[outer] = placed[inner].closed
             else:

@@ -37,6 +37,7 @@ from alpa.passes.sharding.gradient_reductions import is_reduction
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
 from alpa.passes.sharding.op_seconds import work_seconds
 from alpa.passes.sharding.ops import Op, read_ops
+from alpa.passes.sharding.padded_ops import padding_axes
 from alpa.passes.sharding.shard_graph import (
     NO_LAYOUT,
     SCALAR,
@@ -170,16 +171,17 @@ class OpPoser:
         """The strategies of an op with a node of its own, with all that may become of its sums."""
         view, sizes = op.view, self.graph.mesh.sizes
         stays = op.results[0] in self.deferrable and sums.starts_sums(view)
+        padding = padding_axes(view, rule, sizes)
 
         def make() -> Space:
-            found = sound_strategies(view, enumerate_strategies(rule, sizes), sizes)
+            found = sound_strategies(view, enumerate_strategies(rule, sizes, padding), sizes)
             variants = [[strategy] for strategy in found]
             if len(op.results) == 1:
                 shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
                 for mine, strategy in zip(variants, found, strict=True):
                     if strategy.reduced:
                         mine += sums.scatters(strategy, shape, sizes)
-                    if stays and sums.may_stay_unreduced(view, strategy):
+                    if stays and not strategy.padded and sums.may_stay_unreduced(view, strategy):
                         mine.append(sums.unreduced(strategy, strategy.reduced))
             return Space.of(found, Sums.of(variants))
 

@@ -14,6 +14,7 @@ from math import ceil, prod
 from typing import Literal
 
 from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.sharding.padding import is_even
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Exchange:
     axes: tuple[int, ...]
     bytes: int
     layout: Layout
-    """after it, and after the slices that follow"""
+    """after it, and after the slices that follow, but those into uneven shards"""
 
 
 def exchanges(
@@ -39,11 +40,13 @@ def exchanges(
     moved = _moved(source, target)
     if moved:
         sizes = table.mesh.sizes
-        local = prod(
-            ceil(size / prod(sizes[a] for a in axes))
-            for size, axes in zip(shape, source, strict=True)
-        )
-        return [Exchange(kind="all-to-all", axes=moved, bytes=local * itemsize, layout=target)]
+        ways, local = prod(sizes[a] for a in moved), itemsize
+        for size, before, after in zip(shape, source, target, strict=True):
+            # XLA pads the dimension that the axes go to.
+            grown = ways if len(after) > len(before) else 1
+            cut = after if grown > 1 else before
+            local *= grown * ceil(size / prod(sizes[a] for a in cut))
+        return [Exchange(kind="all-to-all", axes=moved, bytes=local, layout=target)]
     found: list[Exchange] = []
     gathered, before = None, source
     for step in table.path(source, target, shape, itemsize):
@@ -51,7 +54,8 @@ def exchanges(
         before, again = step.layout, gathered == dim
         gathered = dim if step.kind == "all-gather" else None
         if step.kind == "slice":
-            if found:
+            # XLA does not cut unevenly at once what a collective brings.
+            if found and is_even(shape, table.mesh.sizes, step.layout):
                 found[-1] = replace(found[-1], layout=step.layout)
             continue
         axes = step.axes

@@ -27,6 +27,7 @@ from alpa.dialects import chlo, ir, passmanager, stablehlo, walk
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.op_kinds import ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO, SOURCES
 from alpa.passes.base import PassError
+from alpa.passes.sharding.padded_ops import with_padding
 
 _ATTRIBUTE = "sdy.sharding_rule"
 _POPULATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
@@ -111,9 +112,16 @@ def populate(module: ir.Module) -> None:
 def rule_of(op: ir.OpView) -> ShardingRule | None:
     """The sharding rule of an op; None where the caller has to decide: loops, branches, unknowns.
 
+    It says which factors may be cut unevenly (`padding.py`).
+
     Raises:
         PassError: a registered rule does not fit the op.
     """
+    rule = _even_rule(op)
+    return None if rule is None else with_padding(op, rule)
+
+
+def _even_rule(op: ir.OpView) -> ShardingRule | None:
     attr = op.attributes.get(_ATTRIBUTE)
     name = op.operation.name
     if name == "stablehlo.custom_call":

@@ -191,9 +191,13 @@ class ShardGraph:
         *,
         open: bool = True,
         given: Sharding | None = None,
+        partial: Sequence[Layout] = (),
     ) -> Placed:
-        """Adds a node whose strategies are a tensor's layouts that a given sharding admits."""
-        layouts = self.layouts_of(type_)
+        """Adds a node whose strategies are a tensor's layouts that a given sharding admits.
+
+        `partial` are layouts of partial sums that it may have, too.
+        """
+        layouts = Layouts.of((*self.layouts_of(type_), *partial))
         if given is not None:
             layouts = Layouts.of(layouts_within(given, layouts, self.mesh.axis_names))
         alone = len(layouts) == 1 and given is None
@@ -357,7 +361,8 @@ class ShardGraph:
 
 @lru_cache(maxsize=4096)
 def _backwards(rule: ShardingRule) -> ShardingRule:
-    return ShardingRule(rule.factor_sizes, rule.results, rule.operands)
+    sizes, padded = rule.factor_sizes, rule.padded
+    return ShardingRule(sizes, rule.results, rule.operands, padded=padded)
 
 
 def replicated(value: ir.Value) -> Layout:

@@ -3,7 +3,7 @@
 A strategy maps each mesh axis to at most one factor of the rule, or to none: Table 3 of the
 paper for every op that the partitioner knows. It fixes the layouts of operands and results. A
 sharded reduction factor leaves partial sums (`sums.py`); factors that need replication or their
-neighbours' data are never sharded.
+neighbours' data are never sharded. A factor may be cut unevenly where XLA pads it (`padding.py`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product, takewhile
-from math import prod
+from math import ceil, prod
 
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.cost.reshard import Layout, enumerate_layouts
+from alpa.passes.sharding.padding import divides, may_cut, speedup
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,17 @@ class Strategy:
 
     `reduced` are the axes that split the op's sums, `scattered` those of them along which the
     results are scattered, each with the dimension that it shards; `unreduced`: the results stay
-    partial sums (`sums.py`). `shards` is how many ways the op's work is split.
+    partial sums (`sums.py`). `shards` is how many times less work a device has, with its padding.
     """
 
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     reduced: tuple[int, ...]
-    shards: int
+    shards: float
     scattered: tuple[tuple[int, int], ...] = ()
     unreduced: bool = False
+    padded: bool = False
+    """whether a factor is cut unevenly"""
 
     @property
     def computed(self) -> tuple[Layout, ...]:
@@ -55,17 +58,22 @@ def splittable(rule: ShardingRule) -> tuple[int, ...]:
     return tuple(sorted({size for f, size in enumerate(rule.factor_sizes) if f not in fixed}))
 
 
-def most_ways(factors: Sequence[int], sizes: Sequence[int]) -> int:
-    """An upper bound on the shards of an op: all axes that divide one of its factors' sizes."""
-    return prod(n for n in sizes if any(_divides(size, n) for size in factors))
+def most_ways(factors: Sequence[int], sizes: Sequence[int]) -> float:
+    """An upper bound on `Strategy.shards`: each axis cuts the factor that it pads least."""
+    return prod(
+        max((speedup(size, n) for size in factors if size > n or divides(size, n)), default=1)
+        for n in sizes
+    )
 
 
 @lru_cache(maxsize=4096)
-def enumerate_strategies(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[Strategy, ...]:
+def enumerate_strategies(
+    rule: ShardingRule, sizes: tuple[int, ...], padding: frozenset[int] = frozenset()
+) -> tuple[Strategy, ...]:
     """All strategies of an op with this rule on a mesh with these axis sizes.
 
-    Replicated is first. A factor is sharded only where it divides evenly, and a minor factor of
-    a dimension only under a fully sharded major one.
+    Replicated is first. A factor is sharded only where it divides evenly, or by one of the axes
+    `padding`, and a minor factor of a dimension only under a fully sharded major one.
     """
     fixed = rule.need_replication | rule.permutation
     free = [f for f in range(len(rule.factor_sizes)) if f not in fixed]
@@ -75,6 +83,9 @@ def enumerate_strategies(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[St
             tuple(a for a, f in enumerate(choice) if f == factor)
             for factor in range(len(rule.factor_sizes))
         )
+        uneven = (on for f, on in enumerate(axes) if not _evenly(rule, sizes, f, on))
+        if any(not padding & {*on} for on in uneven):
+            continue
         strategy = strategy_of(rule, sizes, axes)
         if strategy is not None:
             found.setdefault((strategy.operands, strategy.results), strategy)
@@ -82,10 +93,10 @@ def enumerate_strategies(rule: ShardingRule, sizes: tuple[int, ...]) -> tuple[St
 
 
 def strategy_of(rule: ShardingRule, sizes: tuple[int, ...], axes: Factors) -> Strategy | None:
-    """The strategy with these axes on each factor, None where it does not divide evenly."""
-    shards = [prod(sizes[a] for a in on) for on in axes]
-    if not all(_divides(size, n) for size, n in zip(rule.factor_sizes, shards, strict=True)):
+    """The strategy with these axes on each factor, None where they may not cut it."""
+    if not all(may_cut(rule, sizes, factor, on) for factor, on in enumerate(axes)):
         return None
+    shards = [prod(sizes[a] for a in on) for on in axes]
     tensors = (*rule.operands, *rule.results)
     if not all(_representable(rule, dim, shards) for tensor in tensors for dim in tensor):
         return None
@@ -93,13 +104,13 @@ def strategy_of(rule: ShardingRule, sizes: tuple[int, ...], axes: Factors) -> St
         tuple(_layout(tensor, axes) for tensor in rule.operands),
         tuple(_layout(tensor, axes) for tensor in rule.results),
         tuple(sorted(a for f in rule.reduction for a in axes[f])),
-        prod(shards),
+        prod(speedup(size, n) for size, n in zip(rule.factor_sizes, shards, strict=True)),
+        padded=not all(_evenly(rule, sizes, factor, on) for factor, on in enumerate(axes)),
     )
 
 
-def _divides(size: int, ways: int) -> bool:
-    """Whether a dimension may be cut into equal parts; an empty one is never cut."""
-    return ways == 1 or (size > 0 and size % ways == 0)
+def _evenly(rule: ShardingRule, sizes: tuple[int, ...], factor: int, axes: tuple[int, ...]) -> bool:
+    return divides(rule.factor_sizes[factor], prod(sizes[a] for a in axes))
 
 
 def _representable(rule: ShardingRule, dim: tuple[int, ...], shards: list[int]) -> bool:
@@ -120,15 +131,15 @@ def _layout(tensor: tuple[tuple[int, ...], ...], axes: Factors) -> Layout:
 def follow(rule: ShardingRule, sizes: tuple[int, ...], operand: int, layout: Layout) -> Strategy:
     """The strategy that takes over as much of an operand's layout as the op can.
 
-    Axes that the op cannot take over (they would shard a factor unevenly, or one that must be
-    whole) are gathered before it: they are missing in the strategy's layout of that operand.
+    Axes that the op cannot take over (they would cut a factor that may not be cut so, or one that
+    must be whole) are gathered before it: they are missing in the layout of that operand.
     """
     fixed = rule.need_replication | rule.permutation
     axes: list[tuple[int, ...]] = [() for _ in rule.factor_sizes]
     for factor, on in axes_of_factors(rule, sizes, rule.operands[operand], layout, fixed):
         axes[factor] = on
     strategy = strategy_of(rule, sizes, _without_minor(rule, sizes, axes))
-    assert strategy is not None, "each factor divides, and no minor one is cut"
+    assert strategy is not None, "each factor may be cut so, and no minor one is cut"
     return strategy
 
 
@@ -148,7 +159,7 @@ def axes_of_factors(
         for factor in factors:
             size, on = rule.factor_sizes[factor], tuple[int, ...]()
             while left and factor not in fixed:
-                if not _divides(size, prod(sizes[a] for a in (*on, left[0]))):
+                if not may_cut(rule, sizes, factor, (*on, left[0])):
                     break
                 on = (*on, left.pop(0))
             if on:
@@ -181,15 +192,17 @@ def tensor_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layo
         for layout in enumerate_layouts(len(sizes), len(shape))
         if all(sizes[a] > 1 for axes in layout for a in axes)
         and all(
-            _divides(size, prod(sizes[a] for a in axes))
+            divides(size, prod(sizes[a] for a in axes))
             for size, axes in zip(shape, layout, strict=True)
         )
     )
 
 
-def local_elements(shape: Sequence[int], sizes: tuple[int, ...], layout: Layout) -> float:
-    """Elements of one device's shard."""
-    return prod(shape) / prod(sizes[a] for axes in layout for a in axes)
+def local_elements(shape: Sequence[int], sizes: tuple[int, ...], layout: Layout) -> int:
+    """Elements of one device's shard, with padding."""
+    return prod(
+        ceil(size / prod(sizes[a] for a in axes)) for size, axes in zip(shape, layout, strict=True)
+    )
 
 
 def meet(first: Layout, second: Layout) -> Layout:

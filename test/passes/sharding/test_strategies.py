@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -242,3 +243,34 @@ def test_meet_is_the_finest_layout_that_both_are_slices_of(first, second):
     ]
     assert common in both
     assert all(is_shard_of(common, layout) for layout in both)
+
+
+def padded(rule: ShardingRule) -> ShardingRule:
+    return replace(rule, padded=frozenset(range(len(rule.factor_sizes))))
+
+
+def test_an_axis_cuts_a_factor_unevenly_alone():
+    dot = padded(replace(DOT, factor_sizes=(10, 6, 4)))
+    found = enumerate_strategies(dot, (7,), frozenset({0}))
+    # 4 and 6 have fewer elements than the axis has devices.
+    assert [(s.operands[0], s.shards, s.padded) for s in found] == [
+        (((), ()), 1, False),
+        (((0,), ()), 5, True),
+    ]
+    assert len(enumerate_strategies(dot, (7,))) == 1
+    assert strategy_of(dot, (2, 3), ((0, 1), (), ())) is None
+    both = strategy_of(dot, (4, 5), ((0,), (1,), ()))
+    assert both is not None
+    assert (both.shards, both.padded) == (10 / 3 * 6 / 2, True)
+
+
+def test_followers_take_over_uneven_shards_of_padded_factors_only():
+    rule = ShardingRule((10, 4), (((0,), (1,)),), (((0,), (1,)),))
+    layout = ((0,), ())
+    assert follow(rule, (7,), 0, layout).results == (((), ()),)
+    followed = follow(padded(rule), (7,), 0, layout)
+    assert (followed.results, followed.shards) == ((layout,), 5)
+
+
+def test_local_elements_have_their_padding():
+    assert local_elements((10, 4), (7,), ((0,), ())) == 8
