@@ -215,6 +215,10 @@ class _Clock(Lives):
             self.scratch[self.now] += _CUBLAS_WORKSPACE
         elif is_collective(op, self.annotated):
             self._send(op)
+        elif self._is_padded_whole(op):
+            self.scratch[self.now] += self._padded(
+                op.results[0], self.annotated.layout(op.operands[0])
+            )
 
     def _send(self, op: ir.OpView) -> None:
         """The buffers of a collective beside its result."""
@@ -235,13 +239,14 @@ class _Clock(Lives):
             self.scratch[self.now] += 2 * size if cut else size
 
     def _padded(self, value: ir.Value, layout: Layout) -> int:
-        """Bytes of what arrives from uneven shards, before XLA cuts its padding off."""
+        """Bytes of uneven shards with their padding where they are whole, or cut by `layout` only;
+        0 for even ones."""
         mesh, here = self.annotated.mesh, self.annotated.layout(value)
         if is_even(ir.RankedTensorType(value.type).shape, mesh.sizes, here):
             return 0
         left = {axis for axes in layout for axis in axes}
-        gathered = tuple(axis for axes in here for axis in axes if axis not in left)
-        return self.annotated.local_bytes(value) * self.annotated.ways(gathered)
+        together = tuple(axis for axes in here for axis in axes if axis not in left)
+        return self.annotated.local_bytes(value) * self.annotated.ways(together)
 
     def _arrive(self, size: int) -> None:
         """A returned result arrives along another dimension, to be transposed into its place."""
@@ -339,9 +344,23 @@ class _Clock(Lives):
 
     def _is_slice(self, op: ir.OpView) -> bool:
         """Whether a change of layout only cuts."""
-        if not isinstance(op, sdy.ShardingConstraintOp):
+        if not isinstance(op, sdy.ShardingConstraintOp) or self._is_padded_whole(op):
             return False
         return only_cuts(*(self.annotated.layout(v) for v in (op.operands[0], op.results[0])))
+
+    def _is_padded_whole(self, op: ir.OpView) -> bool:
+        """Whether XLA for CPUs pads a computed value before it cuts it into uneven shards."""
+        if self.scheduler.is_gpu or not isinstance(op, sdy.ShardingConstraintOp):
+            return False
+        source, result = op.operands[0], op.results[0]
+        shape, sizes = ir.RankedTensorType(source.type).shape, self.annotated.mesh.sizes
+        here, there = self.annotated.layout(source), self.annotated.layout(result)
+        return (
+            not isinstance(source.owner, ir.Block)
+            and only_cuts(here, there)
+            and is_even(shape, sizes, here)
+            and not is_even(shape, sizes, there)
+        )
 
     def _users(self, value: ir.Value) -> Iterator[str]:
         """The names of the ops that read a value, through views."""

@@ -151,7 +151,7 @@ class _Restriction:
         assert whole is not None, "replicated divides evenly"
         fixed = rule.need_replication | rule.permutation
         split = None if fixed & set(batch[:1]) else strategy_of(rule, sizes, on)
-        return split or whole
+        return whole if split is None or split.padded else split
 
     def _is_tensor_parallel(self, op: ir.OpView, rule: ShardingRule, strategy: Strategy) -> bool:
         """Whether axis 0 is where data parallelism has it, and the others are not on the batch."""

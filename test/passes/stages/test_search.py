@@ -203,18 +203,20 @@ latency = 1e-9
     assert option.seconds[0, -1] < costs_sum(found, whole) / 4
 
 
-def test_a_dimension_that_no_axis_divides_is_not_split(clustered: Clustered) -> None:
+def test_work_is_split_as_far_as_dimensions_can_be_cut(clustered: Clustered) -> None:
     problem = clustered.solver.pose(1, 1, (1,))
     (costs,) = problem.solve(())
     work = problem.work(costs)
-    whole, halved, odd = (
+    whole, halved, padded, prime = (
         candidate_of(clustered.solver, work.split((n,)), (1, n, (n,))).seconds[0, -1]
-        for n in (1, 2, 7)
+        for n in (1, 2, 7, 10007)
     )
     assert whole == pytest.approx(costs_sum(clustered, costs))
     assert halved == pytest.approx(whole / 2, rel=0.02)
-    # No dimension of these programs is a multiple of seven.
-    assert odd >= 0.9 * whole
+    # No dimension of these programs is a multiple of seven: shards are padded.
+    assert whole / 7 < padded < whole / 5
+    # None has more elements than this axis has devices.
+    assert prime >= 0.9 * whole
 
 
 def costs_sum(clustered: Clustered, costs: ClassCosts) -> float:
