@@ -4,8 +4,9 @@
    choice is read off the shifts of dual ascent at these prices, then improved by forests
    (``forest``).
 2. From the last one, prices grow until it fits.
-3. It is improved within memory: by forests of the whole graph, and by those of small neighbourhoods
-   after a few of their nodes have changed. Of each result the parts that gain and fit are taken
+3. It is improved within memory: by forests of the whole graph at the prices, and, where the
+   problem is not large, by forests of small neighbourhoods, first at noisy costs, then at the
+   prices, last without prices. Of each result the parts that gain and fit are taken
    (``exchange``).
 
 Every vector of prices gives a bound. The search is random, with a fixed seed.
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import count
 from math import inf
 
 import numpy as np
 
 from alpa.passes.solve.sharding.exchange import Pricing, parts, take_parts
+from alpa.passes.solve.sharding.flat import spread
 from alpa.passes.solve.sharding.forest import Forest
 from alpa.passes.solve.sharding.messages import Messages
 from alpa.passes.solve.sharding.problem import Memory, Problem
@@ -34,9 +37,9 @@ class ForestSearch:
     ) -> None:
         self._problem, self._memory, self._tuning = problem, memory, settings.tuning
         self._limit, self._deadline = max(problem.memory_limit, 1e-300), deadline
-        large = len(problem.node_costs) > self._tuning.large
+        self._large = len(problem.node_costs) > self._tuning.large
         self._messages = Messages(
-            problem, order=_colours(problem) if large else None, settings=settings
+            problem, order=_colours(problem) if self._large else None, settings=settings
         )
         self._flat = self._messages.flat
         self._pricing = Pricing(self._flat, problem, memory)
@@ -46,7 +49,6 @@ class ForestSearch:
         leaf[self._flat.node[leaf[self._flat.node] & leaf[self._flat.other]]] = False
         self._leaves, self._inner = np.flatnonzero(leaf), np.flatnonzero(~leaf)
         self._random = np.random.default_rng(0)
-        self._pool: list[np.ndarray] = []
         self._costs, self._entries = self._flat.costs, self._flat.entries
         self._prices = np.zeros(len(memory.times))
         self.bound = -inf
@@ -76,30 +78,48 @@ class ForestSearch:
             self._fit(last)
 
     def improve(self) -> Iterator[None]:
-        """Rounds of changes to the best choice, which fits; each may find better ones."""
+        """Rounds of changes to the best choice, which fits; each may find better ones.
+
+        What gains at the prices may cost more: now and then the best choice is next again.
+        """
         assert self.best is not None
-        memory, limit, tuning = self._memory, self._problem.memory_limit, self._tuning
-        choice = self.best
-        used = memory.over_time(choice)
-        for number in range(10**9):
+        flat, tuning = self._flat, self._tuning
+        choice, used = self.best, self._memory.over_time(self.best)
+        for number in count(1):
             self._charge(sweeps=0)
-            if number % tuning.pool_every == 0:
-                self._fill_pool()
-            whole = self._whole().solve(self._costs, self._entries, choice)
-            candidates = [whole]
-            for k in range(1 + tuning.balls):
-                found = candidates.pop() if candidates else self._ball(choice)
-                if time.monotonic() > self._deadline:
-                    return
-                if (found != choice).any():
-                    differ = parts(self._flat, self._costs, self._entries, choice, found)
-                    choice, used = take_parts(differ, memory, limit, choice, found, used)
-                    if k == 0 or self._flat.cost(choice) < self.value:
-                        self._offer(choice, used / self._limit - 1)
-            excess = self._excess(whole)
-            self._prices *= np.exp(0.3 * np.clip(excess, -0.1, 0.1))
+            priced = self._costs, self._entries
+            whole = self._whole().solve(*priced, choice)
+            choice, used = self._take(choice, whole, used, *priced)
+            for _ in range(0 if self._large else tuning.balls):
+                nodes = self._neighbourhood()
+                noisy = self._at_noisy_costs(nodes, choice)
+                choice, used = self._take(choice, noisy, used, *priced)
+                found = self._forest(nodes).solve(flat.costs, flat.entries, choice)
+                choice, used = self._take(choice, found, used, flat.costs, flat.entries)
+            self._offer(choice, used / self._limit - 1)
+            if time.monotonic() > self._deadline:
+                return
+            if number % tuning.return_every == 0:
+                choice, used = self.best, self._memory.over_time(self.best)
+            self._prices *= np.exp(0.3 * np.clip(self._excess(whole), -0.1, 0.1))
             self._keep_positive()
             yield
+
+    def _take(
+        self,
+        old: np.ndarray,
+        new: np.ndarray,
+        used: np.ndarray,
+        costs: np.ndarray,
+        entries: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """``old`` with the parts of ``new`` that gain at these costs and fit; its bytes over time.
+
+        ``used``: those of ``old``."""
+        if (old == new).all():
+            return old, used
+        found = parts(self._flat, costs, entries, old, new)
+        return take_parts(found, self._memory, self._problem.memory_limit, old, new, used)
 
     def _charge(self, sweeps: int | None = None) -> None:
         """Charges the prices, sweeps at them, and notes the bound."""
@@ -175,7 +195,8 @@ class ForestSearch:
             fits = excess.max() <= 0 and self._flat.cost(choice) < inf
             if fits or time.monotonic() > self._deadline:
                 break
-            self._prices *= np.exp(growth * np.clip(20 * excess, 0.0, 1.0))
+            # A price where little is missing grows too: else the last few times take most rounds.
+            self._prices *= np.exp(growth * np.clip(20 * excess, 0.5 * (excess > 0), 1.0))
             growth = min(1.05 * growth, 1.0)
             self._keep_positive()
             self._charge(sweeps=0)
@@ -183,15 +204,24 @@ class ForestSearch:
             excess = self._excess(choice)
         self._offer(choice, excess)
 
-    def _fill_pool(self) -> None:
-        for _ in range(self._tuning.price_sweeps):
-            self._messages.sweep(forward=True)
-            self._messages.sweep(forward=False)
-        self._pool += [self._polish(choice) for choice in self._rounded()]
-        self._pool = self._pool[-self._tuning.pool :]
+    def _at_noisy_costs(self, nodes: np.ndarray, choice: np.ndarray) -> np.ndarray:
+        """The best strategies of some nodes at noisy costs, improved at the true ones.
 
-    def _ball(self, choice: np.ndarray) -> np.ndarray:
-        """A choice where a few nodes of a neighbourhood have changed, and all of it is improved."""
+        The noise leads out of a local optimum (the noising method: Charon and Hudry 1993)."""
+        flat, random = self._flat, self._random
+        noise = np.exp(random.random() * random.standard_normal(nodes.size))
+        strategies = spread(flat.begins[nodes], flat.sizes[nodes])
+        noisy = self._costs.copy()
+        noisy[strategies] *= np.repeat(noise, flat.sizes[nodes])
+        for costs in (noisy, noisy, self._costs, self._costs):
+            choice = self._forest(nodes).solve(costs, self._entries, choice)
+        return choice
+
+    def _forest(self, nodes: np.ndarray) -> Forest:
+        return Forest(self._flat, self._random.permutation(nodes))
+
+    def _neighbourhood(self) -> np.ndarray:
+        """Some nodes: a random one, and those that are nearest to it."""
         flat, random = self._flat, self._random
         nodes = random.integers(flat.num_nodes, size=1)
         size = int(random.integers(self._tuning.ball // 8, self._tuning.ball + 1))
@@ -200,23 +230,8 @@ class ForestSearch:
             if more.size == nodes.size or more.size > size:
                 break
             nodes = more
-        if more.size > nodes.size:
-            fresh = np.setdiff1d(more, nodes)
-            nodes = np.append(nodes, random.permutation(fresh)[: size - nodes.size])
-        changed = choice.copy()
-        if random.random() < 0.5:
-            some = nodes
-            changed[some] = self._pool[int(random.integers(len(self._pool)))][some]
-        else:
-            some = nodes[random.random(nodes.size) < random.uniform(0.02, 0.3)]
-            changed[some] = (random.random(some.size) * flat.sizes[some]).astype(np.int64)
-        # The changed ones come last at first, so that most of them stay as they are.
-        keys = random.random(nodes.size) + np.isin(nodes, some)
-        for _ in range(self._tuning.polish):
-            forest = Forest(flat, nodes[np.argsort(keys)])
-            changed = forest.solve(self._costs, self._entries, changed)
-            keys = random.random(nodes.size)
-        return changed
+        fresh = np.setdiff1d(more, nodes)
+        return np.append(nodes, random.permutation(fresh)[: size - nodes.size])
 
 
 def _colours(problem: Problem) -> np.ndarray:

@@ -172,16 +172,15 @@ class Tuning:
     """Prices of all times have grown enough where the excess is below this part of the limit."""
     growing: float = 0.4
     """The part of the time that prices may take until then."""
-    fit_growth: float = 0.1
+    fit_growth: float = 0.3
     """The same where the excess is small: to a choice that fits."""
     balls: int = 3
-    """Changes of small neighbourhoods, per forest of the whole graph."""
+    """Small neighbourhoods, per forest of the whole graph. None where a problem is large: with them
+    U ended higher."""
     ball: int = 400
     """Nodes of a neighbourhood, at most."""
-    pool: int = 6
-    """Choices read off the shifts, from which neighbourhoods take strategies."""
-    pool_every: int = 40
-    """Rounds after which two more are read off."""
+    return_every: int = 20
+    """Rounds after which the best choice is changed, not the last one."""
     closing: float = 0.03
     """The part of the time that is left for checks of the result."""
     idle_rounds: int = 100

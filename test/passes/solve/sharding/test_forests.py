@@ -67,6 +67,22 @@ def test_the_search_ends_near_the_optimum(seed, large):
     assert best * (1 - 1e-9) <= search.value <= 1.1 * best
 
 
+def test_noise_leads_out_of_a_local_optimum():
+    problem = tight_problem(0, 10)
+    values: list[float] = []
+    for balls in (0, 3):
+        settings = replace(DEFAULT, tuning=Tuning(balls=balls))
+        search = ForestSearch(
+            problem, Memory(problem), deadline=time.monotonic() + 60, settings=settings
+        )
+        search.start(None)
+        for _ in islice(search.improve(), 30):
+            pass
+        values.append(search.value)
+    assert values[1] == pytest.approx(optimum(problem))
+    assert values[0] > values[1] * 1.005
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_solve_with_forests_first(seed):
     """Every problem is large, and no other step is left."""
