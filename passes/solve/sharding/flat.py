@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from alpa.passes.solve.sharding.problem import Problem
+from alpa.passes.solve.sharding.problem import Edge, Problem
 
 
 def spread(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -149,6 +149,20 @@ class Flat:
         """The entry of each end under a choice."""
         here = self.slots[ends] + choice[self.node[ends]]
         return self.rows[here] + choice[self.other[ends]]
+
+    def problem(self, costs: np.ndarray, entries: np.ndarray) -> Problem:
+        """The problem with other costs and entries, without memory."""
+        ends = self.forward
+        nodes: list[int] = self.node[ends].tolist()
+        others: list[int] = self.other[ends].tolist()
+        begins: list[int] = self.rows[self.slots[ends]].tolist()
+        sizes: list[int] = self.sizes.tolist()
+        edges: list[Edge] = []
+        for node, other, begin in zip(nodes, others, begins, strict=True):
+            shape = sizes[node], sizes[other]
+            matrix = entries[begin : begin + shape[0] * shape[1]].reshape(shape)
+            edges.append(Edge(node, other, matrix))
+        return Problem(node_costs=tuple(np.split(costs, self.begins[1:])), edges=tuple(edges))
 
     def cost(self, choice: np.ndarray) -> float:
         """``Problem.cost``."""

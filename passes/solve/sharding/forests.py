@@ -8,6 +8,8 @@
    problem is not large, by forests of small neighbourhoods, first at noisy costs, then at the
    prices, last without prices. Of each result the parts that gain and fit are taken
    (``exchange``).
+4. Where the problem is large, the best choice is now and then fused with others at the prices,
+   made from it at noisy costs. What comes out is repaired where it is a little too large.
 
 Every vector of prices gives a bound. The search is random, with a fixed seed.
 """
@@ -15,7 +17,7 @@ Every vector of prices gives a bound. The search is random, with a fixed seed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from math import inf
 
@@ -24,8 +26,10 @@ import numpy as np
 from alpa.passes.solve.sharding.exchange import Pricing, parts, take_parts
 from alpa.passes.solve.sharding.flat import spread
 from alpa.passes.solve.sharding.forest import Forest
+from alpa.passes.solve.sharding.fuse import fuse
 from alpa.passes.solve.sharding.messages import Messages
 from alpa.passes.solve.sharding.problem import Memory, Problem
+from alpa.passes.solve.sharding.repair import repair
 from alpa.passes.solve.sharding.settings import Settings
 
 
@@ -35,7 +39,8 @@ class ForestSearch:
     def __init__(
         self, problem: Problem, memory: Memory, *, deadline: float, settings: Settings
     ) -> None:
-        self._problem, self._memory, self._tuning = problem, memory, settings.tuning
+        self._problem, self._memory = problem, memory
+        self._settings, self._tuning = settings, settings.tuning
         self._limit, self._deadline = max(problem.memory_limit, 1e-300), deadline
         self._large = len(problem.node_costs) > self._tuning.large
         self._messages = Messages(
@@ -77,6 +82,13 @@ class ForestSearch:
         if last is not None:
             self._fit(last)
 
+    def restart(self, prices: Mapping[int, float], choice: tuple[int, ...]) -> None:
+        """Goes on from a choice that fits, at other prices: those of the times that have any."""
+        self._prices = np.array([prices.get(int(t), 0.0) for t in self._memory.times])
+        self._keep_positive()
+        found = np.array(choice)
+        self._offer(found, self._excess(found))
+
     def improve(self) -> Iterator[None]:
         """Rounds of changes to the best choice, which fits; each may find better ones.
 
@@ -100,6 +112,8 @@ class ForestSearch:
             if time.monotonic() > self._deadline:
                 return
             if number % tuning.return_every == 0:
+                if self._large:
+                    self._fuse_noisy(choice)
                 choice, used = self.best, self._memory.over_time(self.best)
             self._prices *= np.exp(0.3 * np.clip(self._excess(whole), -0.1, 0.1))
             self._keep_positive()
@@ -203,6 +217,27 @@ class ForestSearch:
             choice = self._whole().solve(self._costs, self._entries, choice)
             excess = self._excess(choice)
         self._offer(choice, excess)
+
+    def _fuse_noisy(self, choice: np.ndarray) -> None:
+        """Fuses a choice and the best with some made from it at noisy costs; offers what fits."""
+        assert self.best is not None
+        every = np.arange(self._flat.num_nodes)
+        others = [self._at_noisy_costs(every, choice) for _ in range(self._tuning.fused_noisy)]
+        found = fuse(
+            self._flat.problem(self._costs, self._entries),
+            [tuple(other.tolist()) for other in (self.best, choice, *others)],
+            settings=self._settings,
+        )
+        repaired = repair(
+            self._problem,
+            self._memory,
+            found,
+            deadline=self._deadline,
+            settings=self._settings,
+        )
+        if repaired is not None:
+            fits = np.array(repaired)
+            self._offer(fits, self._excess(fits))
 
     def _at_noisy_costs(self, nodes: np.ndarray, choice: np.ndarray) -> np.ndarray:
         """The best strategies of some nodes at noisy costs, improved at the true ones.

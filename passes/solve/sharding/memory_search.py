@@ -89,8 +89,12 @@ class MemorySearch:
         if used[worst] <= self.problem.memory_limit:
             self.offer(choice)
             return
-        near = far or used[worst] <= self.settings.tuning.far * self.problem.memory_limit
-        if near and not self.is_large:
+        tuning, limit = self.settings.tuning, self.problem.memory_limit
+        if self.is_large:
+            near = used[worst] <= (1 + tuning.nearly) * limit
+        else:
+            near = far or used[worst] <= tuning.far * limit
+        if near:
             # The first one within memory is worth being late for: it takes a second at most.
             until = self.deadline if self.best is not None else inf
             repaired = repair(

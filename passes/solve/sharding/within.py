@@ -175,6 +175,12 @@ def _search_forests(search: MemorySearch) -> None:
     search.bound = max(search.bound, min(forests.bound, search.value, forests.value))
     if forests.best is None:
         return
+    search.take(tuple(forests.best.tolist()))
+    if search.is_large and search.is_far and Step.ROUGH_PRICES in search.settings.steps:
+        now = time.monotonic()
+        _maximise_bound(search, rough=True, deadline=now + tuning.rough_prices * (deadline - now))
+        if search.best is not None and search.value < forests.value:
+            forests.restart(search.prices, search.best)
     idle, rounds = 0, forests.improve()
     while idle < tuning.idle_rounds or search.is_large:
         value = forests.value
@@ -186,14 +192,15 @@ def _search_forests(search: MemorySearch) -> None:
     search.take(tuple(forests.best.tolist()))
 
 
-def _maximise_bound(search: MemorySearch, *, rough: bool) -> None:
+def _maximise_bound(search: MemorySearch, *, rough: bool, deadline: float = inf) -> None:
     """Looks for the prices of the best bound; ``rough`` ones are found by dual ascent alone."""
+    deadline = min(deadline, search.deadline)
     limit, tuning = search.problem.memory_limit, search.settings.tuning
     ceiling = inf if search.value < inf else 10 * max(abs(search.bound), 1e-30) / max(limit, 1.0)
     inherited = None if search.planes else dict(search.prices)
     idle = 0
     for _ in range(tuning.price_rounds):
-        if search.done:
+        if search.closed or time.monotonic() > deadline:
             return
         moments = list(search.prices)
         if inherited is not None:
@@ -230,7 +237,7 @@ def _maximise_bound(search: MemorySearch, *, rough: bool) -> None:
                 relaxed,
                 near=near,
                 enough=enough,
-                deadline=search.deadline,
+                deadline=deadline,
                 known=search.seen[-tuning.fused_seen :],
                 messages=search.messages,
                 settings=search.settings,

@@ -92,6 +92,51 @@ def test_solve_with_forests_first(seed):
     assert found.objective <= 1.1 * optimum(problem)
 
 
+def fitting(problem: Problem) -> list[tuple[int, ...]]:
+    """All choices within memory, the cheapest first."""
+    memory = Memory(problem)
+    every = product(*(range(costs.size) for costs in problem.node_costs))
+    fit = [choice for choice in every if memory.peak(choice)[0] <= problem.memory_limit]
+    return sorted(fit, key=problem.cost)
+
+
+def test_a_restart_takes_a_better_choice():
+    problem = tight_problem(0)
+    best, *_, worst = fitting(problem)
+    search = ForestSearch(problem, Memory(problem), deadline=-inf, settings=DEFAULT)
+    search.start(worst)
+    search.restart({}, best)
+    assert search.value == pytest.approx(problem.cost(best))
+
+
+def test_fusing_with_noisy_choices_gains():
+    """A step of its own: in the search, forests find the best before it is taken."""
+    problem = tight_problem(0, 10)
+    every = fitting(problem)
+    search = ForestSearch(
+        problem, Memory(problem), deadline=time.monotonic() + 60, settings=DEFAULT
+    )
+    search.restart({}, every[-1])
+    search._charge(sweeps=0)
+    before = search.value
+    for _ in range(5):
+        search._fuse_noisy(search.best)
+    assert search.value < before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_problem_far_from_its_bound_restarts_at_rough_prices(seed):
+    problem = tight_problem(seed)
+    found = solve(
+        problem,
+        steps=[Step.FORESTS, Step.ROUGH_PRICES],
+        tuning=Tuning(large=0, wide_gap=0.0),
+        time_limit=2.0,
+    )
+    assert found.bound <= optimum(problem) * (1 + 1e-9)
+    assert found.objective <= 1.1 * optimum(problem)
+
+
 def test_a_known_choice_is_kept_where_nothing_better_is_found():
     """Prices never lead to a choice that fits: there is no time for it."""
     problem = tight_problem(0)
@@ -119,6 +164,15 @@ def test_prices_make_the_same_costs_as_a_priced_problem(seed):
         for ends in (flat.forward, flat.twin[flat.forward]):
             cost = costs[flat.begins + choice].sum() + entries[flat.pairs(ends, choice)].sum()
             assert cost == pytest.approx(other.cost(choice.tolist()))
+
+
+def test_the_problem_of_other_costs():
+    problem = tight_problem(1)
+    flat, rng = Flat(problem), np.random.default_rng(1)
+    same = flat.problem(flat.costs, flat.entries)
+    for _ in range(10):
+        choice = tuple(int(rng.integers(c.size)) for c in problem.node_costs)
+        assert same.cost(choice) == pytest.approx(problem.cost(choice))
 
 
 @pytest.mark.parametrize("seed", range(10))
