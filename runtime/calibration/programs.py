@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -72,16 +72,69 @@ class ProgramSample:
 def program_samples(
     devices: Sequence[Any], cluster_of: Callable[[int], str], models: Sequence[Model], runs: int
 ) -> Iterator[ProgramSample]:
-    """Samples of each model in several plans, on all devices and on the first half of them.
+    """Samples of each model in several plans, on all devices, the first half of them, and so on.
+
+    All take turns, so that what else the machine does is shared.
 
     Args:
         cluster_of: gives the text of a cluster file for one host with so many devices.
     """
+    timed: list[_Timed] = []
     with tempfile.TemporaryDirectory() as folder:
-        for number in (len(devices), len(devices) // 2):
-            if number:
-                file = _written(cluster_of(number), folder)
-                yield from _samples(devices[:number], file, models, runs)
+        number = len(devices)
+        while number:
+            file = _written(cluster_of(number), folder)
+            timed += _loaded(devices[:number], file, models)
+            number //= 2
+    for each in timed:
+        for _ in range(3):
+            each.step.run()
+    for _ in range(runs):
+        for each in timed:
+            each.run()
+    for each in timed:
+        yield from each.samples()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    """A planned step on the devices, and the seconds that it took."""
+
+    devices: int
+    machine: Cluster
+    executable: Executable
+    step: TimedStep
+    parts: Sequence[Parts]
+    """of each fragment"""
+    whole: list[float] = field(default_factory=list[float])
+    """seconds of each step"""
+    spans: dict[str, list[float]] = field(
+        default_factory=lambda: defaultdict[str, list[float]](list)
+    )
+    """seconds of each fragment, in other steps"""
+
+    def run(self) -> None:
+        """Runs the step twice; the second time it is traced."""
+        self.whole.append(self.step.run())
+        with self.executable.trace() as trace:
+            self.step.run()
+        for span in trace.steps[0][0].spans:
+            self.spans[span.row].append(span.end - span.begin)
+
+    def samples(self) -> Iterator[ProgramSample]:
+        """Of each module, and of what the step takes beside them."""
+        program, rest = self.executable.program, median(self.whole)
+        for fragment, parts in zip(program.fragments, self.parts, strict=True):
+            name = fragment.name.removeprefix(f"{fragment.mesh}.")
+            seconds = median(self.spans[name])
+            rest -= seconds
+            yield ProgramSample(devices=self.devices, is_step=False, parts=parts, seconds=seconds)
+        called = Parts(
+            call=with_call(0.0, program, self.machine),
+            work={}, kernels=0.0, collectives=0.0, collective_seconds=0.0,
+        )  # fmt: skip
+        if rest > 0:
+            yield ProgramSample(devices=self.devices, is_step=True, parts=called, seconds=rest)
 
 
 def _written(text: str, folder: str) -> str:
@@ -91,43 +144,20 @@ def _written(text: str, folder: str) -> str:
     return str(path)
 
 
-def _samples(
-    devices: Sequence[Any], cluster: str, models: Sequence[Model], runs: int
-) -> Iterator[ProgramSample]:
+def _loaded(devices: Sequence[Any], cluster: str, models: Sequence[Model]) -> Iterator[_Timed]:
     machine = Cluster.parse(cluster)
-    timed: list[tuple[Executable, TimedStep, list[Parts]]] = []
     for model in models:
         module, arguments = model.lower(), model.arguments()
         for settings in _settings(cluster, len(devices)):
             planned = plan(module, settings, Clock()).module
-            parts = module_parts(planned, machine)
             executable = load(planned, devices=devices)
-            timed.append((executable, TimedStep(executable, arguments), parts))
-    for _, step, _ in timed:
-        for _ in range(3):
-            step.run()
-    whole: dict[int, list[float]] = defaultdict(list)
-    spans: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for _ in range(runs):  # in turns, so that what else the machine does is shared
-        for number, (executable, step, _) in enumerate(timed):
-            whole[number].append(step.run())
-            with executable.trace() as trace:
-                step.run()
-            for span in trace.steps[0][0].spans:
-                spans[number][span.row].append(span.end - span.begin)
-    for number, (executable, _, parts) in enumerate(timed):
-        program, rest = executable.program, median(whole[number])
-        for fragment, one in zip(program.fragments, parts, strict=True):
-            name = fragment.name.removeprefix(f"{fragment.mesh}.")
-            seconds = median(spans[number][name])
-            rest -= seconds
-            yield ProgramSample(devices=len(devices), is_step=False, parts=one, seconds=seconds)
-        called = Parts(
-            call=with_call(0.0, program, machine),
-            work={}, kernels=0.0, collectives=0.0, collective_seconds=0.0,
-        )  # fmt: skip
-        if rest > 0:
-            yield ProgramSample(devices=len(devices), is_step=True, parts=called, seconds=rest)
+            yield _Timed(
+                devices=len(devices),
+                machine=machine,
+                executable=executable,
+                step=TimedStep(executable, arguments),
+                parts=module_parts(planned, machine),
+            )
 
 
 def _settings(cluster: str, devices: int) -> Iterator[Settings]:
