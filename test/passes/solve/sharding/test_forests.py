@@ -39,13 +39,16 @@ def tight_problem(seed: int, nodes: int = 8) -> Problem:
     return replace(problem, memory_limit=float(np.quantile(peaks, 0.05)))
 
 
-def optimum(problem: Problem) -> float:
+def fitting(problem: Problem) -> list[tuple[int, ...]]:
+    """All choices within memory, the cheapest first."""
     memory = Memory(problem)
-    return min(
-        problem.cost(choice)
-        for choice in product(*(range(costs.size) for costs in problem.node_costs))
-        if memory.peak(choice)[0] <= problem.memory_limit
-    )
+    every = product(*(range(costs.size) for costs in problem.node_costs))
+    fit = [choice for choice in every if memory.peak(choice)[0] <= problem.memory_limit]
+    return sorted(fit, key=problem.cost)
+
+
+def optimum(problem: Problem) -> float:
+    return problem.cost(fitting(problem)[0])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -90,14 +93,6 @@ def test_solve_with_forests_first(seed):
     found = solve(problem, steps=[Step.FORESTS], tuning=Tuning(large=0), time_limit=1.0)
     assert found.bound <= optimum(problem) * (1 + 1e-9)
     assert found.objective <= 1.1 * optimum(problem)
-
-
-def fitting(problem: Problem) -> list[tuple[int, ...]]:
-    """All choices within memory, the cheapest first."""
-    memory = Memory(problem)
-    every = product(*(range(costs.size) for costs in problem.node_costs))
-    fit = [choice for choice in every if memory.peak(choice)[0] <= problem.memory_limit]
-    return sorted(fit, key=problem.cost)
 
 
 def test_a_restart_takes_a_better_choice():
