@@ -173,7 +173,7 @@ class Tuning:
     growing: float = 0.4
     """The part of the time that prices may take until then."""
     fit_growth: float = 0.3
-    """The logarithm of the most that a price grows in the first round towards a choice that fits."""
+    """The logarithm of the most that a price grows in the first round to a choice that fits."""
     rough_prices: float = 0.5
     """The part of the time for prices of few times, where a problem is large and the first choice
     far from the bound. Without them U ended at 0.900 of the contest's best, with them at 0.850 and
