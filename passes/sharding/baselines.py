@@ -134,7 +134,7 @@ class _Restriction:
         late = all(result in self.tensors.updates for result in op.results)
         if late and self.intra in _SPLIT_UPDATES:
             return True
-        rule = self.graph.rule_of(op)
+        rule = self.graph.reader.rule_of(op)
         assert rule is not None, "ops without a rule have no node"
         if strategy.scattered and self.intra not in _SPLIT_UPDATES:
             return False

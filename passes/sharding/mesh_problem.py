@@ -32,11 +32,10 @@ from alpa.passes.sharding.copies import charge_storage, local_bytes
 from alpa.passes.sharding.gradient_reductions import is_placed, reduced_later
 from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
-from alpa.passes.sharding.ops import Op
+from alpa.passes.sharding.ops import OpReader
 from alpa.passes.sharding.padding import is_even
 from alpa.passes.sharding.rules import RuleOf
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
-from alpa.passes.sharding.sums import deferrable
 from alpa.passes.sharding.versions import Versions
 from alpa.passes.solve.sharding.problem import (
     OutOfMemoryError,
@@ -82,7 +81,7 @@ class MeshProblem:
         bandwidth = cluster.intra_host.between_meshes.bandwidth
         if cluster.hosts > 1:
             bandwidth = min(bandwidth, cluster.inter_host.between_meshes.bandwidth / devices)
-        graph = ShardGraph(mesh, cluster, rule_of)
+        graph = ShardGraph(mesh, cluster, OpReader(cluster.device, rule_of))
         return cls(function, assignment.name, plan, graph, bandwidth).posed()
 
     def posed(self) -> MeshProblem:
@@ -107,7 +106,9 @@ class MeshProblem:
     @cached_property
     def clock(self) -> Clock:
         """When the fragments run, and their values live."""
-        return Clock.of(self.graph)
+        return self.graph.reader.kept.once(
+            ("clock", self.function, self.name), lambda: Clock.of(self.graph)
+        )
 
     @cached_property
     def versions(self) -> Versions:
@@ -331,9 +332,10 @@ class MeshProblem:
         counts_sums = (
             is_backward and batches > 1 and self.graph.cluster.device.efficiency is not None
         )
-        poser = OpPoser(self.graph, deferrable(block, later))
+        reader = self.graph.reader
+        poser = OpPoser(self.graph, reader.deferrable(block, later))
         poser.add_block(block, weight)
-        end = Op.of(terminator(block))
+        end = reader.end(block)
         for i, (inner, outer) in enumerate(zip(end.operands, op.results, strict=True)):
             wanted = self._state_argument(outer)
             if wanted is None and inner in self.graph.free:

@@ -23,7 +23,7 @@ from math import prod
 
 import numpy as np
 
-from alpa.dialects import body, ir, sdy, stablehlo, terminator
+from alpa.dialects import body, ir, sdy, stablehlo
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
@@ -31,12 +31,12 @@ from alpa.passes.analysis.op_kinds import CONTRACTIONS, TRIVIAL
 from alpa.passes.base import PassError
 from alpa.passes.cost.device import Share, size_text
 from alpa.passes.sharding import sums
-from alpa.passes.sharding.convolutions import sound_rule, sound_strategies
+from alpa.passes.sharding.convolutions import sound_strategies
 from alpa.passes.sharding.copies import charge_storage
 from alpa.passes.sharding.gradient_reductions import is_reduction
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
 from alpa.passes.sharding.op_seconds import work_seconds
-from alpa.passes.sharding.ops import Op, read_ops
+from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.padded_ops import padding_axes
 from alpa.passes.sharding.shard_graph import (
     NO_LAYOUT,
@@ -52,8 +52,6 @@ from alpa.passes.sharding.spaces import Layouts, OpNode, Space, Sums
 from alpa.passes.sharding.strategies import Strategy, enumerate_strategies, local_elements
 from alpa.passes.sharding.user_shardings import layouts_within
 
-_CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
-
 
 @dataclass(frozen=True)
 class OpPoser:
@@ -65,7 +63,7 @@ class OpPoser:
 
     def add_block(self, block: ir.Block, weight: float) -> None:
         """Adds all ops of a block but its terminator; each runs `weight` times per step."""
-        ops = self.graph.ops_of[block] = read_ops(block, self.graph.cluster.device)
+        ops = self.graph.ops_of[block] = self.graph.reader.ops(block)
         placed = self.graph.placed
         for op in ops:
             if not (op.results and all(result in placed for result in op.results)):
@@ -73,7 +71,7 @@ class OpPoser:
 
     def _add(self, op: Op, weight: float) -> None:
         view, placed = op.view, self.graph.placed
-        if _is_free(op):
+        if op.is_free:
             (result,) = op.results
             self.graph.free[result] = []
             if op.operands and rank(op.operands[0]) > 0:
@@ -89,10 +87,8 @@ class OpPoser:
                 placed[result] = placed[value]
         elif isinstance(view, sdy.ManualComputationOp):
             self._add_manual(op, view, weight)
-        elif (
-            all(rank(v) == 0 for v in (*op.results, *op.operands))
-            and not any(v in placed and len(placed[v].layouts) > 1 for v in op.operands)
-            and not has_effects(view)
+        elif op.is_scalar and not any(
+            v in placed and len(placed[v].layouts) > 1 for v in op.operands
         ):
             for result in op.results:
                 placed[result] = Placed(SCALAR, NO_LAYOUT, result.type)
@@ -135,12 +131,10 @@ class OpPoser:
 
     def _add_by_rule(self, op: Op, weight: float) -> None:
         graph = self.graph
-        rule = graph.rule_of(op.view)
+        rule = graph.reader.rule(op)
         if rule is None:
             self._add_replicated(op, weight)
             return
-        if isinstance(op.view, stablehlo.ConvolutionOp):
-            rule = sound_rule(op.view, rule)
         graph.ruled.append(Ruled(op, rule, weight, len(graph.steps) - 1))
         leader = self._leader(op)
         result: int | None = None
@@ -155,7 +149,7 @@ class OpPoser:
             operand, placed = leader
             node = placed.node
             deferrable = op.results[0] in self.deferrable
-            linear = sums.linear_operands(op.view) if deferrable else ()
+            linear = op.linear_operands if deferrable else ()
             space = graph.following(rule, operand, placed.layouts, linear)
         graph.charge((node,), self._op_costs(op, space, weight))
         for i, layouts in enumerate(space.operands):
@@ -170,7 +164,7 @@ class OpPoser:
     def _space(self, op: Op, rule: ShardingRule) -> Space:
         """The strategies of an op with a node of its own, with all that may become of its sums."""
         view, sizes = op.view, self.graph.mesh.sizes
-        stays = op.results[0] in self.deferrable and sums.starts_sums(view)
+        stays = op.results[0] in self.deferrable and op.starts_sums
         padding = padding_axes(view, rule, sizes)
 
         def make() -> Space:
@@ -197,7 +191,7 @@ class OpPoser:
         placed = self.graph.placed.get(op.operands[op.follow])
         if placed is None or not placed.open or placed.node == SCALAR:
             return None
-        begins = op.results[0] in self.deferrable and sums.starts_sums(op.view)
+        begins = op.results[0] in self.deferrable and op.starts_sums
         if begins and not placed.has_sums:
             return None  # The search decides whether this sum of a gradient is reduced at once.
         return op.follow, placed
@@ -225,9 +219,8 @@ class OpPoser:
 
         if op.name not in TRIVIAL:
             return make()
-        types = [value.type for value in (*op.operands, *op.results)]
         backward = self.graph.timed_mesh.backward
-        key = ("op", space, op.name, op.work, weight, backward, *types)
+        key = ("op", space, op.name, op.work, weight, backward, *op.types)
         return self.graph.cache.once(key, make)
 
     def _seconds(self, op: Op, share: Share, byte_share: Share | None = None) -> Share:
@@ -244,7 +237,7 @@ class OpPoser:
         """
         if op.name not in CONTRACTIONS or self.graph.cluster.device.efficiency is None:
             return None
-        values = [ir.RankedTensorType(value.type) for value in (*op.operands, *op.results)]
+        values = [ir.RankedTensorType(type_) for type_ in op.types]
 
         def make() -> np.ndarray:
             sizes = self.graph.mesh.sizes
@@ -288,7 +281,7 @@ class OpPoser:
                     f"{remedy}",
                 )
         devices = prod(self.graph.mesh.sizes)
-        num_bytes = sum(type_bytes(value.type) for value in [*op.operands, *op.results])
+        num_bytes = sum(map(type_bytes, op.types))
         seconds = self._seconds(op, 1.0)
         if num_bytes > 0 and devices > 1:
             message = (
@@ -328,13 +321,6 @@ class OpPoser:
             self._need_yields(block, op.results, weight)
 
     def _need_yields(self, block: ir.Block, results: Sequence[ir.Value], weight: float) -> None:
-        end = Op.of(terminator(block))
+        end = self.graph.reader.end(block)
         for i, result in enumerate(results):
             self.graph.need_operand(end, i, self.graph.placed[result].need, weight)
-
-
-def _is_free(op: Op) -> bool:
-    """Whether an op is computed in whatever layout is used."""
-    if op.name == "stablehlo.broadcast_in_dim":
-        return type_bytes(op.operands[0].type) < type_bytes(op.results[0].type)
-    return op.name in _CONSTANTS

@@ -1,21 +1,50 @@
 """The ops of a block as plain Python, read through the bindings once.
 
 Each step through the bindings costs a microsecond, and all parts of `ilp-shard-annotate` ask the
-same things of tens of thousands of ops.
+same things of tens of thousands of ops. The stage search asks them for dozens of meshes, so what
+does not depend on the mesh is kept by an `OpReader`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
 
-from alpa.dialects import ir
+from alpa.dialects import ir, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, read_int
+from alpa.dialects.sharding import ShardingRule
+from alpa.passes.analysis.graph import has_effects, type_bytes
 from alpa.passes.analysis.op_work import NOTHING, Work
 from alpa.passes.cost.device import Device
+from alpa.passes.sharding import sums
+from alpa.passes.sharding.convolutions import sound_rule
 from alpa.passes.sharding.op_seconds import block_works
+from alpa.passes.sharding.rules import RuleOf
+
+_CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
+
+_T = TypeVar("_T")
+_UNKNOWN = object()
 
 
-class Op(NamedTuple):
+class Cache:
+    """Things that are made once for a key."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """What was made for a key, which is made the first time."""
+        found = self._known.get(key, _UNKNOWN)  # Most calls find it, and hashing a key takes time.
+        if found is _UNKNOWN:
+            found = self._known[key] = make()
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
     """An op with the values that it had when it was read."""
 
     view: ir.OpView
@@ -31,6 +60,69 @@ class Op(NamedTuple):
     def of(cls, op: ir.OpView, work: Work = NOTHING) -> Op:
         name = op.operation.name
         return cls(op, name, tuple(op.operands), tuple(op.results), read_int(op, FOLLOW), work)
+
+    @cached_property
+    def types(self) -> tuple[ir.Type, ...]:
+        """Of the operands, then of the results."""
+        return tuple(value.type for value in (*self.operands, *self.results))
+
+    @cached_property
+    def is_free(self) -> bool:
+        """Whether it is computed in whatever layout is used."""
+        if self.name == "stablehlo.broadcast_in_dim":
+            return type_bytes(self.operands[0].type) < type_bytes(self.results[0].type)
+        return self.name in _CONSTANTS
+
+    @cached_property
+    def is_scalar(self) -> bool:
+        """Whether it computes scalars of scalars, and does nothing else."""
+        return all(
+            isinstance(type_, ir.RankedTensorType) and type_.rank == 0 for type_ in self.types
+        ) and not has_effects(self.view)
+
+    @cached_property
+    def starts_sums(self) -> bool:
+        """Whether it sums from zero (`sums.starts_sums`)."""
+        return sums.starts_sums(self.view)
+
+    @cached_property
+    def linear_operands(self) -> tuple[int, ...]:
+        """The operands in which it is linear (`sums.linear_operands`)."""
+        return sums.linear_operands(self.view)
+
+
+@dataclass(frozen=True, eq=False)
+class OpReader:
+    """Reads the ops of one program, each once. Problems of the program on all meshes share it."""
+
+    device: Device
+    rule_of: RuleOf
+    kept: Cache = field(default_factory=Cache)
+    """what else depends on no mesh"""
+
+    def ops(self, block: ir.Block) -> list[Op]:
+        """The ops of a block but its terminator."""
+        return self.kept.once(("ops", block), lambda: read_ops(block, self.device))
+
+    def end(self, block: ir.Block) -> Op:
+        """The terminator of a block."""
+        return self.kept.once(("end", block), lambda: Op.of(terminator(block)))
+
+    def rule(self, op: Op) -> ShardingRule | None:
+        """The sharding rule of an op, without what XLA gets wrong. Raises PassError."""
+
+        def make() -> ShardingRule | None:
+            rule = self.rule_of(op.view)
+            if rule is not None and isinstance(op.view, stablehlo.ConvolutionOp):
+                return sound_rule(op.view, rule)
+            return rule
+
+        return self.kept.once(("rule", op), make)
+
+    def deferrable(self, block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
+        """The values of a fragment that may stay unreduced (`sums.deferrable`)."""
+        key = ("deferrable", block, *results)
+        return self.kept.once(key, lambda: sums.deferrable(block, results))
 
 
 def read_ops(block: ir.Block, device: Device) -> list[Op]:

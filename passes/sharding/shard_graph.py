@@ -10,10 +10,10 @@ micro-batch count that often, loop bodies as often as they run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding import sums
 from alpa.passes.sharding.combining import combined_with
-from alpa.passes.sharding.ops import Op
-from alpa.passes.sharding.rules import RuleOf
+from alpa.passes.sharding.ops import Cache, Op, OpReader
 from alpa.passes.sharding.spaces import Layouts, OpNode, Space
 from alpa.passes.sharding.strategies import Strategy, follow, meet, tensor_layouts
 from alpa.passes.sharding.user_shardings import layouts_within
@@ -74,24 +73,6 @@ class Need(NamedTuple):
     layouts: Layouts
 
 
-_T = TypeVar("_T")
-_UNKNOWN = object()
-
-
-@dataclass(frozen=True, eq=False)
-class GraphCache:
-    """What is computed once for a mesh and a cluster; all graphs of both may share it."""
-
-    _known: dict[Hashable, Any] = field(default_factory=dict)
-
-    def once(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """What was made for a key, which is made the first time."""
-        found = self._known.get(key, _UNKNOWN)  # Most calls find it, and hashing a key takes time.
-        if found is _UNKNOWN:
-            found = self._known[key] = make()
-        return found
-
-
 class Charge(NamedTuple):
     """Seconds of one step, by strategy of a node or by the strategies of two."""
 
@@ -119,8 +100,9 @@ class ShardGraph:
 
     mesh: LogicalMesh
     cluster: Cluster
-    rule_of: RuleOf
-    cache: GraphCache = field(default_factory=GraphCache)
+    reader: OpReader
+    cache: Cache = field(default_factory=Cache)
+    """what was made for this mesh and cluster; all graphs of both may share it"""
     terms: Terms = field(default_factory=lambda: Terms([np.zeros(1)]))
     steps: list[ir.OpView | None] = field(default_factory=list[ir.OpView | None])
     """the op that each step adds; None for the arguments"""
@@ -277,7 +259,7 @@ class ShardGraph:
     def _need_through_broadcast(self, value: ir.Value, need: Need, weight: float) -> None:
         """Adds the cost of resharding the tensor that a free value is a broadcast of."""
         op = self.broadcasts.get(value)
-        rule = None if op is None else self.rule_of(op.view)
+        rule = None if op is None else self.reader.rule(op)
         if op is not None and rule is not None:
             (projected,) = self.following(_backwards(rule), 0, need.layouts).results
             self.need(op.operands[0], Need(need.node, projected), weight)

@@ -34,8 +34,9 @@ from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.call_seconds import call_arguments
 from alpa.passes.sharding.fold import fold, unfold
+from alpa.passes.sharding.ops import Cache, OpReader
 from alpa.passes.sharding.rules import rule_of
-from alpa.passes.sharding.shard_graph import GraphCache, ShardGraph
+from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.solve.sharding.problem import Problem, Usage
 from alpa.passes.solve.sharding.terms import Terms
 from alpa.passes.stages.class_batches import class_batches
@@ -80,16 +81,21 @@ class ClassSolver:
         return found
 
     @cached_property
+    def _readers(self) -> list[OpReader]:
+        """Of the programs of the classes, for all meshes."""
+        return [OpReader(self.cluster.device, rule_of) for _ in self.classes.classes]
+
+    @cached_property
     def _batches(self) -> Sequence[BatchDims]:
         return class_batches(self.classes)
 
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
         """The problem of a mesh. Raises PassError where an op cannot be on it."""
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
-        cache = GraphCache()
+        cache = Cache()
         parts: list[ClassPart] = []
         for number, layer in enumerate(self.classes.classes):
-            graph = ShardGraph(mesh, self.cluster, rule_of, cache)
+            graph = ShardGraph(mesh, self.cluster, self._readers[number], cache)
             posed = pose_class(layer, graph, self.plan)
             if is_baseline(self.intra):
                 restrict(graph, self.intra, self._batches[number], posed.tensors())
