@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -86,6 +87,12 @@ class MeshProblem:
 
     def posed(self) -> MeshProblem:
         """Adds the arguments to the graph, then transfers and fragments in program order."""
+        for _ in self.pose():
+            pass
+        return self
+
+    def pose(self) -> Iterator[ir.OpView]:
+        """As `posed`, one transfer or fragment at a time, which is given when it was added."""
         block, graph = body(self.function), self.graph
         graph.steps.append(None)
         for number, (argument, attributes) in enumerate(
@@ -99,9 +106,10 @@ class MeshProblem:
         for op in block.operations:
             if isinstance(op, mpmd.TransferOp):
                 self._add_transfer(op)
+                yield op
             elif isinstance(op, mpmd.FragmentOp) and mesh_of(op) == self.name:
                 self._add_fragment(op)
-        return self
+                yield op
 
     @cached_property
     def clock(self) -> Clock:

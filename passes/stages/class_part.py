@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from math import inf
 
 import numpy as np
 
@@ -87,14 +89,44 @@ class ClassPart:
         return found
 
 
-def pose_class(layer: LayerClass, graph: ShardGraph, plan: Plan) -> MeshProblem:
-    """Poses the problem of a class's program.
+class Posing:
+    """The problem of a class's program, posed as far as it is needed."""
 
-    Raises:
-        PassError: an op cannot be on the mesh.
-    """
-    bandwidth = graph.cluster.inter_host.between_meshes.bandwidth
-    return MeshProblem(layer.function, MESH, plan, graph, bandwidth, layer.totals).posed()
+    def __init__(self, layer: LayerClass, graph: ShardGraph, plan: Plan) -> None:
+        """Poses nothing yet; what poses raises PassError where an op cannot be on the mesh."""
+        bandwidth = graph.cluster.inter_host.between_meshes.bandwidth
+        self.layer = layer
+        self.problem = MeshProblem(layer.function, MESH, plan, graph, bandwidth, layer.totals)
+        self._left = self.problem.pose()
+
+    def whole(self) -> MeshProblem:
+        """The whole problem."""
+        for _ in self._left:
+            pass
+        return self.problem
+
+    def forward_seconds(self, close: float) -> float:
+        """What a forward run takes at least, whatever its sharding and whatever the other parts
+        of the step need: a bound by dual ascent, which ends where it gains less than `close`.
+
+        Call it before `whole`.
+        """
+        forwards = sum(
+            isinstance(op, mpmd.FragmentOp) and read_part(op) == "forward"
+            for op in body(self.layer.function).operations
+        )
+        for _ in islice(self._left, forwards):
+            pass
+        graph, batches = self.problem.graph, self.problem.plan.num_micro_batches
+        if not forwards or not all(np.isfinite(costs).all() for costs in graph.costs):
+            return 0.0
+        from alpa.passes.solve.sharding import bound  # noqa: PLC0415 - costs start-up time
+
+        problem = Problem(node_costs=tuple(graph.costs), edges=graph.terms.edge_list(), usages=())
+        found = bound.approach(problem, near=batches * close, enough=inf, deadline=inf)
+        # What storing the arguments costs is no part of a run.
+        stored = sum(float(one.costs.max()) for one in graph.charges if one.step == 0)
+        return max(0.0, found.bound - stored) / batches
 
 
 def _memory(

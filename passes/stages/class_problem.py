@@ -41,7 +41,7 @@ from alpa.passes.solve.sharding.problem import Problem, Usage
 from alpa.passes.solve.sharding.terms import Terms
 from alpa.passes.stages.class_batches import class_batches
 from alpa.passes.stages.class_costs import ClassCosts, Work
-from alpa.passes.stages.class_part import ClassPart, pose_class
+from alpa.passes.stages.class_part import ClassPart, Posing
 from alpa.passes.stages.exchange import End, exchanged_values
 from alpa.passes.stages.layer_classes import LayerClasses, Link
 
@@ -86,40 +86,69 @@ class ClassSolver:
         return [OpReader(self.cluster.device, rule_of) for _ in self.classes.classes]
 
     @cached_property
-    def _batches(self) -> Sequence[BatchDims]:
+    def batches(self) -> Sequence[BatchDims]:
+        """The dimensions of each class's values that come from the batch."""
         return class_batches(self.classes)
 
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
-        """The problem of a mesh. Raises PassError where an op cannot be on it."""
-        mesh = LogicalMesh.of(self.cluster, hosts, devices, shape)
-        cache = Cache()
-        parts: list[ClassPart] = []
-        for number, layer in enumerate(self.classes.classes):
-            graph = ShardGraph(mesh, self.cluster, self._readers[number], cache)
-            posed = pose_class(layer, graph, self.plan)
-            if is_baseline(self.intra):
-                restrict(graph, self.intra, self._batches[number], posed.tensors())
-            parts.append(ClassPart.of(layer, posed))
-        offset = np.cumsum([0, *(len(part.graph.costs) for part in parts)]).tolist()
-        links: dict[Link, tuple[int, int, np.ndarray]] = {}
-        for link in self.classes.links:
-            reader, producer = parts[link.reader], parts[link.producer]
-            source, target = producer.results[link.result], reader.arguments[link.argument]
-            matrix = reader.graph.reshard_seconds(source.layouts, target.layouts, target.type)
-            ends = offset[link.producer] + source.node, offset[link.reader] + target.node
-            links[link] = (*ends, matrix)
-        return ClassProblem(solver=self, parts=parts, offset=offset, links=links)
+        """The problem of a mesh."""
+        mesh, cache = LogicalMesh.of(self.cluster, hosts, devices, shape), Cache()
+        return ClassProblem(
+            solver=self,
+            posings=[
+                Posing(layer, ShardGraph(mesh, self.cluster, reader, cache), self.plan)
+                for layer, reader in zip(self.classes.classes, self._readers, strict=True)
+            ],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassProblem:
-    """All classes on one mesh: node v of class c is node `offset[c] + v`. Made by `ClassSolver`."""
+    """All classes on one mesh. Made by `ClassSolver`.
+
+    It is posed when it is first asked for something, which raises PassError where an op cannot be
+    on the mesh.
+    """
 
     solver: ClassSolver
-    parts: list[ClassPart]
-    offset: list[int]
-    links: dict[Link, tuple[int, int, np.ndarray]]
-    """ends, and seconds of one crossing; ends may be equal"""
+    posings: list[Posing]
+
+    def forward_seconds(self, close: np.ndarray) -> np.ndarray:
+        """[C]: what one forward run of a layer of each class takes at least, see `Posing`.
+
+        Only the forward parts are posed for it, so call it before all else.
+        """
+        pairs = zip(self.posings, close.tolist(), strict=True)
+        return np.array([posing.forward_seconds(each) for posing, each in pairs])
+
+    @cached_property
+    def parts(self) -> list[ClassPart]:
+        """The classes."""
+        intra = self.solver.intra
+        parts: list[ClassPart] = []
+        for number, posing in enumerate(self.posings):
+            posed = posing.whole()
+            if is_baseline(intra):
+                restrict(posed.graph, intra, self.solver.batches[number], posed.tensors())
+            parts.append(ClassPart.of(posing.layer, posed))
+        return parts
+
+    @cached_property
+    def offset(self) -> list[int]:
+        """Node v of class c is node `offset[c] + v`."""
+        return np.cumsum([0, *(len(part.graph.costs) for part in self.parts)]).tolist()
+
+    @cached_property
+    def links(self) -> dict[Link, tuple[int, int, np.ndarray]]:
+        """Ends, and seconds of one crossing; ends may be equal."""
+        links: dict[Link, tuple[int, int, np.ndarray]] = {}
+        for link in self.solver.classes.links:
+            reader, producer = self.parts[link.reader], self.parts[link.producer]
+            source, target = producer.results[link.result], reader.arguments[link.argument]
+            matrix = reader.graph.reshard_seconds(source.layouts, target.layouts, target.type)
+            ends = self.offset[link.producer] + source.node, self.offset[link.reader] + target.node
+            links[link] = (*ends, matrix)
+        return links
 
     def solve(self, prices: Sequence[float], enough: float = inf) -> list[ClassCosts]:
         """The costs of the fastest assignment, and of the best one for each price of memory.

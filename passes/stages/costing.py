@@ -11,6 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from math import inf
+
+import numpy as np
 
 from alpa.dialects import body, main_function, walk
 from alpa.passes.analysis.graph import Graph
@@ -26,7 +29,21 @@ from alpa.passes.workers import Workers
 WORTH = 2_000
 """Ops of all classes that are worth a process, which takes about 1 s to start."""
 
+SLOW = 2.0
+"""A mesh on which forwards take so many times an even split, with what they send, is not searched
+before the stage search has seen that bound."""
+_CLOSE = 0.05
+"""Of an even split: sweeps that raise the bound by less end the ascent."""
+
 Costs = list[ClassCosts]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ForwardBound:
+    """What one forward run of a layer of each class takes at least on a slow mesh."""
+
+    seconds: np.ndarray
+    """[C]"""
 
 
 class NoPlanError(ValueError):
@@ -40,7 +57,12 @@ class Costing:
     solver: ClassSolver
     worth: int = WORTH
     """ops from which on processes are used"""
-    _ended: dict[Submesh, Future[Costs]] = field(default_factory=dict[Submesh, Future[Costs]])
+    _ended: dict[Submesh, Future[Costs | ForwardBound]] = field(
+        default_factory=dict[Submesh, "Future[Costs | ForwardBound]"]
+    )
+    _slow: dict[Submesh, Future[Costs | ForwardBound]] = field(
+        default_factory=dict[Submesh, "Future[Costs | ForwardBound]"]
+    )
 
     @cached_property
     def work(self) -> Work:
@@ -70,22 +92,32 @@ class Costing:
         ops = sum(1 for _ in walk(self.solver.classes.module.body))
         return workers if ops >= self.worth else Workers(0)
 
-    def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:
+    def begin(
+        self, workers: Workers, submesh: Submesh, enough: float, even: np.ndarray | None = None
+    ) -> Callable[[], Costs | ForwardBound]:
         """Begins to find what the classes cost on a mesh; what is returned waits for it.
 
         That has the fastest sharding first, then one per price of memory (`ClassProblem.solve`). It
         raises NoPlanError, InfeasibleError, TimeoutError or SolverFailedError. What a mesh came to
         is kept.
+
+        Args:
+            enough: see `ClassProblem.solve`.
+            even: [C], the seconds of a forward run of each class, split evenly. If the forwards of
+                all layers are bound to take `SLOW` times as long, the answer is that bound.
         """
         if submesh in self._ended:
             return self._ended[submesh].result
+        if even is not None and submesh in self._slow:
+            return self._slow[submesh].result
         if workers.count:
-            begun = workers.submit(_solve_pickled, self._pickled, submesh, enough)
+            begun = workers.submit(_solve_pickled, self._pickled, submesh, enough, even)
         else:
-            begun = workers.submit(_solve, self.solver, submesh, enough)
+            begun = workers.submit(_solve, self.solver, submesh, enough, even)
 
-        def finish() -> Costs:
-            self._ended[submesh] = begun
+        def finish() -> Costs | ForwardBound:
+            is_bound = begun.exception() is None and isinstance(begun.result(), ForwardBound)
+            (self._slow if is_bound else self._ended)[submesh] = begun
             return begun.result()
 
         return finish
@@ -140,18 +172,27 @@ def _work(solver: ClassSolver) -> Work:
     return problem.work(costs)
 
 
-def _solve(solver: ClassSolver, submesh: Submesh, enough: float) -> Costs:
+def _solve(
+    solver: ClassSolver, submesh: Submesh, enough: float = inf, even: np.ndarray | None = None
+) -> Costs | ForwardBound:
     try:
         problem = solver.pose(*submesh)
+        if even is not None:
+            layers = np.array([len(one.layers) for one in solver.classes.classes])
+            least = problem.forward_seconds(_CLOSE * even)
+            if layers @ least > SLOW * (layers @ even):
+                return ForwardBound(seconds=least)
+        return problem.solve(PRICES, enough)
     except PassError as error:
         raise NoPlanError(str(error)) from error
-    return problem.solve(PRICES, enough)
 
 
-def _solve_pickled(pickled: bytes, submesh: Submesh, enough: float) -> Costs:
+def _solve_pickled(
+    pickled: bytes, submesh: Submesh, enough: float, even: np.ndarray | None
+) -> Costs | ForwardBound:
     solver = _solver(pickled)
     with solver.classes.module.context:
-        return _solve(solver, submesh, enough)
+        return _solve(solver, submesh, enough, even)
 
 
 @lru_cache(maxsize=2)  # with rematerialised layers, and without

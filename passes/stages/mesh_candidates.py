@@ -6,10 +6,12 @@ uses a candidate whose costs are not found yet:
 1. Bounds: each op is split along the axes that divide some factor of it, nothing is sent
    (`class_costs.Work`), and memory is split evenly. No sharding of any interval of layers takes
    less.
-2. The costs of shardings that a solver found: the fastest, and some that hold less
+2. On a slow mesh, bounds of the forward parts with what they send, by dual ascent. On any other
+   mesh this step is left out.
+3. The costs of shardings that a solver found: the fastest, and some that hold less
    (`candidates.PRICES`).
-3. The same with rematerialised layers. Until these are found, their seconds are estimated: those
-   of the shardings of step 2, plus an even split of what is computed again.
+4. The same with rematerialised layers. Until these are found, their seconds are estimated: those
+   of the shardings of step 3, plus an even split of what is computed again.
 
 The costs that are found stand for all shardings on that mesh, though other shardings of an interval
 may be better (see `search.py` for what this proves).
@@ -25,7 +27,8 @@ import numpy as np
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.stages.candidates import Candidate, Submesh, remat_bounds, with_shares
-from alpa.passes.stages.costing import Costing, NoPlanError
+from alpa.passes.stages.class_costs import ClassCosts
+from alpa.passes.stages.costing import Costing, ForwardBound, NoPlanError
 from alpa.passes.workers import Workers
 
 _NEAR = 0.1
@@ -75,6 +78,8 @@ class MeshCandidates:
     """all stages are on it in any case, so bounds are enough"""
     _found: dict[bool, list[Candidate]] = field(default_factory=dict[bool, list[Candidate]])
     """without rematerialisation, the fastest first, and with it, as far as the costs are known"""
+    _forward: ForwardBound | None = None
+    """of the mesh, if it is slow"""
     _finish: Callable[[], None] | None = None
     """waits for a search that has begun"""
 
@@ -124,14 +129,20 @@ class MeshCandidates:
             return lambda: None
         remat = False in self._found
         costing = self.one.costing_of(remat)
-        least = self._split()
+        costs = self.one.costing_of(False).work.split(self.submesh[2])
+        least = self._candidate(costs)
         micro_batches = costing.solver.plan.num_micro_batches
         enough = HOPELESS * float(micro_batches * least.seconds[0, -1] + least.update[0, -1])
-        wait = costing.begin(self.one.workers, self.submesh, enough)
+        even = None if remat or self._forward is not None else costs.by_class[0]
+        wait = costing.begin(self.one.workers, self.submesh, enough, even)
 
         def finish() -> None:
             try:
-                costed = [costing.candidate(costs, self.submesh) for costs in wait()]
+                found = wait()
+                if isinstance(found, ForwardBound):
+                    self._forward = found
+                    return
+                costed = [costing.candidate(costs, self.submesh) for costs in found]
             except (NoPlanError, InfeasibleError, TimeoutError, SolverFailedError) as error:
                 if isinstance(error, TimeoutError | SolverFailedError):
                     self.dropped.append(str(error))
@@ -149,6 +160,12 @@ class MeshCandidates:
 
     def _split(self) -> Candidate:
         """Bounds of the fastest sharding."""
-        costing = self.one.costing_of(False)
-        costs = costing.work.split(self.submesh[2])
-        return replace(costing.candidate(costs, self.submesh), is_bound=True)
+        costs = self.one.costing_of(False).work.split(self.submesh[2])
+        if self._forward is not None:
+            forward, *others = costs.by_class
+            forward = np.maximum(forward, self._forward.seconds)
+            costs = replace(costs, by_class=np.array([forward, *others]))
+        return replace(self._candidate(costs), is_bound=True)
+
+    def _candidate(self, costs: ClassCosts) -> Candidate:
+        return self.one.costing_of(False).candidate(costs, self.submesh)

@@ -21,7 +21,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.stages.candidates import PRICES
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
-from alpa.passes.stages.costing import Costing, NoPlanError
+from alpa.passes.stages.costing import Costing, Costs, ForwardBound, NoPlanError
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.workers import Workers
 
@@ -75,11 +75,16 @@ def solver() -> Iterator[ClassSolver]:
         CUSTOM_CALL_RULES.pop("kernel", None)
 
 
+def costed(found: Costs | ForwardBound) -> Costs:
+    assert not isinstance(found, ForwardBound)
+    return found
+
+
 def test_a_process_finds_the_same_costs_as_this_one(solver: ClassSolver) -> None:
     """The custom call's rule is registered in this process only."""
     with Workers(1) as workers:
-        there = Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)()
-    here = Costing(solver=solver).begin(Workers(0), (1, 4, (2, 2)), inf)()
+        there = costed(Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)())
+    here = costed(Costing(solver=solver).begin(Workers(0), (1, 4, (2, 2)), inf)())
     assert len(here) == len(there) == 1 + len(PRICES)
     for mine, other in zip(here, there, strict=True):
         np.testing.assert_array_equal(mine.by_class, other.by_class)
@@ -116,3 +121,38 @@ def test_classes_can_be_sent_as_text(solver: ClassSolver) -> None:
 def test_a_mesh_on_which_all_take_too_long_is_not_searched(solver: ClassSolver) -> None:
     problem = solver.pose(1, 4, (2, 2))
     assert len(problem.solve(PRICES, 1e-12)) == 1
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2), (4, 1)])
+def test_forwards_take_no_less_than_their_bound(
+    solver: ClassSolver, shape: tuple[int, ...]
+) -> None:
+    """And no less is bound to be taken where the batch is split, which sends nothing."""
+    least = solver.pose(1, 4, shape).forward_seconds(np.zeros(len(solver.classes.classes)))
+    found = solver.pose(1, 4, shape).solve(PRICES)
+    for costs in found:
+        assert np.all(costs.by_class[0] >= (1 - 1e-9) * least)
+    np.testing.assert_allclose(least, found[0].by_class[0], rtol=0.05)
+
+
+def test_a_problem_is_the_same_after_the_bound_of_its_forwards(solver: ClassSolver) -> None:
+    bounded = solver.pose(1, 4, (2, 2))
+    bounded.forward_seconds(np.zeros(len(solver.classes.classes)))
+    for mine, other in zip(
+        bounded.solve(PRICES), solver.pose(1, 4, (2, 2)).solve(PRICES), strict=True
+    ):
+        np.testing.assert_array_equal(mine.by_class, other.by_class)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_slow_mesh_is_bounded_before_it_is_costed(solver: ClassSolver, count: int) -> None:
+    costing = Costing(solver=solver, worth=0)
+    mesh, even = (1, 4, (2, 2)), np.full(len(solver.classes.classes), 1e-12)
+    with Workers(count) as workers:
+        bound = costing.begin(workers, mesh, inf, even)()
+        assert isinstance(bound, ForwardBound)
+        assert costing.begin(workers, mesh, inf, even)() is bound  # kept
+        costs = costed(costing.begin(workers, mesh, inf)())
+        assert np.all(costs[0].by_class[0] >= bound.seconds)
+        assert costing.begin(workers, mesh, inf, even)() is costs
+        assert costed(costing.begin(workers, (1, 4, (4,)), inf, 1e12 * even)())
