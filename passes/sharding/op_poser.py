@@ -66,7 +66,7 @@ class OpPoser:
         ops = self.graph.ops_of[block] = self.graph.reader.ops(block)
         placed = self.graph.placed
         for op in ops:
-            if not (op.results and all(result in placed for result in op.results)):
+            if not op.results or op.results[0] not in placed:
                 self._add(op, weight)
 
     def _add(self, op: Op, weight: float) -> None:

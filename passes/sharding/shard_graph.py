@@ -146,8 +146,10 @@ class ShardGraph:
     def timed_mesh(self) -> LogicalMesh:
         """The mesh with the costs of the current step, which depend on its part if the cluster has
         an equation of costs."""
+        if self.mesh.equation is None:
+            return self.mesh
         step = self.steps[-1] if self.steps else None
-        if self.mesh.equation is None or not isinstance(step, mpmd.FragmentOp):
+        if not isinstance(step, mpmd.FragmentOp):
             return self.mesh
         backward = read_part(step) != "forward"
         return self.cache.once(("mesh", backward), lambda: replace(self.mesh, backward=backward))
@@ -241,11 +243,12 @@ class ShardGraph:
         source = self.placed[value]
         if source.node == need.node and source.layouts == need.layouts:
             return
-        if (value, need) in self._counted:
+        key = value, need
+        if key in self._counted:
             return
         step = self.steps[-1] if self.steps else None
         combined = combined_with(value, step, self.mesh)
-        self._counted[value, need] = combined
+        self._counted[key] = combined
         matrix = self._matrix(source.layouts, need.layouts, source.type, weight, combined)
         if matrix is None:
             return
