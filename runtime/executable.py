@@ -67,6 +67,10 @@ class Executable(ABC):
         return False
 
     @abstractmethod
+    def close(self) -> None:
+        """Ends the processes of its executor, if it has any; its arrays there are lost."""
+
+    @abstractmethod
     def place(self, number: int, array: Any) -> Any:
         """Places an argument of the original `@main` where steps read it.
 

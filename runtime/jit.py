@@ -70,7 +70,7 @@ class Parallelized(Generic[P, R]):
         self._target = target
         _check_literals(target)
         self._steps: dict[Hashable, Prepared] = {}
-        self._last: Call | None = None
+        self._last: Prepared | None = None
 
     @property
     def target(self) -> Target:
@@ -125,7 +125,8 @@ class Parallelized(Generic[P, R]):
             arrays = prepared.step.call.arrays
             held = [leaf.type for name in names for leaf in arrays if leaf.argument == name]
             if [None if type_ is None else type_.strong for type_ in held] == list(types):
-                return prepared
+                # It may have been planned for hosts that are lost.
+                return self._prepared(prepared.step.call)
         return None
 
     def parameter(self, number: int) -> str:
@@ -140,7 +141,7 @@ class Parallelized(Generic[P, R]):
         return Call.of(self._parameters, args, kwargs)
 
     def _prepared(self, call: Call) -> Prepared:
-        key = call.key()
+        key = self._target.family.cluster, call.key()
         prepared = self._steps.get(key)
         if prepared is None:
             # A step returns its state strongly typed, even if the first state was weakly typed.
@@ -151,13 +152,16 @@ class Parallelized(Generic[P, R]):
         """Returns a step for a call that differs only in the weak types of its state."""
         for prepared in self._steps.values():
             strong = prepared.step.state
-            if call.key(strong) == prepared.step.call.key(strong):
+            is_same = call.key(strong) == prepared.step.call.key(strong)
+            if is_same and prepared.settings == self._target.settings:
                 return prepared
         return None
 
     def _new(self, call: Call) -> Prepared:
-        if self._last is not None:
-            _logger.warning("%s is planned again: %s", self.__name__, _difference(self._last, call))
+        last = self._last
+        if last is not None and last.settings == self._target.settings:
+            difference = _difference(last.step.call, call)
+            _logger.warning("%s is planned again: %s", self.__name__, difference)
         self._target.join()
         call = call.abstract()
         several = self._target.num_micro_batches != 1 or self._target.saved is not None
@@ -168,8 +172,8 @@ class Parallelized(Generic[P, R]):
             several=several,
             micro_batches=self._target.micro_batches,
         )
-        self._last = call
-        return Prepared(step, self._target)
+        self._last = Prepared(step, self._target)
+        return self._last
 
 
 def _difference(old: Call, new: Call) -> str:
@@ -214,6 +218,7 @@ class Options(TypedDict, total=False):
     executor: Literal["local", "ray"]
     devices: Sequence[Device] | None
     workers: WorkerOptions | None
+    elastic: bool
     check_finite: bool
     explain_roles: bool
     compiler_options: CompilerOptions | None
@@ -254,6 +259,7 @@ def parallelize(
     executor: Literal["local", "ray"] = "local",
     devices: Sequence[Device] | None = None,
     workers: WorkerOptions | None = None,
+    elastic: bool = False,
     check_finite: bool = False,
     explain_roles: bool = False,
     compiler_options: CompilerOptions | None = None,
@@ -288,6 +294,8 @@ def parallelize(
         accumulate_dtype: the narrowest type that adds up gradients and other sums or means over
             the micro-batches: "f32", "f64", or "same", the type of each value.
         executor, devices, workers, executables: as in `alpa.runtime.load`.
+        elastic: whether `alpa.resume` plans for the hosts of the Ray cluster that live, up to those
+            of `cluster`, instead of waiting for lost ones.
         check_finite: whether each call waits for its results and raises FloatingPointError if one
             holds NaN or infinity; the error names it.
         explain_roles: whether planning prints the role of each argument and the reason.
@@ -305,7 +313,7 @@ def parallelize(
         return partial(parallelize, **options)
     if like is not None:
         _check_like(like, options)
-        settings = like.target.settings
+        settings, elastic = like.target.named, like.target.elastic
         executor, devices = like.target.executor, like.target.devices
         workers = like.target.workers
     elif cluster is None:
@@ -327,6 +335,7 @@ def parallelize(
     Cluster.parse(settings.cluster)
     check_kind("mesh_shape", settings.mesh_shape, str)
     check_kind("check_finite", check_finite, bool)
+    check_kind("elastic", elastic, bool)
     check_kind("plan", plan, str, Path, type(None))
     check_run_options(executor, devices, workers, compiler_options)
     parameters = Parameters.of(fun)
@@ -346,8 +355,14 @@ def parallelize(
             "in both; static arguments have no buffers, so leave them out of donate_argnums"
         )
     parameters = replace(parameters, static=static)
+    if elastic and (executor != "ray" or plan is not None):
+        raise ValueError(
+            "elastic=True plans again for the hosts of a Ray cluster that live: it needs "
+            'executor="ray", and no plan= for fixed hosts'
+        )
     target = Target(
-        settings=settings,
+        named=settings,
+        elastic=elastic,
         num_micro_batches=_number(num_micro_batches),
         micro_batches=micro_batches,
         explain_roles=explain_roles,
@@ -359,7 +374,7 @@ def parallelize(
         compiler_options=compiler_options,
         executables=check_folders("executables", executables),
         saved=plan,
-        family=Family() if like is None else like.target.family,
+        family=Family(settings.cluster) if like is None else like.target.family,
         leads=like is None,
     )
     return Parallelized(fun, parameters, declared, target)
@@ -376,6 +391,7 @@ _LIKE_OPTIONS: dict[str, Any] = {
     "executor": "local",
     "devices": None,
     "workers": None,
+    "elastic": False,
 }
 """What a function takes from its `like` function, with the default value of each."""
 
@@ -395,7 +411,7 @@ def _check_like(like: Any, options: dict[str, Any]) -> None:
 
 def _check_literals(target: Target) -> None:
     """Raises ValueError if an option has an invalid value."""
-    settings = target.settings
+    settings = target.named
     for name, value, kind in (
         ("executor", target.executor, Literal["local", "ray"]),
         ("schedule", settings.schedule, Literal["auto", Schedule]),

@@ -51,6 +51,9 @@ class LocalExecutable(Executable):
     def _checks(self) -> ArgumentChecks:
         return self._signature.checks
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def place(self, number: int, array: Any) -> _Placed:
         stores: dict[int, Store] = {}
         positions = self._signature.positions(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from alpa import passes
 from alpa.dialects import ir, is_bytecode, parse, parse_file
 from alpa.passes.alpa import fingerprint, planned_for
+from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
@@ -28,7 +29,7 @@ from alpa.runtime.keepers import not_finite
 from alpa.runtime.loading import load, refusing
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, lowering_platform
-from alpa.runtime.planning import Planned, Settings, plan
+from alpa.runtime.planning import Planned, PlanningError, Settings, plan
 from alpa.runtime.sharing import Family, PlannedState
 from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
 from alpa.runtime.workers.options import WorkerOptions
@@ -70,7 +71,10 @@ class StepPlan(PlanReport):
 class Target:
     """The cluster, settings and workers of a step."""
 
-    settings: Settings
+    named: Settings
+    """as the user named them"""
+    elastic: bool
+    """whether `alpa.resume` plans for the hosts of the named cluster that live"""
     num_micro_batches: int | Literal["auto"]
     micro_batches: MicroBatches
     explain_roles: bool
@@ -82,10 +86,15 @@ class Target:
     compiler_options: CompilerOptions | None
     executables: tuple[Path, ...]
     saved: str | Path | None
-    family: Family = field(default_factory=Family)
+    family: Family
     """of all functions that use each other's state"""
     leads: bool = True
     """whether other functions of the family are planned for its meshes, not it for theirs"""
+
+    @property
+    def settings(self) -> Settings:
+        """What is planned for, with the hosts of the cluster that live."""
+        return replace(self.named, cluster=self.family.cluster)
 
     def join(self) -> None:
         """Joins the Ray cluster of the workers, if there are any.
@@ -123,6 +132,7 @@ class Prepared:
 
     def __init__(self, step: Step, target: Target) -> None:
         self.step = step
+        self.settings = target.settings
         self._target = target
         self._loaded: Executable | None = None
         self._calls = 0
@@ -155,7 +165,20 @@ class Prepared:
         planned: Planned
         if len(numbers) == 1:
             settings = replace(given, num_micro_batches=numbers[0])
-            planned = plan(lower(numbers[0]), settings, clock)
+            try:
+                planned = plan(lower(numbers[0]), settings, clock)
+            except PlanningError as error:
+                numbers = self._smaller(numbers[0])
+                if not numbers or not isinstance(error.reason, NoRoomError):
+                    raise
+                planned = best_number(numbers, lower, given, clock).planned
+                _logger.warning(
+                    "%s takes %d micro-batches for %s, not %d: larger ones do not fit",
+                    self.step.name,
+                    planned.plan.num_micro_batches,
+                    settings.cluster,
+                    settings.num_micro_batches,
+                )
         else:
             planned = best_number(numbers, lower, given, clock).planned
         for remark in planned.remarks:
@@ -164,16 +187,29 @@ class Prepared:
         found = StepPlan(module=planned.module, roles=self.step.explanation(), **vars(report))
         return lowered[planned.plan.num_micro_batches], found
 
+    def _smaller(self, number: int) -> list[int]:
+        """The numbers of micro-batches with smaller ones, which may be taken where hosts are lost.
+
+        They compute the same, so independent micro-batches are not among them.
+        """
+        target = self._target
+        is_whole = self.settings == target.named
+        if is_whole or target.micro_batches != "exact" or self._batch_is_guessed:
+            return []
+        return [n for n in divisors(self.step.batch_size or 1) if n > number]
+
+    @property
+    def _batch_is_guessed(self) -> bool:
+        """One micro-batch does not need the batch, so state can look like the batch then."""
+        return self._target.num_micro_batches == 1 and self.step.declared.batch is None
+
     def _settings_on_meshes(self) -> Settings:
         """The settings, with the meshes of the plan whose state the step takes, and its shardings.
 
         A function that is like another one always gets the other's meshes.
         """
-        target, settings = self._target, self._target.settings
-        step = self.step
-        # One micro-batch does not need the batch, so state can look like the batch here.
-        guessed = target.num_micro_batches == 1 and step.declared.batch is None
-        batch = () if guessed else step.batch
+        target, settings, step = self._target, self.settings, self.step
+        batch = () if self._batch_is_guessed else step.batch
         leaves = {n: leaf for n, leaf in enumerate(step.call.arrays) if n not in batch}
         for state in reversed(target.family.states):
             if state.cluster != settings.cluster or state.option is None:

@@ -132,10 +132,12 @@ def _numbered(tensor: MeshTensor, number: int, mesh: Mesh) -> Sharding:
     return Sharding.of(f"mesh_{number}", tuple(tuple(axes[a] for a in dim) for dim in dims))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Family:
-    """What functions that use each other's state share: their executor, and the states of the
-    plans of the first function."""
+    """What functions that use each other's state share: their cluster, their executor, and the
+    states of the plans of the first function."""
 
+    cluster: str
+    """what they are planned for: the hosts that lived when that was last looked at"""
     executables: list[Executable] = field(default_factory=list[Executable])
     states: list[PlannedState] = field(default_factory=list[PlannedState])

@@ -59,16 +59,19 @@ class Cluster(Machine):
         """The cluster that ``text`` names: ``preset:HOSTSxDEVICES`` or the path of a TOML file.
 
         Whatever ends in ``.toml``, contains a path separator or is an existing file is read as a
-        file. ``,ideal`` behind a preset takes the data sheet's figures (``presets``).
-        ``,memory=14GiB`` at the end replaces the memory of a device. Raises ``ClusterError`` for an
-        unknown preset, a bad shape or size, and for whatever is wrong in a file, there with its
-        line.
+        file. ``,ideal`` behind a preset takes the data sheet's figures (``presets``). At the end,
+        ``,hosts=3`` takes so many of the hosts, and ``,memory=14GiB`` replaces the memory of a
+        device. Raises ``ClusterError`` for an unknown preset, a bad shape or size, and for whatever
+        is wrong in a file, there with its line.
         """
         text, comma, memory = text.partition(",memory=")
+        text, some, left = text.partition(",hosts=")
         if text.endswith(".toml") or "/" in text or "\\" in text or Path(text).is_file():
             hosts, devices_per_host, machine = read_cluster_file(text)
         else:
             hosts, devices_per_host, machine = _preset(text)
+        if some:
+            hosts = _some(hosts, left)
         device = machine.device
         if comma:
             try:
@@ -82,6 +85,19 @@ class Cluster(Machine):
             intra_host=machine.intra_host,
             inter_host=machine.inter_host,
         )
+
+
+def with_hosts(text: str, hosts: int) -> str:
+    """The text of a cluster with so many of its hosts."""
+    text, comma, memory = text.partition(",memory=")
+    return f"{text.partition(',hosts=')[0]},hosts={hosts}{comma}{memory}"
+
+
+def _some(hosts: int, left: str) -> int:
+    """So many of the hosts."""
+    if not re.fullmatch(r"\s*\d+\s*", left) or not 1 <= int(left) <= hosts:
+        raise ClusterError(f"hosts={left}: there are {hosts} hosts; write how many of them to take")
+    return int(left)
 
 
 def _preset(text: str) -> tuple[int, int, Machine]:

@@ -32,6 +32,7 @@ from alpa.runtime.checkpoints.errors import CheckpointError
 from alpa.runtime.checkpoints.manifest import Manifest, names_of
 from alpa.runtime.checkpoints.writing import StateLeaf, write
 from alpa.runtime.create_state import NewState, create_state
+from alpa.runtime.elastic import on_living_hosts
 from alpa.runtime.jit import Parallelized
 from alpa.runtime.option_checks import check_count
 from alpa.runtime.tracebacks import ends_at_caller
@@ -154,14 +155,19 @@ def resume(
     """Restores the latest checkpoint with its step, or returns step 0 and a new state.
 
     Call it at the start of a program that may be restarted, and after a worker was lost: failed
-    workers are replaced by new ones.
+    workers are replaced by new ones. An elastic `train_step` is planned for the hosts that live
+    (`runtime/elastic.py`).
 
     Args, Raises: as in `restore`.
     """
     step = latest_step(directory)
-    if step is None:
-        return 0, create_state(init_fn, train_step, *others, argnums=argnums)
-    return step, restore(directory, init_fn, train_step, *others, step=step, argnums=argnums)
+
+    def state() -> Any:
+        if step is None:
+            return create_state(init_fn, train_step, *others, argnums=argnums)
+        return restore(directory, init_fn, train_step, *others, step=step, argnums=argnums)
+
+    return step or 0, on_living_hosts(train_step, state)
 
 
 def _root(directory: str | Path) -> Path:

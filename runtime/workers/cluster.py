@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from alpa.runtime.workers.options import Platform, WorkerOptions
 
 _log = logging.getLogger(__name__)
 
+_TICK = 1.0  # seconds
 _PROGRAMS = 4  # programs on separate meshes that fit on a Ray cluster started here
 
 
@@ -153,16 +155,46 @@ def reserve(
         for count, number in zip(devices, workers, strict=True)
     ]
     group = placement_group(bundles, strategy="SPREAD" if kind == "CPU" else "STRICT_SPREAD")
-    if not group.wait(seconds):
+    try:
+        _wait_for(group, kind, devices, seconds)
+    except ClusterSizeError:
         remove_placement_group(group)
-        free = ray.available_resources().get(kind, 0)
-        raise ClusterSizeError(
-            f"the plan needs {_hosts_text(kind, devices)}; Ray has them, and {free:g} {kind} of "
-            f"{ray.cluster_resources().get(kind, 0):g} are free after {seconds:g} s; stop other "
-            "programs on the cluster, or plan for fewer devices (functions that share a state "
-            "share workers if their plans have the same meshes)"
-        )
+        raise
     return group, {host: number for number, host in enumerate(hosts)}
+
+
+def living_hosts(hosts: int, devices_per_host: int, options: WorkerOptions) -> int:
+    """For how many of a cluster's hosts the living nodes of Ray have room, whoever uses it now.
+
+    Raises ClusterSizeError if they have room for none.
+    """
+    kind = _joined(hosts * devices_per_host, options).upper()
+    share = options.workers_per_gpu if kind == "GPU" else 1
+    each = math.ceil(devices_per_host / share)
+    _check_size(kind, [each])
+    room = [int(have // each) for have in _room(kind)]
+    # Hosts with accelerators are on nodes of their own.
+    return min(hosts, sum(room if kind == "CPU" else map(bool, room)))
+
+
+def living_nodes() -> frozenset[str]:
+    """The identities of Ray's living nodes."""
+    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
+def _wait_for(group: PlacementGroup, kind: str, devices: Sequence[int], seconds: float) -> None:
+    """Waits until a placement group has its nodes. Raises as `reserve`."""
+    deadline = time.monotonic() + seconds
+    while not group.wait(min(_TICK, max(0.0, deadline - time.monotonic()))):
+        _check_size(kind, devices)  # A node may be lost meanwhile.
+        if time.monotonic() >= deadline:
+            free = ray.available_resources().get(kind, 0)
+            raise ClusterSizeError(
+                f"the plan needs {_hosts_text(kind, devices)}; Ray has them, and {free:g} {kind} "
+                f"of {ray.cluster_resources().get(kind, 0):g} are free after {seconds:g} s; stop "
+                "other programs on the cluster, or plan for fewer devices (functions that share a "
+                "state share workers if their plans have the same meshes)"
+            )
 
 
 def actor_resources(post: Post, platform: Platform, options: WorkerOptions) -> dict[str, Any]:
@@ -178,8 +210,7 @@ def actor_resources(post: Post, platform: Platform, options: WorkerOptions) -> d
 
 def _check_size(kind: str, devices: Sequence[int]) -> None:
     """Raises ClusterSizeError unless the nodes have room for the plan's hosts."""
-    nodes = [node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"]]
-    room = sorted(nodes, reverse=True)
+    room = _room(kind)
     if kind == "CPU":  # several hosts per node: the largest first, each where most is free
         left = list(room)
         for count in sorted(devices, reverse=True):
@@ -203,6 +234,12 @@ def _check_size(kind: str, devices: Sequence[int]) -> None:
         f"the plan needs {_hosts_text(kind, devices)}; the nodes of the Ray cluster have {offered} "
         f"{kind}; {more}, or plan for a cluster of that size"
     )
+
+
+def _room(kind: str) -> list[float]:
+    """What the living nodes have, the largest first."""
+    nodes = (node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"])
+    return sorted(nodes, reverse=True)
 
 
 def _hosts_text(kind: str, devices: Sequence[int]) -> str:
