@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.cluster import Cluster, ClusterError, with_hosts
 from alpa.passes.cost.device import Call, Cost, Curve, Transfer
 from alpa.passes.cost.presets import PRESETS
 
@@ -229,6 +229,15 @@ def test_errors_in_efficiencies(parse, old, new, message):
         parse(REACHED.replace(old, new, 1))
 
 
+def test_a_name_may_say_how_many_of_the_hosts(parse, tmp_path):
+    less = Cluster.parse("v100-16gb:8x4,ideal,hosts=3,memory=14GiB")
+    assert (less.hosts, less.devices_per_host, less.device.memory) == (3, 4, 14 * 2**30)
+    parse(FILE)
+    path = str(tmp_path / "cluster.toml")
+    assert Cluster.parse(with_hosts(path, 2)).hosts == 2
+    assert with_hosts("h100:4x8,hosts=3,memory=1GiB", 2) == "h100:4x8,hosts=2,memory=1GiB"
+
+
 def test_a_name_may_say_the_memory(parse, tmp_path):
     whole = Cluster.parse("v100-16gb:8x4,ideal")
     less = Cluster.parse("v100-16gb:8x4,ideal,memory=14.5GiB")
@@ -377,6 +386,9 @@ def test_file_that_is_no_text(tmp_path):
         ("some/where", "cannot read the cluster file"),
         ("h100:4x8,memory=14", r"memory must be a size such as 16GiB, not '14'; units: KiB"),
         ("h100:4x8,memory=0GiB", "memory must be a size"),
+        ("h100:4x8,hosts=5", "hosts=5: there are 4 hosts; write how many of them to take"),
+        ("h100:4x8,hosts=0", "hosts=0: there are 4 hosts"),
+        ("h100:4x8,hosts=", "hosts=: there are 4 hosts"),
     ],
 )
 def test_name_errors(text, message):
