@@ -14,6 +14,7 @@ import numpy as np
 
 from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.boundary import Boundary
 from alpa.passes.stages.class_costs import ClassCosts
@@ -185,8 +186,7 @@ def stage_problem(
     into, back = np.stack([boundary.seconds(cluster, *submesh) for submesh in submeshes], axis=2)
     once = [boundary.once_seconds(cluster, *submesh) for submesh in submeshes]
     return Problem(
-        hosts=cluster.hosts,
-        devices_per_host=cluster.devices_per_host,
+        groups=(Group(0, cluster.hosts, cluster.devices_per_host),),
         submeshes=tuple(submeshes),
         t=np.stack([o.seconds for o in candidates], axis=2),
         u=np.stack([o.update + more for o, more in zip(candidates, once, strict=True)], axis=2),

@@ -6,6 +6,9 @@ appendix A, where M itself is a power of two): whole hosts come first, and since
 host divides those before it, the next free device is always a multiple of the next size. So no
 submesh crosses a host's end, and any that have N M devices together cover the cluster.
 
+Hosts of different kinds are groups (`Group`): a mesh lies inside one of them, and stages on a group
+follow one another. Hosts may be left idle then, but none in part.
+
 So any order of stages can be placed, but neighbours should lie next to each other. One after the
 other, stages fill whole hosts in *blocks*: each block is the shortest sequence that ends where a
 host ends. A block keeps its order if each submesh then begins at a multiple of its size (of a
@@ -14,11 +17,45 @@ host's, if it is larger); else its submeshes are placed from large to small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby, pairwise, permutations
+from math import factorial, prod
+from typing import NamedTuple
+
+MOST_ORDERS = 24
+"""Of hosts. Where there are more, hosts of a kind stay together."""
 
 Device = tuple[int, int]
 """(host, device in the host)"""
+
+
+class Group(NamedTuple):
+    """Equal hosts that follow one another in the pipeline."""
+
+    kind: int
+    hosts: int
+    devices_per_host: int
+
+    @property
+    def num_devices(self) -> int:
+        """Of all its hosts."""
+        return self.hosts * self.devices_per_host
+
+
+def orders(kinds: Sequence[tuple[int, int]]) -> Iterator[tuple[Group, ...]]:
+    """The orders of hosts in a pipeline, as groups; neighbouring groups are of different kinds.
+
+    Args:
+        kinds: hosts and devices per host of each kind.
+    """
+    counts = [hosts for hosts, _ in kinds]
+    few = factorial(sum(counts)) <= MOST_ORDERS * prod(map(factorial, counts))
+    single = [kind for kind, count in enumerate(counts) for _ in range(count if few else 1)]
+    for order in dict.fromkeys(permutations(single)):
+        yield tuple(
+            Group(kind, len([*same]) if few else counts[kind], kinds[kind][1])
+            for kind, same in groupby(order)
+        )
 
 
 def submeshes(hosts: int, devices_per_host: int) -> tuple[tuple[int, int], ...]:
@@ -55,6 +92,31 @@ def place(
             placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)
             free += sizes[stage]
     return [placed[stage] for stage in range(len(sizes))]
+
+
+def place_on_kinds(
+    kinds: Sequence[tuple[int, int]],
+    shapes: Sequence[tuple[int, int]],
+    kind_of: Sequence[int],
+) -> list[tuple[Device, ...]]:
+    """The devices of each submesh on hosts of several kinds, which are numbered kind by kind.
+
+    Submeshes in a row on one kind use whole hosts, the first ones that are free.
+
+    Args:
+        kinds: hosts and devices per host of each kind.
+        shapes: the submeshes in the order of the stages.
+        kind_of: the kind of each.
+    """
+    free = [0, *accumulate(hosts for hosts, _ in kinds)][:-1]
+    placed: list[tuple[Device, ...]] = []
+    for kind, run in groupby(zip(kind_of, shapes, strict=True), key=lambda it: it[0]):
+        mine = [shape for _, shape in run]
+        hosts = sum(n * m for n, m in mine) // kinds[kind][1]
+        for found in place(hosts, kinds[kind][1], mine):
+            placed.append(tuple((free[kind] + host, device) for host, device in found))
+        free[kind] += hosts
+    return placed
 
 
 def blocks(devices_per_host: int, sizes: Sequence[int]) -> list[range]:

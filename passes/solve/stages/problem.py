@@ -9,9 +9,13 @@ into the stage from both its neighbours, which depend on whether these are on it
 A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
 1F1B, B under GPipe; ``max_in_flight`` says whether memory admits that (eq. 5).
 
-The stages use every device, in any order of submeshes. Where one stage after the other would lie on
-parts of two hosts, `placement` moves the stages of its block. Which of them share a host then
-depends on all of them, so each of their transfers counts as the slower of both kinds.
+The stages use every device, in any order of submeshes. Of several groups of hosts, each of another
+kind than its neighbours, stages on a group follow one another, and whole hosts may stay idle; whole
+groups only before all that are used.
+
+Where one stage after the other would lie on parts of two hosts, `placement` moves the stages of its
+block. Which of them share a host then depends on all of them, so each of their transfers counts as
+the slowest kind.
 
 Two restrictions can be added:
 
@@ -24,18 +28,21 @@ Two restrictions can be added:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import inf
 from typing import Literal
 
 import numpy as np
 
 from alpa.passes.solve.errors import VerificationError
-from alpa.passes.solve.stages.placement import blocks
+from alpa.passes.solve.stages.placement import Group, blocks
 from alpa.passes.solve.stages.schedule import Schedule, in_flight
 
 Objective = Literal["step", "throughput"]
+NEAR, FAR, OTHER = range(3)
+"""Where the stage before or behind is: on the same host, on another one, on another group."""
 
 
 class NoCutError(ValueError):
@@ -71,9 +78,10 @@ class Given:
 class Problem:
     """Times in seconds; index ``[i, j, m]`` is layers i..j (inclusive, i <= j) on submesh m."""
 
-    hosts: int
-    devices_per_host: int
+    groups: tuple[Group, ...]
+    """the hosts in the order of the stages"""
     submeshes: tuple[tuple[int, int], ...]
+    """hosts and devices per host"""
     t: np.ndarray
     """forward and backward of one micro-batch, inf = impossible, [K, K, M]"""
     u: np.ndarray
@@ -82,10 +90,11 @@ class Problem:
     """micro-batches in flight that memory admits, 0 = does not fit at all, [K, K, M]"""
     c: np.ndarray
     """transfers from the stage before into one that begins with layer i on submesh m, [K, M, 2]:
-    where that is on the same host, and where it is not (see `are_far`); c[0] = 0"""
+    where that is on the same host, and on another one; of several groups, [K, M, 3]: and on
+    one of another group; c[0] = 0"""
     back: np.ndarray
     """transfers of backwards from the stage behind into one that ends with layer j on submesh m,
-    likewise, [K, M, 2]; back[K - 1] = 0"""
+    likewise; back[K - 1] = 0"""
     num_micro_batches: int
     schedule: Schedule
     num_stages: int | None = None
@@ -94,6 +103,8 @@ class Problem:
     """T, or the longest stage"""
     equal_layers: bool = False
     given: Given | None = None
+    kind_of: tuple[int, ...] | None = None
+    """the kind of hosts of each submesh; None: there is one kind"""
 
     @property
     def num_layers(self) -> int:
@@ -101,7 +112,12 @@ class Problem:
 
     @property
     def num_devices(self) -> int:
-        return self.hosts * self.devices_per_host
+        return sum(group.num_devices for group in self.groups)
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """The kind of hosts of each submesh."""
+        return (0,) * len(self.submeshes) if self.kind_of is None else self.kind_of
 
     @property
     def sizes(self) -> list[int]:
@@ -111,7 +127,10 @@ class Problem:
     def check(self) -> None:
         """Raises ``ValueError`` for what is no problem."""
         layers, submeshes, given = self.num_layers, len(self.submeshes), self.given
-        each, ends = (layers, layers, submeshes), (layers, submeshes, 2)
+        each, ends = (
+            (layers, layers, submeshes),
+            (layers, submeshes, 3 if len(self.groups) > 1 else 2),
+        )
         arrays = {name: (getattr(self, name), each) for name in ("t", "u", "max_in_flight")}
         arrays |= {name: (getattr(self, name), ends) for name in ("c", "back")}
         if given is not None:
@@ -126,6 +145,8 @@ class Problem:
             raise ValueError("c must be 0 for the first layer, and back for the last")
         if self.num_micro_batches < 1:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
+        if any(a.kind == b.kind for a, b in pairwise(self.groups)):
+            raise ValueError("neighbouring groups must be of different kinds")
         if given is None:
             return
         if self.num_stages is not None or self.equal_layers:
@@ -145,33 +166,57 @@ class Problem:
         """What is minimised, of a cut, in seconds."""
         return self.step_seconds(stages) if self.minimise == "step" else max(self.a(stages))
 
-    def are_far(self, devices_before: int, submesh: int) -> tuple[bool, bool] | None:
-        """Whether the stages before and behind lie on other hosts, by the devices of all before.
+    def ways(self, group: Group, offset: int, submesh: int) -> tuple[int, int] | None:
+        """How near the stages before and behind are, as the last indices of `c` and `back`.
 
         None for a stage that would lie on parts of two hosts, so that its block is moved.
+
+        Args:
+            offset: the devices of the group's stages before.
         """
-        if self.given is not None:
-            return self.given.far[self.given.mesh_of[submesh]]
         hosts, devices = self.submeshes[submesh]
-        start = devices_before % self.devices_per_host
-        if start + devices > self.devices_per_host:
+        start = offset % group.devices_per_host
+        if start + devices > group.devices_per_host:
             return None
-        return start == 0, (start + hosts * devices) % self.devices_per_host == 0
+        end = (start + hosts * devices) % group.devices_per_host
+        return (FAR if start == 0 else NEAR), (FAR if end == 0 else NEAR)
 
     def a(self, stages: tuple[Stage, ...]) -> list[float]:
         """t + c of each stage, in seconds."""
-        sizes = [self.sizes[s.submesh] for s in stages]
-        before = accumulate(sizes, initial=0)
-        far = [self.are_far(d, s.submesh) for d, s in zip(before, stages, strict=False)]
-        if self.given is None:
-            for block in blocks(self.devices_per_host, sizes):
-                if any(far[k] is None for k in block):
-                    far[block.start : block.stop] = [None] * len(block)
         found: list[float] = []
-        for s, ends in zip(stages, far, strict=True):
+        for s, ends in zip(stages, self._all_ways(stages), strict=True):
             into, back = self.c[s.first, s.submesh], self.back[s.last, s.submesh]
-            c = into.max() + back.max() if ends is None else into[int(ends[0])] + back[int(ends[1])]
+            c = into.max() + back.max() if ends is None else into[ends[0]] + back[ends[1]]
             found.append(float(self.t[s.first, s.last, s.submesh] + c))
+        return found
+
+    def runs(self, stages: Sequence[Stage]) -> list[tuple[Group, list[Stage]]]:
+        """The stages that follow one another on one group, with that group.
+
+        It may be any group of the kind: only hosts and devices of one host matter.
+        """
+        by_kind = {group.kind: group for group in self.groups}
+        runs = groupby(stages, key=lambda s: self.kinds[s.submesh])
+        return [(by_kind[kind], [*run]) for kind, run in runs]
+
+    def _all_ways(self, stages: tuple[Stage, ...]) -> list[tuple[int, int] | None]:
+        """`ways` of each stage of a cut."""
+        if self.given is not None:
+            far = [self.given.far[self.given.mesh_of[s.submesh]] for s in stages]
+            return [(int(before), int(behind)) for before, behind in far]
+        found: list[tuple[int, int] | None] = []
+        for group, run in self.runs(stages):
+            sizes = [self.sizes[s.submesh] for s in run]
+            offsets = accumulate(sizes, initial=0)
+            mine = [self.ways(group, d, s.submesh) for d, s in zip(offsets, run, strict=False)]
+            for block in blocks(group.devices_per_host, sizes):
+                if any(mine[k] is None for k in block):
+                    mine[block.start : block.stop] = [None] * len(block)
+            if mine[0] is not None and found:
+                mine[0] = OTHER, mine[0][1]
+            if mine[-1] is not None and len(found) + len(mine) < len(stages):
+                mine[-1] = mine[-1][0], OTHER
+            found += mine
         return found
 
     def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:
@@ -215,9 +260,7 @@ def verify(problem: Problem, solution: Solution) -> None:
     if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.num_layers:
         raise VerificationError(f"stages {bounds} are no cut of {problem.num_layers} layers")
     if problem.given is None:
-        devices = sum(problem.sizes[s.submesh] for s in stages)
-        if devices != problem.num_devices:
-            raise VerificationError(f"stages use {devices} devices, not all of the cluster")
+        _verify_hosts(problem, stages)
         to_last = range(len(stages), 0, -1)
     else:
         meshes = [problem.given.mesh_of[s.submesh] for s in stages]
@@ -240,3 +283,19 @@ def verify(problem: Problem, solution: Solution) -> None:
         raise VerificationError(
             f"the stages move {problem.moved(stages)} bytes, not {solution.moved}"
         )
+
+
+def _verify_hosts(problem: Problem, stages: tuple[Stage, ...]) -> None:
+    """Checks that the stages use whole hosts, and all of them if they are of one kind."""
+    used: dict[int, int] = {}
+    for group, run in problem.runs(stages):
+        devices = sum(problem.sizes[s.submesh] for s in run)
+        if devices % group.devices_per_host and len(problem.groups) > 1:
+            raise VerificationError(
+                f"stages in a row use {devices} devices of kind {group.kind}, a part of a host"
+            )
+        used[group.kind] = used.get(group.kind, 0) + devices
+    for kind, devices in used.items():
+        there = sum(group.num_devices for group in problem.groups if group.kind == kind)
+        if devices > there or (devices < there and len(problem.groups) == 1):
+            raise VerificationError(f"stages use {devices} devices, not all {there} of the cluster")

@@ -5,6 +5,10 @@
 
     F(s, k, d) = min over j, m of  a[k, j, m] + F(s - 1, j + 1, d - size_m)  (eq. 3)
 
+With several groups of hosts, d counts the devices of all groups behind; a stage lies inside one
+group. The first stage on a group begins at any of its hosts, so that the hosts before it stay idle,
+and the first groups may be left out.
+
 The DP tracks the number of stages s only if memory depends on it, or if it is fixed. Over several
 hosts it also tracks whether the stages of a block keep their order (`placement.py`): only in a
 block whose stages are moved may one lie on parts of two hosts, and each of its transfers counts as
@@ -30,12 +34,16 @@ Restrictions of the problem keep the DP:
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
+from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import (
+    OTHER,
     Given,
     NoCutError,
     NoCutInMemoryError,
@@ -45,7 +53,7 @@ from alpa.passes.solve.stages.problem import (
     verify,
 )
 
-_MOVED, _NOWHERE = 4, 5
+_MOVED, _NOWHERE = 9, 10
 """Last indices of `_Table.a`: in a block whose stages are moved; where no stage can lie."""
 _ROUNDING = 1e-12
 """A box is closed if it can improve the best objective by at most this relative amount."""
@@ -73,8 +81,8 @@ def _best_of_equal(problem: Problem) -> Solution:
     if not found:
         wanted = "" if problem.num_stages is None else f"{problem.num_stages} "
         reason = reason or (
-            f"no number of stages up to {problem.num_layers}, the layers, cuts {problem.hosts}x"
-            f"{problem.devices_per_host} devices into equal submeshes of {_shapes(problem)}"
+            f"no number of stages up to {problem.num_layers}, the layers, cuts "
+            f"{problem.num_devices} devices into equal submeshes of {_shapes(problem)}"
         )
         raise NoCutError(f"no {wanted}stages of equally many layers: {reason}")
     best = min(found, key=lambda solution: solution.objective)
@@ -160,6 +168,21 @@ def _values(costs: np.ndarray) -> np.ndarray:
     return np.unique(np.append(costs[costs < inf], 0.0))
 
 
+class _Segment(NamedTuple):
+    """A group of hosts, and how many devices are behind its end and its begin."""
+
+    group: Group
+    end: int
+    begin: int
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The devices from each of its hosts on."""
+        return np.arange(self.end, self.begin, self.group.devices_per_host) + (
+            self.group.devices_per_host
+        )
+
+
 class _Table:
     """The DP of eq. 3, for any bounds on a stage's time and update.
 
@@ -172,7 +195,8 @@ class _Table:
         self._problem = problem
         layers, given = problem.num_layers, problem.given
         self._width = problem.num_devices if given is None else len(given.far)
-        kinds = problem.submeshes if given is None else given.mesh_of
+        each = tuple(zip(problem.kinds, problem.submeshes, strict=True))
+        kinds = each if given is None else given.mesh_of
         firsts = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
         self._kind = np.array([list(dict.fromkeys(kinds)).index(kind) for kind in kinds])
         self._sizes = [problem.sizes[m] if given is None else 1 for m in firsts]
@@ -190,21 +214,28 @@ class _Table:
         self._may_be_empty = np.zeros((layers + 1, self._width + 1), dtype=bool)
         if given is not None:
             possible, self._may_be_empty, self.moved = _fewest_bytes(given, possible)
-        # [i, j, m, 2 f + b]: whether the stage before is far, and the one behind; then _MOVED, and
-        # _NOWHERE.
-        c = problem.c[:, None, :, :, None] + problem.back[None, :, :, None, :]
+        # [i, j, m, 3 f + b]: how near the stage before is, and the one behind (`Problem.ways`);
+        # then _MOVED, and _NOWHERE.
+        into, back = problem.c, problem.back
+        if into.shape[2] == OTHER:  # There is no other group.
+            into, back = (np.append(x, x[..., -1:], axis=2) for x in (into, back))
+        c = into[:, None, :, :, None] + back[None, :, :, None, :]
         slower = problem.c.max(axis=2)[:, None] + problem.back.max(axis=2)[None]
-        self.a = np.full((*problem.t.shape, 6), inf)
-        self.a[..., :4] = problem.t[..., None] + c.reshape(*problem.t.shape, 4)
+        self.a = np.full((*problem.t.shape, _NOWHERE + 1), inf)
+        self.a[..., :_MOVED] = problem.t[..., None] + c.reshape(*problem.t.shape, _MOVED)
         self.a[..., _MOVED] = problem.t + slower
         self.a[~possible] = inf
         self.u = np.where(possible, problem.u, inf)
+        self._segments = self._groups_behind()
+        self._several = self._segments if len(self._segments) > 1 else []
+        """if there are several: hosts of one kind are all used, others may stay idle"""
+        self._ends = np.array([0, *(d for it in self._segments for d in it.starts.tolist())])
+        """the devices behind the ends of hosts"""
         # [w, g, d]: the last index of `a` on kind g, d being the stage's devices and those behind,
         # in a block that keeps its order (w = 0), or whose stages are moved (w = 1).
-        in_order = [[self._place(m, d) for d in range(self._width + 1)] for m in firsts]
-        self._where = np.array([in_order])
-        if given is None and min(problem.hosts, problem.devices_per_host) > 1:
-            self._where = np.stack([in_order, np.full_like(in_order, _MOVED)])
+        self._where = self._places(firsts, first=False)
+        # The same for the first stage on a group.
+        self._where_first = self._places(firsts, first=True)
         most = min(layers, self._width, problem.num_stages or layers)
         self._by_stage = problem.num_stages is not None or (
             given is None
@@ -216,12 +247,60 @@ class _Table:
         needed = [problem.in_flight(s) if self._by_stage else 0 for s in range(1, self._stages + 1)]
         self._admitted = np.searchsorted(needed, problem.max_in_flight, side="right")
 
-    def _place(self, m: int, d: int) -> int:
+    def _groups_behind(self) -> list[_Segment]:
+        """The groups of hosts from the last to the first; none for given meshes."""
+        found: list[_Segment] = []
+        end = 0
+        for group in reversed(self._problem.groups if self._problem.given is None else ()):
+            found.append(_Segment(group, end, end + group.num_devices))
+            end += group.num_devices
+        return found
+
+    def _places(self, firsts: Sequence[int], *, first: bool) -> np.ndarray:
+        """[w, g, d]: see `_where`."""
+        problem = self._problem
+        in_order = [[self._place(m, d, first) for d in range(self._width + 1)] for m in firsts]
+        if not first:
+            for it in self._several:  # A first stage is on it, or none.
+                for places in in_order:
+                    places[it.begin] = _NOWHERE
+        shares = any(min(it.hosts, it.devices_per_host) > 1 for it in problem.groups)
+        if problem.given is not None or not shares:
+            return np.array([in_order])
+        inside = np.array(
+            [[self._segment(m, d) is not None for d in range(self._width + 1)] for m in firsts]
+        )
+        if not first:
+            inside[:, [it.begin for it in self._several]] = False
+        return np.stack([in_order, np.where(inside, _MOVED, _NOWHERE)])
+
+    def _segment(self, m: int, d: int) -> _Segment | None:
+        """The group on which a stage on submesh m lies, of the last d devices; None if there is
+        none."""
+        size, kind = self._problem.sizes[m], self._problem.kinds[m]
+        for segment in self._segments:
+            if segment.end <= d - size and d <= segment.begin and segment.group.kind == kind:
+                return segment
+        return None
+
+    def _place(self, m: int, d: int, first: bool) -> int:
         """The last index of `a` for a stage on submesh m, of the last d devices or meshes."""
-        given = self._problem.given
-        far = self._problem.are_far(self._width - d, m)
-        elsewhere = given is not None and given.mesh_of[m] != self._width - d
-        return _NOWHERE if far is None or elsewhere else 2 * far[0] + far[1]
+        problem, given = self._problem, self._problem.given
+        if given is not None:
+            if given.mesh_of[m] != self._width - d:
+                return _NOWHERE
+            before, behind = given.far[given.mesh_of[m]]
+            return 3 * before + behind
+        segment = self._segment(m, d)
+        ways = segment and problem.ways(segment.group, segment.begin - d, m)
+        if not segment or not ways:
+            return _NOWHERE
+        before, behind = ways
+        if first and segment is not self._segments[-1]:
+            before = OTHER
+        if d - problem.sizes[m] == segment.end > 0:
+            behind = OTHER
+        return 3 * before + behind
 
     def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
         """The cut of least sum of a under the bounds; None if there is none."""
@@ -235,7 +314,6 @@ class _Table:
         least[:, 0, layers, self._may_be_empty[layers]] = 0.0
         source = least[:, :-1] if self._by_stage else least[:, :1]
         target = least[:, 1:] if self._by_stage else least[:, :1]
-        between_blocks = slice(None, None, self._problem.devices_per_host)
         for k in range(layers - 1, -1, -1):
             for g, size in enumerate(self._sizes):
                 rows = fastest[:, k, k:, g]
@@ -244,14 +322,24 @@ class _Table:
                     continue
                 count = int(last[-1]) + 1
                 for w, where in enumerate(self._where):
+                    before = source[w, :, k + 1 : k + 1 + count]
                     stage = rows[:, :count, where[g, size:]]
-                    before = source[w, :, k + 1 : k + 1 + count, : self._width + 1 - size]
                     found = target[w, :, k, size:]
-                    np.minimum(found, (stage + before).min(axis=1), out=found)
+                    sums = stage + before[..., : self._width + 1 - size]
+                    np.minimum(found, sums.min(axis=1), out=found)
+                    for it in self._several:
+                        starts = it.starts[it.starts >= size]
+                        stage = rows[:, :count, self._where_first[w, g, starts]]
+                        found = (stage + before[..., starts - size]).min(axis=(1, 2), initial=inf)
+                        all_w = target[:, :, k, it.begin]
+                        np.minimum(all_w, found, out=all_w)
             for d in np.nonzero(self._may_be_empty[k])[0]:
                 least[0, 0, k, d] = min(least[0, 0, k, d], least[0, 0, k, d - 1])
             if len(least) > 1:
-                least[:, :, k, between_blocks] = least[:, :, k, between_blocks].min(axis=0)
+                least[:, :, k, self._ends] = least[:, :, k, self._ends].min(axis=0)
+        for it in self._several[:-1]:  # The groups before it may be left out.
+            whole = least[:, :, 0, self._width]
+            np.minimum(whole, least[:, :, 0, it.begin], out=whole)
         return self._trace(costs, least)
 
     def _fastest(self, costs: np.ndarray) -> np.ndarray:
@@ -273,25 +361,32 @@ class _Table:
         if least[0, s, 0, self._width] == inf:
             return None
         k, d, w = 0, self._width, 0
+        begins = [it.begin for it in self._several]
         sizes = np.array(self._sizes)[self._kind]
         stages: list[Stage] = []
         while k < self._problem.num_layers:
             if self._may_be_empty[k, d] and least[0, s, k, d] == least[0, s, k, d - 1]:
                 d -= 1
                 continue
+            if k == 0:
+                d = next((b for b in begins if least[0, s, 0, b] == least[0, s, 0, d]), d)
+            segment = next((it for it in self._several if it.begin == d), None)
             s -= self._by_stage
-            (mine,) = np.nonzero(sizes <= d)
-            admitted = self._admitted[k, k:, mine] > (s if self._by_stage else 0)
-            found: list[tuple[float, int, np.ndarray]] = []
-            starts_block = d % self._problem.devices_per_host == 0
-            for v in range(len(least)) if starts_block else [w]:
-                stage = costs[k, k:, mine, self._where[v, self._kind[mine], d]]
-                sums = np.where(admitted, stage, inf) + least[v, s, k + 1 :, d - sizes[mine]]
-                found.append((float(sums.min()), v, sums))
-            _, w, sums = min(found, key=lambda one: one[0])
+            found: list[tuple[float, int, int, np.ndarray]] = []
+            where = self._where if segment is None else self._where_first
+            for start in [d] if segment is None else segment.starts.tolist():
+                (mine,) = np.nonzero(sizes <= start)
+                admitted = self._admitted[k, k:, mine] > (s if self._by_stage else 0)
+                for v in range(len(least)) if start in self._ends else [w]:
+                    stage = costs[k, k:, mine, where[v, self._kind[mine], start]]
+                    sums = np.where(admitted, stage, inf)
+                    sums += least[v, s, k + 1 :, start - sizes[mine]]
+                    found.append((float(sums.min()), v, start, sums))
+            _, w, start, sums = min(found, key=lambda one: one[0])
             at, last = np.unravel_index(sums.argmin(), sums.shape)
+            (mine,) = np.nonzero(sizes <= start)
             stages.append(Stage(first=k, last=k + int(last), submesh=int(mine[at])))
-            k, d = k + int(last) + 1, d - int(sizes[mine[at]])
+            k, d = k + int(last) + 1, start - int(sizes[mine[at]])
         return tuple(stages)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve.errors import VerificationError
-from alpa.passes.solve.stages.placement import submeshes
+from alpa.passes.solve.stages.placement import Group, submeshes
 from alpa.passes.solve.stages.problem import NoCutError, Problem, Solution, Stage, verify
 from alpa.passes.solve.stages.stage_dp import solve
 
@@ -25,7 +25,7 @@ def allowed_cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
         for cuts in combinations(range(1, layers), count - 1):
             bounds = list(zip((0, *cuts), (*cuts, layers), strict=True))
             for meshes in product(range(len(sizes)), repeat=count):
-                if sum(sizes[m] for m in meshes) == problem.hosts * problem.devices_per_host:
+                if sum(sizes[m] for m in meshes) == problem.num_devices:
                     yield tuple(
                         Stage(first=a, last=b - 1, submesh=m)
                         for (a, b), m in zip(bounds, meshes, strict=True)
@@ -55,8 +55,7 @@ def problems(draw: st.DrawFn) -> Problem:
     times = np.where(rng.random(size) < draw(st.sampled_from([0.0, 0.3])), inf, times)
     limits = draw(st.sampled_from([[10**6], [0, 1, 2, 3, 10**6], [1, 2, 10**6]]))
     return Problem(
-        hosts=hosts,
-        devices_per_host=devices,
+        groups=(Group(0, hosts, devices),),
         submeshes=shapes,
         t=times,
         u=rng.random(size) * draw(st.sampled_from([0.0, 1.0, 30.0])),
@@ -91,8 +90,7 @@ def uniform(layers: int = 4, hosts: int = 1, devices: int = 4) -> Problem:
     count = np.arange(layers)[None, :] - np.arange(layers)[:, None] + 1.0
     times = np.where(count > 0, count, inf)[:, :, None] / sizes
     return Problem(
-        hosts=hosts,
-        devices_per_host=devices,
+        groups=(Group(0, hosts, devices),),
         submeshes=shapes,
         t=times,
         u=np.zeros_like(times),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa.passes.solve.stages.placement import place, submeshes
+from alpa.passes.solve.stages.placement import Group, place, submeshes
 from alpa.passes.solve.stages.problem import NoCutError, Problem, Stage
 from alpa.passes.solve.stages.stage_dp import solve
 
@@ -36,7 +36,7 @@ def cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
 
 def placements(problem: Problem, stages: Sequence[Stage]) -> Iterator[Hosts]:
     """All ways to fill hosts exactly with the submeshes that are smaller than a host."""
-    each = problem.devices_per_host
+    each = problem.groups[0].devices_per_host
     small = [problem.sizes[s.submesh] for s in stages if problem.sizes[s.submesh] < each]
     hosts = range(sum(small) // each)
     for chosen in product(hosts, repeat=len(small)):
@@ -88,8 +88,7 @@ def random_problem(seed: int, *, far: float) -> Problem:
     near[0, 0] = near[1, -1] = 0.0
     into, back = np.stack([near, far * near], axis=3)
     return Problem(
-        hosts=hosts,
-        devices_per_host=devices,
+        groups=(Group(0, hosts, devices),),
         submeshes=shapes,
         t=rng.random(size),
         u=rng.random(size),
@@ -124,9 +123,9 @@ def test_the_placement_takes_no_longer_than_the_estimate(seed: int) -> None:
     solution = solve(problem)
     assert solution.objective >= best * (1 - 1e-9)
     shapes = [problem.submeshes[s.submesh] for s in solution.stages]
-    placed = place(problem.hosts, problem.devices_per_host, shapes)
+    placed = place(*problem.groups[0][1:], shapes)
     hosts = tuple(
-        mesh[0][0] if n * m < problem.devices_per_host else -1
+        mesh[0][0] if n * m < problem.groups[0].devices_per_host else -1
         for (n, m), mesh in zip(shapes, placed, strict=True)
     )
     seconds = step_seconds(problem, solution.stages, hosts)

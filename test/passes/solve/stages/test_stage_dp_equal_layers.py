@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa.passes.solve.stages.placement import submeshes
+from alpa.passes.solve.stages.placement import Group, submeshes
 from alpa.passes.solve.stages.problem import NoCutError, Problem, Stage
 from alpa.passes.solve.stages.stage_dp import solve
 
@@ -23,8 +23,7 @@ def problems(draw: st.DrawFn) -> Problem:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     size = (layers, layers, len(shapes))
     return Problem(
-        hosts=hosts,
-        devices_per_host=devices,
+        groups=(Group(0, hosts, devices),),
         submeshes=shapes,
         t=np.where(rng.random(size) < draw(st.sampled_from([0.0, 0.3])), inf, rng.random(size)),
         u=rng.random(size),
@@ -53,7 +52,7 @@ def brute_force(problem: Problem) -> float:
                 used = [problem.submeshes[m] for m in meshes]
                 if len(set(used)) > 1:
                     continue
-                if count * used[0][0] * used[0][1] != problem.hosts * problem.devices_per_host:
+                if count * used[0][0] * used[0][1] != problem.num_devices:
                     continue
                 stages = tuple(
                     Stage(first=a, last=b - 1, submesh=m)
@@ -84,8 +83,7 @@ def test_a_better_cut_that_is_uneven_is_not_taken():
     seconds = np.array([3.0, 1.0, 1.0, 1.0])
     times = np.array([[seconds[i : j + 1].sum() for j in range(4)] for i in range(4)])[:, :, None]
     problem = Problem(
-        hosts=1,
-        devices_per_host=2,
+        groups=(Group(0, 1, 2),),
         submeshes=((1, 1),),
         t=times,
         u=np.zeros_like(times),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve.errors import VerificationError
+from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import (
     Given,
     NoCutError,
@@ -31,8 +32,7 @@ def problems(draw: st.DrawFn) -> Problem:
     transfers = np.zeros((layers, len(mesh_of), 2))
     transfers[1:] = rng.random((layers - 1, len(mesh_of), 2))
     return Problem(
-        hosts=1,
-        devices_per_host=4,
+        groups=(Group(0, 1, 4),),
         submeshes=tuple((1, draw(st.sampled_from([1, 2]))) for _ in mesh_of),
         t=np.where(rng.random(size) < draw(st.sampled_from([0.0, 0.3])), inf, rng.random(size)),
         u=rng.random(size),
@@ -107,8 +107,7 @@ def two_layers() -> Problem:
     moved[0, :, 0] = 8
     moved[:, 1, 1] = 2
     return Problem(
-        hosts=1,
-        devices_per_host=2,
+        groups=(Group(0, 1, 2),),
         submeshes=((1, 1), (1, 1)),
         t=np.ones((2, 2, 2)),
         u=np.zeros((2, 2, 2)),
