@@ -31,6 +31,8 @@ class MeshAssignment(Record):
     hosts: tuple[int, ...]
     devices: tuple[int, ...]
     logical_shape: tuple[int, ...]
+    device: str = entry("")
+    """the name of its devices, if the cluster has hosts of several kinds"""
 
 
 def read_meshes(function: func.FuncOp) -> list[MeshAssignment]:

@@ -85,7 +85,7 @@ from typing import ClassVar, Literal, Self, cast
 
 from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import HELD, PROGRAM, read_part, read_remat
-from alpa.dialects.plan import Dropped, Plan, Schedule, read_meshes
+from alpa.dialects.plan import Dropped, MeshAssignment, Plan, Schedule, read_meshes
 from alpa.passes.base import (
     Driver,
     NoRoomError,
@@ -98,7 +98,7 @@ from alpa.passes.base import (
     option,
 )
 from alpa.passes.combine_micro_batches import CombineMicroBatches
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster, parse_cluster
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
@@ -185,7 +185,7 @@ class Alpa(Driver):
     def _check_bound(self, layers: ir.Module, limit: float) -> None:
         """Raises NotFasterError where no plan takes less than `limit` seconds."""
         with errors_at(main_function(layers)):
-            cluster = Cluster.parse(self.cut.cluster)
+            cluster = parse_cluster(self.cut.cluster)
         bound = even_seconds(main_function(layers), cluster, self.cut.num_micro_batches)
         if bound >= limit:
             raise NotFasterError(
@@ -230,6 +230,11 @@ class _Candidate:
         return Plan.read(main_function(self.module)) or Plan()
 
     @property
+    def meshes(self) -> list[MeshAssignment]:
+        """Those of the stages."""
+        return read_meshes(main_function(self.module))
+
+    @property
     def step_seconds(self) -> float:
         """Predicted, by what is known so far."""
         return self.plan.predicted_step_seconds
@@ -256,8 +261,7 @@ class _Search:
         """The plan with the shortest predicted step (see the top of the file). Raises PassError."""
         alpa = self.alpa
         best = self._planned("1f1b" if alpa.schedule == "auto" else alpa.schedule)
-        meshes = read_meshes(main_function(best.module))
-        if alpa.schedule != "auto" or alpa.cut.num_micro_batches == 1 or len(meshes) == 1:
+        if alpa.schedule != "auto" or alpa.cut.num_micro_batches == 1 or len(best.meshes) == 1:
             return best
         try:
             other = self._stages(alpa.cut, "gpipe", alpa.cut.reserve)
@@ -287,10 +291,7 @@ class _Search:
     def _best(self, step: StageMeshPartition, schedule: Schedule) -> _Candidate:
         """The better plan of two: of stages cut for the memory that there is, and for more."""
         over = self._cut(step, schedule, step.reserve - _OVER)
-        if (
-            isinstance(over, _Candidate)
-            and max(over.plan.predicted_peak_bytes, default=0) <= self._memory
-        ):
+        if isinstance(over, _Candidate) and self._fits(over):
             # The best cut for more memory needs no more.
             return self._fitting(step, schedule, over)
         cut = self._cut(step, schedule, step.reserve)
@@ -306,11 +307,17 @@ class _Search:
         fitting = self._fitting(step, schedule, cut)
         return min(over, fitting, key=lambda it: it.step_seconds)
 
+    def _fits(self, candidate: _Candidate) -> bool:
+        """Whether the stages of a cut do, by what is estimated."""
+        share, peaks = 1 - self.alpa.cut.reserve, candidate.plan.predicted_peak_bytes
+        return all(
+            peak <= share * self._cluster.of(mesh.hosts).device.memory
+            for mesh, peak in zip(candidate.meshes, peaks, strict=False)
+        )
+
     @cached_property
-    def _memory(self) -> float:
-        """Bytes of a device that stages may use."""
-        cut = self.alpa.cut
-        return Cluster.parse(cut.cluster).device.memory * (1 - cut.reserve)
+    def _cluster(self) -> AnyCluster:
+        return parse_cluster(self.alpa.cut.cluster)
 
     def _cut(
         self, step: StageMeshPartition, schedule: Schedule, reserve: float

@@ -77,7 +77,7 @@ from alpa.dialects.plan import SolverReport, read_meshes, write_solver_reports
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import NoRoomError, Pass, PassError, Remark, option
 from alpa.passes.cost.equation import Equation, parse_epsilon
-from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.sharding import tapas
 from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
@@ -168,8 +168,8 @@ class IlpShardAnnotate(Pass):
         for name, value in (("min-support", self.min_support), ("min-size", self.min_size)):
             if isinstance(value, int) and value < LEAST:
                 raise PassError(function, f"{name} is {value}; at least {LEAST}")
-        plan, cluster = plan_and_cluster(function)
-        cluster = replace(cluster, equation=self._equation(function))
+        plan, cluster = plan_and_any_cluster(function)
+        equation = self._equation(function)
         assignments: list[tuple[MeshProblem, list[int]]] = []
         reports: list[SolverReport] = []
         meshes = read_meshes(function)
@@ -180,7 +180,8 @@ class IlpShardAnnotate(Pass):
             batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
             posed: list[tuple[MeshProblem, Answer]] = []
             for assignment in meshes:
-                mesh = MeshProblem.of(function, assignment, cluster, plan, rule_of)
+                its = replace(cluster.of(assignment.hosts), equation=equation)
+                mesh = MeshProblem.of(function, assignment, its, plan, rule_of)
                 for location, text in mesh.graph.remarks:
                     remark(location, text)
                 if batch is not None:

@@ -80,10 +80,10 @@ from alpa.dialects.sharding import Sharding, set_op_shardings
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.plan.annotated import logical_meshes
-from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.step_time import step_seconds, with_call
 from alpa.passes.sharding.layouts import layout_of
@@ -99,7 +99,7 @@ class InsertCrossMeshReshard(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
-        plan, cluster = plan_and_cluster(function)
+        plan, cluster = plan_and_any_cluster(function)
         assigned = {mesh.name: mesh for mesh in read_meshes(function)}
         crossings = _Crossings(cluster, assigned, logical_meshes(function))
         for op in list(body(function).operations):
@@ -116,7 +116,7 @@ class InsertCrossMeshReshard(Pass):
 class _Crossings:
     """The transfers of a module."""
 
-    cluster: Cluster
+    cluster: AnyCluster
     assigned: dict[str, MeshAssignment]
     meshes: dict[str, LogicalMesh]
 
@@ -128,14 +128,15 @@ class _Crossings:
                 op, "a transfer between tensors without shardings; run ilp-shard-annotate before"
             )
         readers = _reading_fragments(op)
+        hosts = self.assigned[source.mesh].hosts, self.assigned[target.mesh].hosts
         solution = solve(
             Problem(
                 shape=tuple(target.type.shape),
                 itemsize=element_bytes(target.type.element_type),
                 source=self._tiled(op, source.mesh, source.sharding),
                 target=self._tiled(op, target.mesh, target.sharding),
-                slow=self.cluster.inter_host,
-                fast=self.cluster.intra_host,
+                slow=self.cluster.between(*hosts),
+                fast=self.cluster.of(hosts[1]).intra_host,
                 readers=len(readers),
             )
         )

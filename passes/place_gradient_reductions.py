@@ -63,7 +63,7 @@ from typing import ClassVar
 from alpa.dialects import ir
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, Remark
-from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.sharding.gradient_reductions import place_reductions
 
 
@@ -75,5 +75,5 @@ class PlaceGradientReductions(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
-        plan, _ = plan_and_cluster(function)
+        plan, _ = plan_and_any_cluster(function)
         place_reductions(function, plan.num_micro_batches)

@@ -70,7 +70,7 @@ from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster, parse_cluster
 from alpa.passes.plan.layer_checks import check_layers, check_stages
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
@@ -218,7 +218,7 @@ class StageMeshPartition(Pass):
         function.erase()
         check_stages(module)
 
-    def _checked(self, function: func.FuncOp) -> Cluster:
+    def _checked(self, function: func.FuncOp) -> AnyCluster:
         """The cluster, where it and the numbers are valid. Raises PassError."""
         if not self.cluster:
             raise PassError(
@@ -227,7 +227,7 @@ class StageMeshPartition(Pass):
                 "cluster=h100:1x8 (hosts x devices per host) or a TOML file",
             )
         with errors_at(function):
-            cluster = Cluster.parse(self.cluster)
+            cluster = parse_cluster(self.cluster)
         if self.num_micro_batches < 1:
             raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
         if not -1 <= self.reserve < 1:
@@ -244,7 +244,7 @@ class StageMeshPartition(Pass):
         if self.num_stages != "auto":
             return self.num_stages
         try:
-            cluster, shape = Cluster.parse(self.cluster), parse_shape(self.mesh_shape)
+            cluster, shape = parse_cluster(self.cluster), parse_shape(self.mesh_shape)
             if self.meshes != "auto":
                 return len(parse_meshes(self.meshes, cluster))
         except ValueError:
@@ -252,7 +252,11 @@ class StageMeshPartition(Pass):
         return 1 if shape is None else max(1, cluster.num_devices // prod(shape))
 
     def _policy(
-        self, function: func.FuncOp, cluster: Cluster, given: UserShardings | None, remark: Remark
+        self,
+        function: func.FuncOp,
+        cluster: AnyCluster,
+        given: UserShardings | None,
+        remark: Remark,
     ) -> Policy:
         """Which stages and meshes are allowed. Raises OptionError and PassError."""
         meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)

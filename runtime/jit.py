@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from alpa.dialects.plan import AccumulateDtype, Schedule
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import Cluster, parse_cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Call, LeafType, Parameters
@@ -332,7 +332,9 @@ def parallelize(
             accumulate_dtype=accumulate_dtype,
         )
     check_kind("cluster", settings.cluster, str)
-    Cluster.parse(settings.cluster)
+    parse_cluster(settings.cluster)
+    if elastic:
+        Cluster.parse(settings.cluster)  # Which hosts of several kinds live is not asked.
     check_kind("mesh_shape", settings.mesh_shape, str)
     check_kind("check_finite", check_finite, bool)
     check_kind("elastic", elastic, bool)

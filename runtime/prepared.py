@@ -17,7 +17,7 @@ from alpa import passes
 from alpa.dialects import ir, is_bytecode, parse, parse_file
 from alpa.passes.alpa import fingerprint, planned_for
 from alpa.passes.base import NoRoomError
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
@@ -110,7 +110,7 @@ class Target:
             return lowering_platform((self.devices or all_devices())[0])
         # Importing Ray takes seconds, and local steps must not wait for it.
         ray_cluster = import_module("alpa.runtime.workers.cluster")
-        needed = Cluster.parse(self.settings.cluster).num_devices
+        needed = parse_cluster(self.settings.cluster).num_devices
         return ray_cluster.lowering_platform(needed, self.workers or WorkerOptions())
 
     def check_devices(self) -> None:
@@ -118,7 +118,7 @@ class Target:
         if self.executor != "local" or self.saved is not None:
             return
         there = len(self.devices or all_devices())
-        needed = Cluster.parse(self.settings.cluster).num_devices
+        needed = parse_cluster(self.settings.cluster).num_devices
         if needed > there:
             raise ValueError(
                 f"the cluster {self.settings.cluster} has {needed} devices and {there} are there; "

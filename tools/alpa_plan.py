@@ -40,7 +40,7 @@ from typing import NoReturn
 from alpa import passes, runtime
 from alpa.dialects import ir
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
-from alpa.passes.cost.cluster import Cluster, ClusterError
+from alpa.passes.cost.cluster import Cluster, ClusterError, parse_cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.table import plan_table
@@ -115,7 +115,7 @@ def _process(options: argparse.Namespace) -> bool:
 
     Raises _CommandError, ClusterError, RolesError, PlanningError.
     """
-    cluster = Cluster.parse(options.cluster)
+    cluster = parse_cluster(options.cluster)
     if options.shrink and not options.compare_with_jax:
         raise _CommandError("--shrink is for --compare-with-jax; add it, or remove --shrink")
     if options.compare_with_jax:
@@ -136,7 +136,7 @@ def _process(options: argparse.Namespace) -> bool:
             "or remove --compiler-option"
         )
     try:
-        platform = "cpu" if cluster.device.name == "CPU" else "gpu"
+        platform = "cpu" if cluster.kinds[0].device.name == "CPU" else "gpu"
         compile_options(platform, dict(options.compiler_option))
     except ValueError as error:
         raise _CommandError(str(error)) from error
@@ -257,7 +257,7 @@ def _plan_file(
         roles.apply(module)
     settings = replace(settings, num_micro_batches=options.num_micro_batches or 1)
     planned = plan(module, settings, clock)
-    devices, sizes = Cluster.parse(options.cluster).num_devices, dict(options.shrink)
+    devices, sizes = parse_cluster(options.cluster).num_devices, dict(options.shrink)
 
     def compare(clock: Clock) -> Comparison:
         if sizes:
@@ -289,7 +289,7 @@ def _plan_zoo(
             )
         numbers = [number]
     found = best_number(numbers, lambda n: lowered(program, batch // n), settings, clock)
-    devices, sizes = Cluster.parse(options.cluster).num_devices, dict(options.shrink)
+    devices, sizes = parse_cluster(options.cluster).num_devices, dict(options.shrink)
     number = found.planned.plan.num_micro_batches
 
     def compare(clock: Clock) -> Comparison:

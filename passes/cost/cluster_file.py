@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from math import inf
@@ -40,6 +40,8 @@ _KEYS: dict[Key, Key] = {
     ("inter_host",): ("bandwidth", "latency"),
     ("intra_host", "transfer"): ("bandwidth", "latency"),
     ("inter_host", "transfer"): ("bandwidth", "latency"),
+    ("between",): ("bandwidth", "latency"),
+    ("between", "transfer"): ("bandwidth", "latency"),
 }
 """What a section must have, if it is there."""
 _MORE: dict[Key, Key] = {
@@ -50,8 +52,11 @@ _MORE: dict[Key, Key] = {
     ("device", "step"): ("per_argument", "per_shard"),
     ("intra_host",): ("overlap", "collectives", "transfer"),
     ("inter_host",): ("overlap", "collectives", "transfer"),
+    ("between",): ("transfer",),
 }
 """What it may have."""
+_HOSTS = ("count", "devices_per_host", "device")
+"""What an entry of ``[[hosts]]`` has."""
 T = TypeVar("T")
 
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]")
@@ -63,6 +68,29 @@ def read_cluster_file(path: str) -> tuple[int, int, Machine]:
 
     Raises ``ClusterError`` with file and line.
     """
+    return _reader(path).read()
+
+
+def read_hosts_file(path: str) -> tuple[list[tuple[str, int, int, str]], Link | None] | None:
+    """What a TOML file lists under ``[[hosts]]``; None if it describes equal hosts.
+
+        [[hosts]]
+        count = 2
+        devices_per_host = 8
+        device = "a100-40gb"     # a preset, such as v100-16gb,ideal, or a TOML file beside this one
+
+        [between]                # hosts of different kinds; optional
+        bandwidth = 3.125e9
+        latency = 20e-6
+
+    Returns the place of each entry, its hosts, the devices of each, and the device; and the link.
+    Raises ``ClusterError`` with file and line.
+    """
+    reader = _reader(path)
+    return reader.read_hosts() if reader.lists_hosts else None
+
+
+def _reader(path: str) -> _Reader:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -76,7 +104,7 @@ def read_cluster_file(path: str) -> tuple[int, int, Machine]:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ClusterError(f"not valid TOML: {error}", _place_in(text, path, error)) from error
-    return _Reader(table, _key_lines(text), path).read()
+    return _Reader(table, _key_lines(text), _entry_lines(text), path)
 
 
 def _place_in(text: str, path: str, error: tomllib.TOMLDecodeError) -> str:
@@ -102,14 +130,23 @@ def _key_lines(text: str) -> dict[Key, int]:
     return lines
 
 
+def _entry_lines(text: str) -> list[int]:
+    """The lines (from 1) of the headers ``[[hosts]]``."""
+    headers = (_HEADER.match(line) for line in text.splitlines())
+    return [number for number, it in enumerate(headers, start=1) if it and it[1] == "hosts"]
+
+
 def _split(dotted: str) -> Key:
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
 
 
 class _Reader:
-    def __init__(self, table: dict[str, Any], lines: Mapping[Key, int], path: str) -> None:
+    def __init__(
+        self, table: dict[str, Any], lines: Mapping[Key, int], entries: Sequence[int], path: str
+    ) -> None:
         self._table = table
         self._lines = lines
+        self._entries = entries
         self._path = path
 
     def read(self) -> tuple[int, int, Machine]:
@@ -140,6 +177,40 @@ class _Reader:
         )
         return hosts, devices, machine
 
+    @property
+    def lists_hosts(self) -> bool:
+        """Whether there are entries ``[[hosts]]``."""
+        return isinstance(self._table.get("hosts"), list)
+
+    def read_hosts(self) -> tuple[list[tuple[str, int, int, str]], Link | None]:
+        """See `read_hosts_file`."""
+        for key in self._table:
+            if key not in ("hosts", "between"):
+                raise self._error((key,), f"unknown key {key!r} beside [[hosts]]; known: between")
+        for where in (("between",), ("between", "transfer")):
+            if self._has(where):
+                self._check_keys(where)
+        entries: list[Any] = self._table["hosts"]
+        found: list[tuple[str, int, int, str]] = []
+        for number, entry in enumerate(entries, start=1):
+            # A list in one line, `hosts = [{...}]`, has no headers.
+            lines = self._entries or [self._lines[("hosts",)]] * len(entries)
+            place = f"{self._path}:{lines[number - 1]}"
+            if not isinstance(entry, dict) or {*entry} != {*_HOSTS}:
+                raise ClusterError(
+                    f"[[hosts]] number {number} must have {', '.join(_HOSTS)}", place
+                )
+            sizes = [cast("dict[str, object]", entry)[key] for key in _HOSTS[:2]]
+            for key, value in zip(_HOSTS, sizes, strict=False):
+                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                    message = f"{key} must be a whole number from 1 on, not {value!r}"
+                    raise ClusterError(f"[[hosts]] number {number}: {message}", place)
+            device = cast("dict[str, object]", entry)["device"]
+            if not isinstance(device, str):
+                raise ClusterError(f"[[hosts]] number {number}: device must be a string", place)
+            found.append((place, cast("int", sizes[0]), cast("int", sizes[1]), device))
+        return found, self._link("between") if "between" in self._table else None
+
     def _check_keys(self, where: Key) -> None:
         section, needed = self._section(where), _KEYS[where]
         known = needed + _MORE.get(where, ())
@@ -158,7 +229,7 @@ class _Reader:
                 raise self._error(where, f"{title} lacks {key!r}; it needs {', '.join(needed)}")
 
     def _has(self, key: Key) -> bool:
-        return key == () or key[-1] in self._section(key[:-1])
+        return key == () or (self._has(key[:-1]) and key[-1] in self._section(key[:-1]))
 
     def _error(self, key: Key, message: str) -> ClusterError:
         while key and key not in self._lines:

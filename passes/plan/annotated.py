@@ -20,7 +20,7 @@ from alpa.passes.analysis.op_kinds import CONTROL_FLOW
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import Link
 from alpa.passes.cost.reshard import Layout
-from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.sharding.layouts import layout_of
 
 
@@ -121,7 +121,7 @@ def logical_meshes(function: func.FuncOp) -> dict[str, LogicalMesh]:
         PassError: the cluster is unknown here.
     """
     plan = Plan.read(function)
-    cluster = plan_and_cluster(function)[1] if plan is not None and plan.cluster else None
+    cluster = plan_and_any_cluster(function)[1] if plan is not None and plan.cluster else None
     assigned = {mesh.name: mesh for mesh in read_meshes(function)}
     meshes: dict[str, LogicalMesh] = {}
     for name, mesh in read_topology(function).items():
@@ -131,7 +131,9 @@ def logical_meshes(function: func.FuncOp) -> dict[str, LogicalMesh]:
             meshes[name] = LogicalMesh(axis_names=names, sizes=sizes, links=alike)
             continue
         hosts, devices = len(assigned[name].hosts), len(assigned[name].devices)
-        meshes[name] = LogicalMesh.of(cluster, hosts, devices // hosts, sizes, names)
+        meshes[name] = LogicalMesh.of(
+            cluster.of(assigned[name].hosts), hosts, devices // hosts, sizes, names
+        )
     return meshes
 
 

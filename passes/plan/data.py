@@ -85,6 +85,8 @@ class DeviceMesh:
     hosts: tuple[int, ...]
     devices: tuple[int, ...]
     axes: tuple[tuple[str, int], ...]
+    device: str = ""
+    """the name of its devices, if the cluster has hosts of several kinds"""
 
 
 @dataclass(frozen=True, kw_only=True)

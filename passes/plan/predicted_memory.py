@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 
 from alpa.dialects import body, ir, main_function, sdy, stablehlo, terminator
 from alpa.dialects.attributes import read_ints
+from alpa.dialects.mpmd_types import mesh_of
+from alpa.dialects.plan import read_meshes
 from alpa.passes.analysis.graph import folds_into_dots
 from alpa.passes.analysis.liveness import (
     UPDATES_IN_PLACE,
@@ -49,7 +51,7 @@ from alpa.passes.cost.device import Device
 from alpa.passes.cost.reshard import Layout, only_cuts
 from alpa.passes.plan import data
 from alpa.passes.plan.annotated import Annotated, annotated_fragments, has_own_ops
-from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.convolution_layouts import is_copied, is_transposed
 from alpa.passes.plan.op_order import Order, Scheduler, is_collective, reduces
 from alpa.passes.sharding.padding import is_even
@@ -80,15 +82,17 @@ def predicted_memory(module: ir.Module) -> list[FragmentMemory]:
     Raises:
         PassError: there is no plan, or a sharding does not fit its mesh.
     """
-    _, cluster = plan_and_cluster(main_function(module))
-    scheduler = Scheduler.of(cluster.device)
+    function = main_function(module)
+    _, cluster = plan_and_any_cluster(function)
+    devices = {mesh.name: cluster.of(mesh.hosts).device for mesh in read_meshes(function)}
     return [
-        _memory_of(annotated, cluster.device, scheduler)
+        _memory_of(annotated, devices[mesh_of(annotated.fragment)])
         for annotated in annotated_fragments(module)
     ]
 
 
-def _memory_of(annotated: Annotated, device: Device, scheduler: Scheduler) -> FragmentMemory:
+def _memory_of(annotated: Annotated, device: Device) -> FragmentMemory:
+    scheduler = Scheduler.of(device)
     fragment = annotated.fragment
     block = body(fragment)
     results = [

@@ -76,7 +76,13 @@ def read_planned(module: ir.Module) -> Program:
         ),
         steps=tuple(steps),
         meshes=tuple(
-            DeviceMesh(name=m.name, hosts=m.hosts, devices=m.devices, axes=meshes[m.name].axes)
+            DeviceMesh(
+                name=m.name,
+                hosts=m.hosts,
+                devices=m.devices,
+                axes=meshes[m.name].axes,
+                device=m.device,
+            )
             for m in assigned
         ),
         plan=plan,

@@ -32,8 +32,8 @@ from alpa.dialects.plan import (
     read_solver_reports,
 )
 from alpa.passes.base import errors_at
-from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.plan.annotated import annotated_fragments
+from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.combined_collectives import combined_counts
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.predicted_collectives import collectives_in_order, merged
@@ -207,7 +207,8 @@ class PlanReport:
     micro_batches: str | None
     """`alpa.micro_batches`, such as `exact`; None without `combine-micro-batches`"""
     memory_bytes: int | None
-    """of a device; None where the plan names no cluster that is known here"""
+    """of a device, of several kinds the largest; None where the plan names no cluster that is known
+    here"""
     memory_margin: float | None
     """by which share of `predicted_peak_bytes` XLA may need more; None for virtual CPU devices"""
     solver: SolverSummary | None
@@ -230,11 +231,9 @@ class PlanReport:
         program, function = read_planned(module), main_function(module)
         with errors_at(function):
             solver = SolverSummary.of(tuple(read_solver_reports(function)))
-        try:
-            device = Cluster.parse(program.plan.cluster).device
-        except ClusterError:
-            device = None
-        memory = None if device is None else device.memory
+        cluster = cluster_here(program.plan.cluster)
+        devices = () if cluster is None else [kind.device for kind in cluster.kinds]
+        memory = max((device.memory for device in devices), default=None)
         inside = _Inside()
         # Which way a change of layout takes depends on the links.
         knows_links = memory is not None or not program.plan.cluster
@@ -244,7 +243,7 @@ class PlanReport:
             **vars(program.plan),
             micro_batches=program.micro_batches,
             memory_bytes=memory,
-            memory_margin=None if device is None or device.name == "CPU" else MEMORY_MARGIN,
+            memory_margin=MEMORY_MARGIN if any(it.name != "CPU" for it in devices) else None,
             solver=solver,
             meshes=tuple(read_meshes(function)),
             stages=tuple(_stage(program, n, inside) for n in range(len(program.meshes))),

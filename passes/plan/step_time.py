@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import (
     Instruction,
@@ -43,14 +43,15 @@ def step_seconds(program: Program) -> float:
     return max((event.end for event in simulate(write_script(program))), default=0.0)
 
 
-def with_call(seconds: float, program: Program, cluster: Cluster) -> float:
+def with_call(seconds: float, program: Program, cluster: AnyCluster) -> float:
     """Seconds of a step with those of its call: its arguments and results are on all meshes."""
-    call = cluster.device.step_call
-    found = seconds + call.start
+    found = seconds + max(kind.device.step_call.start for kind in cluster.kinds)
     for mesh in program.meshes:
+        its = cluster.of(mesh.hosts)
+        call = its.device.step_call
         here = [*program.arguments, *program.results]
         number = sum(program.values[it.value].mesh == mesh.name for it in here)
-        devices = min(len(mesh.devices), cluster.devices_per_host)
+        devices = min(len(mesh.devices), its.devices_per_host)
         found += call.seconds(float(number), devices) - call.start
     return found
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from alpa.dialects import ir
 from alpa.dialects.attributes import INDEPENDENT
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.cost.device import size_text
+from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.reader import origin_name, read_planned
 from alpa.passes.plan.report import PlanReport, StageReport, TransferReport
@@ -56,20 +56,23 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
 
 def _header(report: PlanReport) -> Iterator[str]:
     """What was planned for which machine, and what is proven about it."""
-    machine = report.cluster or "a cluster of no name"
-    try:
-        cluster = Cluster.parse(report.cluster)
-    except ClusterError:
-        pass  # A file that is not here.
-    else:
-        machine += f" ({count_text(cluster.hosts, 'host')} x {cluster.devices_per_host} "
-        machine += f"{cluster.device.name})"
+    machine, idle = report.cluster or "a cluster of no name", set[int]()
+    cluster = cluster_here(report.cluster)
+    if cluster is not None:
+        kinds = (
+            f"{count_text(kind.hosts, 'host')} x {kind.devices_per_host} {kind.device.name}"
+            for kind in cluster.kinds
+        )
+        machine += f" ({', '.join(kinds)})"
+        idle = {*range(cluster.hosts)} - {host for mesh in report.meshes for host in mesh.hosts}
     batches, said = report.num_micro_batches, report.micro_batches
     yield (
         f"plan for {machine}: {count_text(len(report.stages), 'stage')}, "
         f"{count_text(batches, 'micro-batch', 'micro-batches')}, "
         f"{report.schedule}, predicted step {seconds_text(report.predicted_step_seconds)}"
     )
+    if idle:
+        yield f"left idle: {count_text(len(idle), 'host')} ({ranges_text(sorted(idle))})"
     if batches > 1:
         yield f"micro-batches: {_UNPROVEN.get(said) or f'{said} (proven)'}"
     seconds, bound = report.estimated_step_seconds, report.estimated_step_bound
@@ -92,7 +95,7 @@ def _header(report: PlanReport) -> Iterator[str]:
 
 
 def _stages(report: PlanReport) -> Iterator[str]:
-    memory = report.memory_bytes
+    cluster, memory = cluster_here(report.cluster), report.memory_bytes
     columns = ["stage", "mesh", "hosts", "devices", "shape", "layers", "forward", "backward"]
     columns += ["update", "state", "peak"] + (["memory"] if memory else [])
     rows = [columns]
@@ -110,11 +113,14 @@ def _stages(report: PlanReport) -> Iterator[str]:
             size_text(stage.state_bytes),
             "-" if stage.peak_bytes is None else size_text(stage.peak_bytes),
         ]
-        if memory:
-            row.append("-" if stage.peak_bytes is None else percent(stage.peak_bytes / memory))
+        if cluster is not None:
+            mine = cluster.of(mesh.hosts).device.memory
+            row.append("-" if stage.peak_bytes is None else percent(stage.peak_bytes / mine))
         rows.append(row)
     yield from aligned(rows)
     share = f"; peak as a share of {size_text(memory)}" if memory else ""
+    if cluster is not None and len(cluster.kinds) > 1:
+        share = "; peak as a share of the device's memory"
     yield f"(seconds per micro-batch, of the update per step; bytes per device{share})"
     alike: dict[tuple[str, str], list[int]] = {}
     for number, stage in enumerate(report.stages):

@@ -21,7 +21,7 @@ from alpa.dialects.attributes import take_from_signature
 from alpa.dialects.sharding import Mesh, Sharding, narrower
 from alpa.dialects.symbols import SYMBOL, lift_inlined_meshes, named_meshes
 from alpa.passes.base import PassError, Remark, location_of
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.manual import fixed_shardings
 
@@ -44,7 +44,7 @@ def take_user_shardings(
     module: ir.Module,
     function: func.FuncOp,
     pairs: Mapping[int, int],
-    cluster: Cluster,
+    cluster: AnyCluster,
     remark: Remark,
 ) -> UserShardings | None:
     """Removes the program's meshes and the shardings of its signature, and returns them.
@@ -235,7 +235,7 @@ def _the_mesh(meshes: dict[str, sdy.MeshOp], asked: Iterable[Asked]) -> str | No
     return name
 
 
-def _check_mesh(name: str, mesh: Mesh, cluster: Cluster, where: ir.Location) -> None:
+def _check_mesh(name: str, mesh: Mesh, cluster: AnyCluster, where: ir.Location) -> None:
     cut = [axis for axis, size in mesh.axes if size > 1]
     if mesh.device_ids and mesh.device_ids != tuple(range(mesh.size)):
         raise PassError(

@@ -10,7 +10,7 @@ import numpy as np
 from alpa.dialects.attributes import Argument, Result, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import Cluster, Link
 from alpa.passes.cost.device import Transfer
 from alpa.passes.stages.intervals import intervals, pairs_inside
 
@@ -32,25 +32,35 @@ class Boundary:
     once_values: np.ndarray
     """how many tensors, [K, K]"""
 
-    def seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
+    def seconds(
+        self, cluster: Cluster, hosts: int, devices: int, other: Link | None = None
+    ) -> np.ndarray:
         """Estimated seconds of a micro-batch's transfers into a stage on a submesh, [2, K, 2].
 
         The first row is from the stage before into a stage that begins with layer i, the second
         from the stage behind into a stage that ends before layer i. The last dimension
-        distinguishes a sender on the same host and one on another host. A tensor is a message of
+        distinguishes a sender on the same host and one on another host; with a link to hosts of
+        other kinds, [2, K, 3], also one of these. A tensor is a message of
         its own. Its parts enter all devices of the mesh at the same time or, from other hosts, all
         its hosts. Gathering replicas is not counted.
         """
         inside, between = cluster.intra_host.between_meshes, cluster.inter_host.between_meshes
         near = _seconds(self.bytes, self.values, inside, hosts * devices)
         far = _seconds(self.bytes, self.values, between, hosts)
-        return np.stack([near, near if cluster.hosts == 1 else far], axis=2)
+        ways = [near, near if cluster.hosts == 1 else far]
+        if other is not None:
+            ways.append(_seconds(self.bytes, self.values, other.between_meshes, hosts))
+        return np.stack(ways, axis=2)
 
-    def once_seconds(self, cluster: Cluster, hosts: int, devices: int) -> np.ndarray:
+    def once_seconds(
+        self, cluster: Cluster, hosts: int, devices: int, other: Link | None = None
+    ) -> np.ndarray:
         """Seconds of a step's transfers, [K, K], estimated in the same way; if there are several
-        hosts, all come from other hosts."""
+        hosts, all come from other hosts, of the same kind if there are such."""
         near = cluster.hosts == 1
         link, ways = (cluster.intra_host, devices) if near else (cluster.inter_host, hosts)
+        if near and other is not None:
+            link, ways = other, hosts
         return _seconds(self.once_bytes, self.once_values, link.between_meshes, ways)
 
 

@@ -13,7 +13,7 @@ from math import ceil
 import numpy as np
 
 from alpa.dialects.plan import Plan
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import Cluster, Link
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.boundary import Boundary
@@ -178,19 +178,44 @@ def _mixed(without: Candidate, whole: Candidate, share: float) -> Candidate:
 
 
 def stage_problem(
-    candidates: Sequence[Candidate], boundary: Boundary, cluster: Cluster, plan: Plan
+    candidates: Sequence[Candidate],
+    kind_of: Sequence[int],
+    boundary: Boundary,
+    kinds: Sequence[Cluster],
+    others: Sequence[Link | None],
+    plan: Plan,
 ) -> Problem:
-    """The stage DP's problem; its submeshes are the candidates in their order."""
-    memory = cluster.device.memory
+    """The stage DP's problem; its submeshes are the candidates in their order, its groups the kinds
+    of hosts in theirs.
+
+    Args:
+        candidates: of all kinds.
+        kind_of: the kind of hosts of each candidate.
+        boundary: what crosses between stages.
+        kinds: the hosts.
+        others: of each kind, the slowest link to hosts of another one.
+        plan: the micro-batches and the schedule.
+    """
     submeshes = [o.submesh[:2] for o in candidates]
-    into, back = np.stack([boundary.seconds(cluster, *submesh) for submesh in submeshes], axis=2)
-    once = [boundary.once_seconds(cluster, *submesh) for submesh in submeshes]
+    its = [
+        (kinds[kind], *submesh, others[kind])
+        for kind, submesh in zip(kind_of, submeshes, strict=True)
+    ]
+    into, back = np.stack([boundary.seconds(*each) for each in its], axis=2)
+    once = [boundary.once_seconds(*each) for each in its]
+    fits = [
+        o.max_in_flight(kinds[kind].device.memory)
+        for o, kind in zip(candidates, kind_of, strict=True)
+    ]
     return Problem(
-        groups=(Group(0, cluster.hosts, cluster.devices_per_host),),
+        groups=tuple(
+            Group(number, kind.hosts, kind.devices_per_host) for number, kind in enumerate(kinds)
+        ),
         submeshes=tuple(submeshes),
+        kind_of=tuple(kind_of),
         t=np.stack([o.seconds for o in candidates], axis=2),
         u=np.stack([o.update + more for o, more in zip(candidates, once, strict=True)], axis=2),
-        max_in_flight=np.stack([o.max_in_flight(memory) for o in candidates], axis=2),
+        max_in_flight=np.stack(fits, axis=2),
         c=into,
         back=np.append(back[1:], np.zeros_like(back[:1]), axis=0),
         num_micro_batches=plan.num_micro_batches,

@@ -19,7 +19,7 @@ from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import Plan
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.stages.boundary import Boundary, boundary_of
@@ -31,7 +31,7 @@ class Clustered:
     """A program whose ops are named computations, as `layer-cluster` leaves it."""
 
     function: func.FuncOp
-    cluster: Cluster
+    cluster: AnyCluster
     plan: Plan
     intra: Intra
     remat: Remat
@@ -76,24 +76,29 @@ class Clustered:
         return boundary_of(self.graph, self.arguments, self.results, self.num_layers)
 
     @cached_property
-    def left(self) -> Cluster:
-        """The cluster with the memory that is left without the reserve."""
-        memory = int(self.cluster.device.memory * (1 - self.reserve))
-        return replace(self.cluster, device=replace(self.cluster.device, memory=memory))
+    def left(self) -> tuple[Cluster, ...]:
+        """The kinds of hosts with the memory that is left without the reserve."""
+
+        def less(kind: Cluster) -> Cluster:
+            memory = int(kind.device.memory * (1 - self.reserve))
+            return replace(kind, device=replace(kind.device, memory=memory))
+
+        return tuple(map(less, self.cluster.kinds))
 
 
-def even_seconds(function: func.FuncOp, cluster: Cluster, num_micro_batches: int) -> float:
+def even_seconds(function: func.FuncOp, cluster: AnyCluster, num_micro_batches: int) -> float:
     """A lower bound of the seconds of a step, for every plan of a program cut into layers.
 
-    It is the roofline compute, split evenly over all devices, with nothing sent and no device
-    waiting.
+    It is the roofline compute, of each computation on the fastest kind of device, split evenly over
+    all devices, with nothing sent and no device waiting.
     """
     seconds = 0.0
-    bounding = cluster.for_bounds
+    bounding = [kind.for_bounds for kind in cluster.kinds]
     for op in body(function).operations:
         if isinstance(op, mpmd.NamedComputationOp):
             is_update = Origin.of(op).part == "update"
-            seconds += computation_seconds(op, bounding) * (1 if is_update else num_micro_batches)
+            fastest = min(computation_seconds(op, kind) for kind in bounding)
+            seconds += fastest * (1 if is_update else num_micro_batches)
     return seconds / cluster.num_devices
 
 

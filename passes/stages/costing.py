@@ -136,16 +136,20 @@ class LayerCosts:
 
     def __init__(self, solver: type[ClassSolver] = ClassSolver) -> None:
         self._solver = solver
-        self._found: dict[bool, Costing] = {}
-        """with and without rematerialisation"""
+        self._found: dict[tuple[int, bool], Costing] = {}
+        """by the kind of hosts, with and without rematerialisation"""
 
-    def of(self, program: Clustered, workers: Workers, *, remat: bool = False) -> Costing:
-        """The costs of a program's layers, which are those of each of its copies."""
+    def of(
+        self, program: Clustered, workers: Workers, *, kind: int = 0, remat: bool = False
+    ) -> Costing:
+        """The costs of a program's layers on a kind of hosts, which are those of each of its
+        copies."""
         function = program.function
         if not self._found:
             ops = sum(1 for _ in walk(body(function)))
             workers.prepare(__name__, ops=ops, calls=workers.count)
-        if remat not in self._found:
+        if (kind, remat) not in self._found:
+            cluster = program.cluster.kinds[kind]
             if remat:
                 module = rematerialised(function)
                 function = main_function(module)
@@ -154,15 +158,15 @@ class LayerCosts:
                 program.arguments,
                 program.results,
                 program.num_layers,
-                program.cluster,
+                cluster,
                 program.plan,
             )
-            self._found[remat] = Costing(
+            self._found[kind, remat] = Costing(
                 solver=self._solver(
-                    classes=classes, cluster=program.cluster, plan=program.plan, intra=program.intra
+                    classes=classes, cluster=cluster, plan=program.plan, intra=program.intra
                 )
             )
-        return self._found[remat]
+        return self._found[kind, remat]
 
 
 def _work(solver: ClassSolver) -> Work:
@@ -195,6 +199,6 @@ def _solve_pickled(
         return _solve(solver, submesh, enough, even)
 
 
-@lru_cache(maxsize=2)  # with rematerialised layers, and without
+@lru_cache(maxsize=8)  # for each kind of hosts with rematerialised layers, and without
 def _solver(pickled: bytes) -> ClassSolver:
     return pickle.loads(pickled)

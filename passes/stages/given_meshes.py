@@ -25,7 +25,7 @@ from alpa.dialects.plan import MeshAssignment
 from alpa.dialects.records import Record, entry
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import OptionError, PassError, errors_at, location_of
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster
 
 Places = Mapping[State, tuple[Sharding, ...]]
 """The shardings of the arrays of a state, one for each mesh that has a copy."""
@@ -50,7 +50,7 @@ def parse_shape(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, text.split("x")))
 
 
-def parse_meshes(text: str, cluster: Cluster) -> tuple[MeshAssignment, ...]:
+def parse_meshes(text: str, cluster: AnyCluster) -> tuple[MeshAssignment, ...]:
     """The meshes of an option `0-3:2x2,4-7:4`: devices of the cluster and logical shapes, in order.
 
     Raises:
@@ -74,13 +74,14 @@ def parse_meshes(text: str, cluster: Cluster) -> tuple[MeshAssignment, ...]:
                 f"option 'meshes' gives device {min(used & {*devices})} to two meshes"
             )
         used |= {*devices}
-        each = cluster.devices_per_host
+        hosts = tuple(range(cluster.host_of(first), cluster.host_of(last) + 1))
         meshes.append(
             MeshAssignment(
                 name=f"mesh_{number}",
-                hosts=tuple(range(first // each, last // each + 1)),
+                hosts=hosts,
                 devices=devices,
                 logical_shape=shape,
+                device=cluster.device_name(hosts),
             )
         )
     return tuple(meshes)
@@ -95,19 +96,23 @@ def meshes_text(meshes: Sequence[MeshAssignment]) -> str:
     return ",".join(words)
 
 
-def _check(word: str, devices: tuple[int, ...], shape: tuple[int, ...], cluster: Cluster) -> None:
+def _check(
+    word: str, devices: tuple[int, ...], shape: tuple[int, ...], cluster: AnyCluster
+) -> None:
     """Raises OptionError for a mesh that the cluster does not have."""
-    each = cluster.devices_per_host
     if not devices or devices[-1] >= cluster.num_devices:
         problem = f"the cluster's devices are 0-{cluster.num_devices - 1}"
     elif prod(shape) != len(devices):
         problem = f"that is a shape of {prod(shape)} for {len(devices)} devices"
-    elif len({device // each for device in devices}) > 1 and (
-        devices[0] % each or len(devices) % each
-    ):
-        problem = f"a mesh is a part of one host or whole hosts of {each}"
     else:
-        return
+        hosts = range(cluster.host_of(devices[0]), cluster.host_of(devices[-1]) + 1)
+        sizes = {cluster.host_sizes[host] for host in hosts}
+        if len({id(cluster.of((host,))) for host in hosts}) > 1:
+            problem = "a mesh is on hosts of one kind"
+        elif len(hosts) > 1 and len(devices) != sum(cluster.host_sizes[h] for h in hosts):
+            problem = f"a mesh is a part of one host or whole hosts of {sizes.pop()}"
+        else:
+            return
     raise OptionError(f"option 'meshes' holds '{word}'; {problem}")
 
 

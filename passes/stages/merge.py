@@ -38,7 +38,7 @@ from alpa.dialects.plan import Dropped, MeshAssignment, Plan
 from alpa.dialects.records import f64, i64
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.sharding.op_seconds import computation_seconds
 
 _Place = tuple[int, int]
@@ -81,7 +81,7 @@ class FragmentBuilder:
         for name, shape in self._shapes.items():
             sdy.MeshOp(name, sdy.MeshAttr(shape.to_attr()))
 
-    def build(self, name: str, plan: Plan, cluster: Cluster) -> func.FuncOp:
+    def build(self, name: str, plan: Plan, cluster: AnyCluster) -> func.FuncOp:
         """Adds the function at the insertion point."""
         copies = self._argument_copies()
         outputs = self._outputs(copies)
@@ -275,7 +275,7 @@ class FragmentBuilder:
             op.attributes[SECONDS] = f64(0.0)
             op.attributes[FLOPS] = i64(0)
 
-    def _build(self, members: Sequence[int], cluster: Cluster) -> None:
+    def _build(self, members: Sequence[int], cluster: AnyCluster) -> None:
         graph, mesh = self.graph, self._mesh_of[members[0]]
         inputs, outputs = graph.interface(members)
         computations = [graph.ops[o] for o in members]
@@ -298,8 +298,9 @@ class FragmentBuilder:
         )
         if again:
             op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(again)
-        devices = len(self.stages.meshes[mesh].devices)
-        seconds = sum(computation_seconds(c, cluster) for c in computations) / devices
+        assigned = self.stages.meshes[mesh]
+        its, devices = cluster.of(assigned.hosts), len(assigned.devices)
+        seconds = sum(computation_seconds(c, its) for c in computations) / devices
         op.attributes[SECONDS] = f64(seconds)
         op.attributes[FLOPS] = i64(sum(read_int(c, FLOPS) or 0 for c in computations))
 

@@ -39,8 +39,10 @@ HOPELESS = 4.0
 
 @dataclass(kw_only=True, eq=False)
 class OneDevice:
-    """The costs of the layers on one device: all bounds come from them."""
+    """The costs of the layers on one device of a kind: all bounds come from them."""
 
+    kind: int
+    """of hosts"""
     costing_of: Callable[[bool], Costing]
     """gives the costs of the layers as they are, or rematerialised"""
     may_rematerialise: bool

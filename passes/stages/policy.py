@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -17,13 +18,13 @@ import numpy as np
 from alpa.dialects.plan import MeshAssignment
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import PassError
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
 from alpa.passes.solve.stages.problem import Given, Objective
 from alpa.passes.solve.stages.schedule import in_flight
-from alpa.passes.stages.candidates import Candidate, Submesh
+from alpa.passes.stages.candidates import Submesh
 from alpa.passes.stages.clustered import Clustered, even_seconds
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.intervals import intervals
@@ -41,6 +42,12 @@ class ProgramMesh:
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """All layers, with seconds split evenly: no more is known before they are sharded."""
         cluster, batches = program.cluster, program.plan.num_micro_batches
+        if len(cluster.kinds) > 1:
+            raise PassError(
+                program.function,
+                f"the program's shardings over @{self.given.name} fix one mesh, and the cluster "
+                "has hosts of several kinds; plan for hosts of one kind, or remove the shardings",
+            )
         seconds = even_seconds(program.function, cluster, batches)
         mesh = MeshAssignment(
             name=self.given.name,
@@ -72,6 +79,12 @@ class AnyMeshes:
 
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """The cut that takes the least time."""
+        if self.equal_layers and len(program.cluster.kinds) > 1:
+            raise PassError(
+                program.function,
+                "equal-layers is for equal stages, and the cluster has hosts of several kinds; "
+                "plan for hosts of one kind, or leave equal-layers out",
+            )
         limit = min(program.num_layers, program.cluster.num_devices)
         if self.num_stages is not None and not 1 <= self.num_stages <= limit:
             raise PassError(
@@ -92,29 +105,34 @@ class AnyMeshes:
                 equal_layers=self.equal_layers,
             ),
         ).run()
-        meshes = _placed(cut.candidates, program.cluster)
+        meshes = _placed(cut, program.cluster)
         stages = _stages(program, cut, meshes, range(len(meshes)))
         return replace(stages, bound=cut.bound) if self.objective == "step" else stages
 
-    def _submeshes(self, program: Clustered) -> Sequence[Submesh]:
-        """The paper's submeshes in their logical shapes, or those of the given shape."""
-        cluster = program.cluster
-        every = placement.submeshes(cluster.hosts, cluster.devices_per_host)
+    def _submeshes(self, program: Clustered) -> Sequence[tuple[int, Submesh]]:
+        """The paper's submeshes in their logical shapes, or those of the given shape, each with the
+        kind of its hosts."""
+        every = [
+            (number, submesh)
+            for number, kind in enumerate(program.cluster.kinds)
+            for submesh in placement.submeshes(kind.hosts, kind.devices_per_host)
+        ]
         shape = self.mesh_shape
         if shape is None:
             ordered = axes_differ(program.intra)
             return [
-                (*submesh, seen)
-                for submesh in every
+                (kind, (*submesh, seen))
+                for kind, submesh in every
                 for seen in logical_shapes(*submesh, self.mesh_rank, ordered=ordered)
             ]
-        found = [(n, m, shape) for n, m in every if n * m == prod(shape)]
+        found = [(kind, (n, m, shape)) for kind, (n, m) in every if n * m == prod(shape)]
         if not found:
+            wholes = ", ".join(f"{it.hosts}x{it.devices_per_host}" for it in program.cluster.kinds)
             raise PassError(
                 program.function,
                 f"mesh-shape {'x'.join(map(str, shape))} has {prod(shape)} devices; the "
-                f"submeshes of {cluster.hosts}x{cluster.devices_per_host} have "
-                f"{', '.join(str(n * m) for n, m in every)}",
+                f"submeshes of {wholes} have "
+                f"{', '.join(dict.fromkeys(str(n * m) for _, (n, m) in every))}",
             )
         return found
 
@@ -130,9 +148,11 @@ class ExistingMeshes:
 
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """Of the cuts that move the fewest bytes of what the meshes hold, the fastest one."""
-        each = program.cluster.devices_per_host
+        cluster = program.cluster
+        hosts = [-1, *map(cluster.host_of, range(cluster.num_devices)), -1]
         far = tuple(
-            (m.devices[0] % each == 0, (m.devices[-1] + 1) % each == 0) for m in self.meshes
+            (hosts[m.devices[0]] != m.hosts[0], hosts[m.devices[-1] + 2] != m.hosts[-1])
+            for m in self.meshes
         )
         moved = self._moved(program)
         cut = Search(
@@ -140,7 +160,11 @@ class ExistingMeshes:
             costs=costs,
             workers=workers,
             submeshes=[
-                (len(m.hosts), len(m.devices) // len(m.hosts), m.logical_shape) for m in self.meshes
+                (
+                    cluster.kinds.index(cluster.of(m.hosts)),
+                    (len(m.hosts), len(m.devices) // len(m.hosts), m.logical_shape),
+                )
+                for m in self.meshes
             ],
             most_stages=len(self.meshes),
             restrict=lambda problem, mesh_of: replace(
@@ -193,18 +217,23 @@ def _stages(
     )
 
 
-def _placed(candidates: Sequence[Candidate], cluster: Cluster) -> list[MeshAssignment]:
+def _placed(cut: Cut, cluster: AnyCluster) -> list[MeshAssignment]:
     """A mesh for each stage, in their order."""
-    each = cluster.devices_per_host
-    places = placement.place(cluster.hosts, each, [it.submesh[:2] for it in candidates])
+    first = [0, *accumulate(cluster.host_sizes)]
+    places = placement.place_on_kinds(
+        [(kind.hosts, kind.devices_per_host) for kind in cluster.kinds],
+        [it.submesh[:2] for it in cut.candidates],
+        cut.kinds,
+    )
     return [
         MeshAssignment(
             name=f"mesh_{stage}",
             hosts=tuple(dict.fromkeys(host for host, _ in place)),
-            devices=tuple(host * each + device for host, device in place),
+            devices=tuple(first[host] + device for host, device in place),
             logical_shape=found.submesh[2],
+            device=cluster.device_name([host for host, _ in place]),
         )
-        for stage, (place, found) in enumerate(zip(places, candidates, strict=True))
+        for stage, (place, found) in enumerate(zip(places, cut.candidates, strict=True))
     ]
 
 

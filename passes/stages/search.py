@@ -18,14 +18,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from alpa.dialects.plan import Dropped
 from alpa.passes.base import NoRoomError, PassError
+from alpa.passes.cost.cluster import Link, MixedCluster, slower
 from alpa.passes.cost.device import size_text
 from alpa.passes.solve.errors import SolverFailedError, VerificationError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.solve.stages import stage_dp
-from alpa.passes.solve.stages.problem import NoCutError, NoCutInMemoryError, Problem, Stage
+from alpa.passes.solve.stages.placement import orders
+from alpa.passes.solve.stages.problem import (
+    NoCutError,
+    NoCutInMemoryError,
+    Problem,
+    Solution,
+    Stage,
+)
 from alpa.passes.stages.candidates import Candidate, Submesh, stage_problem
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import Costing, LayerCosts
@@ -45,6 +54,8 @@ class Cut:
     stages: tuple[Stage, ...]
     candidates: tuple[Candidate, ...]
     meshes: tuple[int, ...]
+    kinds: tuple[int, ...]
+    """of the hosts of each stage"""
     seconds: float
     bound: float
     """of T: that of the first solution, which knows the costs of one device only"""
@@ -59,7 +70,8 @@ class Search:
     program: Clustered
     costs: LayerCosts
     workers: Workers
-    submeshes: Sequence[Submesh]
+    submeshes: Sequence[tuple[int, Submesh]]
+    """with the kind of their hosts"""
     most_stages: int | None
     restrict: Restriction
 
@@ -67,22 +79,28 @@ class Search:
         """The cut with the least T by these costs. Raises PassError, and VerificationError."""
         always = self.program.remat == "layer"
 
-        def costing_of(remat: bool) -> Costing:
-            return self.costs.of(self.program, self.workers, remat=remat or always)
+        def one_device(kind: int) -> OneDevice:
+            def costing_of(remat: bool) -> Costing:
+                return self.costs.of(self.program, self.workers, kind=kind, remat=remat or always)
 
-        one = OneDevice(
-            costing_of=costing_of,
-            may_rematerialise=self.program.remat == "auto",
-            workers=costing_of(False).where(self.workers),
-        )
-        self._planned_on_one_device(lambda: one.candidate)
+            return OneDevice(
+                kind=kind,
+                costing_of=costing_of,
+                may_rematerialise=self.program.remat == "auto",
+                workers=costing_of(False).where(self.workers),
+            )
+
+        ones = [one_device(kind) for kind in range(len(self.program.left))]
+        for one in ones:
+            self._planned_on_one_device(lambda one=one: one.candidate)
         every = [
-            MeshCandidates(one=one, number=n, submesh=it) for n, it in enumerate(self.submeshes)
+            MeshCandidates(one=ones[kind], number=n, submesh=it)
+            for n, (kind, it) in enumerate(self.submeshes)
         ]
         meshes = every
         bound: float | None = None
-        only = self._only(one, meshes)
-        if only is not None and not self._may_not_fit(one):
+        only = self._only(ones, meshes)
+        if only is not None and not self._may_not_fit(only.one):
             meshes, only = [only], None
         while True:
             offers = [(it, mesh) for mesh in meshes for it in mesh.candidates()]
@@ -106,24 +124,30 @@ class Search:
                     stages=stages,
                     candidates=tuple(it for it, _ in used),
                     meshes=tuple(mesh.number for _, mesh in used),
+                    kinds=tuple(mesh.one.kind for _, mesh in used),
                     seconds=seconds,
                     bound=_verified(bound, seconds),
                     dropped=tuple(dict.fromkeys(_dropped(every))),
                 )
-            if one.again is None and any(it.is_bound and it.remat for it, _ in used):
+            again = dict.fromkeys(m.one for it, m in used if it.is_bound and it.remat)
+            again = [one for one in again if one.again is None]
+            if again:
                 # Bounds nearer to the costs, because the cut uses them.
-                self._planned_on_one_device(one.rematerialise)
+                for one in again:
+                    self._planned_on_one_device(one.rematerialise)
                 continue
             # Together with meshes that the search is about to ask for.
             alike = (m for m in meshes if any(m.is_like(other) for other in unknown))
             wanted = list(dict.fromkeys([*unknown, *alike]))
             for mesh in wanted:
                 mesh.begin()
-            if one.again is None and self._memory_may_bind(one):
+            if self._memory_may_bind(ones):
                 # The search will ask for it, and this process has time now.
-                self._planned_on_one_device(one.rematerialise)
+                for one in ones:
+                    if one.again is None:
+                        self._planned_on_one_device(one.rematerialise)
             others = [(it, mesh) for it, mesh in offers if mesh not in wanted]
-            self._begin_next(others, -len(wanted) % max(one.workers.count, 1))
+            self._begin_next(others, -len(wanted) % max(ones[0].workers.count, 1))
             for mesh in wanted:
                 mesh.finish()
 
@@ -143,17 +167,36 @@ class Search:
 
     def _solved(self, offers: Sequence[_Offer]) -> tuple[float, tuple[Stage, ...]]:
         """T and the stages of the best cut over some candidates. Raises `NoCutError`."""
-        program = self.program
+        program, cluster = self.program, self.program.cluster
+        others: list[Link | None] = [None]
+        if isinstance(cluster, MixedCluster):
+            others = [
+                reduce(slower, (cluster.link_of(a, b) for b in cluster.kinds if b is not a))
+                for a in cluster.kinds
+            ]
         problem = self.restrict(
             stage_problem(
                 [it for it, _ in offers],
+                [mesh.one.kind for _, mesh in offers],
                 program.boundary,
                 program.left,
+                others,
                 program.plan,
             ),
             [mesh.number for _, mesh in offers],
         )
-        stages = stage_dp.solve(problem).stages
+        found: list[Solution] = []
+        refused: NoCutError | None = None
+        kinds = [(kind.hosts, kind.devices_per_host) for kind in program.left]
+        for groups in orders(kinds) if problem.given is None else [problem.groups]:
+            try:
+                found.append(stage_dp.solve(replace(problem, groups=groups)))
+            except NoCutError as error:
+                refused = refused or error
+        if not found:
+            assert refused is not None
+            raise refused
+        stages = min(found, key=lambda it: (it.moved, it.objective)).stages
         return problem.step_seconds(stages), stages
 
     def _planned_on_one_device(self, find: Callable[[], object]) -> None:
@@ -164,24 +207,30 @@ class Search:
             message = f"the layers cannot be planned on one device: {error}"
             raise PassError(self.program.function, message) from error
 
-    def _only(self, one: OneDevice, meshes: Sequence[MeshCandidates]) -> MeshCandidates | None:
+    def _only(
+        self, ones: Sequence[OneDevice], meshes: Sequence[MeshCandidates]
+    ) -> MeshCandidates | None:
         """The one mesh of all devices, if a single stage can take no other one."""
-        cluster = self.program.left
+        if len(ones) > 1:
+            return None
+        (cluster,), (one,) = self.program.left, ones
         single = self.most_stages == 1 or len(one.candidate.seconds) == 1
         shape = cluster.hosts, cluster.devices_per_host
         whole = [mesh for mesh in meshes if mesh.submesh[:2] == shape]
         return replace(whole[0], is_only=True) if single and len(whole) == 1 else None
 
     def _may_not_fit(self, one: OneDevice) -> bool:
-        """Whether a single stage may have to rematerialise layers."""
-        fits = one.candidate.max_in_flight(self.program.left.device.memory)[0, -1]
+        """Whether a single stage on all devices, which are of one kind, may have to rematerialise
+        layers."""
+        (cluster,) = self.program.left
+        fits = one.candidate.max_in_flight(cluster.device.memory)[0, -1]
         return one.may_rematerialise and fits < self.program.plan.num_micro_batches
 
-    def _memory_may_bind(self, one: OneDevice) -> bool:
+    def _memory_may_bind(self, ones: Sequence[OneDevice]) -> bool:
         """Whether all layers fill half of all devices with one micro-batch in flight."""
+        one = ones[0]
         held = one.candidate.fixed_bytes[0, -1] + one.candidate.activation_bytes[0, -1]
-        cluster = self.program.left
-        whole = cluster.num_devices * cluster.device.memory
+        whole = sum(kind.num_devices * kind.device.memory for kind in self.program.left)
         return one.may_rematerialise and bool(held >= whole / 2)
 
     def _narrower(self) -> str:
@@ -196,23 +245,29 @@ class Search:
 
     def _needs(self, candidates: Sequence[Candidate]) -> str:
         """Lower bounds of what does not fit: of a layer, else of all layers."""
-        device, count = self.program.left.device, self.program.left.num_devices
+        kinds = self.program.left
+        largest = max((kind.device for kind in kinds), key=lambda device: device.memory)
         possible = [it for it in candidates if not it.problem]
         layers = range(len(possible[0].seconds))
         need, layer, size = max(
             min(((o.fixed_bytes + o.activation_bytes)[k, k], k, o.size) for o in possible)
             for k in layers
         )
-        if need >= device.memory:
+        if need >= largest.memory:
             return (
                 f"At best layer_{layer} alone holds {size_text(need)} on each of {size} "
-                f"device(s), {device.name} has {size_text(device.memory)}"
+                f"device(s), {largest.name} has {size_text(largest.memory)}"
             )
         fixed = min(o.size * o.fixed_bytes[0, -1] for o in possible)
         kept = min(o.size * o.activation_bytes[0, -1] for o in possible)
+        there = " and ".join(
+            f"{kind.num_devices} {kind.device.name} have "
+            f"{size_text(kind.num_devices * kind.device.memory)}"
+            for kind in kinds
+        )
         return (
             f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
-            f"{size_text(kept)}; {count} {device.name} have {size_text(count * device.memory)}"
+            f"{size_text(kept)}; {there}"
         )
 
 

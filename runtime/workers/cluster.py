@@ -1,8 +1,9 @@
 """Finds a place on a Ray cluster for every host of a plan.
 
 Each host of the plan is one bundle of a placement group, and each worker on it takes its share: the
-meshes of one host are on one node. Hosts with accelerators are on nodes of their own. CPU devices
-are virtual, so several hosts may share a node there.
+meshes of one host are on one node. Hosts with accelerators are on nodes of their own; if the plan
+has several kinds of them, on nodes with the accelerator that Ray calls so. CPU devices are virtual,
+so several hosts may share a node there, whatever kind they stand for.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +31,16 @@ _log = logging.getLogger(__name__)
 
 _TICK = 1.0  # seconds
 _PROGRAMS = 4  # programs on separate meshes that fit on a Ray cluster started here
+_ACCELERATOR = "accelerator_type:"  # begins the names of Ray's resources that are kinds of them
+_ANY = 0.001  # of such a resource: no more than being there is asked for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
     """The part of one worker: one host's part of a mesh.
 
-    `devices` are numbers in the cluster. `process` is its number among the `processes` of the mesh,
+    `devices` are numbers in the cluster; on hosts of several kinds, `kind` is the name of these
+    devices. `process` is its number among the `processes` of the mesh,
     `rank` its number among all workers; `core` counts the devices of the workers before it.
     """
 
@@ -46,10 +51,20 @@ class Post:
     process: int
     processes: int
     core: int
+    kind: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.mesh} on host {self.host}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Need:
+    """What a host of a plan takes of a node."""
+
+    count: int
+    accelerator: str = ""
+    """as Ray calls it; empty: any"""
 
 
 def posts_of(program: Program) -> tuple[Post, ...]:
@@ -67,6 +82,7 @@ def posts_of(program: Program) -> tuple[Post, ...]:
                     process=process,
                     processes=len(mesh.hosts),
                     core=sum(len(post.devices) for post in posts),
+                    kind=mesh.device,
                 )
             )
     return tuple(posts)
@@ -85,7 +101,7 @@ def lowering_platform(needed: int, options: WorkerOptions) -> str:
     platform = _joined(needed, options)
     if platform != "gpu":
         return platform
-    amd = any(name.startswith("accelerator_type:AMD") for name in ray.cluster_resources())
+    amd = any(name.startswith("AMD") for name in _accelerators())
     return "rocm" if amd else "cuda"
 
 
@@ -140,23 +156,32 @@ def reserve(
     """Returns a placement group with a bundle for each host, and the bundles' numbers by host.
 
     Raises:
-        ClusterSizeError: Ray has too few nodes or devices, or they are in use for all of
-            `timeout_seconds`.
+        ClusterSizeError: Ray has too few nodes or devices, none of a kind, or they are in use for
+            all of `timeout_seconds`.
     """
     seconds, kind = options.timeout_seconds, platform.upper()
     hosts = sorted({post.host for post in posts})
     devices = [sum(len(post.devices) for post in posts if post.host == host) for host in hosts]
     if platform == "gpu":
         devices = [math.ceil(count / options.workers_per_gpu) for count in devices]
-    _check_size(kind, devices)
-    workers = [sum(post.host == host for post in posts) for host in hosts]
-    bundles: list[dict[str, float]] = [
-        {kind: float(count)} if kind == "CPU" else {kind: float(count), "CPU": float(number)}
-        for count, number in zip(devices, workers, strict=True)
+    names = {post.host: post.kind for post in posts}
+    types = {} if kind == "CPU" else _accelerators_of({name for name in names.values() if name})
+    needs = [
+        _Need(count=count, accelerator=types.get(names[host], ""))
+        for host, count in zip(hosts, devices, strict=True)
     ]
+    _check_size(kind, needs)
+    bundles: list[dict[str, float]] = []
+    for host, need in zip(hosts, needs, strict=True):
+        bundle = {kind: float(need.count)}
+        if kind != "CPU":
+            bundle["CPU"] = float(sum(post.host == host for post in posts))
+        if need.accelerator:
+            bundle[f"{_ACCELERATOR}{need.accelerator}"] = _ANY
+        bundles.append(bundle)
     group = placement_group(bundles, strategy="SPREAD" if kind == "CPU" else "STRICT_SPREAD")
     try:
-        _wait_for(group, kind, devices, seconds)
+        _wait_for(group, kind, needs, seconds)
     except ClusterSizeError:
         remove_placement_group(group)
         raise
@@ -171,7 +196,7 @@ def living_hosts(hosts: int, devices_per_host: int, options: WorkerOptions) -> i
     kind = _joined(hosts * devices_per_host, options).upper()
     share = options.workers_per_gpu if kind == "GPU" else 1
     each = math.ceil(devices_per_host / share)
-    _check_size(kind, [each])
+    _check_size(kind, [_Need(count=each)])
     room = [int(have // each) for have in _room(kind)]
     # Hosts with accelerators are on nodes of their own.
     return min(hosts, sum(room if kind == "CPU" else map(bool, room)))
@@ -182,15 +207,15 @@ def living_nodes() -> frozenset[str]:
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
-def _wait_for(group: PlacementGroup, kind: str, devices: Sequence[int], seconds: float) -> None:
+def _wait_for(group: PlacementGroup, kind: str, needs: Sequence[_Need], seconds: float) -> None:
     """Waits until a placement group has its nodes. Raises as `reserve`."""
     deadline = time.monotonic() + seconds
     while not group.wait(min(_TICK, max(0.0, deadline - time.monotonic()))):
-        _check_size(kind, devices)  # A node may be lost meanwhile.
+        _check_size(kind, needs)  # A node may be lost meanwhile.
         if time.monotonic() >= deadline:
             free = ray.available_resources().get(kind, 0)
             raise ClusterSizeError(
-                f"the plan needs {_hosts_text(kind, devices)}; Ray has them, and {free:g} {kind} "
+                f"the plan needs {_hosts_text(kind, needs)}; Ray has them, and {free:g} {kind} "
                 f"of {ray.cluster_resources().get(kind, 0):g} are free after {seconds:g} s; stop "
                 "other programs on the cluster, or plan for fewer devices (functions that share a "
                 "state share workers if their plans have the same meshes)"
@@ -208,40 +233,100 @@ def actor_resources(post: Post, platform: Platform, options: WorkerOptions) -> d
     return {"num_cpus": 1, "resources": {"TPU": count}}
 
 
-def _check_size(kind: str, devices: Sequence[int]) -> None:
+def _accelerators() -> list[str]:
+    """The kinds of accelerators that Ray's nodes have, as Ray calls them."""
+    names = sorted(ray.cluster_resources())
+    return [name.removeprefix(_ACCELERATOR) for name in names if name.startswith(_ACCELERATOR)]
+
+
+def _accelerators_of(devices: Iterable[str]) -> dict[str, str]:
+    """What Ray calls some devices, such as A100 for an A100-SXM4-40GB.
+
+    Raises ClusterSizeError for a device that no node has, and for two that Ray calls alike.
+    """
+    there = _accelerators()
+    found: dict[str, str] = {}
+    for device in sorted(devices):
+        fitting = [name for name in there if name == device or _is_called(device, name)]
+        if not fitting:
+            raise ClusterSizeError(
+                f"the plan has hosts with {device}; the nodes of the Ray cluster have "
+                f"{', '.join(there) or 'no accelerators with a name'}; {_naming(device)}"
+            )
+        name = device if device in fitting else max(fitting, key=len)
+        like = next((other for other, known in found.items() if known == name), None)
+        if like is not None:
+            raise ClusterSizeError(
+                f"the plan has hosts with {like} and with {device}, and Ray calls both {name}; "
+                f"{_naming(device)}"
+            )
+        found[device] = name
+    return found
+
+
+def _is_called(device: str, name: str) -> bool:
+    """Whether a device is of a kind: each part of the kind's name begins a word of the device's."""
+    words = re.split(r"[\s-]+", device)
+    return all(any(word.startswith(part) for word in words) for part in name.split("-"))
+
+
+def _naming(device: str) -> str:
+    resources = f'{{"{_ACCELERATOR}{device}": 1}}'
+    return f"start Ray on such nodes with `--resources='{resources}'`"
+
+
+def _check_size(kind: str, needs: Sequence[_Need]) -> None:
     """Raises ClusterSizeError unless the nodes have room for the plan's hosts."""
-    room = _room(kind)
     if kind == "CPU":  # several hosts per node: the largest first, each where most is free
-        left = list(room)
-        for count in sorted(devices, reverse=True):
+        left = list(_room(kind))
+        for need in sorted(needs, key=lambda need: need.count, reverse=True):
             left.sort(reverse=True)
-            left[0] -= count
+            left[0] -= need.count
         fits = min(left) >= 0
     else:
-        wanted = sorted(devices, reverse=True)
-        fits = len(room) >= len(wanted) and all(
-            have >= count for have, count in zip(room, wanted, strict=False)
+        fits = all(
+            _fit([need.count for need in needs if need.accelerator == name], _room(kind, name))
+            for name in {need.accelerator for need in needs}
         )
     if fits:
         return
-    offered = ", ".join(f"{have:g}" for have in room) or "none"
+    names = dict.fromkeys(need.accelerator for need in needs)
+    offered = " and ".join(
+        f"{', '.join(f'{have:g}' for have in _room(kind, name)) or 'none'} {name or kind}"
+        for name in names
+    )
     more = (
         "CPU devices are virtual, so `ray start --num-cpus=N` may offer more than there are cores"
         if kind == "CPU"
         else "join more nodes to it with `ray start --address=...`"
     )
     raise ClusterSizeError(
-        f"the plan needs {_hosts_text(kind, devices)}; the nodes of the Ray cluster have {offered} "
-        f"{kind}; {more}, or plan for a cluster of that size"
+        f"the plan needs {_hosts_text(kind, needs)}; the nodes of the Ray cluster have {offered}; "
+        f"{more}, or plan for a cluster of that size"
     )
 
 
-def _room(kind: str) -> list[float]:
-    """What the living nodes have, the largest first."""
-    nodes = (node["Resources"].get(kind, 0) for node in ray.nodes() if node["Alive"])
+def _fit(counts: Sequence[int], room: Sequence[float]) -> bool:
+    """Whether each count has a node of its own."""
+    wanted = sorted(counts, reverse=True)
+    return len(room) >= len(wanted) and all(
+        have >= count for have, count in zip(room, wanted, strict=False)
+    )
+
+
+def _room(kind: str, accelerator: str = "") -> list[float]:
+    """What the living nodes with an accelerator have, the largest first."""
+    offers = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = (
+        it.get(kind, 0) for it in offers if not accelerator or f"{_ACCELERATOR}{accelerator}" in it
+    )
     return sorted(nodes, reverse=True)
 
 
-def _hosts_text(kind: str, devices: Sequence[int]) -> str:
-    counts = ", ".join(f"{count}" for count in devices)
-    return f"{len(devices)} host{'s' * (len(devices) > 1)} with {counts} {kind}"
+def _hosts_text(kind: str, needs: Sequence[_Need]) -> str:
+    def text(name: str) -> str:
+        counts = [str(need.count) for need in needs if need.accelerator == name]
+        hosts = f"{len(counts)} host{'s' * (len(counts) > 1)}"
+        return f"{hosts} with {', '.join(counts)} {name or kind}"
+
+    return " and ".join(map(text, dict.fromkeys(need.accelerator for need in needs)))

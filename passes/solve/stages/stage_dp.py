@@ -80,9 +80,10 @@ def _best_of_equal(problem: Problem) -> Solution:
                 reason = str(error)
     if not found:
         wanted = "" if problem.num_stages is None else f"{problem.num_stages} "
+        whole = "+".join(f"{group.hosts}x{group.devices_per_host}" for group in problem.groups)
         reason = reason or (
-            f"no number of stages up to {problem.num_layers}, the layers, cuts "
-            f"{problem.num_devices} devices into equal submeshes of {_shapes(problem)}"
+            f"no number of stages up to {problem.num_layers}, the layers, cuts {whole} devices "
+            f"into equal submeshes of {_shapes(problem)}"
         )
         raise NoCutError(f"no {wanted}stages of equally many layers: {reason}")
     best = min(found, key=lambda solution: solution.objective)

@@ -16,7 +16,7 @@ from itertools import product
 from math import prod
 from typing import Literal
 
-from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.solve.transfers.senders import Box, Demand, balance
 
@@ -45,10 +45,10 @@ class TiledMesh:
 
     @staticmethod
     def of(
-        cluster: Cluster, devices: tuple[int, ...], sizes: tuple[int, ...], dims: Layout
+        cluster: AnyCluster, devices: tuple[int, ...], sizes: tuple[int, ...], dims: Layout
     ) -> TiledMesh:
         """On devices of a cluster, which numbers them host by host."""
-        hosts = tuple(device // cluster.devices_per_host for device in devices)
+        hosts = tuple(cluster.host_of(device) for device in devices)
         return TiledMesh(devices=devices, hosts=hosts, sizes=sizes, dims=dims)
 
     @cached_property

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from alpa.passes.cost.cluster import Cluster, ClusterError, with_hosts
+from alpa.passes.cost.cluster import (
+    AnyCluster,
+    Cluster,
+    ClusterError,
+    MixedCluster,
+    parse_cluster,
+    with_hosts,
+)
 from alpa.passes.cost.device import Call, Cost, Curve, Transfer
 from alpa.passes.cost.presets import PRESETS
 
@@ -394,3 +402,93 @@ def test_file_that_is_no_text(tmp_path):
 def test_name_errors(text, message):
     with pytest.raises(ClusterError, match=message):
         Cluster.parse(text)
+
+
+TWO_KINDS = """\
+[[hosts]]
+count = 2
+devices_per_host = 4
+device = "v100-16gb,ideal"
+
+[[hosts]]
+count = 1
+devices_per_host = 8
+device = "more.toml"
+"""
+LINK = "[between]\nbandwidth = 1e10\nlatency = 3e-5\n"
+
+
+def mixed(path: Path, text: str = TWO_KINDS) -> AnyCluster:
+    """The cluster of a file; another kind of hosts is in a file beside it."""
+    (path / "more.toml").write_text(FILE.replace("V100-SXM2-16GB", "more"), encoding="utf-8")
+    file = path / "cluster.toml"
+    file.write_text(text, encoding="utf-8")
+    return parse_cluster(str(file))
+
+
+def test_hosts_of_two_kinds(tmp_path: Path) -> None:
+    cluster = mixed(tmp_path)
+    assert isinstance(cluster, MixedCluster)
+    small, large = cluster.kinds
+    assert small == Cluster.parse("v100-16gb:2x4,ideal")
+    assert (large.hosts, large.devices_per_host, large.device.name) == (1, 8, "more")
+    assert (cluster.hosts, cluster.num_devices, cluster.host_sizes) == (3, 16, (4, 4, 8))
+    assert [cluster.host_of(device) for device in (0, 3, 4, 7, 8, 15)] == [0, 0, 1, 1, 2, 2]
+    assert cluster.of([0, 1]) is small
+    assert cluster.of([2]) is large
+
+
+def test_links_between_kinds(tmp_path: Path) -> None:
+    cluster = parse_cluster("v100-16gb:2x4,ideal+a100-40gb:1x8,ideal")
+    v100, a100 = cluster.kinds
+    assert cluster.between([0], [1]) is v100.inter_host
+    slow = cluster.between([2], [0])
+    assert (slow.bandwidth, slow.latency) == (v100.inter_host.bandwidth, v100.inter_host.latency)
+    assert slow.bandwidth < a100.inter_host.bandwidth
+    given = mixed(tmp_path, TWO_KINDS + LINK).between([2], [0])
+    assert (given.bandwidth, given.latency) == (1e10, 3e-5)
+
+
+def test_kinds_that_differ_in_the_number_of_hosts_are_one() -> None:
+    assert parse_cluster("h100:1x8+h100:2x8") == Cluster.parse("h100:3x8")
+    one, other = parse_cluster("h100:1x8+h100:1x4").kinds
+    assert (one.device, one.devices_per_host) == (other.device, 2 * other.devices_per_host)
+    assert parse_cluster("h100:1x8+h100:1x8,memory=9GiB").kinds[1].device.memory == 9 * 2**30
+
+
+def test_one_kind_is_asked_for() -> None:
+    message = r"'a100-40gb:1x8\+h100:1x8' has hosts of several kinds \(A100-SXM4-40GB, H100"
+    with pytest.raises(ClusterError, match=message):
+        Cluster.parse("a100-40gb:1x8+h100:1x8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ("count = 2\n", "", 1, "number 1 must have count, devices_per_host, device"),
+        ("count = 2", "count = 0", 1, "number 1: count must be a whole number from 1 on, not 0"),
+        ("count = 2", "count = true", 1, "number 1: count must be a whole number"),
+        ("= 8", "= 1.5", 6, "number 2: devices_per_host must be a whole number from 1 on, not 1.5"),
+        ('"more.toml"', "3", 6, "number 2: device must be a string"),
+        ('"more.toml"', '"v1000-16gb"', 6, "device: unknown cluster 'v1000-16gb"),
+        ('"more.toml"', '"other.toml"', 6, "device: cannot read the cluster file"),
+        ('"more.toml"', '"more.toml"\nmore = 1', 6, "number 2 must have count"),
+        ("[[hosts]]\ncount = 2", "kind = 1\n[[hosts]]\ncount = 2", 1, "unknown key 'kind' beside"),
+        ("[[hosts]]\ncount = 1", "[between]\nlatency = 1\n[[hosts]]\ncount = 1", 6, "bandwidth"),
+    ],
+)
+def test_files_of_hosts_that_do_not_do(
+    tmp_path: Path, old: str, new: str, line: int, message: str
+) -> None:
+    assert TWO_KINDS.count(old) == 1
+    with pytest.raises(ClusterError) as raised:
+        mixed(tmp_path, TWO_KINDS.replace(old, new))
+    assert message in str(raised.value)
+    assert raised.value.place == f"{tmp_path / 'cluster.toml'}:{line}"
+
+
+def test_a_file_of_hosts_takes_no_suffix(tmp_path: Path) -> None:
+    mixed(tmp_path)
+    for suffix in (",hosts=2", ",memory=9GiB"):
+        with pytest.raises(ClusterError, match="lists hosts of its own: change them there"):
+            parse_cluster(f"{tmp_path / 'cluster.toml'}{suffix}")

@@ -115,7 +115,9 @@ def test_costing_where_memory_binds_finds_what_costing_all_does(
     cluster = Cluster.parse(name)
     given = Plan(num_micro_batches=BATCHES, schedule="1f1b", cluster=name)
     options, boundary = all_options(clustered, cluster, given, costed)
-    best = stage_dp.solve(stage_problem(options, boundary, cluster, given))
+    best = stage_dp.solve(
+        stage_problem(options, [0] * len(options), boundary, [cluster], [None], given)
+    )
     plan, _ = planned(clustered, name, "auto")
     assert plan.predicted_step_seconds == pytest.approx(best.objective, rel=1e-9)
 

@@ -245,7 +245,9 @@ def test_costing_what_is_used_finds_what_costing_all_does(
         for hosts, devices in placement.submeshes(cluster.hosts, cluster.devices_per_host)
         for option in costed(clustered.solver, hosts, devices, logical_shapes(hosts, devices, 2))
     ]
-    whole = stage_dp.solve(stage_problem(options, boundary, cluster, PLAN))
+    whole = stage_dp.solve(
+        stage_problem(options, [0] * len(options), boundary, [cluster], [None], PLAN)
+    )
     pipeline = f"stage-mesh-partition{{cluster={CLUSTER} num-micro-batches=4 schedule=1f1b}}"
     planned = alpa.passes.run(str(clustered.module), pipeline)
     plan = Plan.read(main_function(planned))
@@ -443,6 +445,7 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
         assert plain.classes.links.keys() - again.classes.links.keys()
         costings = [Costing(solver=plain.solver), Costing(solver=again.solver)]
         one = OneDevice(
+            kind=0,
             costing_of=costings.__getitem__,
             may_rematerialise=True,
             workers=Workers(0),

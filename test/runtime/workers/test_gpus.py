@@ -117,6 +117,29 @@ def test_workers_on_a_cluster_with_gpus() -> None:
     assert found["caller"] == "cpu"
 
 
+def test_hosts_of_two_kinds_are_on_nodes_of_theirs() -> None:
+    script = Path(__file__).with_name("two_kinds_of_gpus.py")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300, env=_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["both"] == ["V100", "A100"]
+    assert found["turned"] == ["A100", "V100"]
+    (message,) = found["too large"]
+    assert message.startswith(
+        "the plan needs 1 host with 2 V100 and 1 host with 4 A100; the nodes of the Ray cluster "
+        "have 4 V100 and 2 A100; join more"
+    )
+    (message,) = found["unknown"]
+    assert message == (
+        "the plan has hosts with H100-SXM5-80GB; the nodes of the Ray cluster have A100, V100; "
+        """start Ray on such nodes with `--resources='{"accelerator_type:H100-SXM5-80GB": 1}'`"""
+    )
+    (message,) = found["alike"]
+    assert "with V100-SXM2-16GB and with V100-SXM2-32GB, and Ray calls both V100; start" in message
+
+
 def _environment() -> dict[str, str]:
     """That of a user, without the choices of the tests."""
     left_out = ("JAX_PLATFORMS", "XLA_FLAGS", "RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")

@@ -1,0 +1,220 @@
+"""Training on hosts of two kinds: plans use both where that helps, and equal plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import alpa
+from alpa import passes
+from alpa.dialects import ir, main_function
+from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
+from alpa.passes.cost.cluster import parse_cluster
+from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.table import plan_table
+from alpa.runtime import WorkerOptions
+from alpa.runtime.jit import Parallelized
+from alpa.runtime.planning import PlanningError
+from alpa.runtime.reference import compare
+
+LAYERS, WIDTH, BATCH = 8, 64, 512
+BATCHES = 16
+RATE = 0.1
+
+HOST = """\
+hosts = {hosts}
+devices_per_host = {devices}
+[device]
+name = "{name}"
+memory = "16GiB"
+peak_flops = {{ f32 = {flops} }}
+memory_bandwidth = 1e12
+[intra_host]
+bandwidth = {bandwidth}
+latency = 1e-7
+[inter_host]
+bandwidth = {bandwidth}
+latency = 1e-7
+"""
+
+
+@pytest.fixture
+def kind(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the file of hosts of a kind; FLOP/s and bytes/s."""
+
+    def write(
+        name: str, flops: float, hosts: int = 1, devices: int = 2, bandwidth: float = 1e11
+    ) -> Path:
+        path = tmp_path / f"{name}.toml"
+        text = HOST.format(
+            name=name, flops=flops, hosts=hosts, devices=devices, bandwidth=bandwidth
+        )
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def loss_fn(weights: Any, x: jax.Array) -> jax.Array:
+    for number, weight in enumerate(weights):
+        if number:
+            alpa.mark_layer_boundary()
+        x = jnp.tanh(x @ weight)
+    return jnp.mean(x**2)
+
+
+def train_step(weights: Any, x: jax.Array) -> Any:
+    loss, grads = alpa.value_and_grad(loss_fn)(weights, x)
+    return jax.tree.map(lambda w, g: w - RATE * g, weights, grads), loss
+
+
+def plain_step(weights: Any, x: jax.Array) -> Any:
+    loss, grads = jax.value_and_grad(loss_fn)(weights, x)
+    return jax.tree.map(lambda w, g: w - RATE * g, weights, grads), loss
+
+
+def arguments(width: int = WIDTH) -> tuple[Any, np.ndarray]:
+    draw = np.random.default_rng(0).normal
+    weights = [draw(size=(width, width)).astype(np.float32) / width**0.5 for _ in range(LAYERS)]
+    return weights, draw(size=(BATCH, width)).astype(np.float32)
+
+
+def step_on(cluster: str, executor: str = "local", **options: Any) -> Parallelized[..., Any]:
+    return alpa.parallelize(
+        train_step,
+        cluster=cluster,
+        executor=executor,
+        num_micro_batches=BATCHES,
+        batch_argnums=1,
+        workers=WorkerOptions(cache_directory=None, timeout_seconds=60),
+        **options,
+    )
+
+
+def planned(cluster: str, options: str = "") -> ir.Module:
+    arrays = jax.tree.map(lambda it: jax.ShapeDtypeStruct(it.shape, it.dtype), arguments())
+    text = jax.jit(plain_step, donate_argnums=0).lower(*arrays).as_text(debug_info=True)
+    return passes.run(
+        text,
+        f"alpa{{cluster={cluster} num-micro-batches={BATCHES} micro-batches=independent "
+        f"num-layers={LAYERS} {options}}}",
+    )
+
+
+def layers_of(module: ir.Module) -> list[tuple[MeshAssignment, int]]:
+    """The meshes and how many layers each has."""
+    report = PlanReport.of(module)
+    return [(mesh, len(it.layers)) for mesh, it in zip(report.meshes, report.stages, strict=True)]
+
+
+def seconds(module: ir.Module) -> float:
+    plan = Plan.read(main_function(module))
+    assert plan is not None
+    return plan.predicted_step_seconds
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+@pytest.mark.usefixtures("ray_cluster")
+def test_steps_equal_plain_jax(kind: Callable[..., Path], executor: str) -> None:
+    cluster = f"{kind('slow', 1e9)}+{kind('fast', 3e9)}"
+    weights, x = arguments()
+    expected, expected_loss = jax.jit(plain_step)(weights, x)
+    step = step_on(cluster, executor)
+    found, loss = step(weights, x)
+    rows = compare(
+        [np.asarray(it) for it in [*jax.tree.leaves(found), loss]],
+        [np.asarray(it) for it in [*jax.tree.leaves(expected), expected_loss]],
+    )
+    assert [row for row in rows if not row.ok] == []
+    assert {mesh.device for mesh in step.plan(weights, x).meshes} == {"slow", "fast"}
+
+
+def test_faster_devices_get_more_layers(kind: Callable[..., Path]) -> None:
+    slow, fast = kind("slow", 1e9), kind("fast", 3e9)
+    found = layers_of(planned(f"{slow}+{fast}"))
+    layers = {name: sum(n for mesh, n in found if mesh.device == name) for name in ("slow", "fast")}
+    assert layers == {"slow": 2, "fast": 6}
+    for mesh, _ in found:
+        cluster = parse_cluster(f"{slow}+{fast}")
+        assert cluster.of(mesh.hosts).device.name == mesh.device
+
+
+def test_both_kinds_are_better_than_one_and_than_all_as_the_slower(
+    kind: Callable[..., Path],
+) -> None:
+    slow, fast = kind("slow", 1e9), kind("fast", 3e9)
+    whole = seconds(planned(f"{slow}+{fast}"))
+    assert whole < 0.9 * seconds(planned(str(fast)))
+    assert whole < 0.9 * seconds(planned(str(slow)))
+    assert whole < 0.9 * seconds(planned(str(kind("slower", 1e9, hosts=2))))
+
+
+def test_a_kind_that_does_not_help_is_left_idle(kind: Callable[..., Path]) -> None:
+    slow, fast = kind("slow", 1e6), kind("fast", 3e9)
+    module = planned(f"{slow}+{fast}")
+    assert seconds(module) == pytest.approx(seconds(planned(str(fast))), rel=1e-9)
+    assert "left idle: 1 host (0)" in plan_table(module)
+
+
+def test_one_kind_named_twice_is_one_kind(kind: Callable[..., Path]) -> None:
+    fast = kind("fast", 3e9)
+    twice = planned(f"{fast}+{fast}")
+    once = planned(str(kind("fast", 3e9, hosts=2)))
+    assert seconds(twice) == seconds(once)
+    meshes = [read_meshes(main_function(it)) for it in (twice, once)]
+    assert meshes[0] == meshes[1]
+    assert all(mesh.device == "" for mesh in meshes[0])
+
+
+@pytest.mark.parametrize("sizes", [*product([3, 6], [3, 6])])
+def test_hosts_of_3_and_of_6_devices(kind: Callable[..., Path], sizes: tuple[int, int]) -> None:
+    cluster = "+".join(
+        str(kind(name, flops, devices=size))
+        for name, flops, size in zip(("slow", "fast"), (1e9, 2e9), sizes, strict=True)
+    )
+    found = layers_of(planned(cluster))
+    used = [device for mesh, _ in found for device in mesh.devices]
+    assert sorted(used) == [*range(sum(sizes))]
+    for mesh, _ in found:
+        inside = range(sizes[0]) if mesh.device == "slow" else range(sizes[0], sum(sizes))
+        assert {*mesh.devices} <= {*inside}
+
+
+def test_memory_is_that_of_each_kind(kind: Callable[..., Path]) -> None:
+    # Devices of the slow kind have room for one layer each.
+    slow, fast = kind("slow", 1e9), kind("fast", 1e9)
+    slow.write_text(slow.read_text().replace("16GiB", "300KiB"))
+    module = planned(f"{slow}+{fast}")
+    report = PlanReport.of(module)
+    for mesh, stage in zip(report.meshes, report.stages, strict=True):
+        if mesh.device == "slow":
+            assert stage.peak_bytes is not None
+            assert stage.peak_bytes <= 300 * 2**10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("equal-layers=true", "equal-layers is for equal stages, and the cluster has hosts of"),
+        ("meshes=0-3:4", "0-3:4"),
+        ("mesh-shape=8", "mesh-shape 8 has 8 devices; the submeshes of 1x2, 1x2 have 1, 2"),
+        ("num-stages=5", "cannot make 5 stages of 8 layer(s) on 4 device(s)"),
+    ],
+)
+def test_what_mixed_clusters_refuse(kind: Callable[..., Path], options: str, message: str) -> None:
+    cluster = f"{kind('slow', 1e9)}+{kind('fast', 3e9)}"
+    with pytest.raises(ir.MLIRError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        planned(cluster, options)
+
+
+def test_elastic_training_is_for_one_kind(kind: Callable[..., Path]) -> None:
+    cluster = f"{kind('slow', 1e9)}+{kind('fast', 3e9)}"
+    with pytest.raises((ValueError, PlanningError), match="hosts of several kinds"):
+        step_on(cluster, "ray", elastic=True)
