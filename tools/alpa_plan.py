@@ -160,6 +160,11 @@ def _process(options: argparse.Namespace) -> bool:
             verification = _verify(options, result.planned, clock)
         if options.verify == "repair":
             machine = options.cluster.partition(",memory=")[0]
+            if len(cluster.kinds) > 1 and verification is not None and not verification.fits:
+                raise _CommandError(
+                    f"{verification.problem}; --verify repair is for hosts of one kind: give the "
+                    "kinds less memory, such as v100-16gb:2x8,memory=13GiB+a100-40gb:2x8"
+                )
             while verification is not None and not verification.fits:
                 memory = verification.memory_to_plan_with(Cluster.parse(settings.cluster))
                 settings = replace(settings, cluster=f"{machine},memory={memory}B")

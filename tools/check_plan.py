@@ -37,12 +37,11 @@ import jax
 from alpa.dialects import ir, main_function
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes import PassError
-from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.predicted_collectives import Collective
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.ahead_of_time.compilation import CompilationError, compile_ahead, gpu_of
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio, total
-from alpa.runtime.ahead_of_time.targets import Gpu
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import Device, separate
 from alpa.runtime.stages import exported, module_name
@@ -108,7 +107,7 @@ def check(
     return checks(stages, real)
 
 
-def check_for_gpus(module: ir.Module, gpu: Gpu) -> list[ModuleCheck]:
+def check_for_gpus(module: ir.Module) -> list[ModuleCheck]:
     """As `check`, for GPUs that need not be there.
 
     Raises:
@@ -116,7 +115,7 @@ def check_for_gpus(module: ir.Module, gpu: Gpu) -> list[ModuleCheck]:
         CompilationError: XLA refuses a module.
     """
     stages = exported(module)
-    results = compile_ahead(stages, gpu)
+    results = compile_ahead(stages)
     return checks(stages, {name: result.truth for name, result in results.items()})
 
 
@@ -206,8 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = parse_within(options.file)
         check_planned(module)
-        gpu = gpu_of(plan_and_cluster(main_function(module))[1].device.name)
-        if gpu is None:
+        _, cluster = plan_and_any_cluster(main_function(module))
+        gpus = [gpu_of(kind.device.name) for kind in cluster.kinds]
+        if not any(gpus):
             devices = max((len(mesh.devices) for mesh in read_planned(module).meshes), default=1)
             # Both must be set before JAX touches a device.
             jax.config.update("jax_platforms", "cpu")
@@ -215,10 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = check(module, jax.devices(), default_schedule=options.default_schedule)
         elif options.default_schedule:
             raise CompilationError(
-                f"--default-schedule is for CPU, and the plan is for {gpu.name}; leave it out"
+                "--default-schedule is for CPU, and the plan is for GPUs; leave it out"
             )
         else:
-            found = check_for_gpus(module, gpu)
+            found = check_for_gpus(module)
     except (
         CompilationError,
         ir.MLIRError,
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(as_json(found, tolerances), indent=2))
     else:
-        print(table(found, tolerances, for_gpus=gpu is not None))
+        print(table(found, tolerances, for_gpus=any(gpus)))
     differing = {c.name: names for c in found if (names := tolerances.exceeded(c))}
     for name, whats in differing.items():
         print(f"@{name} differs in {', '.join(whats)}", file=sys.stderr)

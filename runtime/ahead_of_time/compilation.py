@@ -25,7 +25,8 @@ from typing import TypeVar
 
 import jax
 
-from alpa.dialects import ir, parse
+from alpa.dialects import ir, main_function, parse
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.data import DeviceMesh
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.workers import Workers
@@ -99,6 +100,17 @@ def gpu_of(device: str) -> Gpu | None:
     return TARGETS[device]
 
 
+def gpus_of(stages: Exported) -> dict[str, Gpu | None]:
+    """What the devices of each mesh of a plan are, as `gpu_of`, by the mesh's name.
+
+    Raises:
+        NoCompilerError: as `gpu_of`.
+        PassError: the plan names no cluster, or one that is unknown here.
+    """
+    _, cluster = plan_and_any_cluster(main_function(stages.module))
+    return {mesh.name: gpu_of(cluster.of(mesh.hosts).device.name) for mesh in stages.program.meshes}
+
+
 def missing_packages() -> list[str]:
     """The packages that compiling for GPUs needs and that are not installed."""
     return [name for name in _NEEDED if package_version(name) is None]
@@ -106,7 +118,6 @@ def missing_packages() -> list[str]:
 
 def compile_ahead(
     stages: Exported,
-    gpu: Gpu | None,
     *,
     processes: int | None = None,
     compiler_options: CompilerOptions | None = None,
@@ -114,11 +125,10 @@ def compile_ahead(
     executables: bool = False,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> dict[str, CompiledStage]:
-    """Compiles all stages with the runtime's options; the results by module name.
+    """Compiles all stages for their meshes' devices, with the runtime's options; by module name.
 
     Args:
         stages: the plan.
-        gpu: the device; None for virtual CPU devices.
         processes: at the same time; by default as many as the machine has cores.
         compiler_options: XLA's debug options by name, as for the run.
         cache: the folder of earlier results; None keeps none.
@@ -126,18 +136,18 @@ def compile_ahead(
         on_progress: called after each distinct stage.
 
     Raises:
-        CompilationError: XLA refuses a stage, or its process ends.
+        CompilationError: a device is unknown, packages are missing, XLA refuses a stage, or its
+            process ends.
+        PassError: as `gpus_of`.
         ValueError: an option is refused.
     """
-    options = _options(gpu, compiler_options)
     work = partial(_compiled, folder=cache if executables else None)
     store = Results(cache, CompiledStages(executables=executables))
-    return _each_stage([stages], gpu, options, work, store, processes, on_progress)[0]
+    return _each_stage([stages], compiler_options, work, store, processes, on_progress)[0]
 
 
 def final_programs(
     plans: Sequence[Exported],
-    gpu: Gpu | None,
     *,
     processes: int | None = None,
     cache: Path | None = None,
@@ -148,27 +158,22 @@ def final_programs(
     The programs are HLO text without metadata. The other arguments are those of `compile_ahead`.
 
     Raises:
-        CompilationError: XLA refuses a stage, or its process ends.
+        CompilationError, PassError: as `compile_ahead`.
     """
-    options, store = _options(gpu, _TEXT_ONLY), Results(cache, Texts())
-    return _each_stage(plans, gpu, options, _final_program, store, processes, on_progress)
-
-
-def _options(gpu: Gpu | None, given: CompilerOptions | None) -> CompilerOptions:
-    return compile_options("cpu" if gpu is None else "gpu", given)
+    store = Results(cache, Texts())
+    return _each_stage(plans, _TEXT_ONLY, _final_program, store, processes, on_progress)
 
 
 def _each_stage(
     plans: Sequence[Exported],
-    gpu: Gpu | None,
-    options: CompilerOptions,
+    options: CompilerOptions | None,
     work: Callable[[_Task], T],
     store: Results[T],
     processes: int | None,
     on_progress: Callable[[Progress], None],
 ) -> list[dict[str, T]]:
     """Does something with each distinct stage in a process; for each plan the results by name."""
-    named = [_tasks(stages, gpu, options) for stages in plans]
+    named = [_tasks(stages, options) for stages in plans]
     tasks: dict[str, _Task] = {}
     for task in (task for one in named for task in one.values()):
         equal = tasks.get(task.key)
@@ -181,7 +186,7 @@ def _each_stage(
     most = max((task.hosts * task.devices_per_host for task in tasks.values()), default=1)
     with (
         tempfile.NamedTemporaryFile(suffix=".log") as log,
-        Workers(count, environment=_environment(gpu, most), log=Path(log.name)) as workers,
+        Workers(count, environment=_environment(most), log=Path(log.name)) as workers,
     ):
         waiting = {
             key: (task, workers.submit(work, task))
@@ -195,11 +200,12 @@ def _each_stage(
     return [{name: found[task.key] for name, task in one.items()} for one in named]
 
 
-def _tasks(stages: Exported, gpu: Gpu | None, options: CompilerOptions) -> dict[str, _Task]:
+def _tasks(stages: Exported, options: CompilerOptions | None) -> dict[str, _Task]:
     """By the names of the modules."""
     meshes = {mesh.name: mesh for mesh in stages.program.meshes}
+    gpus = gpus_of(stages)
     return {
-        (name := module_name(it)): _Task.of(name, stages, meshes[it.mesh], gpu, options)
+        (name := module_name(it)): _Task.of(name, stages, meshes[it.mesh], gpus[it.mesh], options)
         for it in stages.program.fragments
     }
 
@@ -224,7 +230,7 @@ class _Task:
         stages: Exported,
         mesh: DeviceMesh,
         gpu: Gpu | None,
-        options: CompilerOptions,
+        options: CompilerOptions | None,
     ) -> _Task:
         nested, hosts = stages.nested[name], len(mesh.hosts)
         return cls(
@@ -234,7 +240,7 @@ class _Task:
             hosts=hosts,
             devices_per_host=len(mesh.devices) // hosts,
             gpu=gpu,
-            options=options,
+            options=compile_options("cpu" if gpu is None else "gpu", options),
         )
 
     @property
@@ -319,8 +325,10 @@ def without_notices(said: str) -> list[str]:
     return [line for line in said.splitlines() if not _NOTICE.match(line)]
 
 
-def _environment(gpu: Gpu | None, most_devices: int) -> dict[str, str]:
-    """Variables of the processes' environment."""
-    if gpu is None:
-        return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(most_devices)}
-    return {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+def _environment(most_devices: int) -> dict[str, str]:
+    """Variables of the environment of processes that compile for CPU devices and for GPUs."""
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(most_devices),
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+    }

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from alpa.dialects import ir, main_function
+from alpa.dialects import ir
 from alpa.passes.cost.device import size_text
-from alpa.passes.plan.attribute import plan_and_cluster
-from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead, gpu_of
+from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.stages import exported
 
@@ -62,12 +61,10 @@ def export_executables(
         OSError: the folder cannot be written.
     """
     stages = exported(module)
-    gpu = gpu_of(plan_and_cluster(main_function(stages.module))[1].device.name)
     with tempfile.TemporaryDirectory() as temporary:
         kept = cache or Path(temporary)
         results = compile_ahead(
             stages,
-            gpu,
             processes=processes,
             compiler_options=compiler_options,
             cache=kept,

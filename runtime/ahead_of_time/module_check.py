@@ -11,7 +11,7 @@ from alpa.dialects import body, main_function
 from alpa.passes.analysis import op_work
 from alpa.passes.cost.presets import has_triton
 from alpa.passes.plan.annotated import annotated_fragments
-from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.combined_collectives import combined_counts, predicted_counts
 from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
 from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
@@ -84,15 +84,16 @@ def checks(stages: Exported, real: Mapping[str, Truth]) -> list[ModuleCheck]:
         annotated_fragments(module),
         strict=True,
     )
-    sizes = {mesh.name: len(mesh.devices) for mesh in program.meshes}
-    _, cluster = plan_and_cluster(main_function(module))
-    converts = has_triton(cluster.device.name)
+    meshes = {mesh.name: mesh for mesh in program.meshes}
+    _, cluster = plan_and_any_cluster(main_function(module))
     found: list[ModuleCheck] = []
     for fragment, collectives, combined, memory, annotated in predictions:
+        mesh = meshes[fragment.mesh]
+        converts = has_triton(cluster.of(mesh.hosts).device.name)
         flops, num_bytes, _ = op_work.total(
             op_work.fused(body(annotated.fragment), converts_in_dots=converts)
         )
-        devices = sizes[fragment.mesh]
+        devices = len(mesh.devices)
         found.append(
             ModuleCheck(
                 name=module_name(fragment),

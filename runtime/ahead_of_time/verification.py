@@ -16,11 +16,11 @@ from alpa.dialects import ir, main_function
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.cost.presets import USABLE_MEMORY
-from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import write_script
 from alpa.passes.plan.text import aligned
-from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead, gpu_of
+from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead, gpus_of
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.script_checks import verify
@@ -147,11 +147,8 @@ def verify_plan(
         HloError: XLA's text cannot be read.
     """
     stages = exported(module)
-    cluster = plan_and_cluster(main_function(stages.module))[1]
-    gpu = gpu_of(cluster.device.name)
     results = compile_ahead(
         stages,
-        gpu,
         processes=processes,
         compiler_options=compiler_options,
         cache=cache,
@@ -159,16 +156,23 @@ def verify_plan(
         on_progress=on_progress,
     )
     real = {name: result.truth for name, result in results.items()}
-    if usable is None:
-        usable = cluster.device.memory if gpu is None else int(gpu.memory * USABLE_MEMORY)
+    _, cluster = plan_and_any_cluster(main_function(stages.module))
+    gpus, names, memory = gpus_of(stages), list[str](), dict[str, int]()
+    for mesh in stages.program.meshes:
+        device, gpu = cluster.of(mesh.hosts).device, gpus[mesh.name]
+        names.append(device.name if gpu is None else gpu.name)
+        known = device.memory if gpu is None else int(gpu.memory * USABLE_MEMORY)
+        memory[mesh.name] = known if usable is None else usable
     return Verification(
-        device=cluster.device.name if gpu is None else gpu.name,
+        device=", ".join(dict.fromkeys(names)),
         modules=tuple(checks(stages, real)),
-        meshes=tuple(_mesh_checks(stages.program, real, usable)),
+        meshes=tuple(_mesh_checks(stages.program, real, memory)),
     )
 
 
-def _mesh_checks(program: Program, real: Mapping[str, Truth], usable: int) -> Iterator[MeshCheck]:
+def _mesh_checks(
+    program: Program, real: Mapping[str, Truth], usable: Mapping[str, int]
+) -> Iterator[MeshCheck]:
     inside = {name: it.temporaries for name, it in real.items()}
     script = write_script(program)
     peaks = verify(script, inside=lambda f: inside[module_name(f)]).peak_bytes
@@ -178,7 +182,7 @@ def _mesh_checks(program: Program, real: Mapping[str, Truth], usable: int) -> It
             name=mesh.name,
             predicted=planned[number] if number < len(planned) else None,
             compiled=peaks[mesh.name],
-            usable=usable,
+            usable=usable[mesh.name],
         )
 
 

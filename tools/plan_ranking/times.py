@@ -14,7 +14,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.step_time import seconds_in_turns, with_call
-from alpa.runtime.ahead_of_time.compilation import final_programs, gpu_of
+from alpa.runtime.ahead_of_time.compilation import final_programs
 from alpa.runtime.ahead_of_time.roofline import compiled_step_seconds, spent
 from alpa.runtime.stages import Exported, exported, module_name
 from alpa.runtime.timing import TimedStep, in_turns
@@ -33,8 +33,7 @@ def roofline_seconds(
     """
     stages = [exported(plan.module) for plan in plans]
     cluster = plan_and_cluster(main_function(stages[0].module))[1]
-    gpu = gpu_of(cluster.device.name)
-    texts = final_programs(stages, gpu, processes=processes, cache=cache)
+    texts = final_programs(stages, processes=processes, cache=cache)
     return [
         _step_seconds(one, programs, cluster) for one, programs in zip(stages, texts, strict=True)
     ]

@@ -57,11 +57,21 @@ def test_a_plan_for_cpu(planned: Callable[..., ir.Module], tmp_path: Path) -> No
     assert stored["meshes"][0]["usable_bytes"] == PRESETS["cpu"].device.memory
 
 
+def test_a_plan_for_two_kinds(planned: Callable[..., ir.Module], tmp_path: Path) -> None:
+    kinds = "cpu:1x2+cpu:1x2,memory=64MiB"
+    module = planned(kinds, "num-layers=2 meshes=0-1:2,2-3:2")
+    found = verify_plan(module, processes=1, cache=tmp_path)
+    assert found.fits
+    assert {mesh.usable for mesh in found.meshes} == {PRESETS["cpu"].device.memory, 64 * 2**20}
+    assert found.device == "CPU"
+    assert all(a == b for it in found.modules for a, b in it.payloads.values())
+
+
 def test_a_mesh_holds_what_it_keeps_and_what_xla_needs_inside(
     planned: Callable[..., ir.Module], tmp_path: Path
 ) -> None:
     stages = exported(planned("cpu:1x2"))
-    real = compile_ahead(stages, None, processes=1)
+    real = compile_ahead(stages, processes=1)
     script = write_script(stages.program)
     kept = verify(script).peak_bytes["mesh_0"]
     most = {name: kept if "backward" in name else 0 for name in real}
@@ -78,7 +88,7 @@ def test_equal_stages_are_compiled_once_and_kept(
 
     def compiled() -> dict[str, CompiledStage]:
         seen.clear()
-        return compile_ahead(stages, None, processes=1, cache=tmp_path, on_progress=seen.append)
+        return compile_ahead(stages, processes=1, cache=tmp_path, on_progress=seen.append)
 
     first = compiled()
     distinct = len(list(tmp_path.iterdir()))
