@@ -5,13 +5,14 @@ The seconds of a module are, with the parts that `programs.py` gives,
     call + collective_seconds + kernels * (launch + more) + sum of factor[kind] * work[kind]
          + collectives * wait,
 
-and those of a step beside its modules are `step * call`. The factors and `step` are at least 1,
+those of a step beside its modules are `step * call`, and those of its moves between meshes
+`transfer` times what they take alone. The factors, `step` and `transfer` are at least 1,
 `more` and `wait` at least 0: programs never do better than chains. They are the same for all models
 and sizes, and are found with the least errors of the logarithms, in which a few outliers count
 little.
 
 The corrected figures stay figures of the cluster file: shares of efficiency are divided by the
-factors, and `launch` and each measured collective get more seconds.
+factors, `launch` and each measured collective get more seconds, and a transfer takes more of both.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ from alpa.passes.cost.device import (
     Efficiency,
     Kind,
     Points,
+    Transfer,
 )
 from alpa.runtime.calibration.fit import Fit
 from alpa.runtime.calibration.programs import ProgramSample
 
 _KINDS: tuple[Kind, ...] = ("matrix", "convolution", "elementwise")
-_NAMES = ("step", *_KINDS, "launch", "wait")
-_LEAST = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
-_UNIT = np.array([1.0, 1.0, 1.0, 1.0, 1e-5, 1e-5])
+_NAMES = ("step", *_KINDS, "launch", "wait", "transfer")
+_LEAST = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0])
+_UNIT = np.array([1.0, 1.0, 1.0, 1.0, 1e-5, 1e-5, 1.0])
 """Seconds are fitted in units that make all numbers of one size."""
 _OUTLIER = 0.2
 
@@ -65,7 +67,11 @@ def in_programs(found: Fit, samples: Iterable[ProgramSample]) -> Fit:
             step=Call(*(named["step"] * it for it in device.call)),
             alone=_alone(listed, numbers, device.launch, most),
         ),
-        intra_host=replace(link, collectives=_later(link.collectives, named["wait"])),
+        intra_host=replace(
+            link,
+            collectives=_later(link.collectives, named["wait"]),
+            transfer=_dearer(link.transfer, named["transfer"]),
+        ),
     )
     error = fmean(abs(_predicted(it, numbers, device.launch) / it.seconds - 1) for it in whole)
     residuals = {**found.residuals, "programs": error}
@@ -75,11 +81,13 @@ def in_programs(found: Fit, samples: Iterable[ProgramSample]) -> Fit:
 def _row(sample: ProgramSample, launch: float) -> tuple[float, list[float]]:
     """What is not fitted, and the factors of what is, in the order of `_NAMES`."""
     parts = sample.parts
-    if sample.is_step:
+    if sample.what == "step":
         return 0.0, [parts.call, *[0.0] * (len(_NAMES) - 1)]
+    if sample.what == "moves":
+        return 0.0, [*[0.0] * (len(_NAMES) - 1), parts.moves]
     work = [parts.work.get(kind, 0.0) for kind in _KINDS]
     fixed = parts.call + parts.collective_seconds + parts.kernels * launch
-    return fixed, [0.0, *work, parts.kernels, parts.collectives]
+    return fixed, [0.0, *work, parts.kernels, parts.collectives, 0.0]
 
 
 def _predicted(sample: ProgramSample, numbers: np.ndarray, launch: float) -> float:
@@ -144,13 +152,20 @@ def _later(collectives: Collectives, wait: float) -> Collectives:
     }
 
 
+def _dearer(transfer: Transfer | None, factor: float) -> Transfer | None:
+    """Transfers that take so many times as long."""
+    if transfer is None:
+        return None
+    return Transfer(bandwidth=transfer.bandwidth / factor, latency=factor * transfer.latency)
+
+
 def _alone(
     samples: Sequence[ProgramSample], numbers: np.ndarray, launch: float, most: int
 ) -> Points:
     """For each number of devices that worked alone, the share of the predicted seconds."""
     ratios: dict[int, list[float]] = {}
     for it in samples:
-        if not it.is_step:
+        if it.what == "module":
             predicted = _predicted(it, numbers, launch)
             ratios.setdefault(it.devices, []).append(it.seconds / predicted)
     if len(ratios) < 2:

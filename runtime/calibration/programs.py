@@ -2,7 +2,8 @@
 
 A chain of one op is the best case: its data are in the cache, its devices start together, and its
 buffers exist. Small models (`models.py`) are planned with the figures of chains and run. Each of
-their modules and steps is a sample: what the figures say, part by part, and what it takes.
+their modules and steps is a sample: what the figures say, part by part, and what it takes. So are
+the moves between meshes of a step of two stages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from alpa.dialects import body, ir
 from alpa.dialects.attributes import SECONDS, read_float
@@ -22,15 +23,17 @@ from alpa.passes.cost.collectives import inside_host, message_seconds
 from alpa.passes.cost.device import Kind, Link
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.annotated import Annotated, annotated_fragments
+from alpa.passes.plan.instructions import Move, write_script
 from alpa.passes.plan.predicted_collectives import Collective, collectives_of
-from alpa.passes.plan.step_time import with_call
+from alpa.passes.plan.step_time import simulate, with_call
 from alpa.passes.sharding.call_seconds import call_seconds
 from alpa.passes.sharding.op_seconds import block_works, work_seconds
 from alpa.passes.sharding.rules import populated
 from alpa.runtime.calibration.models import Model
 from alpa.runtime.executable import Executable
 from alpa.runtime.loading import load
-from alpa.runtime.planning import Settings, plan
+from alpa.runtime.pjrt import separate
+from alpa.runtime.planning import Inter, Settings, run_pass
 from alpa.runtime.timing import TimedStep
 
 MODELS = tuple(
@@ -45,25 +48,28 @@ MODELS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The seconds of a module by the figures of chains."""
+    """The seconds of a module, a call or moves by the figures of chains."""
 
-    call: float
-    work: Mapping[Kind, float]
+    call: float = 0.0
+    work: Mapping[Kind, float] = field(default_factory=dict["Kind", float])
     """without the starts of kernels; memory traffic counts as element-wise"""
-    kernels: float
+    kernels: float = 0.0
     """their number"""
-    collectives: float
+    collectives: float = 0.0
     """their number"""
-    collective_seconds: float
+    collective_seconds: float = 0.0
+    moves: float = 0.0
+    """between meshes"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSample:
-    """A module of a planned step, or what the step takes beside its modules (its call)."""
+    """What was measured of a planned step."""
 
     devices: int
     """that work, while the others wait"""
-    is_step: bool
+    what: Literal["module", "step", "moves"]
+    """a module, what the step takes beside its modules (its call), or all its moves"""
     parts: Parts
     seconds: float
     """the median of several runs"""
@@ -79,21 +85,25 @@ def program_samples(
     Args:
         cluster_of: gives the text of a cluster file for one host with so many devices.
     """
-    timed: list[_Timed] = []
+    timed, two = list[_Timed](), list[_Timed]()
     with tempfile.TemporaryDirectory() as folder:
         number = len(devices)
         while number:
             file = _written(cluster_of(number), folder)
             timed += _loaded(devices[:number], file, models)
+            if number == len(devices) and number % 2 == 0:
+                two += _loaded(devices, file, models, stages=2)
             number //= 2
-    for each in timed:
+    for each in (*timed, *two):
         for _ in range(3):
             each.step.run()
     for _ in range(runs):
-        for each in timed:
+        for each in (*timed, *two):
             each.run()
     for each in timed:
         yield from each.samples()
+    for each in two:
+        yield each.moves()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +122,8 @@ class _Timed:
         default_factory=lambda: defaultdict[str, list[float]](list)
     )
     """seconds of each fragment, in other steps"""
+    received: list[float] = field(default_factory=list[float])
+    """seconds of all moves, in these steps"""
 
     def run(self) -> None:
         """Runs the step twice; the second time it is traced."""
@@ -120,6 +132,9 @@ class _Timed:
             self.step.run()
         for span in trace.steps[0][0].spans:
             self.spans[span.row].append(span.end - span.begin)
+        every = [span for mesh in trace.steps[0] for span in mesh.spans]
+        moves = (span.end - span.begin for span in every if span.kind == "receive")
+        self.received.append(sum(moves))
 
     def samples(self) -> Iterator[ProgramSample]:
         """Of each module, and of what the step takes beside them."""
@@ -128,13 +143,21 @@ class _Timed:
             name = fragment.name.removeprefix(f"{fragment.mesh}.")
             seconds = median(self.spans[name])
             rest -= seconds
-            yield ProgramSample(devices=self.devices, is_step=False, parts=parts, seconds=seconds)
-        called = Parts(
-            call=with_call(0.0, program, self.machine),
-            work={}, kernels=0.0, collectives=0.0, collective_seconds=0.0,
-        )  # fmt: skip
+            yield ProgramSample(devices=self.devices, what="module", parts=parts, seconds=seconds)
+        called = Parts(call=with_call(0.0, program, self.machine))
         if rest > 0:
-            yield ProgramSample(devices=self.devices, is_step=True, parts=called, seconds=rest)
+            yield ProgramSample(devices=self.devices, what="step", parts=called, seconds=rest)
+
+    def moves(self) -> ProgramSample:
+        """Of all moves of a step."""
+        events = simulate(write_script(self.executable.program))
+        predicted = sum(it.end - it.start for it in events if isinstance(it.instruction, Move))
+        return ProgramSample(
+            devices=self.devices,
+            what="moves",
+            parts=Parts(moves=predicted),
+            seconds=median(self.received),
+        )
 
 
 def _written(text: str, folder: str) -> str:
@@ -144,27 +167,35 @@ def _written(text: str, folder: str) -> str:
     return str(path)
 
 
-def _loaded(devices: Sequence[Any], cluster: str, models: Sequence[Model]) -> Iterator[_Timed]:
+def _loaded(
+    devices: Sequence[Any], cluster: str, models: Sequence[Model], stages: int = 1
+) -> Iterator[_Timed]:
     machine = Cluster.parse(cluster)
     for model in models:
         module, arguments = model.lower(), model.arguments()
-        for settings in _settings(cluster, len(devices)):
-            planned = plan(module, settings, Clock()).module
+        for settings in _settings(cluster, len(devices), stages):
+            planned = separate(module.operation)
+            layers = {} if stages == 1 else {"num-layers": str(stages)}
+            run_pass("alpa", {**settings.options(), **layers}, planned, Clock())
             executable = load(planned, devices=devices)
             yield _Timed(
                 devices=len(devices),
                 machine=machine,
                 executable=executable,
                 step=TimedStep(executable, arguments),
-                parts=module_parts(planned, machine),
+                parts=module_parts(planned, machine) if stages == 1 else (),
             )
 
 
-def _settings(cluster: str, devices: int) -> Iterator[Settings]:
-    """Plans on one mesh: of samples alone, and also of weights, with groups of two sizes."""
-    yield Settings(cluster=cluster, inter="none", intra="data-parallel")
-    if devices > 2 and devices % 2 == 0:
-        yield Settings(cluster=cluster, intra="megatron", mesh_shape=f"{devices // 2}x2")
+def _settings(cluster: str, devices: int, stages: int) -> Iterator[Settings]:
+    """Plans of equal stages: of samples alone, and also of weights, with groups of two sizes."""
+    each = devices // stages
+    inter: Inter = "none" if stages == 1 else "equal-layers"
+    shape = "auto" if stages == 1 else str(each)
+    yield Settings(cluster=cluster, inter=inter, intra="data-parallel", mesh_shape=shape)
+    if each > 2 and each % 2 == 0:
+        inter = "auto" if stages == 1 else "equal-layers"
+        yield Settings(cluster=cluster, inter=inter, intra="megatron", mesh_shape=f"{each // 2}x2")
 
 
 def module_parts(planned: ir.Module, cluster: Cluster) -> list[Parts]:

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from alpa.dialects import parse
-from alpa.passes.cost.device import Call, Curve, Kind, Link, Machine
+from alpa.passes.cost.device import Call, Curve, Kind, Link, Machine, Transfer
 from alpa.passes.cost.presets import PRESETS
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calibration.fit import Fit
@@ -23,7 +23,7 @@ from alpa.runtime.planning import Settings, plan
 _LAUNCH = 2e-6
 _KINDS: tuple[Kind, ...] = ("matrix", "convolution", "elementwise")
 _ALL, _HALF = 4, 2
-TRUE = {"step": 3.0, "matrix": 1.2, "convolution": 2.5, "elementwise": 1.8}
+TRUE = {"step": 3.0, "matrix": 1.2, "convolution": 2.5, "elementwise": 1.8, "transfer": 2.4}
 MORE, WAIT, SHARE = 15e-6, 80e-6, 0.6
 
 
@@ -31,7 +31,12 @@ def chains() -> Fit:
     """Figures of a device, and of collectives in one group of 4."""
     preset = PRESETS["h100"]
     curve = Curve(((1e4, 1e-5), (1e6, 1e-3)))
-    link = Link(bandwidth=1e9, latency=1e-5, collectives={"all-reduce": {4: curve}})
+    link = Link(
+        bandwidth=1e9,
+        latency=1e-5,
+        collectives={"all-reduce": {4: curve}},
+        transfer=Transfer(bandwidth=1e9, latency=1e-4),
+    )
     device = replace(preset.device, launch=_LAUNCH, call=Call(1e-4, 1e-6, 1e-6))
     machine = Machine(device=device, intra_host=link, inter_host=preset.inter_host)
     return Fit(machine=machine, residuals={}, spread=0.0)
@@ -54,11 +59,17 @@ def samples() -> Iterator[ProgramSample]:
             seconds = parts.call + parts.collective_seconds + parts.kernels * (_LAUNCH + MORE)
             seconds += sum(TRUE[kind] * it for kind, it in work.items()) + parts.collectives * WAIT
             yield ProgramSample(
-                devices=devices, is_step=False, parts=parts, seconds=share * seconds
+                devices=devices, what="module", parts=parts, seconds=share * seconds
             )
-        called = Parts(call=1e-3, work={}, kernels=0.0, collectives=0.0, collective_seconds=0.0)
         yield ProgramSample(
-            devices=devices, is_step=True, parts=called, seconds=TRUE["step"] * 1e-3
+            devices=devices, what="step", parts=Parts(call=1e-3), seconds=TRUE["step"] * 1e-3
+        )
+    for moves in (1e-3, 4e-3):
+        yield ProgramSample(
+            devices=_ALL,
+            what="moves",
+            parts=Parts(moves=moves),
+            seconds=TRUE["transfer"] * moves,
         )
 
 
@@ -79,6 +90,9 @@ def test_what_is_exact_is_found_again() -> None:
     assert ratio == pytest.approx(TRUE["elementwise"], rel=1e-3)
     curve = found.machine.intra_host.collectives["all-reduce"][4]
     assert curve.seconds(1e4) == pytest.approx(1e-5 + WAIT, rel=1e-3)
+    transfer = found.machine.intra_host.between_meshes
+    assert transfer.latency == pytest.approx(TRUE["transfer"] * 1e-4, rel=1e-3)
+    assert transfer.bandwidth == pytest.approx(1e9 / TRUE["transfer"], rel=1e-3)
 
 
 def test_programs_are_never_faster_than_chains() -> None:
@@ -111,9 +125,9 @@ def test_modules_and_steps_are_measured() -> None:
     def text(devices: int) -> str:
         return cluster_text(fit, hosts=1, devices_per_host=devices, about={}, comment="")
 
-    models = [Model(kind="attention", width=16, length=8, batch=8, layers=1)]
+    models = [Model(kind="attention", width=16, length=8, batch=8)]
     found = list(program_samples(jax.devices()[:4], text, models, runs=3))
-    modules = [it for it in found if not it.is_step]
+    modules = [it for it in found if it.what == "module"]
     # Two plans on all devices, one on two, one on one: each a forward, a backward, an update.
     assert [it.devices for it in modules] == 6 * [4] + 3 * [2] + 3 * [1]
     assert all(it.seconds > 0 and it.parts.call >= 0 for it in found)
@@ -121,3 +135,8 @@ def test_modules_and_steps_are_measured() -> None:
     assert 0 < forward.kernels < backward.kernels
     assert backward.collectives > update.collectives == 0
     assert set(forward.work) == {"matrix", "elementwise"}
+    # Two stages on two devices each.
+    moves = [it for it in found if it.what == "moves"]
+    assert len(moves) == 1
+    assert moves[0].parts.moves > 0
+    assert moves[0].seconds > 0
