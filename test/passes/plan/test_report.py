@@ -98,6 +98,7 @@ def test_the_json_has_its_documented_entries(report: PlanReport) -> None:
         "hosts": [0],
         "devices": [2, 3],
         "logical_shape": [2],
+        "device": "",
     }
     names = {"mesh", "layers", "forward_seconds", "backward_seconds"}
     assert names | {"state_bytes", "activation_bytes"} <= plan["stages"][0].keys()
