@@ -15,6 +15,7 @@ from pathlib import Path
 
 from alpa.passes.cost.cluster_file import read_cluster_file, read_hosts_file
 from alpa.passes.cost.device import (
+    MOST_DEVICES,
     ClusterError,
     Device,
     Link,
@@ -187,8 +188,15 @@ def parse_cluster(text: str) -> AnyCluster:
     return _mixed([kind for part in text.split("+") for kind in _of_one_name(part).kinds])
 
 
-def _mixed(clusters: Sequence[Cluster], other_link: Link | None = None) -> AnyCluster:
+def _mixed(
+    clusters: Sequence[Cluster], other_link: Link | None = None, place: str = ""
+) -> AnyCluster:
     """Hosts of all these; those that only differ in their number are of one kind."""
+    devices = sum(one.num_devices for one in clusters)
+    if devices > MOST_DEVICES:
+        raise ClusterError(
+            f"all hosts have {devices:,} devices; Alpa plans for {MOST_DEVICES:,} at most", place
+        )
     kinds: list[Cluster] = []
     for one in clusters:
         like = next((k for k, it in enumerate(kinds) if replace(it, hosts=one.hosts) == one), None)
@@ -201,20 +209,27 @@ def _mixed(clusters: Sequence[Cluster], other_link: Link | None = None) -> AnyCl
 
 def _of_one_name(text: str) -> AnyCluster:
     """The cluster of a preset or a file."""
+    path = text.partition(",memory=")[0].partition(",hosts=")[0]
+    listed = read_hosts_file(path) if _is_path(path) else None
+    if listed is None:
+        return _equal_hosts(text)
+    if path != text:
+        raise ClusterError(
+            f"{path} lists hosts of its own: change them there, not by ,hosts= or ,memory="
+        )
+    groups, other_link = listed
+    return _mixed([_group(path, *group) for group in groups], other_link, f"{path}:1")
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".toml") or "/" in name or "\\" in name or Path(name).is_file()
+
+
+def _equal_hosts(text: str) -> Cluster:
+    """The cluster of a preset or of a file that lists no hosts."""
     text, comma, memory = text.partition(",memory=")
     text, some, left = text.partition(",hosts=")
-    if text.endswith(".toml") or "/" in text or "\\" in text or Path(text).is_file():
-        listed = read_hosts_file(text)
-        if listed is not None:
-            if comma or some:
-                raise ClusterError(
-                    f"{text} lists hosts of its own: change them there, not by ,hosts= or ,memory="
-                )
-            groups, other_link = listed
-            return _mixed([_group(text, *group) for group in groups], other_link)
-        hosts, devices_per_host, machine = read_cluster_file(text)
-    else:
-        hosts, devices_per_host, machine = _preset(text)
+    hosts, devices_per_host, machine = read_cluster_file(text) if _is_path(text) else _preset(text)
     if some:
         hosts = _some(hosts, left)
     device = machine.device
@@ -234,15 +249,12 @@ def _of_one_name(text: str) -> AnyCluster:
 
 def _group(path: str, place: str, hosts: int, devices_per_host: int, device: str) -> Cluster:
     """The hosts of an entry of a file: a preset's, or those of another file beside it."""
+    is_file = device.endswith(".toml")
     try:
-        if device.endswith(".toml"):
-            device = str(Path(path).parent / device)
-            found = Cluster.parse(device)
-        else:
-            found = Cluster.parse(_with_shape(device))
+        found = _equal_hosts(str(Path(path).parent / device) if is_file else _with_shape(device))
         return replace(found, hosts=hosts, devices_per_host=devices_per_host)
     except ClusterError as error:
-        raise ClusterError(f"device: {error}", error.place or place) from error
+        raise ClusterError(f"device: {error.message}", error.place or place) from error
 
 
 def _with_shape(device: str) -> str:

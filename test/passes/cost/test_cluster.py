@@ -487,6 +487,19 @@ def test_files_of_hosts_that_do_not_do(
     assert raised.value.place == f"{tmp_path / 'cluster.toml'}:{line}"
 
 
+def test_a_file_does_not_list_hosts_of_a_file_that_lists_hosts(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="device: the cluster file lacks 'devices_per_host'"):
+        mixed(tmp_path, TWO_KINDS.replace("more.toml", "cluster.toml"))
+
+
+def test_all_kinds_together_have_at_most_so_many_devices(tmp_path: Path) -> None:
+    message = "all hosts have 4,104 devices; Alpa plans for 4,096 at most"
+    with pytest.raises(ClusterError, match=f"cluster.toml:1: {message}"):
+        mixed(tmp_path, TWO_KINDS.replace("count = 1", "count = 512"))
+    with pytest.raises(ClusterError, match=message):
+        parse_cluster("h100:512x8+a100-40gb:1x8")
+
+
 def test_a_file_of_hosts_takes_no_suffix(tmp_path: Path) -> None:
     mixed(tmp_path)
     for suffix in (",hosts=2", ",memory=9GiB"):
