@@ -215,7 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = check(module, jax.devices(), default_schedule=options.default_schedule)
         elif options.default_schedule:
             raise CompilationError(
-                "--default-schedule is for CPU, and the plan is for GPUs; leave it out"
+                "--default-schedule is for CPU, and the plan is for "
+                f"{', '.join(gpu.name for gpu in gpus if gpu)}; leave it out"
             )
         else:
             found = check_for_gpus(module)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import reduce
 from itertools import accumulate
 from pathlib import Path
 
@@ -71,6 +72,11 @@ class Cluster(Machine):
         """The devices of each host."""
         return (self.devices_per_host,) * self.hosts
 
+    def number_of(self, hosts: Sequence[int]) -> int:
+        """The number of the kind that some hosts are of."""
+        del hosts
+        return 0
+
     def of(self, hosts: Sequence[int]) -> Cluster:
         """The hosts of the kind that some hosts are of."""
         del hosts
@@ -89,6 +95,11 @@ class Cluster(Machine):
         """The link from some hosts to others."""
         del source, target
         return self.inter_host
+
+    @property
+    def links_to_others(self) -> tuple[Link | None, ...]:
+        """Of each kind of hosts, the slowest link to hosts of another one: there is none."""
+        return (None,)
 
     @staticmethod
     def parse(text: str) -> Cluster:
@@ -147,20 +158,26 @@ class MixedCluster:
 
     def between(self, source: Sequence[int], target: Sequence[int]) -> Link:
         """The link from some hosts, which are of one kind, to others."""
-        kinds = self.of(source), self.of(target)
-        return kinds[0].inter_host if kinds[0] is kinds[1] else self.link_of(*kinds)
+        one, other = self.of(source), self.of(target)
+        return one.inter_host if one is other else self._link_of(one, other)
 
-    def link_of(self, one: Cluster, other: Cluster) -> Link:
+    @property
+    def links_to_others(self) -> tuple[Link | None, ...]:
+        """Of each kind of hosts, the slowest link to hosts of another one."""
+        return tuple(
+            reduce(_slower, (self._link_of(one, other) for other in self.kinds if other is not one))
+            for one in self.kinds
+        )
+
+    def _link_of(self, one: Cluster, other: Cluster) -> Link:
         """The link between hosts of two kinds."""
-        if self.other_link is not None:
-            return self.other_link
-        return slower(one.inter_host, other.inter_host)
+        return self.other_link or _slower(one.inter_host, other.inter_host)
 
 
 AnyCluster = Cluster | MixedCluster
 
 
-def slower(one: Link, other: Link) -> Link:
+def _slower(one: Link, other: Link) -> Link:
     """A link that is as slow as the slower of two, without what was measured of collectives."""
     ways = one.between_meshes, other.between_meshes
     return Link(

@@ -38,7 +38,7 @@ def plan_and_any_cluster(function: func.FuncOp) -> tuple[Plan, AnyCluster]:
         check_meshes(function)
     for mesh in read_meshes(function):
         hosts, devices = len(mesh.hosts), len(mesh.devices) // len(mesh.hosts)
-        kinds = {id(cluster.of((host,))) for host in mesh.hosts if host < cluster.hosts}
+        kinds = {cluster.number_of((host,)) for host in mesh.hosts if host < cluster.hosts}
         is_there = max(mesh.hosts) < cluster.hosts and len(kinds) == 1
         if not is_there or devices > cluster.of(mesh.hosts).devices_per_host:
             raise PassError(

@@ -95,9 +95,9 @@ def _header(report: PlanReport) -> Iterator[str]:
 
 
 def _stages(report: PlanReport) -> Iterator[str]:
-    cluster, memory = cluster_here(report.cluster), report.memory_bytes
+    cluster = cluster_here(report.cluster)
     columns = ["stage", "mesh", "hosts", "devices", "shape", "layers", "forward", "backward"]
-    columns += ["update", "state", "peak"] + (["memory"] if memory else [])
+    columns += ["update", "state", "peak"] + (["memory"] if cluster is not None else [])
     rows = [columns]
     for number, (mesh, stage) in enumerate(zip(report.meshes, report.stages, strict=True)):
         row = [
@@ -118,9 +118,11 @@ def _stages(report: PlanReport) -> Iterator[str]:
             row.append("-" if stage.peak_bytes is None else percent(stage.peak_bytes / mine))
         rows.append(row)
     yield from aligned(rows)
-    share = f"; peak as a share of {size_text(memory)}" if memory else ""
-    if cluster is not None and len(cluster.kinds) > 1:
-        share = "; peak as a share of the device's memory"
+    share = ""
+    if cluster is not None:
+        sizes = [size_text(kind.device.memory) for kind in cluster.kinds]
+        of = sizes[0] if len(sizes) == 1 else "the device's memory"
+        share = f"; peak as a share of {of}"
     yield f"(seconds per micro-batch, of the update per step; bytes per device{share})"
     alike: dict[tuple[str, str], list[int]] = {}
     for number, stage in enumerate(report.stages):

@@ -107,7 +107,7 @@ def _check(
     else:
         hosts = range(cluster.host_of(devices[0]), cluster.host_of(devices[-1]) + 1)
         sizes = {cluster.host_sizes[host] for host in hosts}
-        if len({id(cluster.of((host,))) for host in hosts}) > 1:
+        if len({cluster.number_of((host,)) for host in hosts}) > 1:
             problem = "a mesh is on hosts of one kind"
         elif len(hosts) > 1 and len(devices) != sum(cluster.host_sizes[h] for h in hosts):
             problem = f"a mesh is a part of one host or whole hosts of {sizes.pop()}"

@@ -161,7 +161,7 @@ class ExistingMeshes:
             workers=workers,
             submeshes=[
                 (
-                    cluster.kinds.index(cluster.of(m.hosts)),
+                    cluster.number_of(m.hosts),
                     (len(m.hosts), len(m.devices) // len(m.hosts), m.logical_shape),
                 )
                 for m in self.meshes

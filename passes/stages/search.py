@@ -18,11 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 from alpa.dialects.plan import Dropped
 from alpa.passes.base import NoRoomError, PassError
-from alpa.passes.cost.cluster import Link, MixedCluster, slower
 from alpa.passes.cost.device import size_text
 from alpa.passes.solve.errors import SolverFailedError, VerificationError
 from alpa.passes.solve.sharding.problem import InfeasibleError
@@ -167,20 +165,14 @@ class Search:
 
     def _solved(self, offers: Sequence[_Offer]) -> tuple[float, tuple[Stage, ...]]:
         """T and the stages of the best cut over some candidates. Raises `NoCutError`."""
-        program, cluster = self.program, self.program.cluster
-        others: list[Link | None] = [None]
-        if isinstance(cluster, MixedCluster):
-            others = [
-                reduce(slower, (cluster.link_of(a, b) for b in cluster.kinds if b is not a))
-                for a in cluster.kinds
-            ]
+        program = self.program
         problem = self.restrict(
             stage_problem(
                 [it for it, _ in offers],
                 [mesh.one.kind for _, mesh in offers],
                 program.boundary,
                 program.left,
-                others,
+                program.cluster.links_to_others,
                 program.plan,
             ),
             [mesh.number for _, mesh in offers],

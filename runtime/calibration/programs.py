@@ -91,9 +91,10 @@ def program_samples(
         while number:
             file = _written(cluster_of(number), folder)
             timed += _loaded(devices[:number], file, models)
-            if number == len(devices) and number % 2 == 0:
-                two += _loaded(devices, file, models, stages=2)
             number //= 2
+        if len(devices) % 2 == 0:
+            file = _written(cluster_of(len(devices)), folder)
+            two += _loaded(devices, file, models, stages=2)
     for each in (*timed, *two):
         for _ in range(3):
             each.step.run()
@@ -194,7 +195,6 @@ def _settings(cluster: str, devices: int, stages: int) -> Iterator[Settings]:
     shape = "auto" if stages == 1 else str(each)
     yield Settings(cluster=cluster, inter=inter, intra="data-parallel", mesh_shape=shape)
     if each > 2 and each % 2 == 0:
-        inter = "auto" if stages == 1 else "equal-layers"
         yield Settings(cluster=cluster, inter=inter, intra="megatron", mesh_shape=f"{each // 2}x2")
 
 
