@@ -37,10 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SMALL = """\
-hosts = 1
+hosts = {hosts}
 devices_per_host = {devices}
 [device]
-name = "small"
+name = "{name}"
 memory = "{memory}"
 peak_flops = {{ f32 = {flops} }}
 memory_bandwidth = {memory_bandwidth}
@@ -54,12 +54,14 @@ latency = 1e-6
 
 
 class SmallCluster(Protocol):
-    """Writes the file of a cluster of one host; FLOP/s and bytes/s."""
+    """Writes the file of a small cluster; FLOP/s and bytes/s."""
 
     def __call__(
         self,
         memory: str = "16GiB",
         *,
+        name: str = "small",
+        hosts: int = 1,
         devices: int = 4,
         flops: float = 1e12,
         memory_bandwidth: float = 1e11,
@@ -72,14 +74,18 @@ def small_cluster(tmp_path: Path) -> SmallCluster:
     def write(
         memory: str = "16GiB",
         *,
+        name: str = "small",
+        hosts: int = 1,
         devices: int = 4,
         flops: float = 1e12,
         memory_bandwidth: float = 1e11,
         bandwidth: float = 1e9,
     ) -> Path:
-        path = tmp_path / f"small_{memory}.toml"
+        path = tmp_path / f"{name}_{memory}.toml"
         path.write_text(
             SMALL.format(
+                name=name,
+                hosts=hosts,
                 memory=memory,
                 devices=devices,
                 flops=flops,

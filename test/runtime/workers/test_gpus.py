@@ -90,12 +90,7 @@ def test_a_caller_whose_workers_are_on_cpu_is_left_alone() -> None:
 
 def test_workers_on_a_cluster_with_gpus() -> None:
     """Ray gives out GPUs without having any; the workers then find none."""
-    script = Path(__file__).with_name("fake_gpus.py")
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=300, env=_environment()
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = _found_by("fake_gpus.py")
     whole = found["whole"]
     assert sorted(name for it in whole for name in it["gpus"]) == ["0", "1", "2", "3"]
     assert [it["own"] for it in whole] == [["0"], ["2", "3"], ["1"]]
@@ -118,12 +113,7 @@ def test_workers_on_a_cluster_with_gpus() -> None:
 
 
 def test_hosts_of_two_kinds_are_on_nodes_of_theirs() -> None:
-    script = Path(__file__).with_name("two_kinds_of_gpus.py")
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=300, env=_environment()
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = _found_by("two_kinds_of_gpus.py")
     assert found["both"] == ["V100", "A100"]
     assert found["turned"] == ["A100", "V100"]
     (message,) = found["too large"]
@@ -138,6 +128,19 @@ def test_hosts_of_two_kinds_are_on_nodes_of_theirs() -> None:
     )
     (message,) = found["alike"]
     assert "with V100-SXM2-16GB and with V100-SXM2-32GB, and Ray calls both V100; start" in message
+
+
+def _found_by(script: str) -> dict[str, Any]:
+    """What a script beside this file prints, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=_environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _environment() -> dict[str, str]:
