@@ -12,7 +12,8 @@ and sizes, and are found with the least errors of the logarithms, in which a few
 little.
 
 The corrected figures stay figures of the cluster file: shares of efficiency are divided by the
-factors, `launch` and each measured collective get more seconds, and a transfer takes more of both.
+factors, `launch` and each measured collective get more seconds, and transfers are slower by
+`transfer`.
 """
 
 from __future__ import annotations
