@@ -30,7 +30,7 @@ from alpa.passes.cost.presets import PRESETS
 from alpa.runtime.calibration.fit import fit
 from alpa.runtime.calibration.in_programs import in_programs
 from alpa.runtime.calibration.measure import Sample, Sizes, measure
-from alpa.runtime.calibration.programs import MODELS, program_samples
+from alpa.runtime.calibration.programs import CPU_MODELS, GPU_MODELS, program_samples
 from alpa.runtime.calibration.text import cluster_text, comparison_text
 from alpa.tools.arguments import count
 from alpa.tools.devices import make_devices
@@ -42,6 +42,8 @@ _QUICK = Sizes(
 )  # fmt: skip
 _GPU = Sizes(
     matrices=(128, 256, 512, 1024, 2048, 4096, 8192),
+    images=(8, 16, 32, 64, 128),
+    channels=128,
     elements=tuple(2**n for n in range(10, 27, 2)),
     bytes=tuple(2**n for n in range(14, 31, 2)),
     payloads=tuple(2**n for n in range(14, 29, 2)),
@@ -120,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             inter_host=PRESETS[preset].inter_host,
         )
         comment = f"Not measured: the link between hosts is that of the preset {preset}."
-        models, runs = (MODELS[::3], 3) if options.quick else (MODELS, sizes.runs)
+        models = CPU_MODELS if on_cpu else GPU_MODELS
+        models, runs = (models[::3], 3) if options.quick else (models, sizes.runs)
         chains = partial(cluster_text, found, about={}, comment=comment)
         found = in_programs(
             found,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, geometric_mean, median
 from typing import cast, get_args
 
@@ -23,7 +23,7 @@ from alpa.passes.cost.device import (
     Points,
     Transfer,
 )
-from alpa.runtime.calibration.measure import Sample
+from alpa.runtime.calibration.measure import BYTES_PER_OP, Sample
 
 _COMPUTE = ("matrix", "convolution")
 _RINGS = ("all-gather", "reduce-scatter")
@@ -69,15 +69,16 @@ def fit(samples: Iterable[Sample], *, name: str, memory: int, inter_host: Link) 
         dtype: max(_best(points), _best(convolutions.get(dtype, points)))
         for dtype, points in products.items()
     }
-    elementwise = _rates(by_what["elementwise"], launch) if by_what["elementwise"] else []
+    bandwidth = _best(moved)
+    elementwise = _beside_memory(by_what["elementwise"], moved, launch)
     device = Device(
         name=name,
         memory=memory,
         peak_flops=peaks,
-        memory_bandwidth=_best(moved),
+        memory_bandwidth=bandwidth,
         efficiency=Efficiency(
             matrix={dtype: _shares(points, peaks[dtype]) for dtype, points in products.items()},
-            memory=_shares(moved, _best(moved)),
+            memory=_shares(moved, bandwidth),
             convolution={
                 dtype: _shares(points, peaks[dtype]) for dtype, points in convolutions.items()
             },
@@ -87,10 +88,10 @@ def fit(samples: Iterable[Sample], *, name: str, memory: int, inter_host: Link) 
         call=_call(by_what, launch),
     )
     moves, steps = _line(by_what["transfer"]), _ring_step(by_what) or _line(by_what["transfer"])
-    bandwidth, latency = steps or (device.memory_bandwidth, 0.0)
+    reached = steps or Transfer(bandwidth=bandwidth, latency=0.0)
     intra_host = Link(
-        bandwidth=bandwidth,
-        latency=latency,
+        bandwidth=reached.bandwidth,
+        latency=reached.latency,
         overlap=by_what["overlap"][0].seconds if by_what["overlap"] else 0.0,
         collectives=dict(costs),
         transfer=moves,
@@ -143,6 +144,23 @@ def _rates(samples: Sequence[Sample], launch: float) -> Rates:
     ordered = [(size, geometric_mean(found)) for size, found in sorted(times.items())]
     clear = [it for it in ordered if it[1] > 2 * launch] or ordered[-1:]
     return [(size, size / max(seconds - launch, 0.1 * seconds)) for size, seconds in clear]
+
+
+def _beside_memory(samples: Sequence[Sample], moved: Rates, launch: float) -> Rates:
+    """The rates of element-wise ops, which read and write each element once.
+
+    Where this takes half of the time or more, as on GPUs, only the rest is of the ops.
+    """
+    if not samples:
+        return []
+    sizes, rates = zip(*moved, strict=True)
+    found: list[Sample] = []
+    for it in samples:
+        num_bytes = BYTES_PER_OP * it.size
+        memory = num_bytes / float(np.interp(np.log(num_bytes), np.log(sizes), rates))
+        rest = it.seconds - memory if memory > it.seconds / 2 else it.seconds
+        found.append(replace(it, seconds=max(rest, 0.1 * it.seconds)))
+    return _rates(found, launch)
 
 
 def _best(rates: Rates) -> float:

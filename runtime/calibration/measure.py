@@ -4,6 +4,9 @@ An op is timed in a chain: the same op k times, each on the result of the one be
 program on all devices at once. A short and a long chain differ only in the number of ops, so that
 the difference of their times, over that of their lengths, is an op's time without what it takes to
 start a program.
+
+All numbers are random: on zeros, GPUs need less power and run faster. Weights keep the size of the
+numbers, so that they stay ordinary ones in a long chain.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ class Sizes:
     matrices: Sequence[int] = (32, 64, 128, 256, 512, 1024)
     """rows and columns"""
     images: Sequence[int] = (4, 8, 16, 32, 64)
-    """rows and columns of images of 32 channels, for convolutions of 3x3"""
+    """rows and columns of images, for convolutions of 3x3"""
+    channels: int = 32
+    """of these images"""
     elements: Sequence[int] = tuple(2**n for n in range(10, 21, 2))
     """of arrays for element-wise ops"""
     dtypes: Sequence[str] = ("f32", "bf16", "f16")
@@ -78,13 +83,15 @@ _ROW = 64
 """Elements that a norm or a softmax reads together."""
 _ACTIVATION_OPS = 16
 """For each element that `_activation` reads."""
+BYTES_PER_OP = 2 * 4 / _ACTIVATION_OPS
+"""That element-wise samples read and write, in f32."""
 
 _DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16, "f64": jnp.float64}
 
 
 def measure(devices: Sequence[Any], sizes: Sizes) -> Iterator[Sample]:
     """Measures everything that these devices can show; what needs two is left out for one."""
-    bench = _Bench(devices, sizes)
+    bench = Bench(devices, sizes)
     for dtype in sizes.dtypes:
         for rows in sizes.matrices:
             yield from bench.matrix(dtype, rows)
@@ -112,59 +119,52 @@ def measure(devices: Sequence[Any], sizes: Sizes) -> Iterator[Sample]:
 
 
 @dataclass(frozen=True)
-class _Bench:
+class Bench:
+    """Makes the samples, each of a chain."""
+
     devices: Sequence[Any]
     sizes: Sizes
 
     def matrix(self, dtype: str, rows: int) -> Iterator[Sample]:
         """A square matrix product on each device; also a batch of smaller ones, as in attention."""
         what = f"matrix {dtype}"
-        weights = jnp.eye(rows, dtype=_DTYPES[dtype])
         start = self._array((rows, rows), _DTYPES[dtype])
-        found = self._chain(lambda x: x @ weights, start)
+        found = self.chain(_multiply, (start, self._weights(dtype, rows, rows, rows)))
         yield Sample(what=what, size=2.0 * rows**3, seconds=found[0], spread=found[1])
         if _SMALL < rows <= 8 * _SMALL:
             batch = (rows // _SMALL) ** 3
-            start = self._array((batch, _SMALL, _SMALL), _DTYPES[dtype])
-            found = self._chain(lambda x: x @ x, start)
+            shape = (batch, _SMALL, _SMALL)
+            start = self._array(shape, _DTYPES[dtype])
+            found = self.chain(_multiply, (start, self._weights(dtype, _SMALL, *shape)))
             yield Sample(what=what, size=2.0 * rows**3, seconds=found[0], spread=found[1])
 
     def convolution(self, dtype: str, rows: int) -> Sample:
-        """A convolution of 3x3 over 8 images of 32 channels on each device."""
-        channels, images = 32, 8
-        kernel = jnp.zeros((3, 3, channels, channels), _DTYPES[dtype])
+        """A convolution of 3x3 over 8 images on each device."""
+        channels, images = self.sizes.channels, 8
         start = self._array((images, rows, rows, channels), _DTYPES[dtype])
-        dims = ("NHWC", "HWIO", "NHWC")
-        seconds, spread = self._chain(
-            lambda x: lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dims),
-            start,
-        )
+        kernel = self._weights(dtype, 9 * channels, 3, 3, channels, channels)
+        seconds, spread = self.chain(_convolve, (start, kernel))
         flops = 2.0 * images * rows**2 * channels * 9 * channels
         return Sample(what=f"convolution {dtype}", size=flops, seconds=seconds, spread=spread)
 
     def elementwise(self, elements: int) -> Sample:
         """Ops of a norm, a softmax and an activation function, which a compiler fuses."""
         start = self._array((max(elements // _ROW, 1), _ROW), jnp.float32)
-        seconds, spread = self._chain(
-            lambda x: lax.fori_loop(0, _TRIPS, lambda _, y: _activation(y), x), start, weight=_TRIPS
-        )
+        seconds, spread = self.chain(self._trips(_activation), start, weight=_TRIPS)
         size = float(_ACTIVATION_OPS * elements)
         return Sample(what="elementwise", size=size, seconds=seconds, spread=spread)
 
     def memory(self, num_bytes: int) -> Sample:
         """An array that each device reads, changes and writes."""
         start = self._array((num_bytes // 4,), jnp.float32)
-        # Ops of a chain would fuse, trips of a loop do not.
-        found = self._chain(
-            lambda x: lax.fori_loop(0, _TRIPS, lambda _, y: y * 1.0001, x), start, weight=_TRIPS
-        )
+        found = self.chain(self._trips(lambda y: y * 1.0001), start, weight=_TRIPS)
         return Sample(what="memory", size=2.0 * num_bytes, seconds=found[0], spread=found[1])
 
     def launch(self) -> Sample:
         """A kernel with next to nothing to do."""
         start = self._array((8, 8), jnp.float32)
-        weights = jnp.eye(8, dtype=jnp.float32)
-        found = self._chain(lambda x: x @ weights, start, longest=256)
+        weights = self._weights("f32", 8, 8, 8)
+        found = self.chain(_multiply, (start, weights), longest=256)
         return Sample(what="launch", size=2.0 * 8**3, seconds=found[0], spread=found[1])
 
     def collective(self, kind: Collective, group: int, num_bytes: int) -> Sample:
@@ -180,10 +180,10 @@ class _Bench:
             "all-gather": lambda x: x + lax.all_gather(x, GROUP, tiled=True)[0],
             "reduce-scatter": lambda x: jnp.tile(lax.psum_scatter(x, GROUP, tiled=True), group),
         }
-        seconds, spread = self._chain(bodies[kind], start, group=group)
+        seconds, spread = self.chain(bodies[kind], start, group=group)
         if kind == "reduce-scatter":
             part = elements // group
-            repeated, _ = self._chain(lambda x: jnp.tile(x[:part] * 1.0001, group), start)
+            repeated, _ = self.chain(lambda x: jnp.tile(x[:part] * 1.0001, group), start)
             seconds = max(seconds - repeated, 0.1 * seconds)
         return Sample(what=f"{kind} {group}", size=4.0 * elements, seconds=seconds, spread=spread)
 
@@ -195,28 +195,51 @@ class _Bench:
     def overlap(self) -> Sample:
         """The share of an all-reduce that a matrix product beside it hides, as `seconds`."""
         rows, group = self.sizes.matrices[-1], len(self.devices)
-        weights = jnp.eye(rows, dtype=jnp.float32)
         matrix = self._array((rows, rows), jnp.float32)
+        weights = self._weights("f32", rows, rows, rows)
         payload = self._array((self.sizes.payloads[-1] // 4,), jnp.float32)
-        compute, _ = self._chain(lambda x: x @ weights, matrix)
-        send, _ = self._chain(lambda x: lax.psum(x, GROUP), payload, group=group)
+        compute, _ = self.chain(_multiply, (matrix, weights))
+        send, _ = self.chain(lambda x: lax.psum(x, GROUP), payload, group=group)
 
-        together, spread = self._chain(
-            lambda x: (x[0] @ weights, lax.psum(x[1], GROUP)), (matrix, payload), group=group
+        together, spread = self.chain(
+            lambda x: (*_multiply(x[:2]), lax.psum(x[2], GROUP)),
+            (matrix, weights, payload),
+            group=group,
         )
         share = min(max((compute + send - together) / send, 0.0), 0.95)
         return Sample(what="overlap", size=4.0 * payload.size, seconds=share, spread=spread)
 
+    def _trips(self, body: Body) -> Body:
+        """Some times the same, each on the result of the one before, which ops would fuse with."""
+        if self.devices[0].platform == "cpu":
+            # XLA fuses across barriers here.
+            return lambda x: lax.fori_loop(0, _TRIPS, lambda _, y: body(y), x)
+
+        def apart(x: Any) -> Any:
+            for _ in range(_TRIPS):
+                x = lax.optimization_barrier(body(x))
+            return x
+
+        return apart  # A trip of a loop would take 6 us more on a GPU.
+
     def _array(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Zeros of that shape on each device, along the first dimension."""
+        """Random numbers of that shape on each device, along the first dimension."""
         whole = (shape[0] * len(self.devices), *shape[1:])
-        return jax.device_put(np.zeros(whole, dtype), self._sharding(1))
+        draw = jax.jit(
+            lambda: jax.random.normal(jax.random.key(0), whole, dtype),
+            out_shardings=self._sharding(1),
+        )
+        return draw()
+
+    def _weights(self, dtype: str, terms: int, *shape: int) -> jax.Array:
+        """Random weights that keep the size of the numbers in sums of so many terms."""
+        return self._array(shape, _DTYPES[dtype]) * terms**-0.5
 
     def _sharding(self, group: int) -> NamedSharding:
         grid = np.array(self.devices).reshape(-1, group)
         return NamedSharding(Mesh(grid, (ALL, GROUP)), P((ALL, GROUP)))
 
-    def _chain(
+    def chain(
         self,
         body: Body,
         start: Any,
@@ -259,6 +282,19 @@ class _Bench:
         middle = max(median(differences), 1e-9)
         low, _, high = quantiles(differences, n=4)
         return middle, (high - low) / 2 / middle
+
+
+def _multiply(x: Any) -> Any:
+    """Activations times weights, and the same weights."""
+    return x[0] @ x[1], x[1]
+
+
+def _convolve(x: Any) -> Any:
+    """Images convolved with a kernel, and the same kernel."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    images, kernel = x
+    y = lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=dims)
+    return y, kernel
 
 
 def _activation(x: jax.Array) -> jax.Array:

@@ -36,6 +36,8 @@ class Model:
     length: int
     """tokens of a sequence, or rows and columns of an image"""
     batch: int
+    dtype: str = "float32"
+    """of the layers; weights and the optimizer's state are f32"""
     layers: int = 2
 
     @property
@@ -75,10 +77,10 @@ class Model:
 
         def step(state: Any, x: jax.Array, targets: jax.Array) -> Any:
             def loss(weights: list[Weights]) -> jax.Array:
-                y = x
+                y = x.astype(self.dtype)
                 for each in weights:
-                    y = layer(each, y)
-                return jnp.square(y - targets).mean()
+                    y = layer({name: it.astype(self.dtype) for name, it in each.items()}, y)
+                return jnp.square(y.astype(targets.dtype) - targets).mean()
 
             return _updated(loss, state)
 

@@ -36,11 +36,19 @@ from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import Inter, Settings, run_pass
 from alpa.runtime.timing import TimedStep
 
-MODELS = tuple(
+CPU_MODELS = tuple(
     Model(kind=kind, width=width, length=length, batch=16)
     for kind, sizes in (
         ("attention", ((64, 32), (128, 64), (256, 64))),
         ("convolution", ((16, 16), (32, 16), (64, 16))),
+    )
+    for width, length in sizes
+)
+GPU_MODELS = tuple(
+    Model(kind=kind, width=width, length=length, batch=16, dtype="bfloat16")
+    for kind, sizes in (
+        ("attention", ((512, 256), (1024, 512), (2048, 512))),
+        ("convolution", ((64, 56), (128, 56), (256, 28))),
     )
     for width, length in sizes
 )

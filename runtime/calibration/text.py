@@ -83,7 +83,7 @@ def comparison_text(samples: Iterable[Sample], assumed: Machine) -> list[str]:
 
 
 def _size(sample: Sample) -> str:
-    if sample.what.startswith("matrix"):
+    if sample.what.startswith(("matrix", "convolution", "elementwise", "launch")):
         return f"{sample.size:.3g} FLOPs"
     return "" if sample.what == "overlap" else size_text(sample.size)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from alpa.passes.cost.cluster import Cluster
@@ -16,7 +18,7 @@ from alpa.passes.cost.device import Call, Collectives, Curve, Link
 from alpa.passes.cost.presets import PRESETS
 from alpa.runtime.ahead_of_time.compilation import without_notices
 from alpa.runtime.calibration.fit import fit, predicted
-from alpa.runtime.calibration.measure import Sample, Sizes, measure
+from alpa.runtime.calibration.measure import BYTES_PER_OP, Bench, Sample, Sizes, measure
 from alpa.runtime.calibration.text import cluster_text, comparison_text
 
 SLOW = Link(bandwidth=1e9, latency=1e-4)
@@ -93,6 +95,18 @@ def test_what_is_exact_is_found_again() -> None:
     assert max(found.residuals.values()) < 1e-6
 
 
+def test_elementwise_ops_of_which_memory_takes_most() -> None:
+    """Where memory takes half of the time or more, the ops take the rest."""
+    slow = sample("elementwise", 1e9, 1.5 * 1e9 * BYTES_PER_OP / 100e9)
+    device = fit([*made(), slow], name="X", memory=1, inter_host=SLOW).machine.device
+    assert device.efficiency is not None
+    rest = slow.seconds / 3
+    assert device.efficiency.elementwise[-1] == (
+        1e9,
+        pytest.approx(1e9 / (rest - device.launch) / 1e12),
+    )
+
+
 def test_samples_of_one_size_are_averaged() -> None:
     """A batch of small products takes four times as long as one of as many FLOPs."""
     batch = sample("matrix f32", 1e10, 1e-6 + 4 * 1e10 / 1e12)
@@ -164,6 +178,29 @@ def test_every_kind_is_measured() -> None:
         2.0 * 64**3,
     ]
     assert [it.size for it in samples if it.what == "call 4"] == [8.0, 16.0]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_numbers_stay_ordinary_in_long_chains(dtype: str) -> None:
+    """On zeros, infinities and NaNs, GPUs would run faster."""
+    ends: list[np.ndarray] = []
+
+    class Kept(Bench):
+        """Keeps what chains end with."""
+
+        def chain(self, body: Callable[[Any], Any], start: Any, **_: Any) -> tuple[float, float]:
+            for _ in range(32):
+                start = body(start)
+            ends.append(np.asarray(start[0], np.float32))
+            return 1.0, 0.0
+
+    bench = Kept(jax.devices()[:1], Sizes())
+    list(bench.matrix(dtype, 64))
+    bench.convolution(dtype, 8)
+    assert len(ends) == 3
+    for end in ends:
+        assert np.isfinite(end).all()
+        assert 1e-4 < end.std() < 1e3
 
 
 def test_the_command(tmp_path: Path) -> None:
