@@ -17,6 +17,7 @@ import jax
 
 from alpa.passes.plan.data import Program
 from alpa.runtime.executable import Executable
+from alpa.runtime.signature import is_donated
 
 Name = TypeVar("Name")
 
@@ -27,12 +28,18 @@ class TimedStep:
     def __init__(self, executable: Executable, arguments: Sequence[Any]) -> None:
         """`arguments` are those of the original `@main`, with whole batches.
 
-        A donated argument without a new value is given again, so it must be a numpy array.
+        Those that steps only read, as batches, are placed on the devices once. A donated argument
+        without a new value is given again, so it must be a numpy array.
         """
         self._executable = executable
-        self.arguments = list(arguments)
-        """those of the next step"""
         self._new = _new_states(executable.program)
+        given = {it.number for it in executable.program.arguments if is_donated(it)}
+        given |= set(self._new.values())
+        self.arguments = [
+            array if number in given else executable.place(number, array)
+            for number, array in enumerate(arguments)
+        ]
+        """those of the next step"""
 
     def run(self) -> float:
         """Runs one step, and returns its seconds until all results are computed."""

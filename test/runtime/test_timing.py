@@ -35,6 +35,14 @@ def test_each_step_goes_on_from_the_one_before(executable: alpa.runtime.Executab
     np.testing.assert_array_equal(step.arguments[0], np.full(4, 5 * 8))
 
 
+def test_what_steps_only_read_is_placed_once(executable: alpa.runtime.Executable) -> None:
+    step = TimedStep(executable, [np.zeros(4, np.float32), np.ones((8, 4), np.float32)])
+    batch = step.arguments[1]
+    step.run()
+    assert step.arguments[1] is batch
+    assert not isinstance(batch, np.ndarray)
+
+
 class Logged(TimedStep):
     """Logs its name where others run."""
 
