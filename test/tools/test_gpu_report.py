@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from alpa.passes.cost.cluster import Cluster
@@ -15,10 +16,11 @@ from alpa.tools.gpu_report.__main__ import PartError, main, report, run_part
 from alpa.tools.gpu_report.machine import Machine, machine
 from alpa.tools.gpu_report.meshes import MeshesReport
 from alpa.tools.gpu_report.report import Report
-from alpa.tools.gpu_report.steps import MODELS, StepTimes
+from alpa.tools.gpu_report.steps import MODELS, StepTimes, repeated
 
 STEP = StepTimes(
-    model=MODELS[0], plain=1.0, planned=1.02, predicted=1.1, loss_error=1e-3, is_equal=True
+    model=MODELS[0], plain=1.0, planned=1.02, predicted=1.1, predicted_bytes=19 << 30,
+    bytes=20 << 30, losses=3, loss_error=1e-3, is_equal=True,
 )  # fmt: skip
 PAIR = MeshesReport(
     transport="device", way="pigeon", comparison="2 of 2 results are equal\nnone differs",
@@ -39,7 +41,10 @@ def test_a_report_without_misses() -> None:
     text = FINE.markdown()
     assert "| cudnn | 91000 |" in text
     assert "## Calibration, beside the preset h100\n\n```\nwhat  size\n```" in text
-    assert "| gpt-350m | 4 | 1 s | 1.02 s | 1.020 | 1.1 s | 1.08 | equal (1.0e-03) |" in text, text
+    assert (
+        "| gpt-350m | 4 | 1 s | 1.02 s | 1.020 | 1.1 s | 1.08 | 20 GiB | 19 GiB | 0.95 "
+        "| 3: equal (1.0e-03) |" in text
+    )
     assert "| device | pigeon | 100 ms | 2.00 GB/s | equal | equal |" in text
     assert "* device: 2 of 2 results are equal\n  none differs" in text
     assert text.endswith("## Verdict\n\nNothing differs, and no bar that counts is missed.\n")
@@ -52,6 +57,10 @@ def test_a_report_without_misses() -> None:
         (
             replace(FINE, steps=[replace(STEP, predicted=0.9)]),
             "gpt-350m: predicted over measured is 0.88 (bar 0.9 to 1.1)",
+        ),
+        (
+            replace(FINE, steps=[replace(STEP, bytes=25 << 30)]),
+            "gpt-350m: predicted over measured memory is 0.76 (bar 0.9 to 1.1)",
         ),
         (
             replace(FINE, steps=[replace(STEP, is_equal=False)]),
@@ -69,7 +78,7 @@ def test_what_misses_a_bar(found: Report, miss: str) -> None:
 
 
 def test_seconds_that_say_nothing_do_not_count() -> None:
-    slow = [replace(STEP, planned=2.0, predicted=9.0)]
+    slow = [replace(STEP, planned=2.0, predicted=9.0, bytes=None)]
     assert replace(FINE, steps=slow, judges_seconds=False).misses() == []
     # Without calibration, predictions do not count, but the ratio does.
     found = replace(FINE, steps=slow, is_calibrated=False)
@@ -133,3 +142,10 @@ def test_calibration_of_one_gpu(tmp_path: Path) -> None:
     cluster = Cluster.parse(str(file))
     assert cluster.num_devices == 1
     assert cluster.device.peak_flops["f32"] > 1e11
+
+
+def test_losses_count_while_plain_jax_repeats_them() -> None:
+    losses = [np.float32(it) for it in (3.0, 2.0, 1.0)]
+    assert repeated(losses, losses) == losses
+    assert repeated(losses, [losses[0], np.float32(2.5), losses[2]]) == losses[:1]
+    assert repeated(losses, [np.float32(9.0), *losses[1:]]) == losses

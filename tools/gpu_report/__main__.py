@@ -28,7 +28,7 @@ from alpa.passes.workers import Workers
 from alpa.tools.gpu_report.machine import calibrate, machine
 from alpa.tools.gpu_report.meshes import try_meshes
 from alpa.tools.gpu_report.report import Report
-from alpa.tools.gpu_report.steps import MODELS, TINY_MODELS, time_models
+from alpa.tools.gpu_report.steps import MODELS, TINY_MODELS, StepTimes, time_model
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,11 +92,16 @@ def report(parts: Sequence[str], cluster_file: Path, *, on_cpu: bool, quick: boo
         _say("training steps")
         models = TINY_MODELS if on_cpu or quick else MODELS
         rounds, steps = (3, 2) if on_cpu or quick else (7, 10)
-        try:
-            times = run_part(device, time_models, models, found.cluster, rounds=rounds, steps=steps)
-            found = replace(found, steps=times)
-        except PartError as error:
-            failures["steps"] = str(error)
+        times: list[StepTimes] = []
+        for model in models:
+            _say(f"  {model.program}")
+            try:
+                times.append(
+                    run_part(device, time_model, model, found.cluster, rounds=rounds, steps=steps)
+                )
+            except PartError as error:
+                failures[model.program] = str(error)
+        found = replace(found, steps=times)
     if "meshes" in parts:
         _say("two meshes")
         caller = {**device, "JAX_PLATFORMS": "cpu"}

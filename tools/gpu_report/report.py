@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from alpa.passes.cost.device import size_text
 from alpa.passes.plan.text import seconds_text
 from alpa.tools.gpu_report.machine import Machine
 from alpa.tools.gpu_report.meshes import MeshesReport
@@ -15,6 +16,8 @@ RATIO_BAR = 1.02
 """Seconds of a planned step over those of plain JAX, at most."""
 PREDICTION_BAR = 0.10
 """The share by which predicted and measured seconds may differ."""
+MEMORY_BAR = 0.10
+"""The share by which the predicted and the measured peak of the memory may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,8 @@ class Report:
     failures: Mapping[str, str] = field(default_factory=dict[str, str])
     """errors, by part"""
     judges_seconds: bool = True
-    """whether the bars on seconds count: those of tiny models and of CPU devices say nothing"""
+    """whether the bars on seconds and memory count: those of tiny models and of CPU devices say
+    nothing"""
 
     def misses(self) -> list[str]:
         """What decides the exit status, in words."""
@@ -49,6 +53,12 @@ class Report:
                 found.append(
                     f"{name}: predicted over measured is {it.prediction:.2f} (bar "
                     f"{1 - PREDICTION_BAR:g} to {1 + PREDICTION_BAR:g})"
+                )
+            ratio = it.memory_prediction
+            if self.judges_seconds and ratio is not None and not abs(ratio - 1) <= MEMORY_BAR:
+                found.append(
+                    f"{name}: predicted over measured memory is {ratio:.2f} (bar "
+                    f"{1 - MEMORY_BAR:g} to {1 + MEMORY_BAR:g})"
                 )
         for it in self.meshes or ():
             if not it.is_equal:
@@ -81,7 +91,10 @@ class Report:
         yield from ("", "## Verdict", "")
         misses = self.misses()
         if not self.judges_seconds:
-            yield from ("Seconds do not count: the models are tiny, or the device is a CPU.", "")
+            yield from (
+                "Seconds and memory do not count: the models are tiny, or the device is a CPU.",
+                "",
+            )
         elif self.steps is not None and not self.is_calibrated:
             yield from ("Predictions do not count: the device was not calibrated.", "")
         if not misses:
@@ -91,11 +104,13 @@ class Report:
 
     def _step_lines(self, steps: Sequence[StepTimes]) -> Iterator[str]:
         yield from ("", "## Training steps on one device, in bf16", "")
-        yield f"Planned for {self.cluster}. Bars: a ratio of {RATIO_BAR}, and a prediction within"
-        yield f"{100 * PREDICTION_BAR:g} % of the measured step."
+        yield f"Planned for {self.cluster}. Bars: a ratio of {RATIO_BAR}, a prediction within"
+        yield f"{100 * PREDICTION_BAR:g} % of the measured step, and within {100 * MEMORY_BAR:g} %"
+        yield "of the measured peak of memory."
         yield ""
         columns = ["model", "batch", "plain JAX", "planned", "ratio", "predicted"]
-        yield markdown_header([*columns, "predicted / measured", "losses"])
+        columns += ["predicted / measured", "memory", "predicted", "predicted / measured"]
+        yield markdown_header([*columns, "losses"])
         for it in steps:
             yield markdown_row(
                 [
@@ -106,7 +121,10 @@ class Report:
                     f"{it.ratio:.3f}",
                     seconds_text(it.predicted),
                     f"{it.prediction:.2f}",
-                    f"{'equal' if it.is_equal else 'DIFFER'} ({it.loss_error:.1e})",
+                    "" if it.bytes is None else size_text(it.bytes),
+                    size_text(it.predicted_bytes),
+                    "" if (ratio := it.memory_prediction) is None else f"{ratio:.2f}",
+                    f"{it.losses}: {'equal' if it.is_equal else 'DIFFER'} ({it.loss_error:.1e})",
                 ]
             )
 

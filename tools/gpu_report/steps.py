@@ -1,4 +1,4 @@
-"""Training steps on one device: planned beside plain `jax.jit`, predicted beside measured."""
+"""A training step on one device: planned beside plain `jax.jit`, predicted beside measured."""
 
 from __future__ import annotations
 
@@ -46,14 +46,20 @@ TINY_MODELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds of a step, and the losses of the first ones."""
+    """Seconds and memory of a step, and the losses of the first ones."""
 
     model: Model
     plain: float
     planned: float
     predicted: float
+    predicted_bytes: int
+    """the peak of the device's memory"""
+    bytes: int | None
+    """the same, as the device's allocator counts it; None if it does not"""
+    losses: int
+    """those that were compared, of the first steps: as many as plain JAX itself repeats"""
     loss_error: float
-    """the largest difference of the losses, as a share of plain JAX's"""
+    """their largest difference, as a share of plain JAX's"""
     is_equal: bool
     """whether all losses are equal within the bound of bf16"""
 
@@ -67,63 +73,85 @@ class StepTimes:
         """Predicted over measured, as planned."""
         return self.predicted / self.planned
 
+    @property
+    def memory_prediction(self) -> float | None:
+        """Predicted over measured bytes."""
+        return None if self.bytes is None else self.predicted_bytes / self.bytes
 
-def time_models(
-    models: Sequence[Model], cluster: str, *, rounds: int, steps: int
-) -> list[StepTimes]:
-    """Times models on this process's first device.
+
+def time_model(model: Model, cluster: str, *, rounds: int, steps: int) -> StepTimes:
+    """Times a model on this process's first device, whose memory nothing else has used.
 
     Args:
-        models: which.
+        model: which.
         cluster: one device, as `alpa.parallelize` takes it.
         rounds: how often planned and plain steps are timed, in turn; the median counts.
         steps: steps of a round. Only the last one is waited for.
 
     Raises:
-        RuntimeError: XLA cannot compile or run a model.
+        RuntimeError: XLA cannot compile or run the model.
     """
-    found: list[StepTimes] = []
-    for model in models:
-        try:
-            found.append(_time_model(model, cluster, rounds, steps))
-        except jax.errors.JaxRuntimeError as error:
-            # Errors of jaxlib cannot be sent to another process.
-            raise RuntimeError(f"{model.program}: {error}") from None
-    return found
+    try:
+        return _time_model(model, cluster, rounds, steps)
+    except jax.errors.JaxRuntimeError as error:
+        # Errors of jaxlib cannot be sent to another process.
+        raise RuntimeError(f"{model.program}: {error}") from None
 
 
 def _time_model(model: Model, cluster: str, rounds: int, steps: int) -> StepTimes:
     program = zoo.get(model.program, dtype=jnp.bfloat16)
-    state, batch = program.init_state(), program.random_batch(1, model.batch_size)
+    first = jax.devices()[0]
+    state = jax.device_get(jax.jit(program.init_state)())
+    batch = jax.device_put(program.random_batch(1, model.batch_size), first)
     planned = alpa.parallelize(
         program.train_step,
         cluster=cluster,
         donate_argnums=0,
         micro_batches="independent" if model.independent else "exact",
-        devices=jax.devices()[:1],
+        devices=[first],
     )
-    predicted = planned.prepare(state, batch).plan.predicted_step_seconds
-    runs = [
-        _Run(step, jax.tree.map(jnp.copy, state), batch)
-        for step in (jax.jit(program.train_step, donate_argnums=0), planned)
+    plan = planned.prepare(state, batch).plan
+    runs = [_Run(planned, jax.device_put(state, first), batch)]
+    found = runs[0].losses(_COMPARED)
+    statistics = first.memory_stats()  # before the other step needs memory
+    plain_step = jax.jit(program.train_step, donate_argnums=0)
+    again = _Run(plain_step, jax.device_put(state, first), batch).losses(_COMPARED)
+    runs.insert(0, _Run(plain_step, jax.device_put(state, first), batch))
+    losses = repeated(runs[0].losses(_COMPARED), again)
+    compared = [
+        difference(other, plain, dtype="bfloat16")
+        for plain, other in zip(losses, found, strict=False)
     ]
-    del state
-    losses = list(zip(*(run.losses(_COMPARED) for run in runs), strict=True))
-    compared = [difference(other, plain, dtype="bfloat16") for plain, other in losses]
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        for run, found in zip(runs, seconds, strict=True):
-            found.append(run.seconds(steps))
-    plain, measured = (median(found) for found in seconds)
-    errors = [it.error / abs(float(loss)) for it, (loss, _) in zip(compared, losses, strict=True)]
+        for run, times in zip(runs, seconds, strict=True):
+            times.append(run.seconds(steps))
+    plain, measured = (median(times) for times in seconds)
+    errors = [it.error / abs(float(loss)) for it, loss in zip(compared, losses, strict=True)]
     return StepTimes(
         model=model,
         plain=plain,
         planned=measured,
-        predicted=predicted,
+        predicted=plan.predicted_step_seconds,
+        predicted_bytes=plan.predicted_peak_bytes[0],
+        bytes=statistics["peak_bytes_in_use"] if statistics else None,
+        losses=len(losses),
         loss_error=max(errors),
         is_equal=all(it.ok for it in compared),
     )
+
+
+def repeated(losses: Sequence[np.ndarray], again: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The losses before the first one that a second run does not repeat, and at least one.
+
+    The gradients of some convolutions differ from run to run on a GPU.
+    """
+    found = list(losses[:1])
+    for one, other in zip(losses[1:], again[1:], strict=True):
+        if not difference(other, one, dtype="bfloat16").ok:
+            break
+        found.append(one)
+    return found
 
 
 class _Run:
