@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 _TICK = 1.0  # seconds
 _PROGRAMS = 4  # programs on separate meshes that fit on a Ray cluster started here
 _ACCELERATOR = "accelerator_type:"  # begins the names of Ray's resources that are kinds of them
+_RESERVED = re.compile(r"_group_(\d+_)?[0-9a-f]+$")  # ends the names of what others have reserved
 _ANY = 0.001  # of such a resource: no more than being there is asked for
 
 
@@ -101,7 +102,7 @@ def lowering_platform(needed: int, options: WorkerOptions) -> str:
     platform = _joined(needed, options)
     if platform != "gpu":
         return platform
-    amd = any(name.startswith("AMD") for name in _accelerators())
+    amd = any(name.startswith("AMD") for name in accelerators(ray.cluster_resources()))
     return "rocm" if amd else "cuda"
 
 
@@ -233,10 +234,10 @@ def actor_resources(post: Post, platform: Platform, options: WorkerOptions) -> d
     return {"num_cpus": 1, "resources": {"TPU": count}}
 
 
-def _accelerators() -> list[str]:
-    """The kinds of accelerators that Ray's nodes have, as Ray calls them."""
-    names = sorted(ray.cluster_resources())
-    return [name.removeprefix(_ACCELERATOR) for name in names if name.startswith(_ACCELERATOR)]
+def accelerators(resources: Iterable[str]) -> list[str]:
+    """The kinds of accelerators among the names of Ray's resources, as Ray calls them."""
+    names = (name for name in sorted(resources) if name.startswith(_ACCELERATOR))
+    return [name.removeprefix(_ACCELERATOR) for name in names if not _RESERVED.search(name)]
 
 
 def _accelerators_of(devices: Iterable[str]) -> dict[str, str]:
@@ -244,7 +245,7 @@ def _accelerators_of(devices: Iterable[str]) -> dict[str, str]:
 
     Raises ClusterSizeError for a device that no node has, and for two that Ray calls alike.
     """
-    there = _accelerators()
+    there = accelerators(ray.cluster_resources())
     found: dict[str, str] = {}
     for device in sorted(devices):
         fitting = [name for name in there if name == device or _is_called(device, name)]

@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from alpa.runtime.workers.caller import check_caller, keep_caller_off
-from alpa.runtime.workers.cluster import Post
+from alpa.runtime.workers.cluster import Post, accelerators
 from alpa.runtime.workers.gpus import check_shares, gpus_of, show_gpus, visible_gpus
 from alpa.runtime.workers.options import WorkerOptions
 
@@ -110,6 +110,12 @@ def test_workers_on_a_cluster_with_gpus() -> None:
     )
     # Tracing the step has not started JAX before Alpa knew where the workers are.
     assert found["caller"] == "cpu"
+
+
+def test_reserved_accelerators_are_no_kinds_of_their_own() -> None:
+    reserved = "accelerator_type:A100_group_0_5a722366e3767b6915f8f3d3923501000000"
+    names = [reserved, reserved.replace("_0_", "_"), "CPU", "accelerator_type:V100"]
+    assert accelerators([*names, "accelerator_type:A100"]) == ["A100", "V100"]
 
 
 def test_hosts_of_two_kinds_are_on_nodes_of_theirs() -> None:
