@@ -157,7 +157,7 @@ def mesh_of(fragment: mpmd.FragmentOp) -> str:
 def fragment(
     mesh: str,
     origins: Sequence[Origin],
-    stage: int,
+    stage: int | None,
     inputs: Sequence[ir.Value],
     results: Sequence[ir.Type],
     *,

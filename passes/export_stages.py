@@ -1,23 +1,24 @@
 """Writes each fragment as a module of its own that any XLA can compile.
 
-The pass runs eight passes, each of which does one thing to every module:
+The pass runs nine passes, each of which does one thing to every module:
 
-1. `outline-fragments` copies each fragment into the function of a nested module.
-2. `lower-partial-sums` writes partial sums as parts along a leading dimension. XLA would reduce
+1. `merge-fragments` merges a forward and a backward fragment that follow one another on a mesh.
+2. `outline-fragments` copies each fragment into the function of a nested module.
+3. `lower-partial-sums` writes partial sums as parts along a leading dimension. XLA would reduce
    them at once.
-3. `accumulate-gradients` adds gradients up over the micro-batches. It comes after
+4. `accumulate-gradients` adds gradients up over the micro-batches. It comes after
    `lower-partial-sums`, because parts are added up as they are.
-4. `scale-totals` scales the sums that updates read.
-5. `donate-states` gives the buffers of old states to the new ones.
-6. `run-calls-on-shards` runs sharded custom calls on their shards.
-7. `constrain-shardings` writes shardings as constraints. It comes after all passes that read or
+5. `scale-totals` scales the sums that updates read.
+6. `donate-states` gives the buffers of old states to the new ones.
+7. `run-calls-on-shards` runs sharded custom calls on their shards.
+8. `constrain-shardings` writes shardings as constraints. It comes after all passes that read or
    add shardings of ops.
-8. `write-reshard-steps` writes the steps of each reshard. It comes last, because it reads the
+9. `write-reshard-steps` writes the steps of each reshard. It comes last, because it reads the
    constraints.
 
 It is a `Driver`, as `alpa` is: each pass is verified and timed, and its IR can be printed by
-`--print-ir-after-all`. The plan in `@main` stays as it is, but for attributes of the fragments.
-`plan/data.py` says what they mean.
+`--print-ir-after-all`. Merged fragments get new attributes, the others keep theirs; the rest
+of the plan in `@main` stays as it is. `plan/data.py` says what the attributes mean.
 
 **Before**::
 
@@ -62,7 +63,7 @@ those of `alpa.extra_results` for this micro-batch alone.
 
 **Options**: see the fields.
 
-**Fails when** one of the eight passes does.
+**Fails when** one of the nine passes does.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ from alpa.passes.base import Driver, Remark, RunPass, option
 from alpa.passes.constrain_shardings import ConstrainShardings
 from alpa.passes.donate_states import DonateStates
 from alpa.passes.lower_partial_sums import LowerPartialSums
+from alpa.passes.merge_fragments import MergeFragments
 from alpa.passes.outline_fragments import OutlineFragments
 from alpa.passes.run_calls_on_shards import RunCallsOnShards
 from alpa.passes.scale_totals import ScaleTotals
@@ -89,10 +91,14 @@ class ExportStages(Driver):
     name: ClassVar[str] = "export-stages"
 
     loss_reduction: Literal["mean", "sum"] = option("mean", "as in `scale-totals`")
+    merge: bool = option(
+        True, "run `merge-fragments`; without it, each part of a stage can be timed by itself"
+    )
 
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
         with module.operation.location:
             for step in (
+                *((MergeFragments(),) if self.merge else ()),
                 OutlineFragments(),
                 LowerPartialSums(),
                 AccumulateGradients(),

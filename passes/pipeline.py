@@ -29,6 +29,7 @@ PASSES = {
     "ilp-shard-annotate": "alpa.passes.ilp_shard_annotate:IlpShardAnnotate",
     "insert-cross-mesh-reshard": "alpa.passes.insert_cross_mesh_reshard:InsertCrossMeshReshard",
     "export-stages": "alpa.passes.export_stages:ExportStages",
+    "merge-fragments": "alpa.passes.merge_fragments:MergeFragments",
     "outline-fragments": "alpa.passes.outline_fragments:OutlineFragments",
     "lower-partial-sums": "alpa.passes.lower_partial_sums:LowerPartialSums",
     "accumulate-gradients": "alpa.passes.accumulate_gradients:AccumulateGradients",

@@ -25,7 +25,8 @@ same way. The pass is for modules that somebody else wrote or changed.
       return %y : tensor<4x8xf32>
     }
 
-**Requires**: layers as `layer-cluster` makes them, or a plan from `stage-mesh-partition` on.
+**Requires**: layers as `layer-cluster` makes them, or a plan from `stage-mesh-partition` to
+`insert-cross-mesh-reshard`.
 
 **Ensures**: the module is unchanged, and none of the errors below applies
 (`plan/layer_checks.py` has the reasons).

@@ -117,6 +117,18 @@ class Fragment:
     donated: tuple[int, ...] = ()
     wide: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def runs_forward(self) -> bool:
+        """Whether it is a forward part, or a backward part merged with it (`merge-fragments`)."""
+        return runs_forward(self.part, self.origins)
+
+
+def runs_forward(part: Part, origins: tuple[Origin, ...]) -> bool:
+    """As `Fragment.runs_forward`."""
+    return part == "forward" or (
+        part == "backward" and any(origin.part == "forward" for origin in origins)
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
@@ -286,7 +298,7 @@ class Program:
         return self._with_copies({*batches, *self.carries, *self.made_by("forward", "backward")})
 
     @cached_property
-    def _update_used(self) -> frozenset[int]:
+    def read_by_updates(self) -> frozenset[int]:
         """Values that an update fragment consumes, directly or through transfers."""
         return self._with_sources(self.read_by("update"))
 
@@ -309,7 +321,7 @@ class Program:
     @cached_property
     def gradients(self) -> frozenset[int]:
         """What backward fragments produce and updates consume."""
-        return frozenset(self.made_by("backward") & self._update_used)
+        return frozenset(self.made_by("backward") & self.read_by_updates)
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
@@ -331,7 +343,7 @@ class Program:
         kinds.update((copy, kinds[v]) for f in self.fragments for copy, v in f.wide if v in kinds)
         return {
             value: kinds[value]
-            for value in sorted(self.made_by("forward") & self._update_used & kinds.keys())
+            for value in sorted(self.made_by("forward") & self.read_by_updates & kinds.keys())
             if self.values[value].is_float
         }
 
@@ -341,7 +353,7 @@ class Program:
         micro-batch."""
         if self.num_micro_batches == 1:
             return frozenset()
-        return self._with_copies({*self.gradients, *self.losses}) & self._update_used
+        return self._with_copies({*self.gradients, *self.losses}) & self.read_by_updates
 
     @cached_property
     def returned_totals(self) -> dict[int, int]:

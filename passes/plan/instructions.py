@@ -14,7 +14,7 @@ offer a value as soon as it exists; its own list says when the value may be rele
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -197,19 +197,14 @@ def _stages(program: Program) -> list[_Stage]:
     """The forwards in program order, each with the backward of its mesh.
 
     The backwards are in program order from the last stage to the first. A forward without a
-    backward, or a backward without a forward, is a stage of its own.
+    backward, or a backward without a forward, is a stage of its own. Where both are merged
+    (`merge-fragments`), they run in the place of the forward.
     """
-    groups = {
-        part: [
-            tuple(fragments)
-            for _, fragments in groupby(
-                (f for f in program.fragments if f.part == part), key=lambda f: f.mesh
-            )
-        ]
-        for part in ("forward", "backward")
-    }
-    forward, backward = groups["forward"], groups["backward"][::-1]
+    fragments = program.fragments
+    forward = _by_mesh(f for f in fragments if f.runs_forward)
+    backward = _by_mesh(f for f in fragments if f.part == "backward")[::-1]
     meshes = [[group[0].mesh for group in part] for part in (forward, backward)]
+    backward = [tuple(f for f in group if not f.runs_forward) for group in backward]
     stages: list[_Stage] = []
     for tag, f0, f1, b0, b1 in SequenceMatcher(None, *meshes, autojunk=False).get_opcodes():
         if tag == "equal":
@@ -219,6 +214,11 @@ def _stages(program: Program) -> list[_Stage]:
             stages.extend({"forward": f, "backward": ()} for f in forward[f0:f1])
             stages.extend({"forward": (), "backward": b} for b in backward[b0:b1])
     return stages
+
+
+def _by_mesh(fragments: Iterable[Fragment]) -> list[tuple[Fragment, ...]]:
+    """Fragments that follow one another on a mesh, together."""
+    return [tuple(those) for _, those in groupby(fragments, key=lambda f: f.mesh)]
 
 
 class _Writer:

@@ -35,6 +35,7 @@ from alpa.passes.plan.data import (
     ProgramResult,
     Transfer,
     Value,
+    runs_forward,
 )
 from alpa.passes.plan.text import runs
 from alpa.passes.sharding.sums import stored
@@ -131,8 +132,10 @@ class _Reader:
         module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
         mesh = mesh_of(op)
         outputs = tuple(self.number(value) for value in op.results)
+        is_merged = part == "backward" and runs_forward(part, origins)
+        parts = "forward_backward" if is_merged else part
         return Fragment(
-            name=module or f"{mesh}.{origin_name(origins)}.{part}",
+            name=module or f"{mesh}.{origin_name(origins)}.{parts}",
             mesh=mesh,
             part=part,
             inputs=tuple(self.numbers[value] for value in op.operands),

@@ -309,7 +309,7 @@ class _Inside:
                 forward = (
                     annotated
                     for one, annotated in fragments
-                    if one.mesh == mesh.name and one.part == "forward"
+                    if one.mesh == mesh.name and one.runs_forward
                 )
                 nothing = "one device" if len(mesh.devices) == 1 else "no contraction to split"
                 inside.splits[mesh.name] = in_words(factors.of(forward)) or nothing
@@ -335,7 +335,7 @@ class _Inside:
 def _stage(program: Program, number: int, inside: _Inside) -> StageReport:
     mesh, peaks = program.meshes[number].name, program.plan.predicted_peak_bytes
     fragments = [fragment for fragment in program.fragments if fragment.mesh == mesh]
-    forward = [fragment for fragment in fragments if fragment.part == "forward"]
+    forward = [fragment for fragment in fragments if fragment.runs_forward]
     compute = [
         program.runs(fragment) * fragment.compute_seconds
         for fragment in fragments

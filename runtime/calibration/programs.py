@@ -186,6 +186,8 @@ def _loaded(
             planned = separate(module.operation)
             layers = {} if stages == 1 else {"num-layers": str(stages)}
             run_pass("alpa", {**settings.options(), **layers}, planned, Clock())
+            # Parts apart tell more than what they are merged into.
+            run_pass("export-stages", {"merge": "false"}, planned, Clock())
             executable = load(planned, devices=devices)
             yield _Timed(
                 devices=len(devices),

@@ -47,7 +47,7 @@ def planned_and_compiled(
 
     text = jax.jit(step, donate_argnums=0).lower(parameters, *batch).as_text()
     fixed = f"cluster=v100-16gb:1x{DEVICES} num-layers=1 num-stages=1 mesh-rank=1"
-    planned = passes.run(text, f"alpa{{{fixed} {options}}}")
+    planned = passes.run(text, f"alpa{{{fixed} {options}}},export-stages{{merge=false}}")
     checks = check(parse(str(planned)), jax.devices())
     return {c.name.rpartition(".")[2]: c for c in checks}
 

@@ -233,7 +233,8 @@ def test_the_executor_keeps_what_the_schedule_says(monkeypatch: pytest.MonkeyPat
             peaks[s] = max(peaks[s], len({m for value, m in store if value in values}))
 
     watch_steps(monkeypatch, count)
-    for schedule, expected in (("gpipe", [4, 4]), ("1f1b", [2, 1])):
+    # Those of the last stage are inside of its module.
+    for schedule, expected in (("gpipe", [4, 0]), ("1f1b", [2, 0])):
         peaks[:] = [0, 0]
         step = with_plan(loaded, schedule=schedule)
         step(*leaves((program.init_state(0), program.random_batch(1, 4))))

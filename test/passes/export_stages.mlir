@@ -144,7 +144,7 @@ module {
     // CHECK: @mesh_0.layer_0_2_layer_5_head.update
     // Read again below: not donated.
     // CHECK-NOT: alpa.donated
-    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0), "layer_1"(0), "layer_1"(1), "layer_2"(0), "layer_5"(0), "head"(0)]> (%w) {alpa.part = "update"} (%a: tensor<8xf32>) {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0), "layer_1"(0), "layer_2"(0), "layer_5"(0), "head"(0)]> (%w) {alpa.part = "update"} (%a: tensor<8xf32>) {
       // CHECK-NOT: sdy.sharding_constraint
       %1 = stablehlo.tanh %a {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}]>]>} : tensor<8xf32>
       %2 = stablehlo.sine %1 : tensor<8xf32>

@@ -39,7 +39,7 @@ module {
   // CHECK: module @mesh_0.layer_0_2_layer_5_head.forward {
   // CHECK: module @mesh_0.layer_0_2_layer_5_head.forward_0 {
   func.func public @names(%w: !w) -> !w attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>} {
-    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0), "layer_1"(0), "layer_1"(1), "layer_2"(0), "layer_5"(0), "head"(0)]> (%w) {alpa.part = "forward"} (%a: tensor<8xf32>) {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0), "layer_1"(0), "layer_2"(0), "layer_5"(0), "head"(0)]> (%w) {alpa.part = "forward"} (%a: tensor<8xf32>) {
       mpmd.return %a : tensor<8xf32>
     } : (!w) -> !w
     %1 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(0), "layer_1"(0), "layer_2"(0), "layer_5"(0), "head"(0)]> (%0) {alpa.part = "forward"} (%a: tensor<8xf32>) {
