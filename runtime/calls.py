@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import count
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ class LeafType:
     dtype: Any
     weak: bool = False
 
-    @property
+    @cached_property
     def is_typed_key(self) -> bool:
         return jnp.issubdtype(self.dtype, jax.dtypes.prng_key)
 
@@ -78,10 +79,8 @@ class Leaf:
                 "cannot be called inside jax.jit, grad or vmap; call it outside, or use the plain "
                 "function there"
             )
-        if isinstance(value, MeshArray):
-            return LeafType(shape=value.shape, dtype=value.dtype)
-        if isinstance(value, jax.ShapeDtypeStruct):
-            return LeafType(shape=value.shape, dtype=value.dtype, weak=value.weak_type)
+        if isinstance(value, jax.ShapeDtypeStruct | jax.Array | MeshArray):
+            return _array_type(value)
         try:
             aval = jax.typeof(value)
         except TypeError as error:
@@ -92,6 +91,16 @@ class Leaf:
                 "pass it as a static argument (static_argnums), or keep it out of the tree"
             ) from error
         return LeafType(shape=aval.shape, dtype=aval.dtype, weak=aval.weak_type)
+
+
+def _array_type(array: jax.ShapeDtypeStruct | jax.Array | MeshArray) -> LeafType:
+    """The type of an array of JAX; equal types are the same object, which compares at once."""
+    return _leaf_type(array.shape, array.dtype, getattr(array, "weak_type", False))
+
+
+@cache
+def _leaf_type(shape: Shape, dtype: Any, weak: bool) -> LeafType:
+    return LeafType(shape=shape, dtype=dtype, weak=weak)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +183,13 @@ class Parameters:
 class Call:
     """The arguments of one call, flattened.
 
-    `trees` are the structures of the non-static arguments; `leaves` are in their order.
+    `trees` are the structures of the non-static arguments; `values`, their leaves, are in their
+    order.
     """
 
     positional: tuple[str, ...]
     trees: tuple[tuple[str, Any], ...]
-    leaves: tuple[Leaf, ...]
+    values: tuple[Any, ...]
     static: tuple[tuple[str, Hashable], ...]
 
     @classmethod
@@ -193,26 +203,42 @@ class Call:
             )
         given |= kwargs
         trees: list[tuple[str, Any]] = []
-        leaves: list[Leaf] = []
+        values: list[Any] = []
         static: list[tuple[str, Hashable]] = []
         for name, value in given.items():
             if name in parameters.static:
                 static.append((name, _hashable(name, value)))
                 continue
-            found, tree = jax.tree_util.tree_flatten_with_path(value)
+            found, tree = jax.tree.flatten(value)
             trees.append((name, tree))
-            leaves += [Leaf(argument=name, path=(name, *path), value=leaf) for path, leaf in found]
+            values += found
         return cls(
             positional=tuple(given)[: len(args)],
             trees=tuple(trees),
-            leaves=tuple(leaves),
+            values=tuple(values),
             static=tuple(static),
         )
 
     @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The leaves with their paths, which a call that is planned already does not need."""
+        left = iter(self.values)
+        leaves: list[Leaf] = []
+        for name, tree in self.trees:
+            given = jax.tree.unflatten(tree, [next(left) for _ in range(tree.num_leaves)])
+            found, _ = jax.tree_util.tree_flatten_with_path(given)
+            leaves += [Leaf(argument=name, path=(name, *path), value=leaf) for path, leaf in found]
+        return tuple(leaves)
+
+    @cached_property
     def types(self) -> tuple[LeafType | None, ...]:
-        """The types of the leaves, None for functions."""
-        return tuple(leaf.type for leaf in self.leaves)
+        """The types of the leaves, None for functions. Raises TypeError as `Leaf.type` does."""
+        return tuple(
+            _array_type(value)
+            if isinstance(value, jax.Array | MeshArray) and not isinstance(value, Tracer)
+            else self.leaves[number].type
+            for number, value in enumerate(self.values)
+        )
 
     @cached_property
     def arrays(self) -> tuple[Leaf, ...]:
@@ -224,27 +250,34 @@ class Call:
 
         `strong` are the numbers of arrays whose type is that of a step's result.
         """
-        functions = tuple(leaf.value for leaf in self.leaves if leaf.type is None)
-        types = tuple(
-            type_.strong if number in strong else type_
-            for number, type_ in enumerate(leaf.type for leaf in self.arrays)
-            if type_ is not None
-        )
-        shape = tuple(type_ is None for type_ in self.types)
-        return (self.positional, self.trees, self.static, functions, shape, types)
+        pairs = zip(self.values, self.types, strict=True)
+        functions = tuple(value for value, type_ in pairs if type_ is None)
+        types = self.types
+        if strong:
+            numbers = count()
+            types = tuple(
+                type_.strong if type_ is not None and next(numbers) in strong else type_
+                for type_ in types
+            )
+        return (self.positional, self.trees, self.static, functions, types)
+
+    @property
+    def array_values(self) -> list[Any]:
+        """The values of `arrays`."""
+        pairs = zip(self.values, self.types, strict=True)
+        return [value for value, type_ in pairs if type_ is not None]
 
     def abstract(self) -> Call:
         """The call with shapes instead of arrays, which can then be freed."""
-        leaves = tuple(
-            leaf if leaf.type is None else replace(leaf, value=leaf.type.struct())
-            for leaf in self.leaves
-        )
-        return replace(self, leaves=leaves)
+        pairs = zip(self.values, self.types, strict=True)
+        values = (value if type_ is None else type_.struct() for value, type_ in pairs)
+        return replace(self, values=tuple(values))
 
     def invoke(self, fun: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """Calls the function with other arrays in place of these."""
         left = iter(arrays)
-        leaves = iter([leaf.value if leaf.type is None else next(left) for leaf in self.leaves])
+        pairs = zip(self.values, self.types, strict=True)
+        leaves = iter([value if type_ is None else next(left) for value, type_ in pairs])
         given: dict[str, Any] = dict(self.static)
         for name, tree in self.trees:
             given[name] = jax.tree.unflatten(tree, [next(leaves) for _ in range(tree.num_leaves)])

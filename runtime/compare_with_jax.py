@@ -243,10 +243,9 @@ def _with_arrays(call: Call, arguments: Sequence[np.ndarray], prepared: Prepared
         array if impl is None else jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
         for array, impl in zip(arguments, impls, strict=True)
     )
-    leaves = tuple(
-        leaf if leaf.type is None else replace(leaf, value=next(values)) for leaf in call.leaves
-    )
-    return replace(call, leaves=leaves)
+    pairs = zip(call.values, call.types, strict=True)
+    given = (value if type_ is None else next(values) for value, type_ in pairs)
+    return replace(call, values=tuple(given))
 
 
 def _outputs(prepared: Prepared, module: ir.Module) -> list[Output]:

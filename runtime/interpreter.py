@@ -43,13 +43,36 @@ class Interpreter:
         self._stages, self._tiles = stages, tiles
         # Otherwise CPU devices run the collectives of several programs at once, and all threads of
         # their common pool can end up waiting.
-        self._blocks = placement.platform == "cpu"
+        several = any(len(mesh.devices) > 1 for mesh in script.program.meshes)
+        self._blocks = placement.platform == "cpu" and several
         fragments = script.program.fragments
         self._donated = frozenset(f.inputs[i] for f in fragments for i in f.donated)
         self._overwritten = _overwritten(script)
         self._zeros: dict[tuple[int, ...], Callable[[], list[jax.Array]]] = {}
         """what makes the sums of these values, before their first micro-batch"""
-        self._callers = frozenset(a.value for a in script.program.arguments if not is_donated(a))
+        callers = frozenset(a.value for a in script.program.arguments if not is_donated(a))
+        self._outputs = [
+            (position, output, output.keys[-1] in script.given and output.value in callers)
+            for position, output in enumerate(script.outputs)
+            if placement.has(output.value)
+        ]
+        """the results on these meshes by position, and whether the caller holds the array"""
+        values = {output.value for _, output, _ in self._outputs}
+        self._dtypes = {it: numpy_dtype(script.program.values[it].dtype) for it in values}
+
+    def key(self, argument: ProgramArgument) -> Key | None:
+        """The key under which an array of the caller is stored as it is if it lies in place.
+
+        None if there are several, or none, or if the program overwrites what the caller keeps.
+        """
+        program, number = self._script.program, argument.value
+        if number in self._donated and not is_donated(argument):
+            return None
+        varies = number in program.varying
+        if varies and batch_dim(argument) is not None and program.num_micro_batches > 1:
+            return None
+        key = (number, 0 if varies else None)
+        return key if key in self._script.given else None
 
     def feed(self, store: Store, argument: ProgramArgument, array: Any) -> None:
         """Puts an argument, or its micro-batches, on its mesh.
@@ -99,15 +122,11 @@ class Interpreter:
         """The results of the planned @main on these meshes, by position."""
         results: dict[int, jax.Array] = {}
         taken: set[int] = set()
-        for position, output in enumerate(self._script.outputs):
-            number = output.value
-            if not self._placement.has(number):
-                continue
+        for position, output, is_callers in self._outputs:
             stored = [store[key] for key in output.keys]
             array = self._output(output, stored)
-            given = output.keys[-1] in self._script.given and number in self._callers
-            if given or id(array) in taken:  # the caller gets two arrays, and may donate one
-                array = move(array, self._placement.shardings[number], copy=True)
+            if is_callers or id(array) in taken:  # the caller gets two arrays, and may donate one
+                array = move(array, self._placement.shardings[output.value], copy=True)
             taken.add(id(array))
             # Settling hundreds of arrays one by one takes milliseconds; stored ones need it not.
             results[position] = array if array is stored[0] else self._settled(array)
@@ -174,12 +193,12 @@ class Interpreter:
         )
 
     def _output(self, output: Output, arrays: list[jax.Array]) -> jax.Array:
-        number = output.value
-        sharding = self._placement.shardings[number]
-        dtype = numpy_dtype(self._script.program.values[number].dtype)
+        array, dtype = arrays[0], self._dtypes[output.value]
+        if output.concat is None and output.divisor == 1 and array.dtype == dtype:
+            return array
+        sharding = self._placement.shardings[output.value]
         if output.concat is not None:
             return move(jnp.concatenate(arrays, axis=output.concat), sharding)
-        array = arrays[0]
         if output.divisor > 1:
             array = array / output.divisor
         return array if array.dtype == dtype else move(array.astype(dtype), sharding)

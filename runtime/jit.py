@@ -71,6 +71,8 @@ class Parallelized(Generic[P, R]):
         _check_literals(target)
         self._steps: dict[Hashable, Prepared] = {}
         self._last: Prepared | None = None
+        self._previous: tuple[Hashable, Prepared] | None = None
+        """what served the call before: equal keys compare faster than they are hashed"""
 
     @property
     def target(self) -> Target:
@@ -142,10 +144,13 @@ class Parallelized(Generic[P, R]):
 
     def _prepared(self, call: Call) -> Prepared:
         key = self._target.family.cluster, call.key()
+        if self._previous is not None and self._previous[0] == key:
+            return self._previous[1]
         prepared = self._steps.get(key)
         if prepared is None:
             # A step returns its state strongly typed, even if the first state was weakly typed.
             prepared = self._steps[key] = self._served(call) or self._new(call)
+        self._previous = key, prepared
         return prepared
 
     def _served(self, call: Call) -> Prepared | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from alpa.dialects import ir
 from alpa.passes.plan.data import Program, ProgramArgument
-from alpa.passes.plan.instructions import write_script
+from alpa.passes.plan.instructions import Key, write_script
 from alpa.runtime.argument_checks import ArgumentChecks, Placed
 from alpa.runtime.buffers import apart
 from alpa.runtime.checkpoints.stored_array import StoredArray
@@ -38,6 +39,17 @@ class LocalExecutable(Executable):
         self._signature = Signature(placement.program)
         self._interpreter = Interpreter(placement, self._script, self._stages, Tiles(placement))
         self._copies = _Copies()
+        self._given = [
+            _Given(
+                argument=argument,
+                sharding=placement.shardings[argument.value],
+                is_donated=is_donated(argument),
+                key=None if argument.attributes.slice else self._interpreter.key(argument),
+            )
+            for argument in placement.program.arguments
+        ]
+        parts = [(it.number, it.attributes.slice) for it in placement.program.results]
+        self._is_plain = parts == [(number, None) for number in range(len(parts))]
 
     @property
     def program(self) -> Program:
@@ -71,15 +83,20 @@ class LocalExecutable(Executable):
         donated: list[jax.Array] = []
         recorder = None if self._trace is None else Recorder(self._script, settle=True)
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
-            for argument in self.program.arguments:
+            for each in self._given:
+                argument, sharding = each.argument, each.sharding
                 given = arguments[argument.number]
+                if each.key is not None and _is_in(given, sharding):
+                    store[each.key] = given
+                    if each.is_donated:
+                        donated.append(given)
+                    continue
                 if isinstance(given, _Placed):
                     self._interpreter.take(store, argument, given.stores[argument.value])
                     continue
-                sharding = self._placement.shardings[argument.value]
                 array = self._part(argument, given, sharding)
                 copy = self._copies.find(array, sharding)
-                if is_donated(argument) and getattr(copy, "sharding", None) == sharding:
+                if each.is_donated and getattr(copy, "sharding", None) == sharding:
                     donated += {id(it): it for it in (array, copy)}.values()
                 self._interpreter.feed(store, argument, copy)
             if recorder is None:
@@ -130,6 +147,12 @@ class LocalExecutable(Executable):
     def _collect(self, store: Store) -> tuple[jax.Array | CutArray, ...]:
         """One array for each result of the original program; remembers further copies."""
         results = self._interpreter.results(store)
+        self._copies.forget()
+        if self._is_plain:
+            arrays = tuple(results[i] for i in range(len(results)))
+            for array in arrays:
+                self._copies.remember(array, [])
+            return arrays
         copies = self._signature.copies([results[i] for i in range(len(results))])
         results = self._signature.join({it: self._first(them) for it, them in copies.items()})
         return tuple(map(self._joined, results))
@@ -149,6 +172,25 @@ class LocalExecutable(Executable):
         first, *others = copies
         self._copies.remember(first, others)
         return first
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Given:
+    """How an argument is given to each step. `key` is where an array that lies in place goes."""
+
+    argument: ProgramArgument
+    sharding: NamedSharding
+    is_donated: bool
+    key: Key | None
+
+
+def _is_in(array: Any, sharding: NamedSharding) -> bool:
+    """Whether it is an array of this process in a sharding."""
+    return (
+        isinstance(array, jax.Array)
+        and not isinstance(array, MeshArray)
+        and array.sharding == sharding
+    )
 
 
 def _delete_donated(donated: Iterable[jax.Array], left: Store) -> None:
@@ -181,12 +223,18 @@ class _Copies:
 
     def remember(self, array: jax.Array, others: list[jax.Array]) -> None:
         key = id(array)
-        self._of[key] = (weakref.ref(array, lambda _: self._of.pop(key, None)), others)
+        # The copies are freed with the array. A reference without others waits for `forget`.
+        freed = (lambda _: self._of.pop(key, None)) if others else None
+        self._of[key] = (weakref.ref(array, freed), others)
+
+    def forget(self) -> None:
+        """Forgets the arrays that the caller has freed."""
+        self._of = {key: known for key, known in self._of.items() if known[0]() is not None}
 
     def has(self, array: jax.Array) -> bool:
         """Whether other meshes have copies of the array."""
-        _, others = self._of.get(id(array), (None, []))
-        return bool(others)
+        reference, others = self._of.get(id(array), (None, []))
+        return bool(others) and reference is not None and reference() is array
 
     def knows(self, array: Any) -> bool:
         """Whether an array was returned, so that no other array shares its buffers."""

@@ -329,7 +329,7 @@ class Prepared:
         return self.lowered.result(results)
 
     def _check(self, call: Call) -> None:
-        arrays = [leaf.value for leaf in call.arrays]
+        arrays = call.array_values
 
         def label(number: int) -> str:
             return call.arrays[number].label

@@ -17,7 +17,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Literal, cast
 
 import jax
@@ -344,13 +344,19 @@ class Lowered:
 
     def arguments(self, call: Call) -> list[Any]:
         """Returns the program's arguments for a call that this step serves."""
-        types = [_type(leaf) for leaf in self.step.call.arrays]
         impls = self.traced.key_impls
-        arrays = [_raw(leaf.value, type_) for leaf, type_ in zip(call.arrays, types, strict=True)]
+        arrays = [
+            _raw(value, type_) if type_.is_typed_key or not isinstance(value, jax.Array) else value
+            for value, type_ in zip(call.array_values, self._types, strict=True)
+        ]
         fold = [
             _folded(impls[n], self.num_micro_batches)(jnp.asarray(arrays[n])) for n in self.folded
         ]
         return [*arrays, *fold]
+
+    @cached_property
+    def _types(self) -> list[LeafType]:
+        return [_type(leaf) for leaf in self.step.call.arrays]
 
     def result(self, arrays: Sequence[Any]) -> Any:
         """Builds the function's result from the program's results."""

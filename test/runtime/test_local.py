@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -283,8 +284,9 @@ def test_copies_of_a_returned_state_live_as_long_as_it() -> None:
     assert copy.sharding.device_set == set(jax.devices()[4:])
     np.testing.assert_array_equal(copy, results[0])
     assert step._copies.find(results[0], shardings[0]) is results[0]
-    del results
-    assert not step._copies._of
+    freed = [weakref.ref(array) for array in (*results, copy)]
+    del results, copy
+    assert not any(reference() for reference in freed)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
