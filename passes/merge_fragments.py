@@ -2,7 +2,8 @@
 
 XLA compiles each fragment by itself. What one hands to the next is written to memory, and nothing
 is fused across. So a forward part and the backward part that follows it become one fragment: on
-one mesh alone, and in the last stage of a pipeline. The result is a backward part.
+one mesh alone, and in the last stage of a pipeline. The result is a backward part, in which `cse`
+leaves one of equal ops, as XLA does: weights that both parts convert are then in memory between.
 
 Updates stay apart. With several micro-batches they run once per step. With one, there is little to
 gain: XLA writes gradients to memory in any case.
@@ -62,7 +63,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from alpa.dialects import body, func, ir, main_function, mpmd, sdy
+from alpa.dialects import body, func, ir, main_function, mpmd, passmanager, sdy
 from alpa.dialects.attributes import COMPUTE_SECONDS, PART, SECONDS, read_float
 from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, mesh_of, return_
 from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
@@ -84,8 +85,11 @@ class MergeFragments(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         calls = _Calls.of(main_function(module))
+        # XLA computes once what both parts compute: the memory of the result is told from that.
+        once = passmanager.PassManager.parse("mpmd.fragment(cse)", module.context)
         while (pair := _next_pair(module)) is not None:
             merged = _merge(*pair)
+            once.run(merged.operation)
             calls.write_seconds(merged, pair)
             for op in reversed(pair):
                 op.erase()

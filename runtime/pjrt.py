@@ -260,9 +260,13 @@ def _cuda_folder() -> str | None:
     """
     if importlib.util.find_spec("nvidia") is None:
         return None
-    found = importlib.util.find_spec("nvidia.cuda_nvcc")
-    folders = None if found is None else found.submodule_search_locations
-    return folders[0] if folders else None
+    # The package of CUDA 12, and that of CUDA 13.
+    for name in ("nvidia.cuda_nvcc", "nvidia.cu13"):
+        found = importlib.util.find_spec(name)
+        folders = None if found is None else found.submodule_search_locations
+        if folders:
+            return folders[0]
+    return None
 
 
 def flops(hlo_text: str) -> float:

@@ -48,7 +48,12 @@ from alpa.runtime.truth import FAST, compiled_and_truth
 
 T = TypeVar("T")
 
-_PACKAGES = ("jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
+_CUDA_12 = ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12")
+_CUDA_13 = ("jax-cuda13-plugin", "nvidia-cuda-nvcc")
+"""XLA's plug-in and CUDA's compiler. Those of one version are needed."""
+_FIRST_OF_CUDA_13 = (7, 5)
+"""The oldest compute capability that CUDA 13 compiles for."""
+_PACKAGES = ("jaxlib", *_CUDA_12, "jax-cuda12-pjrt", *_CUDA_13, "jax-cuda13-pjrt")
 _NOTICE = re.compile(r"[IW]\d{4} |WARNING: All log messages")
 """Lines that XLA writes to standard error though nothing is wrong."""
 _METADATA = re.compile(r", metadata=\{[^{}]*\}")
@@ -56,7 +61,6 @@ _TEXT_ONLY: CompilerOptions = {**FAST, "xla_gpu_disable_gpuasm_optimizations": T
 """What is left out comes after the final program: it is the same, and ready sooner."""
 _LAST = 5
 """The number of lines of a process that ended to show."""
-_NEEDED = ("jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12")
 _CUDNN = "__cudnn$"
 """The beginning of the names of cuDNN's kernels in a compiled program."""
 
@@ -91,7 +95,8 @@ def gpu_of(device: str) -> Gpu | None:
             f"no description of {device!r} to compile for; use the name of one of "
             f"{', '.join(TARGETS)} as the cluster file's device.name"
         )
-    missing = missing_packages()
+    is_old = TARGETS[device].compute_capability < _FIRST_OF_CUDA_13
+    missing = _missing(_CUDA_12) if is_old else missing_packages()
     if missing:
         raise NoCompilerError(
             f"compiling for {device} needs {' and '.join(missing)}; run "
@@ -113,7 +118,11 @@ def gpus_of(stages: Exported) -> dict[str, Gpu | None]:
 
 def missing_packages() -> list[str]:
     """The packages that compiling for GPUs needs and that are not installed."""
-    return [name for name in _NEEDED if package_version(name) is None]
+    return _missing(_CUDA_12) if _missing(_CUDA_13) else []
+
+
+def _missing(packages: Sequence[str]) -> list[str]:
+    return [name for name in packages if package_version(name) is None]
 
 
 def compile_ahead(

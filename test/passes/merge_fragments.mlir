@@ -60,14 +60,22 @@ module {
     // Its update adds over all micro-batches, and stays apart.
     // CHECK-NEXT: %[[G:.*]]:2 = mpmd.fragment<mesh="mesh_1", origin=["layer_1", "layer_1"(1)], stage=1> (%arg1, %[[T]]) {alpa.part = "backward"}
     %2 = mpmd.fragment<mesh="mesh_1", origin=["layer_1"], stage=1> (%v, %1) {alpa.part = "forward"} (%a: tensor<8xf32>, %b: tensor<8xf32>) {
-      %8 = stablehlo.multiply %a, %b : tensor<8xf32>
-      mpmd.return %8 : tensor<8xf32>
+      %8 = stablehlo.convert %a : (tensor<8xf32>) -> tensor<8xf64>
+      %9 = stablehlo.convert %8 : (tensor<8xf64>) -> tensor<8xf32>
+      %10 = stablehlo.multiply %9, %b : tensor<8xf32>
+      mpmd.return %10 : tensor<8xf32>
     } : (!v, !v) -> !v
     %3:2 = mpmd.fragment<mesh="mesh_1", origin=["layer_1"(1)], stage=1> (%2, %v, %1) {alpa.part = "backward"} (%a: tensor<8xf32>, %b: tensor<8xf32>, %c: tensor<8xf32>) {
-      %8 = stablehlo.multiply %a, %b : tensor<8xf32>
-      %9 = stablehlo.multiply %a, %c : tensor<8xf32>
-      mpmd.return %8, %9 : tensor<8xf32>, tensor<8xf32>
+      %8 = stablehlo.convert %b : (tensor<8xf32>) -> tensor<8xf64>
+      %9 = stablehlo.convert %8 : (tensor<8xf64>) -> tensor<8xf32>
+      %10 = stablehlo.multiply %a, %9 : tensor<8xf32>
+      %11 = stablehlo.multiply %a, %c : tensor<8xf32>
+      mpmd.return %10, %11 : tensor<8xf32>, tensor<8xf32>
     } : (!v, !v, !v) -> (!v, !v)
+    // What both parts compute is computed once.
+    // CHECK: stablehlo.convert
+    // CHECK-NEXT: stablehlo.convert
+    // CHECK-NOT: stablehlo.convert
     // CHECK: mpmd.transfer %[[G]]#0
     %4 = mpmd.transfer %3#0 : (!v) -> !w
     // CHECK-NEXT: mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0>
