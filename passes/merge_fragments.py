@@ -45,7 +45,7 @@ gain: XLA writes gradients to memory in any case.
 **Requires**: a plan whose micro-batches can be run as it says (`plan/checks.py`).
 
 **Ensures**: the same values are computed, in the same shardings where they crossed. `alpa.seconds`
-of what is merged are added up, less the calls that are saved. Fragments stay apart
+of what is merged are added up, less the calls and the ops that are saved. Fragments stay apart
 
 * if the second computes layers again (`alpa.remat`): XLA would find that they are there already;
 * if a partial sum crosses;
@@ -75,6 +75,7 @@ from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.sharding.call_seconds import call_seconds
+from alpa.passes.sharding.op_seconds import block_works, work_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +85,14 @@ class MergeFragments(Pass):
     name: ClassVar[str] = "merge-fragments"
 
     def run(self, module: ir.Module, remark: Remark) -> None:
-        calls = _Calls.of(main_function(module))
+        costs = _Costs.of(main_function(module))
         # XLA computes once what both parts compute: the memory of the result is told from that.
         once = passmanager.PassManager.parse("mpmd.fragment(cse)", module.context)
         while (pair := _next_pair(module)) is not None:
+            apart = sum(map(costs.seconds, pair))
             merged = _merge(*pair)
             once.run(merged.operation)
-            calls.write_seconds(merged, pair)
+            _write_seconds(merged, pair, saved=apart - costs.seconds(merged))
             for op in reversed(pair):
                 op.erase()
 
@@ -209,8 +211,8 @@ def _sharding_of(value: ir.Value) -> Sharding | None:
 
 
 @dataclass(frozen=True)
-class _Calls:
-    """The calls of fragments, if the plan's cluster is known here."""
+class _Costs:
+    """What fragments take without what they send, if the plan says on which devices."""
 
     plan: Plan | None
     cluster: AnyCluster | None
@@ -222,23 +224,29 @@ class _Calls:
         cluster = cluster_here(plan.cluster) if plan is not None and plan.cluster else None
         return cls(plan, cluster, {mesh.name: mesh for mesh in read_meshes(function)})
 
-    def write_seconds(self, merged: mpmd.FragmentOp, parts: Sequence[mpmd.FragmentOp]) -> None:
-        """Writes the seconds of a fragment that is made of others."""
-        seconds = _total(parts, SECONDS)
-        if seconds is not None:
-            saved = sum(map(self._seconds, parts)) - self._seconds(merged)
-            merged.attributes[SECONDS] = f64(max(seconds - saved, 0.0))
-        compute = _total(parts, COMPUTE_SECONDS)
-        if compute is not None:
-            merged.attributes[COMPUTE_SECONDS] = f64(compute)
-
-    def _seconds(self, op: mpmd.FragmentOp) -> float:
-        if self.plan is None or self.cluster is None:
+    def seconds(self, op: mpmd.FragmentOp) -> float:
+        """Of the call, and of the ops, split evenly; 0 if the devices are not known."""
+        mesh = self.meshes.get(mesh_of(op))
+        if self.plan is None or self.cluster is None or mesh is None:
             return 0.0
-        mesh = self.meshes[mesh_of(op)]
-        cluster = self.cluster.of(mesh.hosts)
-        devices = len(mesh.devices)
-        return call_seconds(op, self.plan.num_micro_batches, cluster, devices)
+        cluster, devices = self.cluster.of(mesh.hosts), len(mesh.devices)
+        work = sum(
+            float(work_seconds(it, cluster.device, 1 / devices))
+            for it in block_works(body(op), cluster.device)
+        )
+        return work + call_seconds(op, self.plan.num_micro_batches, cluster, devices)
+
+
+def _write_seconds(
+    merged: mpmd.FragmentOp, parts: Sequence[mpmd.FragmentOp], *, saved: float
+) -> None:
+    """Writes the seconds of a fragment that is made of others."""
+    seconds = _total(parts, SECONDS)
+    if seconds is not None:
+        merged.attributes[SECONDS] = f64(max(seconds - max(saved, 0.0), 0.0))
+    compute = _total(parts, COMPUTE_SECONDS)
+    if compute is not None:
+        merged.attributes[COMPUTE_SECONDS] = f64(compute)
 
 
 def _total(ops: Sequence[mpmd.FragmentOp], name: str) -> float | None:
