@@ -174,7 +174,7 @@ class Alpa(Driver):
             run_pass(step, module, remark)
         if self.faster_than is not None:
             self._check_bound(module, self.faster_than)
-        costs = self.cut.costs or LayerCosts()
+        costs = self.cut.costs or self.cut.new_costs()
         best = _Search(alpa=self, layers=module, costs=costs, run_pass=run_pass).run()
         for location, message in best.remarks:
             remark(location, message)

@@ -62,6 +62,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from alpa.dialects import body, func, ir
@@ -78,6 +79,7 @@ from alpa.passes.solve.stages.problem import Objective
 from alpa.passes.stages.accumulators import widen_accumulators
 from alpa.passes.stages.clustered import Clustered, require_forwards, require_roles
 from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.costs_folder import FolderError
 from alpa.passes.stages.given_meshes import parse_meshes, parse_shape, take_held
 from alpa.passes.stages.merge import FragmentBuilder
 from alpa.passes.stages.policy import AnyMeshes, ExistingMeshes, Policy, ProgramMesh
@@ -159,6 +161,12 @@ class StageMeshPartition(Pass):
         "does not depend on their number, unless a solver reaches its time limit",
     )
 
+    costs_folder: str = option(
+        "",
+        "a folder that keeps what the layers cost on meshes for later searches; a remark says how "
+        "many were read from it; default: none",
+    )
+
     costs: LayerCosts | None = None
     """of the layers, where the planner keeps them from cut to cut; None: found anew"""
 
@@ -196,8 +204,15 @@ class StageMeshPartition(Pass):
             raise PassError(
                 function, "there is nothing to plan: @main returns its arguments unchanged"
             )
-        with Workers(self.processes) as workers:
-            stages = policy.cut(program, self.costs or LayerCosts(), workers)
+        costs = self.costs or self.new_costs()
+        try:
+            with Workers(self.processes) as workers:
+                stages = policy.cut(program, costs, workers)
+        except FolderError as error:
+            raise PassError(function, f"costs-folder={self.costs_folder}: {error}") from error
+        if costs.read:
+            text = f"the costs of {costs.read} meshes were read from {self.costs_folder}"
+            remark(function.location, text)
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
         add_tied_gradients(function, stages.layer_stage.__getitem__)
@@ -217,6 +232,10 @@ class StageMeshPartition(Pass):
             builder.build("main", plan, cluster)
         function.erase()
         check_stages(module)
+
+    def new_costs(self) -> LayerCosts:
+        """None found yet."""
+        return LayerCosts(folder=Path(self.costs_folder) if self.costs_folder else None)
 
     def _checked(self, function: func.FuncOp) -> AnyCluster:
         """The cluster, where it and the numbers are valid. Raises PassError."""

@@ -62,6 +62,7 @@ class Settings:
     held: Places = field(default_factory=dict[State, tuple[Sharding, ...]])
     objective: Literal["step", "throughput"] = "step"
     accumulate_dtype: AccumulateDtype = "f32"
+    costs_folder: str = ""
 
     def options(self) -> dict[str, str]:
         """The options of `alpa`, by their names with dashes."""
@@ -85,6 +86,7 @@ class Settings:
             "remat": self.remat,
             "objective": self.objective,
             "accumulate-dtype": self.accumulate_dtype,
+            "costs-folder": self.costs_folder,
             **stages,
         }
 

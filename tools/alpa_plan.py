@@ -151,6 +151,7 @@ def _process(options: argparse.Namespace) -> bool:
         mesh_shape=options.mesh_shape,
         objective=options.objective,
         accumulate_dtype=options.accumulate_dtype,
+        costs_folder=options.costs_folder,
     )
     with _progress() as clock:
         find = _plan_zoo if options.program.startswith(ZOO) else _plan_file

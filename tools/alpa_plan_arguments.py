@@ -111,6 +111,13 @@ def parser() -> argparse.ArgumentParser:
         help="what to minimise: the seconds of a step, or, for programs without a backward part, "
         "those of the longest stage; default: step",
     )
+    add(
+        "--costs-folder",
+        metavar="DIR",
+        default="",
+        help="keeps what layers cost on meshes, and reads what an earlier search of the same model "
+        "with as many micro-batches has kept; default: none",
+    )
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
     add("--json", type=Path, metavar="PLAN.json", help="where to write the plan's numbers")

@@ -30,6 +30,14 @@ class ClassCosts:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class ForwardBound:
+    """What one forward run of a layer of each class takes at least on a slow mesh."""
+
+    seconds: np.ndarray
+    """[C]"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Work:
     """Seconds of one device, by the factors along which they can be split."""
 

@@ -7,11 +7,13 @@ programs as text, with their sharding rules, and keeps what it made of them for 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import inf
+from pathlib import Path
 
 import numpy as np
 
@@ -19,9 +21,10 @@ from alpa.dialects import body, main_function, walk
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.stages.candidates import PRICES, Candidate, Submesh, candidate_of
-from alpa.passes.stages.class_costs import ClassCosts, Work
-from alpa.passes.stages.class_problem import ClassSolver
+from alpa.passes.stages.class_costs import ClassCosts, ForwardBound, Work
+from alpa.passes.stages.class_problem import TIME_LIMIT, ClassSolver
 from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.costs_folder import CostsFolder
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.remat import rematerialised
 from alpa.passes.workers import Workers
@@ -39,11 +42,11 @@ Costs = list[ClassCosts]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ForwardBound:
-    """What one forward run of a layer of each class takes at least on a slow mesh."""
+class _Answer:
+    """What a mesh came to, and whether no solver was stopped by its time limit."""
 
-    seconds: np.ndarray
-    """[C]"""
+    found: Costs | ForwardBound
+    in_time: bool = True
 
 
 class NoPlanError(ValueError):
@@ -57,12 +60,12 @@ class Costing:
     solver: ClassSolver
     worth: int = WORTH
     """ops from which on processes are used"""
-    _ended: dict[Submesh, Future[Costs | ForwardBound]] = field(
-        default_factory=dict[Submesh, "Future[Costs | ForwardBound]"]
-    )
-    _slow: dict[Submesh, Future[Costs | ForwardBound]] = field(
-        default_factory=dict[Submesh, "Future[Costs | ForwardBound]"]
-    )
+    folder: CostsFolder | None = None
+    """where answers are kept for later searches"""
+    read: list[Submesh] = field(default_factory=list[Submesh])
+    """the meshes whose answers were in the folder"""
+    _ended: dict[Submesh, Future[_Answer]] = field(default_factory=dict[Submesh, "Future[_Answer]"])
+    _slow: dict[Submesh, Future[_Answer]] = field(default_factory=dict[Submesh, "Future[_Answer]"])
 
     @cached_property
     def work(self) -> Work:
@@ -98,27 +101,35 @@ class Costing:
         """Begins to find what the classes cost on a mesh; what is returned waits for it.
 
         That has the fastest sharding first, then one per price of memory (`ClassProblem.solve`). It
-        raises NoPlanError, InfeasibleError, TimeoutError or SolverFailedError. What a mesh came to
-        is kept.
+        raises NoPlanError, InfeasibleError, TimeoutError or SolverFailedError, and FolderError if
+        the folder cannot be used. What a mesh came to is kept.
 
         Args:
             enough: see `ClassProblem.solve`.
             even: [C], the seconds of a forward run of each class, split evenly. If the forwards of
                 all layers are bound to take `SLOW` times as long, the answer is that bound.
         """
-        if submesh in self._ended:
-            return self._ended[submesh].result
-        if even is not None and submesh in self._slow:
-            return self._slow[submesh].result
-        if workers.count:
+        for known in (self._ended, self._slow if even is not None else {}):
+            if submesh in known:
+                ended = known[submesh]
+                return lambda: ended.result().found
+        file = None if self.folder is None else self.folder.file(submesh, enough, even)
+        kept = None if file is None or self.folder is None else self.folder.read(file)
+        if kept is not None:
+            self.read.append(submesh)
+            begun = Workers(0).submit(_Answer, found=kept)
+        elif workers.count:
             begun = workers.submit(_solve_pickled, self._pickled, submesh, enough, even)
         else:
             begun = workers.submit(_solve, self.solver, submesh, enough, even)
 
         def finish() -> Costs | ForwardBound:
-            is_bound = begun.exception() is None and isinstance(begun.result(), ForwardBound)
+            is_bound = begun.exception() is None and isinstance(begun.result().found, ForwardBound)
             (self._slow if is_bound else self._ended)[submesh] = begun
-            return begun.result()
+            answer = begun.result()
+            if self.folder is not None and file is not None and kept is None and answer.in_time:
+                self.folder.write(file, answer.found)
+            return answer.found
 
         return finish
 
@@ -134,8 +145,12 @@ class LayerCosts:
     which is made on a copy of the same layers.
     """
 
-    def __init__(self, solver: type[ClassSolver] = ClassSolver) -> None:
+    def __init__(
+        self, solver: type[ClassSolver] = ClassSolver, *, folder: Path | None = None
+    ) -> None:
+        """Finds nothing yet; with a folder, answers are read from it and written to it."""
         self._solver = solver
+        self._folder = folder
         self._found: dict[tuple[int, bool], Costing] = {}
         """by the kind of hosts, with and without rematerialisation"""
 
@@ -147,7 +162,8 @@ class LayerCosts:
         function = program.function
         if not self._found:
             ops = sum(1 for _ in walk(body(function)))
-            workers.prepare(__name__, ops=ops, calls=workers.count)
+            if self._folder is None:  # which may have all answers
+                workers.prepare(__name__, ops=ops, calls=workers.count)
         if (kind, remat) not in self._found:
             cluster = program.cluster.kinds[kind]
             if remat:
@@ -161,12 +177,17 @@ class LayerCosts:
                 cluster,
                 program.plan,
             )
-            self._found[kind, remat] = Costing(
-                solver=self._solver(
-                    classes=classes, cluster=cluster, plan=program.plan, intra=program.intra
-                )
+            solver = self._solver(
+                classes=classes, cluster=cluster, plan=program.plan, intra=program.intra
             )
+            folder = self._folder and CostsFolder(path=self._folder, solver=solver)
+            self._found[kind, remat] = Costing(solver=solver, folder=folder)
         return self._found[kind, remat]
+
+    @property
+    def read(self) -> int:
+        """How many meshes had their costs in the folder."""
+        return sum(len(one.read) for one in self._found.values())
 
 
 def _work(solver: ClassSolver) -> Work:
@@ -178,22 +199,24 @@ def _work(solver: ClassSolver) -> Work:
 
 def _solve(
     solver: ClassSolver, submesh: Submesh, enough: float = inf, even: np.ndarray | None = None
-) -> Costs | ForwardBound:
+) -> _Answer:
     try:
         problem = solver.pose(*submesh)
         if even is not None:
             layers = np.array([len(one.layers) for one in solver.classes.classes])
             least = problem.forward_seconds(_CLOSE * even)
             if layers @ least > SLOW * (layers @ even):
-                return ForwardBound(seconds=least)
-        return problem.solve(PRICES, enough)
+                return _Answer(found=ForwardBound(seconds=least))
+        began = time.monotonic()
+        found = problem.solve(PRICES, enough)
+        return _Answer(found=found, in_time=time.monotonic() - began < TIME_LIMIT)
     except PassError as error:
         raise NoPlanError(str(error)) from error
 
 
 def _solve_pickled(
     pickled: bytes, submesh: Submesh, enough: float, even: np.ndarray | None
-) -> Costs | ForwardBound:
+) -> _Answer:
     solver = _solver(pickled)
     with solver.classes.module.context:
         return _solve(solver, submesh, enough, even)
