@@ -11,8 +11,10 @@ beginning for an argument. When it ends depends on the GPU:
 * Before Hopper, when its result is first read. A result that is only returned is not read before
   the end of the module, so that many operands of collectives may exist at once.
 * From Hopper on, XLA's latency-hiding scheduler runs one collective at a time. It takes those that
-  depend on arguments alone first, so that all reduced gradients of an update exist at once. Results
-  that have to be transposed for their place wait until the end of the module.
+  depend on arguments alone first, so that all reduced gradients of an update exist at once. What
+  no collective needs runs beside the last one: products that give gradients of weights come
+  after all gradients of activations, which wait for them. Results that have to be transposed for
+  their place wait until the end of the module.
 
 A sum that is an argument is scaled before it is reduced (`scale-totals`): its reduction depends on
 an op, and stays in its place before Hopper.
@@ -97,13 +99,29 @@ class Scheduler:
         hides_latency = generation >= HOPPER
         return cls(
             orders=tuple(
-                _collectives_first(order, scaled_sums=hides_latency)
+                _collectives_first(
+                    _needed_first(order) if hides_latency else order, scaled_sums=hides_latency
+                )
                 for order in (depth_first, post_order)
             ),
             is_gpu=True,
             uses_triton=has_triton(device.name),
             hides_latency=hides_latency,
         )
+
+
+def _needed_first(order: Order) -> Order:
+    """An order in which what no collective needs comes after all others."""
+
+    def reordered(block: ir.Block, annotated: Annotated) -> list[ir.OpView]:
+        ops = order(block, annotated)
+        needed = set[ir.OpView]()
+        for op in reversed(ops):
+            if op in needed or is_collective(op, annotated):
+                needed |= {op, *_makers(op, block)}
+        return sorted(ops, key=lambda op: op not in needed)
+
+    return reordered
 
 
 def _collectives_first(order: Order, *, scaled_sums: bool) -> Order:

@@ -244,6 +244,17 @@ def test_from_hopper_on_all_reduced_gradients_exist_at_once() -> None:
     assert update("cpu:1x4") < 0.5 * sum(sizes)
 
 
+def test_from_hopper_on_what_no_collective_needs_comes_last() -> None:
+    """As the products that give gradients of weights do."""
+    ops = dot("a", "0", "0") + dot("b", "a", "a") + dot("gradient", "a", "b")
+    ops += dot("c", "b", "b", '"x"', "")
+    ops += f"%sent = sdy.sharding_constraint %c {sharding('', '')} : tensor<64x64xf32>\n"
+    ops += dot("r", "gradient", "sent")
+    # %a, %b and %gradient; on an H100 also %sent.
+    assert predicted(ops, "", cluster="a100-40gb").temporaries == 3 * WHOLE
+    assert predicted(ops, "", cluster="h100").temporaries == 4 * WHOLE
+
+
 def test_on_gpus_arguments_are_gathered_at_the_start() -> None:
     ops = dot("a", "1", "1") + dot("b", "a", "a")
     ops += f"%w = sdy.sharding_constraint %0 {sharding('', '')} : tensor<64x64xf32>\n"
