@@ -31,7 +31,12 @@ from alpa.tools.output import markdown_header, markdown_row, until_the_reader_go
 from alpa.tools.plan_ranking.plans import distinct_plans
 from alpa.tools.plan_ranking.programs import FOR_CPU, FOR_GPUS, RankedProgram
 from alpa.tools.plan_ranking.scores import Ranking, Times, accuracy, mean_reciprocal_rank
-from alpa.tools.plan_ranking.times import measured_seconds, predicted_in_turns, roofline_seconds
+from alpa.tools.plan_ranking.times import (
+    measured_seconds,
+    predicted_in_turns,
+    predicted_seconds,
+    roofline_seconds,
+)
 from alpa.tools.programs import lowered
 
 _EXAMPLES = """\
@@ -57,7 +62,7 @@ def rank(program: RankedProgram, options: argparse.Namespace) -> Ranking:
         predicted = [predicted_in_turns(plan) for plan in plans]
         seconds = measured_seconds(program, plans, runs=options.runs)
     else:
-        predicted = [plan.predicted for plan in plans]
+        predicted = [predicted_seconds(plan) for plan in plans]
         seconds = roofline_seconds(plans, processes=options.processes, cache=options.cache)
     return Ranking(
         program=program.name,

@@ -39,11 +39,6 @@ class RankedPlan:
         return Plan.read(main_function(self.module)) or Plan()
 
     @property
-    def predicted(self) -> float:
-        """Seconds of a step."""
-        return self.plan.predicted_step_seconds
-
-    @property
     def key(self) -> str:
         """The plan without its predictions: equal plans have equal keys."""
         copy = separate(self.module.operation)
