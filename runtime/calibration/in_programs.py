@@ -5,11 +5,11 @@ The seconds of a module are, with the parts that `programs.py` gives,
     call + collective_seconds + kernels * (launch + more) + sum of factor[kind] * work[kind]
          + collectives * wait,
 
-those of a step beside its modules are `step * call`, and those of its moves between meshes
-`transfer` times what they take alone. The factors, `step` and `transfer` are at least 1,
-`more` and `wait` at least 0: programs never do better than chains. They are the same for all models
-and sizes, and are found with the least errors of the logarithms, in which a few outliers count
-little.
+those of a step are the sum of its modules' and `step` times its call, and those of its moves
+between meshes `transfer` times what they take alone. The factors, `step` and `transfer` are at
+least 1, `more` and `wait` at least 0: programs never do better than chains. They are the same for
+all models and sizes, and are found with the least errors of the logarithms, in which a few outliers
+count little.
 
 The corrected figures stay figures of the cluster file: shares of efficiency are divided by the
 factors, `launch` and each measured collective get more seconds, and transfers are slower by
@@ -82,13 +82,9 @@ def in_programs(found: Fit, samples: Iterable[ProgramSample]) -> Fit:
 def _row(sample: ProgramSample, launch: float) -> tuple[float, list[float]]:
     """What is not fitted, and the factors of what is, in the order of `_NAMES`."""
     parts = sample.parts
-    if sample.what == "step":
-        return 0.0, [parts.call, *[0.0] * (len(_NAMES) - 1)]
-    if sample.what == "moves":
-        return 0.0, [*[0.0] * (len(_NAMES) - 1), parts.moves]
     work = [parts.work.get(kind, 0.0) for kind in _KINDS]
     fixed = parts.call + parts.collective_seconds + parts.kernels * launch
-    return fixed, [0.0, *work, parts.kernels, parts.collectives, 0.0]
+    return fixed, [parts.step, *work, parts.kernels, parts.collectives, parts.moves]
 
 
 def _predicted(sample: ProgramSample, numbers: np.ndarray, launch: float) -> float:

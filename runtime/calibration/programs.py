@@ -66,8 +66,23 @@ class Parts:
     collectives: float = 0.0
     """their number"""
     collective_seconds: float = 0.0
+    step: float = 0.0
+    """the call of a step"""
     moves: float = 0.0
     """between meshes"""
+
+
+def together(parts: Sequence[Parts]) -> Parts:
+    """The parts of all, one after the other."""
+    work = defaultdict[Kind, float](float)
+    for one in parts:
+        for kind, seconds in one.work.items():
+            work[kind] += seconds
+    sums = {
+        name: sum(getattr(one, name) for one in parts)
+        for name in ("call", "kernels", "collectives", "collective_seconds", "step", "moves")
+    }
+    return Parts(work=work, **sums)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +92,7 @@ class ProgramSample:
     devices: int
     """that work, while the others wait"""
     what: Literal["module", "step", "moves"]
-    """a module, what the step takes beside its modules (its call), or all its moves"""
+    """a module, the step with all its modules, or all its moves"""
     parts: Parts
     seconds: float
     """the median of several runs"""
@@ -146,16 +161,20 @@ class _Timed:
         self.received.append(sum(moves))
 
     def samples(self) -> Iterator[ProgramSample]:
-        """Of each module, and of what the step takes beside them."""
-        program, rest = self.executable.program, median(self.whole)
+        """Of each module, and of the step."""
+        program = self.executable.program
         for fragment, parts in zip(program.fragments, self.parts, strict=True):
             name = fragment.name.removeprefix(f"{fragment.mesh}.")
-            seconds = median(self.spans[name])
-            rest -= seconds
-            yield ProgramSample(devices=self.devices, what="module", parts=parts, seconds=seconds)
-        called = Parts(call=with_call(0.0, program, self.machine))
-        if rest > 0:
-            yield ProgramSample(devices=self.devices, what="step", parts=called, seconds=rest)
+            yield ProgramSample(
+                devices=self.devices, what="module", parts=parts, seconds=median(self.spans[name])
+            )
+        call = Parts(step=with_call(0.0, program, self.machine))
+        yield ProgramSample(
+            devices=self.devices,
+            what="step",
+            parts=together([*self.parts, call]),
+            seconds=median(self.whole),
+        )
 
     def moves(self) -> ProgramSample:
         """Of all moves of a step."""
@@ -186,8 +205,7 @@ def _loaded(
             planned = separate(module.operation)
             layers = {} if stages == 1 else {"num-layers": str(stages)}
             run_pass("alpa", {**settings.options(), **layers}, planned, Clock())
-            # Parts apart tell more than what they are merged into.
-            run_pass("export-stages", {"merge": "false"}, planned, Clock())
+            run_pass("export-stages", {}, planned, Clock())
             executable = load(planned, devices=devices)
             yield _Timed(
                 devices=len(devices),
