@@ -29,6 +29,9 @@ class ClassCosts:
     """bytes per device of values that a stage sends, of all versions held at a time, or receives"""
 
 
+Costs = list[ClassCosts]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ForwardBound:
     """What one forward run of a layer of each class takes at least on a slow mesh."""

@@ -21,7 +21,7 @@ from alpa.dialects import body, main_function, walk
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.stages.candidates import PRICES, Candidate, Submesh, candidate_of
-from alpa.passes.stages.class_costs import ClassCosts, ForwardBound, Work
+from alpa.passes.stages.class_costs import ClassCosts, Costs, ForwardBound, Work
 from alpa.passes.stages.class_problem import TIME_LIMIT, ClassSolver
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costs_folder import CostsFolder
@@ -37,8 +37,6 @@ SLOW = 2.0
 before the stage search has seen that bound."""
 _CLOSE = 0.05
 """Of an even split: sweeps that raise the bound by less end the ascent."""
-
-Costs = list[ClassCosts]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

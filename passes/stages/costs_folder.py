@@ -19,10 +19,8 @@ import numpy as np
 
 from alpa import dialects
 from alpa.passes.stages.candidates import Submesh
-from alpa.passes.stages.class_costs import ClassCosts, ForwardBound
+from alpa.passes.stages.class_costs import ClassCosts, Costs, ForwardBound
 from alpa.passes.stages.class_problem import ClassSolver
-
-Costs = list[ClassCosts]
 
 
 class FolderError(Exception):

@@ -12,6 +12,7 @@ from alpa import runtime
 from alpa.dialects import main_function
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.attribute import plan_and_cluster
+from alpa.passes.plan.data import Program
 from alpa.passes.plan.step_time import seconds_in_turns, step_seconds, with_call
 from alpa.runtime.ahead_of_time.compilation import final_programs
 from alpa.runtime.ahead_of_time.roofline import compiled_step_seconds, spent
@@ -52,16 +53,19 @@ def _step_seconds(stages: Exported, texts: Mapping[str, str], cluster: Cluster) 
 def predicted_seconds(plan: RankedPlan) -> float:
     """Predicted seconds of a step, of the modules that run: of merged fragments, not of the parts
     that they are made of."""
-    stages = exported(plan.module)
-    program, cluster = stages.program, plan_and_cluster(main_function(stages.module))[1]
+    program, cluster = _that_runs(plan)
     return with_call(step_seconds(program), program, cluster)
 
 
 def predicted_in_turns(plan: RankedPlan) -> float:
     """As `predicted_seconds`, in the local executor, whose meshes take turns on CPU devices."""
-    stages = exported(plan.module)
-    program, cluster = stages.program, plan_and_cluster(main_function(stages.module))[1]
+    program, cluster = _that_runs(plan)
     return with_call(seconds_in_turns(program, cluster), program, cluster)
+
+
+def _that_runs(plan: RankedPlan) -> tuple[Program, Cluster]:
+    stages = exported(plan.module)
+    return stages.program, plan_and_cluster(main_function(stages.module))[1]
 
 
 def measured_seconds(
