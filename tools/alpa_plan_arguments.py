@@ -116,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         default="",
         help="keeps what layers cost on meshes, and reads what an earlier search of the same model "
-        "with as many micro-batches has kept; default: none",
+        "with as many micro-batches and the same schedule has kept; default: none",
     )
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")

@@ -2,7 +2,7 @@
 
 A file holds the answer for one mesh. Its name is a hash of all that the answer depends on: the
 programs of the classes, their layers, the cluster, the micro-batches, what was asked, and the
-compiler itself. The schedule, the reserve and the number of stages are no part of it.
+compiler itself. The programs name their schedule, so that another one has other files.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ class CostsFolder:
             layers,
             classes.class_of,
             list(classes.links.items()),
-            # Not the schedule, which only says how many micro-batches a stage holds.
             (plan.num_micro_batches, plan.accumulate_dtype),
             self.solver.cluster,
             self.solver.intra,
