@@ -4,30 +4,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from alpa.dialects import ir
 from alpa.passes.plan.annotated import annotated_fragments
-from alpa.passes.plan.predicted_collectives import Collective, collectives_in_order
-from alpa.passes.sharding.combining import COMBINED_KINDS, LIMIT
+from alpa.passes.plan.predicted_collectives import Placed, collectives_in_order
+from alpa.passes.sharding.combining import LIMIT
 from alpa.passes.sharding.rules import populated
 
 
-def combined_counts(collectives: Iterable[Collective]) -> Counter[str]:
-    """The numbers by kind. Independent collectives over the same axes are joined in order, until
-    the next one's result would exceed `LIMIT`."""
+class _Open(NamedTuple):
+    """A combined collective to which more may be added."""
+
+    members: int
+    """bit i: the i-th collective of the fragment"""
+    result_bytes: float
+
+
+def combined_counts(collectives: Iterable[Placed]) -> Counter[str]:
+    """The numbers by kind, of collectives in program order.
+
+    Those of one key are joined in order, until the next one waits for one of them or its result
+    would exceed `LIMIT`.
+    """
     counts: Counter[str] = Counter()
-    filled: dict[tuple[str, tuple[str, ...]], float] = {}
-    for it in collectives:
-        if not it.independent or it.kind not in COMBINED_KINDS:
-            counts[it.kind] += it.count
-            continue
-        key = (it.kind, it.axes)
-        for _ in range(it.count):
-            joined = filled.get(key, LIMIT) + it.result_bytes
-            if joined > LIMIT:
-                counts[it.kind] += 1
-                joined = it.result_bytes
-            filled[key] = joined
+    opened: dict[tuple[object, ...], _Open] = {}
+    for number, (one, key, waits_for) in enumerate(collectives):
+        last = opened.get(key) if key is not None else None
+        joins = (
+            last is not None
+            and not last.members & waits_for
+            and last.result_bytes + one.result_bytes <= LIMIT
+        )
+        if not joins:
+            counts[one.kind] += one.count
+            last = _Open(0, 0.0)
+        if key is not None and last is not None:
+            opened[key] = _Open(last.members | 1 << number, last.result_bytes + one.result_bytes)
     return counts
 
 

@@ -34,7 +34,7 @@ from alpa.passes.plan.annotated import (
     has_own_ops,
     rank,
 )
-from alpa.passes.sharding.combining import COMBINED_KINDS, combined_with, only_leaves
+from alpa.passes.sharding.combining import COMBINED_KINDS, combined_with
 from alpa.passes.sharding.layouts import layout_of
 from alpa.passes.sharding.manual import Kind, fixed_shardings, written_collectives
 from alpa.passes.sharding.padding import is_even
@@ -59,8 +59,6 @@ class Collective:
     count: int
     combined: int = 1
     """with how many others each is priced, 1 if alone (`sharding/combining.py`)"""
-    independent: bool = False
-    """whether the compiler may combine it with others"""
 
     @property
     def payload(self) -> int:
@@ -90,6 +88,17 @@ class Collective:
         return self.count * share_of_start(self.result_bytes, self.combined)
 
 
+class Placed(NamedTuple):
+    """A collective of a fragment, and with which others of the fragment it may be combined."""
+
+    collective: Collective
+    key: tuple[object, ...] | None = None
+    """equal for those that one collective can replace, as long as none waits for another; None if
+    it stays alone"""
+    waits_for: int = 0
+    """bit i: for the i-th collective of the fragment"""
+
+
 def predicted_collectives(module: ir.Module) -> list[tuple[Collective, ...]]:
     """For each fragment of a planned module, in program order, what one execution of it runs.
 
@@ -102,10 +111,10 @@ def predicted_collectives(module: ir.Module) -> list[tuple[Collective, ...]]:
 
 def collectives_of(annotated: Annotated) -> tuple[Collective, ...]:
     """As `predicted_collectives`, for a fragment whose ops carry their sharding rules."""
-    return merged(collectives_in_order(annotated))
+    return merged(it.collective for it in collectives_in_order(annotated))
 
 
-def collectives_in_order(annotated: Annotated) -> list[Collective]:
+def collectives_in_order(annotated: Annotated) -> list[Placed]:
     """The same, one by one in program order."""
     walk = _Walk(annotated)
     walk.visit(body(annotated.fragment), 1)
@@ -135,11 +144,12 @@ class _Needs:
 
 
 class _Together(NamedTuple):
-    """Which other collectives one may be combined with."""
+    """How the collectives on one value are combined with those on others."""
 
     priced: int = 1
-    """as how many it is priced"""
-    independent: bool = False
+    """as how many each is priced"""
+    key: tuple[object, ...] | None = None
+    """what those that are combined have in common beside their kind and axes; None: never"""
 
 
 _ALONE = _Together()
@@ -150,9 +160,13 @@ class _Walk:
     """Visits the ops of a fragment; `found` are its collectives."""
 
     annotated: Annotated
-    found: list[Collective] = field(default_factory=list)
+    found: list[Placed] = field(default_factory=list)
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
-    _brought: set[tuple[ir.Value, Layout, int]] = field(default_factory=set)
+    # The collectives that a value waits for, as `Placed.waits_for`, if any; those in a layout too.
+    _waits: dict[ir.Value, int] = field(default_factory=dict)
+    _brought: dict[tuple[ir.Value, Layout, int], int] = field(default_factory=dict)
+    _block: int = 0
+    _blocks: int = 0
     # Most ops equal another one. Needs and exchanges are found once for all equal ops.
     _needs: dict[tuple[ShardingRule, tuple[Layout, ...], tuple[Layout, ...]], _Needs] = field(
         default_factory=dict
@@ -162,42 +176,69 @@ class _Walk:
     def visit(self, block: ir.Block, times: int) -> None:
         """All ops of a block that runs `times` times, but not its terminator."""
         for op in list(block.operations)[:-1]:
+            waits = self._waits_of(op.operands)
             if isinstance(op, sdy.ShardingConstraintOp):
-                self.bring(op.operands[0], self.annotated.layout(op.results[0]), times)
+                waits |= self.bring(op.operands[0], self.annotated.layout(op.results[0]), times)
             elif isinstance(op, stablehlo.WhileOp):
                 inside = times * op_cost.trip_count_or_default(op)
-                self._visit_regions(op, op.operands, times, inside)
+                waits |= self._visit_regions(op, op.operands, times, inside)
             elif isinstance(op, sdy.ManualComputationOp):
-                self._visit_manual(op, times)
+                waits |= self._visit_manual(op, times)
             elif has_own_ops(op):
-                self._visit_regions(op, (), times, times)
+                waits |= self._visit_regions(op, (), times, times)
             else:
                 rule = rule_of(op)
                 if rule is not None:
-                    self._visit_op(op, rule, times)
+                    waits |= self._visit_op(op, rule, waits, times)
+            self._let_wait(op.results, waits)
+
+    def _waits_of(self, values: Iterable[ir.Value]) -> int:
+        """The collectives that one of the values waits for."""
+        waits = 0
+        if self._waits:
+            for value in values:
+                waits |= self._waits.get(value, 0)
+        return waits
+
+    def _let_wait(self, values: Iterable[ir.Value], waits: int) -> None:
+        if waits:
+            for value in values:
+                self._waits[value] = waits
 
     def _visit_regions(
         self, op: ir.OpView, starts: Sequence[ir.Value], times: int, inside: int
-    ) -> None:
+    ) -> int:
+        """Returns the collectives that the results wait for, beside those of the operands."""
         layouts = [self.annotated.layout(result) for result in op.results]
+        waits = self._waits_of(op.operands)
         for start, layout in zip(starts, layouts, strict=bool(starts)):
-            self.bring(start, layout, times)
+            waits |= self.bring(start, layout, times)
+        outer = self._block
         for number in range(len(op.regions)):
-            self.visit(body(op, number), inside)
+            self._blocks += 1
+            self._block = self._blocks
+            region = body(op, number)
+            self._let_wait(region.arguments, waits)
+            self.visit(region, inside)
+            ends = terminator(region).operands
+            waits |= self._waits_of(ends)
             if number > 0 or not starts:  # A loop's first region is its condition.
-                for value, layout in zip(
-                    terminator(body(op, number)).operands, layouts, strict=True
-                ):
-                    self.bring(value, layout, inside)
+                for value, layout in zip(ends, layouts, strict=True):
+                    waits |= self.bring(value, layout, inside)
+        self._block = outer
+        return waits
 
-    def _visit_manual(self, op: sdy.ManualComputationOp, times: int) -> None:
+    def _visit_manual(self, op: sdy.ManualComputationOp, times: int) -> int:
         inputs, _ = fixed_shardings(op)
+        waits = self._waits_of(op.operands)
         for operand, sharding in zip(op.operands, inputs, strict=True):
-            self.bring(operand, layout_of(op, sharding, self.annotated.mesh), times)
+            waits |= self.bring(operand, layout_of(op, sharding, self.annotated.mesh), times)
         for one in written_collectives(op, self.annotated.mesh):
-            self._add(one.kind, one.axes, one.bytes, times * one.times, _ALONE)
+            waits = self._add(one.kind, one.axes, one.bytes, times * one.times, _ALONE, waits)
+        return waits
 
-    def _visit_op(self, op: ir.OpView, rule: ShardingRule, times: int) -> None:
+    def _visit_op(self, op: ir.OpView, rule: ShardingRule, waits: int, times: int) -> int:
+        """Returns `waits`, the collectives that the operands wait for, and the op's own ones."""
         results, operands = list(op.results), list(op.operands)
         layout = self.annotated.layout
         key = (rule, tuple(map(layout, results)), tuple(map(layout, operands)))
@@ -205,17 +246,20 @@ class _Walk:
         if needs is None:
             needs = self._needs[key] = self._needs_of(*key)
         for number, wanted in needs.moved:
-            self.bring(operands[number], wanted, times)
+            waits |= self.bring(operands[number], wanted, times)
+        own = 0
         for number, sums in needs.summed:
             result = results[number]
             size = self.annotated.local_bytes(result)
             if len(results) > 1:
                 num_bytes = size * self.annotated.ways(sums)
-                self._add("all-gather", sums, num_bytes, times, _ALONE)
+                own |= self._add("all-gather", sums, num_bytes, times, _ALONE, waits)
                 continue
             # An op's own sum is priced alone.
             together = self._together(result)._replace(priced=1)
-            self._sum(sums, self._scattered_at_once(result, sums), size, times, together)
+            scattered = self._scattered_at_once(result, sums)
+            own |= self._sum(sums, scattered, size, times, together, waits)
+        return waits | own
 
     def _needs_of(
         self, rule: ShardingRule, results: Sequence[Layout], operands: Sequence[Layout]
@@ -260,25 +304,34 @@ class _Walk:
         if not mesh.combines:
             return _ALONE
         priced = combined_with(value, fragment, mesh)
-        return _Together(priced, priced > 1 or only_leaves(value, terminator(body(fragment))))
+        return _Together(priced, (self._block, str(ir.RankedTensorType(value.type).element_type)))
 
     # Changes of layout
 
-    def bring(self, value: ir.Value, layout: Layout, times: int) -> None:
-        """Adds what it takes to bring a value into a layout, once for each layout."""
+    def bring(self, value: ir.Value, layout: Layout, times: int) -> int:
+        """Adds what it takes to bring a value into a layout, once for each layout.
+
+        Returns the collectives that the value in this layout waits for.
+        """
         source = self.annotated.layout(value)
-        if source == layout or (value, layout, times) in self._brought:
-            return
-        self._brought.add((value, layout, times))
+        waits = self._waits.get(value, 0)
+        if source == layout:
+            return waits
+        key = (value, layout, times)
+        if key in self._brought:
+            return self._brought[key]
         dims = rank(value)
         axes = unreduced_axes(source, dims)
         source, layout = source[:dims], layout[:dims]
         together = self._together(value)
         if axes:
             scattered = self._scattered(value, axes, source, layout)
-            self._sum(axes, scattered, self.annotated.local_bytes(value), times, together)
+            size = self.annotated.local_bytes(value)
+            waits = self._sum(axes, scattered, size, times, together, waits)
         for step in self._exchanges(value, source, layout):
-            self._add(step.kind, step.axes, step.bytes, times, together)
+            waits = self._add(step.kind, step.axes, step.bytes, times, together, waits)
+        self._brought[key] = waits
+        return waits
 
     def _exchanges(self, value: ir.Value, source: Layout, target: Layout) -> list[Exchange]:
         if source == target or not source:
@@ -329,30 +382,43 @@ class _Walk:
         size: int,
         times: int,
         together: _Together,
-    ) -> None:
-        """A reduce-scatter for each dimension, then one all-reduce of what is left."""
+        waits: int,
+    ) -> int:
+        """A reduce-scatter for each dimension, then one all-reduce of what is left.
+
+        Returns `waits`, the collectives that the operand waits for, and the new ones.
+        """
         left = sums
         for axes in scattered:
-            self._add("reduce-scatter", axes, size, times, together)
+            waits = self._add("reduce-scatter", axes, size, times, together, waits)
             size //= self.annotated.ways(axes)
             left = tuple(axis for axis in left if axis not in axes)
         if left:
-            self._add("all-reduce", left, size, times, together)
+            waits = self._add("all-reduce", left, size, times, together, waits)
+        return waits
 
     def _add(
-        self, kind: Kind, axes: tuple[int, ...], size: int, times: int, together: _Together
-    ) -> None:
+        self,
+        kind: Kind,
+        axes: tuple[int, ...],
+        size: int,
+        times: int,
+        together: _Together,
+        waits: int,
+    ) -> int:
         devices = self.annotated.ways(axes)
-        if devices > 1 and size > 0 and times > 0:
-            names = tuple(self.annotated.mesh.axis_names[a] for a in axes)
-            self.found.append(
-                Collective(
-                    kind=kind,
-                    axes=names,
-                    devices=devices,
-                    bytes=size,
-                    count=times,
-                    combined=together.priced,
-                    independent=together.independent,
-                )
-            )
+        if devices == 1 or size == 0 or times == 0:
+            return waits
+        names = tuple(self.annotated.mesh.axis_names[a] for a in axes)
+        collective = Collective(
+            kind=kind,
+            axes=names,
+            devices=devices,
+            bytes=size,
+            count=times,
+            combined=together.priced,
+        )
+        joins = together.key is not None and kind in COMBINED_KINDS
+        key = (kind, names, together.key) if joins else None
+        self.found.append(Placed(collective, key, waits))
+        return waits | 1 << (len(self.found) - 1)

@@ -327,7 +327,7 @@ class _Inside:
                         sent_bytes=runs * it.sent,
                         starts=runs * it.starts,
                     )
-                    for it in merged(found)
+                    for it in merged(placed.collective for placed in found)
                 )
         return inside
 

@@ -33,16 +33,3 @@ def combined_with(value: ir.Value, fragment: ir.OpView | None, mesh: LogicalMesh
     if not is_argument and read_part(fragment) != "update":
         return 1
     return 1 << max(0, len(fragment.operands).bit_length() - 1)
-
-
-def only_leaves(value: ir.Value, end: ir.OpView) -> bool:
-    """Whether a fragment with this terminator only returns a value: no other collective waits for
-    one on it."""
-    return all(
-        use.owner == end or (len(use.owner.operands) == 1 and _results_leave(use.owner, end))
-        for use in value.uses
-    )
-
-
-def _results_leave(op: ir.OpView, end: ir.OpView) -> bool:
-    return bool(op.results) and all(only_leaves(result, end) for result in op.results)

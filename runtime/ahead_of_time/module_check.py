@@ -12,7 +12,7 @@ from alpa.passes.analysis import op_work
 from alpa.passes.cost.presets import has_triton
 from alpa.passes.plan.annotated import annotated_fragments
 from alpa.passes.plan.attribute import plan_and_any_cluster
-from alpa.passes.plan.combined_collectives import combined_counts, predicted_counts
+from alpa.passes.plan.combined_collectives import predicted_counts
 from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
 from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
 from alpa.runtime.stages import Exported, module_name
@@ -49,7 +49,9 @@ class ModuleCheck:
 
         On CPU none are: real ones are read before that.
         """
-        predicted, real = self.combined, combined_counts(self.real.collectives)
+        predicted, real = self.combined, Counter[str]()
+        for it in self.real.collectives:
+            real[it.kind] += it.count
         return {kind: (predicted[kind], real[kind]) for kind in sorted({*predicted, *real})}
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from alpa import passes
 from alpa.dialects import ir
 from alpa.passes.plan.combined_collectives import combined_counts
-from alpa.passes.plan.predicted_collectives import Collective
+from alpa.passes.plan.predicted_collectives import Collective, Placed
 from alpa.passes.plan.report import PlanReport
 from alpa.runtime.ahead_of_time import compilation
 from alpa.runtime.ahead_of_time.verification import verify_plan
@@ -17,44 +17,40 @@ from alpa.runtime.ahead_of_time.verification import verify_plan
 MIB = 2**20
 
 
-def gather(mib: int, count: int = 1, axis: str = "x", *, independent: bool = True) -> Collective:
-    return Collective(
-        kind="all-gather",
-        axes=(axis,),
-        devices=8,
-        bytes=mib * MIB,
-        count=count,
-        independent=independent,
-    )
+def gather(mib: int, axis: str = "x", *, joins: bool = True, waits_for: int = 0) -> Placed:
+    one = Collective(kind="all-gather", axes=(axis,), devices=8, bytes=mib * MIB, count=1)
+    return Placed(one, ("all-gather", axis) if joins else None, waits_for)
 
 
 @pytest.mark.parametrize(
     ("collectives", "left"),
     [
-        ([gather(4, 7)], 1),
-        ([gather(4, 8)], 2),
-        ([gather(40, 3)], 3),
+        ([gather(4)] * 7, 1),
+        ([gather(4)] * 8, 2),
+        ([gather(40)] * 3, 3),
         ([gather(16), gather(16), gather(12)], 2),
         ([gather(16), gather(12), gather(16)], 2),
         ([gather(16), gather(20), gather(12)], 3),  # in order: the last would fit into the first
-        ([gather(4, 3), gather(4, 3, "y")], 2),
-        ([gather(4, 5, independent=False)], 5),
+        ([gather(4), gather(4, "y"), gather(4), gather(4, "y")], 2),
+        ([gather(4, joins=False)] * 5, 5),
+        # The third waits for the first, the fourth only for the second.
+        ([gather(4), gather(4), gather(4, waits_for=0b1), gather(4, waits_for=0b10)], 2),
+        ([gather(4), gather(4), gather(4, waits_for=0b1), gather(4, waits_for=0b100)], 3),
+        ([gather(4), gather(4, "y"), gather(4, waits_for=0b10)], 2),
     ],
 )
-def test_results_of_30_mib_are_joined_in_order(collectives: list[Collective], left: int) -> None:
+def test_results_of_30_mib_are_joined_in_order(collectives: list[Placed], left: int) -> None:
     assert combined_counts(collectives) == {"all-gather": left}
 
 
 def test_of_a_reduce_scatter_the_result_counts_not_the_operand() -> None:
-    one = Collective(
-        kind="reduce-scatter", axes=("x",), devices=8, bytes=80 * MIB, count=6, independent=True
-    )
-    assert combined_counts([one]) == {"reduce-scatter": 2}
+    one = Collective(kind="reduce-scatter", axes=("x",), devices=8, bytes=80 * MIB, count=1)
+    assert combined_counts([Placed(one, ("x",))] * 6) == {"reduce-scatter": 2}
 
 
-def test_all_to_alls_are_not_joined() -> None:
-    one = Collective(kind="all-to-all", axes=("x",), devices=8, bytes=8, count=6, independent=True)
-    assert combined_counts([one]) == {"all-to-all": 6}
+def test_a_loop_runs_a_collective_as_often_as_it_turns() -> None:
+    one = Collective(kind="all-reduce", axes=("x",), devices=8, bytes=4, count=6)
+    assert combined_counts([Placed(one, ("x",)), Placed(one, ("x",))]) == {"all-reduce": 6}
 
 
 LAYERS, WIDTH = 8, 256
@@ -89,7 +85,7 @@ def numbers(cluster: str, intra: str) -> tuple[int | None, int | None]:
 def test_on_gpus_gathers_of_weights_and_sums_of_gradients_are_joined() -> None:
     # Weights are gathered forward and, but for the first, backward; the loss has a sum.
     assert numbers("h100:1x8", "zero3") == (3 * LAYERS, 4)
-    # All gradients have one sum, the loss another one.
+    # All gradients have one sum, the loss of the forward fragment another one.
     assert numbers("h100:1x8", "data-parallel") == (LAYERS + 1, 2)
 
 
@@ -101,9 +97,7 @@ def test_of_virtual_and_ideal_devices_each_collective_is_alone() -> None:
 @pytest.mark.skipif(compilation.missing_packages() != [], reason="needs the extra gpu-aot")
 @pytest.mark.parametrize("intra", ["zero2", "zero3", "data-parallel"])
 def test_xla_for_gpus_makes_as_many(intra: str) -> None:
-    # In a merged module, the loss's sum joins that of the gradients; it is predicted apart.
-    parts = passes.run(planned("h100:1x8", intra), "export-stages{merge=false}")
-    found = verify_plan(parts).modules
+    found = verify_plan(planned("h100:1x8", intra)).modules
     pairs = [pair for module in found for pair in module.counts.values()]
     assert pairs
     assert all(predicted == real for predicted, real in pairs)
