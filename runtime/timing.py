@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any, TypeVar
 
 import jax
@@ -54,14 +55,19 @@ class TimedStep:
 def in_turns(
     steps: Mapping[Name, TimedStep], *, runs: int, before: int = 3
 ) -> dict[Name, list[float]]:
-    """The seconds of `runs` steps of each plan, in turns; the first `before` are not counted."""
+    """The seconds of `runs` steps of each plan, in turns; the first `before` are not counted.
+
+    Each round has another order: what a step finds in the caches depends on the one before it.
+    """
     for step in steps.values():
         for _ in range(before):
             step.run()
     seconds: dict[Name, list[float]] = {name: [] for name in steps}
+    order, draws = list(steps), Random(0)
     for _ in range(runs):
-        for name, step in steps.items():
-            seconds[name].append(step.run())
+        draws.shuffle(order)
+        for name in order:
+            seconds[name].append(steps[name].run())
     return seconds
 
 

@@ -57,7 +57,12 @@ class Logged(TimedStep):
 
 def test_plans_run_in_turns(executable: alpa.runtime.Executable) -> None:
     log: list[str] = []
-    steps = {name: Logged(executable, name, log) for name in "ab"}
-    seconds = in_turns(steps, runs=2, before=1)
-    assert log == ["a", "b", "a", "b", "a", "b"]
-    assert seconds == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+    steps = {name: Logged(executable, name, log) for name in "abc"}
+    seconds = in_turns(steps, runs=4, before=1)
+    rounds = ["".join(log[n : n + 3]) for n in range(0, len(log), 3)]
+    assert rounds[0] == "abc"
+    assert len(rounds) == 5
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len(set(rounds[1:])) > 1  # not always after the same one
+    assert [len(times) for times in seconds.values()] == [4, 4, 4]
+    assert all(log[int(at) - 1] == name for name, times in seconds.items() for at in times)

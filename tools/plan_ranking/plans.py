@@ -15,8 +15,9 @@ from typing import cast
 import numpy as np
 
 from alpa.dialects import body, ir, main_function, sdy
-from alpa.dialects.attributes import PLAN, SOLVER, signature_attrs
-from alpa.dialects.plan import Plan
+from alpa.dialects.attributes import MESHES, PLAN, SOLVER, signature_attrs
+from alpa.dialects.mpmd_types import read_topology
+from alpa.dialects.plan import Plan, read_meshes
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.pipelines.clock import Clock
@@ -40,14 +41,26 @@ class RankedPlan:
 
     @property
     def key(self) -> str:
-        """The plan without its predictions: equal plans have equal keys."""
+        """The plan without its predictions: equal plans have equal keys.
+
+        Meshes of one group of devices are equal, whatever their shapes, where no sharding tells
+        their axes apart.
+        """
         copy = separate(self.module.operation)
         function = main_function(copy)
-        for name in (PLAN, SOLVER):
+        meshes, topology = read_meshes(function), read_topology(function)
+        for name in (PLAN, SOLVER, MESHES, "topology"):
             if name in function.attributes:
                 del function.attributes[name]
         text = cast(str, function.operation.get_asm(enable_debug_info=False))
-        return f"{self.plan.schedule} {text}"
+        names = {tuple(f'"{axis}"' for axis, _ in mesh.axes) for mesh in topology.values()}
+        shapes = [mesh.logical_shape for mesh in meshes]
+        for axes in names:
+            text = text.replace(", ".join(axes), '"all"')
+        if not any(axis in text for axes in names for axis in axes):
+            shapes = [(len(mesh.devices),) for mesh in meshes]
+        placed = [(mesh.hosts, mesh.devices) for mesh in meshes]
+        return f"{self.plan.schedule} {placed} {shapes} {text}"
 
 
 def distinct_plans(

@@ -41,6 +41,28 @@ def test_ten_plans_differ(plans: list[RankedPlan]) -> None:
     assert any(plan.name.startswith("random") for plan in plans)
 
 
+def on_mesh(shape: str, axes: str, sharding: str) -> RankedPlan:
+    tensor = f'!mpmd.mesh_tensor<"mesh_0", tensor<8xf32>, sharding=<@mesh_0, [{sharding}]>>'
+    text = f"""
+        func.func @main(%a: {tensor}) -> {tensor} attributes {{
+          alpa.meshes = [{{devices = array<i64: 0, 1, 2, 3, 4, 5, 6, 7>, hosts = array<i64: 0>,
+                          logical_shape = array<i64: {shape}>, name = "mesh_0"}}],
+          topology = #mpmd.topology<<"mesh_0" : <[{axes}]>>>}} {{
+          return %a : {tensor}
+        }}"""
+    return RankedPlan(name=shape, module=parse(text))
+
+
+def test_axes_that_are_used_together_are_one() -> None:
+    wide, high = ("2, 4", '"axis0"=2, "axis1"=4'), ("4, 2", '"axis0"=4, "axis1"=2')
+    together, one = '{"axis0", "axis1"}', '{"axis0"}'
+    flat = on_mesh("8", '"axis0"=8', one)
+    assert on_mesh(*wide, together).key == on_mesh(*high, together).key == flat.key
+    assert on_mesh(*wide, "{}").key == on_mesh(*high, "{}").key != flat.key
+    assert on_mesh(*wide, one).key != on_mesh(*high, one).key
+    assert on_mesh(*wide, '{"axis1", "axis0"}').key != on_mesh(*high, together).key
+
+
 def test_plans_have_one_stage_or_two(plans: list[RankedPlan]) -> None:
     stages = {plan.name: len(read_meshes(main_function(plan.module))) for plan in plans}
     assert stages["2 stages"] == 2
