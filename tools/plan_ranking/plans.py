@@ -55,10 +55,11 @@ class RankedPlan:
         text = cast(str, function.operation.get_asm(enable_debug_info=False))
         names = {tuple(f'"{axis}"' for axis, _ in mesh.axes) for mesh in topology.values()}
         shapes = [mesh.logical_shape for mesh in meshes]
-        for axes in names:
-            text = text.replace(", ".join(axes), '"all"')
-        if not any(axis in text for axes in names for axis in axes):
-            shapes = [(len(mesh.devices),) for mesh in meshes]
+        if len(names) == 1:  # Otherwise an axis may be all of one mesh and a part of another.
+            (axes,) = names
+            together = text.replace(", ".join(axes), '"all"')
+            if not any(axis in together for axis in axes):
+                text, shapes = together, [(len(mesh.devices),) for mesh in meshes]
         placed = [(mesh.hosts, mesh.devices) for mesh in meshes]
         return f"{self.plan.schedule} {placed} {shapes} {text}"
 

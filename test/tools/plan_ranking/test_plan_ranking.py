@@ -41,26 +41,48 @@ def test_ten_plans_differ(plans: list[RankedPlan]) -> None:
     assert any(plan.name.startswith("random") for plan in plans)
 
 
-def on_mesh(shape: str, axes: str, sharding: str) -> RankedPlan:
-    tensor = f'!mpmd.mesh_tensor<"mesh_0", tensor<8xf32>, sharding=<@mesh_0, [{sharding}]>>'
+def on_meshes(*meshes: tuple[str, str, str]) -> RankedPlan:
+    """A plan with an argument on each mesh: its shape, its axes, and the argument's sharding."""
+    types = [
+        f'!mpmd.mesh_tensor<"mesh_{n}", tensor<8xf32>, sharding=<@mesh_{n}, [{sharding}]>>'
+        for n, (_, _, sharding) in enumerate(meshes)
+    ]
+    placed = [
+        f"""{{devices = array<i64: 0, 1, 2, 3, 4, 5, 6, 7>, hosts = array<i64: {n}>,
+              logical_shape = array<i64: {shape}>, name = "mesh_{n}"}}"""
+        for n, (shape, _, _) in enumerate(meshes)
+    ]
+    topology = [f'<"mesh_{n}" : <[{axes}]>>' for n, (_, axes, _) in enumerate(meshes)]
+    arguments = [f"%{n}: {type_}" for n, type_ in enumerate(types)]
+    values = [f"%{n}" for n in range(len(types))]
     text = f"""
-        func.func @main(%a: {tensor}) -> {tensor} attributes {{
-          alpa.meshes = [{{devices = array<i64: 0, 1, 2, 3, 4, 5, 6, 7>, hosts = array<i64: 0>,
-                          logical_shape = array<i64: {shape}>, name = "mesh_0"}}],
-          topology = #mpmd.topology<<"mesh_0" : <[{axes}]>>>}} {{
-          return %a : {tensor}
+        func.func @main({", ".join(arguments)}) -> ({", ".join(types)}) attributes {{
+          alpa.meshes = [{", ".join(placed)}],
+          topology = #mpmd.topology<{", ".join(topology)}>}} {{
+          return {", ".join(values)} : {", ".join(types)}
         }}"""
-    return RankedPlan(name=shape, module=parse(text))
+    return RankedPlan(name="some", module=parse(text))
+
+
+WIDE, HIGH = ("2, 4", '"axis0"=2, "axis1"=4'), ("4, 2", '"axis0"=4, "axis1"=2')
+FLAT = ("8", '"axis0"=8')
+TOGETHER, ONE = '{"axis0", "axis1"}', '{"axis0"}'
 
 
 def test_axes_that_are_used_together_are_one() -> None:
-    wide, high = ("2, 4", '"axis0"=2, "axis1"=4'), ("4, 2", '"axis0"=4, "axis1"=2')
-    together, one = '{"axis0", "axis1"}', '{"axis0"}'
-    flat = on_mesh("8", '"axis0"=8', one)
-    assert on_mesh(*wide, together).key == on_mesh(*high, together).key == flat.key
-    assert on_mesh(*wide, "{}").key == on_mesh(*high, "{}").key != flat.key
-    assert on_mesh(*wide, one).key != on_mesh(*high, one).key
-    assert on_mesh(*wide, '{"axis1", "axis0"}').key != on_mesh(*high, together).key
+    flat = on_meshes((*FLAT, ONE))
+    wide, high = on_meshes((*WIDE, TOGETHER)), on_meshes((*HIGH, TOGETHER))
+    assert wide.key == high.key == flat.key
+    assert on_meshes((*WIDE, "{}")).key == on_meshes((*HIGH, "{}")).key != flat.key
+    assert on_meshes((*WIDE, ONE)).key != on_meshes((*HIGH, ONE)).key
+    assert on_meshes((*WIDE, '{"axis1", "axis0"}')).key != high.key
+
+
+def test_an_axis_of_one_mesh_is_not_all_of_another() -> None:
+    flat = (*FLAT, ONE)
+    keys = [on_meshes(flat, (*WIDE, used)).key for used in (ONE, TOGETHER)]
+    assert keys[0] != keys[1]
+    assert on_meshes(flat, (*WIDE, ONE)).key != on_meshes(flat, (*HIGH, ONE)).key
 
 
 def test_plans_have_one_stage_or_two(plans: list[RankedPlan]) -> None:
