@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from math import inf
 
 from alpa.dialects import ir
 from alpa.passes.plan.annotated import annotated_fragments
 from alpa.passes.plan.predicted_collectives import Placed, collectives_in_order
 from alpa.passes.sharding.combining import LIMIT
 from alpa.passes.sharding.rules import populated
-
-
-class _Open(NamedTuple):
-    """A combined collective to which more may be added."""
-
-    members: int
-    """bit i: the i-th collective of the fragment"""
-    result_bytes: float
 
 
 def combined_counts(collectives: Iterable[Placed]) -> Counter[str]:
@@ -28,19 +20,16 @@ def combined_counts(collectives: Iterable[Placed]) -> Counter[str]:
     would exceed `LIMIT`.
     """
     counts: Counter[str] = Counter()
-    opened: dict[tuple[object, ...], _Open] = {}
+    # Of combined collectives to which more may be added: the members, as bits, and their bytes.
+    opened: dict[tuple[object, ...] | None, tuple[int, float]] = {}
     for number, (one, key, waits_for) in enumerate(collectives):
-        last = opened.get(key) if key is not None else None
-        joins = (
-            last is not None
-            and not last.members & waits_for
-            and last.result_bytes + one.result_bytes <= LIMIT
-        )
-        if not joins:
+        members, joined = opened.get(key, (0, inf))
+        joined += one.result_bytes
+        if members & waits_for or joined > LIMIT:
             counts[one.kind] += one.count
-            last = _Open(0, 0.0)
-        if key is not None and last is not None:
-            opened[key] = _Open(last.members | 1 << number, last.result_bytes + one.result_bytes)
+            members, joined = 0, one.result_bytes
+        if key is not None:
+            opened[key] = members | 1 << number, joined
     return counts
 
 

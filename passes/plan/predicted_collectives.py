@@ -165,8 +165,8 @@ class _Walk:
     # The collectives that a value waits for, as `Placed.waits_for`, if any; those in a layout too.
     _waits: dict[ir.Value, int] = field(default_factory=dict)
     _brought: dict[tuple[ir.Value, Layout, int], int] = field(default_factory=dict)
-    _block: int = 0
-    _blocks: int = 0
+    _block: ir.Block | None = None
+    """the region that is visited; None: the fragment's own block"""
     # Most ops equal another one. Needs and exchanges are found once for all equal ops.
     _needs: dict[tuple[ShardingRule, tuple[Layout, ...], tuple[Layout, ...]], _Needs] = field(
         default_factory=dict
@@ -181,15 +181,15 @@ class _Walk:
                 waits |= self.bring(op.operands[0], self.annotated.layout(op.results[0]), times)
             elif isinstance(op, stablehlo.WhileOp):
                 inside = times * op_cost.trip_count_or_default(op)
-                waits |= self._visit_regions(op, op.operands, times, inside)
+                waits = self._visit_regions(op, op.operands, waits, times, inside)
             elif isinstance(op, sdy.ManualComputationOp):
-                waits |= self._visit_manual(op, times)
+                waits = self._visit_manual(op, waits, times)
             elif has_own_ops(op):
-                waits |= self._visit_regions(op, (), times, times)
+                waits = self._visit_regions(op, (), waits, times, times)
             else:
                 rule = rule_of(op)
                 if rule is not None:
-                    waits |= self._visit_op(op, rule, waits, times)
+                    waits = self._visit_op(op, rule, waits, times)
             self._let_wait(op.results, waits)
 
     def _waits_of(self, values: Iterable[ir.Value]) -> int:
@@ -206,18 +206,15 @@ class _Walk:
                 self._waits[value] = waits
 
     def _visit_regions(
-        self, op: ir.OpView, starts: Sequence[ir.Value], times: int, inside: int
+        self, op: ir.OpView, starts: Sequence[ir.Value], waits: int, times: int, inside: int
     ) -> int:
-        """Returns the collectives that the results wait for, beside those of the operands."""
+        """Returns `waits`, the collectives that the operands wait for, and those of the regions."""
         layouts = [self.annotated.layout(result) for result in op.results]
-        waits = self._waits_of(op.operands)
         for start, layout in zip(starts, layouts, strict=bool(starts)):
             waits |= self.bring(start, layout, times)
         outer = self._block
         for number in range(len(op.regions)):
-            self._blocks += 1
-            self._block = self._blocks
-            region = body(op, number)
+            region = self._block = body(op, number)
             self._let_wait(region.arguments, waits)
             self.visit(region, inside)
             ends = terminator(region).operands
@@ -228,9 +225,8 @@ class _Walk:
         self._block = outer
         return waits
 
-    def _visit_manual(self, op: sdy.ManualComputationOp, times: int) -> int:
+    def _visit_manual(self, op: sdy.ManualComputationOp, waits: int, times: int) -> int:
         inputs, _ = fixed_shardings(op)
-        waits = self._waits_of(op.operands)
         for operand, sharding in zip(op.operands, inputs, strict=True):
             waits |= self.bring(operand, layout_of(op, sharding, self.annotated.mesh), times)
         for one in written_collectives(op, self.annotated.mesh):
@@ -304,7 +300,7 @@ class _Walk:
         if not mesh.combines:
             return _ALONE
         priced = combined_with(value, fragment, mesh)
-        return _Together(priced, (self._block, str(ir.RankedTensorType(value.type).element_type)))
+        return _Together(priced, (self._block, ir.RankedTensorType(value.type).element_type))
 
     # Changes of layout
 
