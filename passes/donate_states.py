@@ -2,8 +2,8 @@
 
 An update may write a new state over the old one if nothing reads the old one afterwards. That is
 decided in program order. Updates run after all forward and backward parts, so it holds in every
-schedule. With one micro-batch, so may any other fragment that is the old state's only reader, such
-as a decoder that extends its cache.
+schedule. With one micro-batch, so may any other fragment that waits for all other readers: a
+decoder that extends its cache, or a backward part that an update is merged with.
 
 **Before**::
 
@@ -55,7 +55,7 @@ and `tf.aliasing_output` says for which result. Both values have the same type a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -97,6 +97,16 @@ def _readers(program: Program) -> dict[int, list[Fragment | Transfer | None]]:
     return readers
 
 
+def _made_from(program: Program, values: Iterable[int]) -> set[int]:
+    """The values that these are made from, with themselves."""
+    found = set(values)
+    for step in reversed(program.steps):
+        outputs = step.outputs if isinstance(step, Fragment) else (step.target,)
+        if not found.isdisjoint(outputs):
+            found.update(step.inputs if isinstance(step, Fragment) else (step.source,))
+    return found
+
+
 def _aliases(
     program: Program,
     fragment: Fragment,
@@ -111,11 +121,23 @@ def _aliases(
     is_update = fragment.part == "update"
     if not is_update and program.num_micro_batches > 1:
         return aliases
+    made_from = set[int]() if is_update else _made_from(program, fragment.inputs)
+
+    def waits_for(other: Fragment | Transfer | None, old: int) -> bool:
+        if isinstance(other, Fragment):
+            return not made_from.isdisjoint(other.outputs)
+        # States that do not vary are moved first of all.
+        return other is not None and old not in program.varying
+
     for operand, old in enumerate(fragment.inputs):
         *others, last = readers[old]
         if last is not fragment or fragment.inputs.count(old) != 1:
             continue
-        if old in program.varying if is_update else others:
+        if is_update:
+            is_last = old not in program.varying
+        else:
+            is_last = all(waits_for(other, old) for other in others)
+        if not is_last:
             continue
         for new in program.new_states.get(old, ()):
             if new in fragment.outputs and program.values[old] == program.values[new]:

@@ -1,12 +1,14 @@
-"""Merges a forward and a backward fragment of a mesh that run one directly after the other.
+"""Merges fragments of a mesh that run one directly after the other.
 
 XLA compiles each fragment by itself. What one hands to the next is written to memory, and nothing
-is fused across. So a forward part and the backward part that follows it become one fragment: on
-one mesh alone, and in the last stage of a pipeline. The result is a backward part, in which `cse`
-leaves one of equal ops, as XLA does: weights that both parts convert are then in memory between.
+is fused across. Each call costs the host time for each array that it takes or returns. So a forward
+part and the backward part that follows it become one fragment: on one mesh alone, and in the last
+stage of a pipeline. The result is a backward part, in which `cse` leaves one of equal ops, as XLA
+does: weights that both parts convert are then in memory between.
 
-Updates stay apart. With several micro-batches they run once per step. With one, there is little to
-gain: XLA writes gradients to memory in any case.
+With one micro-batch, a backward part also takes in the updates that read nothing else: on one mesh,
+the step is then one module, as in plain JAX. With several, updates run once per step, and stay
+apart.
 
 **Before**::
 
@@ -49,6 +51,7 @@ of what is merged are added up, less the calls and the ops that are saved. Fragm
 
 * if the second computes layers again (`alpa.remat`): XLA would find that they are there already;
 * if a partial sum crosses;
+* if an update reads what another fragment makes, such as the norm of all gradients;
 * with several micro-batches, if an update reads what the forward part makes, or if that is carried
   from one micro-batch to the next.
 
@@ -64,7 +67,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from alpa.dialects import body, func, ir, main_function, mpmd, passmanager, sdy
-from alpa.dialects.attributes import COMPUTE_SECONDS, PART, SECONDS, read_float
+from alpa.dialects.attributes import (
+    COMPUTE_SECONDS,
+    PART,
+    REMAT,
+    SECONDS,
+    read_float,
+    read_ints,
+    read_part,
+)
 from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, mesh_of, return_
 from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
 from alpa.dialects.records import f64
@@ -72,7 +83,7 @@ from alpa.dialects.sharding import Sharding, op_shardings, set_op_shardings
 from alpa.passes.base import Pass, Remark
 from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.plan.attribute import cluster_here
-from alpa.passes.plan.data import Fragment, Program
+from alpa.passes.plan.data import READ_BY_UPDATE, Fragment, Program
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.sharding.call_seconds import call_seconds
 from alpa.passes.sharding.op_seconds import block_works, work_seconds
@@ -80,7 +91,7 @@ from alpa.passes.sharding.op_seconds import block_works, work_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class MergeFragments(Pass):
-    """Merges a forward and a backward fragment of a mesh that run one after the other."""
+    """Merges fragments of a mesh that run one after the other."""
 
     name: ClassVar[str] = "merge-fragments"
 
@@ -120,6 +131,9 @@ def _next_pair(module: ir.Module) -> tuple[mpmd.FragmentOp, mpmd.FragmentOp] | N
 
 def _can_merge(program: Program, first: Fragment, second: Fragment) -> bool:
     """Whether two fragments of a mesh may run at once, by their parts and what reads them."""
+    if (first.part, second.part) == ("backward", "update"):
+        made = {value for value in second.inputs if program.parts[value] is not None}
+        return program.num_micro_batches == 1 and made <= set(first.outputs)
     if (first.part, second.part) != ("forward", "backward") or second.remat:
         return False
     # They will run in the place of the forward part, before other backward parts.
@@ -152,7 +166,11 @@ def _merge(first: mpmd.FragmentOp, second: mpmd.FragmentOp) -> mpmd.FragmentOp:
             [it.type for it in (*kept, *second.results)],
             loc=second.location,
         )
-    op.attributes[PART] = second.attributes[PART]
+    op.attributes[PART] = ir.StringAttr.get("backward")
+    if REMAT in first.attributes:
+        op.attributes[REMAT] = first.attributes[REMAT]
+    if only := _read_by_update(first, second, inputs):
+        op.attributes[READ_BY_UPDATE] = ir.DenseI64ArrayAttr.get(only)
     inside: dict[ir.Value, ir.Value] = dict(zip(inputs, block.arguments, strict=True))
     made = _move(first, inside, block)
     handed = {it for it in second.operands if it in made}
@@ -165,6 +183,19 @@ def _merge(first: mpmd.FragmentOp, second: mpmd.FragmentOp) -> mpmd.FragmentOp:
     for old, new in zip(results, op.results, strict=True):
         old.replace_all_uses_with(new)
     return op
+
+
+def _read_by_update(
+    first: mpmd.FragmentOp, second: mpmd.FragmentOp, inputs: Sequence[ir.Value]
+) -> list[int]:
+    """The numbers of inputs of a merged fragment that only its updates read."""
+    before = {first.operands[number] for number in read_ints(first, READ_BY_UPDATE)}
+    others = {it for it in first.operands if it not in before}
+    if read_part(second) == "update":
+        before |= {*second.operands}
+    else:
+        others |= {*second.operands}
+    return [number for number, it in enumerate(inputs) if it in before and it not in others]
 
 
 def _stage_of(op: mpmd.FragmentOp) -> int | None:

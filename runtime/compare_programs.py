@@ -134,10 +134,11 @@ def _outputs(source: ir.Module, program: Program, labels: Sequence[str] | None) 
 
 def _optimizer_states(program: Program) -> set[int]:
     """The numbers of the state arguments that no forward or backward part reads."""
-    read = {v for f in program.fragments if f.part != "update" for v in f.inputs}
-    read |= {transfer.source for transfer in program.transfers}
-    states = {a.number for a in program.arguments if a.attributes.role == "state"}
-    return states - {a.number for a in program.arguments if a.value in read}
+    states, read = (
+        {a.number for a in program.arguments if a.value in values}
+        for values in (program.states, program.parameters)
+    )
+    return states - read
 
 
 def _repeated(program: Program, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:

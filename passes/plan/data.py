@@ -36,6 +36,7 @@ MODULE = "alpa.module"
 ACCUMULATORS = "alpa.accumulators"
 EXTRA_RESULTS = "alpa.extra_results"
 DONATED = "alpa.donated"
+READ_BY_UPDATE = "alpa.read_by_update"
 TOTAL = "alpa.total"
 """On arguments of an update's function between two passes of `export-stages`: a sum over the
 micro-batches, of a `gradient` or of a loss that is returned as a `mean` or a `sum`."""
@@ -97,6 +98,7 @@ class Fragment:
     `accumulators`; it returns the outputs, the accumulated ones as sums, then this micro-batch's
     version of each result number in `extra_results`. `donated` are numbers of operands. `wide` has
     for each output that is a copy of another one in a wider type both, the copy first.
+    `read_by_update` are numbers of inputs that only a merged update reads.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Fragment:
     extra_results: tuple[int, ...] = ()
     donated: tuple[int, ...] = ()
     wide: tuple[tuple[int, int], ...] = ()
+    read_by_update: tuple[int, ...] = ()
 
     @property
     def runs_forward(self) -> bool:
@@ -248,7 +251,14 @@ class Program:
     @cached_property
     def parameters(self) -> frozenset[int]:
         """States that a forward or backward part reads; the others are the optimizer's."""
-        return self.states & self._with_sources(self.read_by("forward", "backward"))
+        read = {
+            value
+            for fragment in self.fragments
+            if fragment.part != "update"
+            for number, value in enumerate(fragment.inputs)
+            if number not in fragment.read_by_update
+        }
+        return self.states & self._with_sources(read)
 
     @cached_property
     def activations(self) -> frozenset[int]:

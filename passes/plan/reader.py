@@ -28,6 +28,7 @@ from alpa.passes.plan.data import (
     DONATED,
     EXTRA_RESULTS,
     MODULE,
+    READ_BY_UPDATE,
     DeviceMesh,
     Fragment,
     Program,
@@ -35,7 +36,6 @@ from alpa.passes.plan.data import (
     ProgramResult,
     Transfer,
     Value,
-    runs_forward,
 )
 from alpa.passes.plan.text import runs
 from alpa.passes.sharding.sums import stored
@@ -132,8 +132,8 @@ class _Reader:
         module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
         mesh = mesh_of(op)
         outputs = tuple(self.number(value) for value in op.results)
-        is_merged = part == "backward" and runs_forward(part, origins)
-        parts = "forward_backward" if is_merged else part
+        merged = {origin.part: None for origin in origins}  # `merge-fragments` names all of them
+        parts = part if part not in merged else "_".join(merged)
         return Fragment(
             name=module or f"{mesh}.{origin_name(origins)}.{parts}",
             mesh=mesh,
@@ -148,6 +148,7 @@ class _Reader:
             accumulators=read_ints(op, ACCUMULATORS),
             extra_results=read_ints(op, EXTRA_RESULTS),
             donated=read_ints(op, DONATED),
+            read_by_update=read_ints(op, READ_BY_UPDATE),
             wide=tuple((outputs[copy], outputs[number]) for copy, number in _wide_copies(op)),
         )
 

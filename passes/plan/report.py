@@ -354,7 +354,11 @@ def _stage(program: Program, number: int, inside: _Inside) -> StageReport:
 
     return StageReport(
         mesh=mesh,
-        layers=tuple(dict.fromkeys(origin.name for f in forward for origin in f.origins)),
+        layers=tuple(
+            dict.fromkeys(
+                origin.name for f in forward for origin in f.origins if origin.part != "update"
+            )
+        ),
         remat=tuple(f"layer_{layer}" for layer in sorted(n for f in fragments for n in f.remat)),
         forward_seconds=seconds("forward"),
         backward_seconds=seconds("backward"),

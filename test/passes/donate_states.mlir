@@ -102,3 +102,53 @@ module {
     }
   }
 }
+
+// -----
+
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+!v = !mpmd.mesh_tensor<"mesh_1", tensor<8xf32>>
+module {
+  // A backward part with its update waits for the forward part, here by way of another mesh.
+  // CHECK-LABEL: func.func public @merged_with_an_update
+  // CHECK: alpa.donated = array<i64: 0>, alpa.module = @back,
+  sdy.mesh @mesh_0 = <["a"=1]>
+  sdy.mesh @mesh_1 = <["a"=1]>
+  func.func public @merged_with_an_update(%w: !w {alpa.role = "state"})
+      -> (!w {alpa.result = "state:0"}) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>, <"mesh_1" : <["a"=1]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%w) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!w) -> !w
+    %1 = mpmd.transfer %0 : (!w) -> !v
+    %2 = mpmd.fragment<mesh="mesh_1", origin=["layer_1", "layer_1"(1)]> (%1) {alpa.module = @n, alpa.part = "backward"} (%a: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!v) -> !v
+    %3 = mpmd.transfer %2 : (!v) -> !w
+    %4 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1), "update_0"]> (%w, %3) {alpa.module = @back, alpa.part = "backward"} (%a: tensor<8xf32>, %b: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!w, !w) -> !w
+    return %4 : !w
+  }
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=1]>
+    func.func public @main(%w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+      return %w : tensor<8xf32>
+    }
+  }
+  module @n {
+    sdy.mesh @mesh_1 = <["a"=1]>
+    func.func public @main(%w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_1, [{}]>})
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_1, [{}]>}) {
+      return %w : tensor<8xf32>
+    }
+  }
+  // CHECK: module @back {
+  // CHECK: tf.aliasing_output = 0 : i32
+  module @back {
+    sdy.mesh @mesh_0 = <["a"=1]>
+    func.func public @main(%w: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}, %g: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>})
+        -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+      return %w : tensor<8xf32>
+    }
+  }
+}

@@ -5,22 +5,22 @@
 module {
   sdy.mesh @mesh_0 = <["a"=2]>
   // CHECK-LABEL: func.func public @one_micro_batch
-  func.func public @one_micro_batch(%w: !w {alpa.role = "state"}, %x: !x {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+  func.func public @one_micro_batch(%w: !w {alpa.role = "state"}, %m: !w {alpa.role = "state"}, %x: !x {alpa.role = "batch", alpa.batch_dim = 0 : i64})
       -> (!w {alpa.result = "state:0"}, !w {alpa.result = "concat:0"}) attributes {
       topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>,
       alpa.plan = {num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64>}} {
-    // CHECK-NEXT: %[[F:.*]]:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0", "layer_0"(1)]> (%arg0, %arg1) {alpa.compute_seconds = 3.000000e+00 : f64, alpa.part = "backward", alpa.seconds = 5.000000e+00 : f64} (%[[A:.*]]: tensor<8xf32>, %[[B:.*]]: tensor<8xf32>)
+    // CHECK-NEXT: %[[F:.*]]:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0", "layer_0"(1), "update_0"]> (%arg0, %arg2, %arg1) {alpa.compute_seconds = 7.000000e+00 : f64, alpa.part = "backward", alpa.read_by_update = array<i64: 2>, alpa.seconds = 9.000000e+00 : f64} (%[[A:.*]]: tensor<8xf32>, %[[B:.*]]: tensor<8xf32>, %[[M:.*]]: tensor<8xf32>)
     // CHECK-NEXT: %[[Y:.*]] = stablehlo.multiply %[[A]], %[[B]]
     // CHECK-SAME: [{"a"}]
     // CHECK-NEXT: %[[Z:.*]] = stablehlo.tanh %[[Y]]
     // What was handed on has its sharding: whole here, and as it was made below.
     // CHECK-NEXT: %[[C:.*]] = sdy.sharding_constraint %[[Z]] <@mesh_0, [{}]> {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{}]>]>}
     // CHECK-NEXT: %[[G:.*]] = stablehlo.multiply %[[Y]], %[[C]]
-    // CHECK-NEXT: mpmd.return %[[Z]], %[[G]]
-    // CHECK-NEXT: (!mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>, !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>, sharding=<@mesh_0, [{"a"}]>>) -> (!mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>, !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>)
-    // An update stays apart.
-    // CHECK-NEXT: %[[N:.*]] = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%arg0, %[[F]]#1)
-    // CHECK: return %[[N]], %[[F]]#0
+    // CHECK-NEXT: %[[D:.*]] = sdy.sharding_constraint %[[G]] <@mesh_0, [{}]>
+    // CHECK-NEXT: %[[S:.*]] = stablehlo.subtract %[[A]], %[[D]]
+    // CHECK-NEXT: %[[N:.*]] = stablehlo.add %[[S]], %[[M]]
+    // CHECK-NEXT: mpmd.return %[[Z]], %[[N]]
+    // CHECK: return %[[F]]#1, %[[F]]#0
     %0:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%w, %x) {alpa.part = "forward", alpa.seconds = 2.0 : f64, alpa.compute_seconds = 1.0 : f64} (%a: tensor<8xf32>, %b: tensor<8xf32>) {
       %3 = stablehlo.multiply %a, %b {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}]>]>} : tensor<8xf32>
       %4 = stablehlo.tanh %3 : tensor<8xf32>
@@ -30,10 +30,11 @@ module {
       %3 = stablehlo.multiply %a, %b : tensor<8xf32>
       mpmd.return %3 : tensor<8xf32>
     } : (!x, !w) -> !w
-    %2 = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%w, %1) {alpa.part = "update", alpa.seconds = 4.0 : f64, alpa.compute_seconds = 4.0 : f64} (%a: tensor<8xf32>, %b: tensor<8xf32>) {
-      %3 = stablehlo.add %a, %b : tensor<8xf32>
-      mpmd.return %3 : tensor<8xf32>
-    } : (!w, !w) -> !w
+    %2 = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%w, %m, %1) {alpa.part = "update", alpa.seconds = 4.0 : f64, alpa.compute_seconds = 4.0 : f64} (%a: tensor<8xf32>, %b: tensor<8xf32>, %c: tensor<8xf32>) {
+      %3 = stablehlo.subtract %a, %c : tensor<8xf32>
+      %4 = stablehlo.add %3, %b : tensor<8xf32>
+      mpmd.return %4 : tensor<8xf32>
+    } : (!w, !w, !w) -> !w
     return %2, %0#1 : !w, !w
   }
 }
@@ -227,5 +228,42 @@ module {
       mpmd.return %5 : tensor<8xf32>
     } : (!w, !w) -> !w
     return %4 : !w
+  }
+}
+
+// -----
+
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+!v = !mpmd.mesh_tensor<"mesh_1", tensor<8xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=1]>
+  sdy.mesh @mesh_1 = <["a"=1]>
+  // An update waits for another mesh, or what it reads is sent on first: the backward part does not
+  // wait with it.
+  // CHECK-LABEL: func.func public @an_update_reads_more
+  // CHECK: mpmd.fragment<mesh="mesh_1", origin=["layer_1"(1)]>
+  // CHECK: mpmd.transfer
+  // CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)]>
+  // CHECK: mpmd.fragment<mesh="mesh_0", origin=["update_0"]>
+  // CHECK: mpmd.fragment<mesh="mesh_1", origin=["update_1"]>
+  func.func public @an_update_reads_more(%x: !w, %y: !v) -> (!w, !v) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>, <"mesh_1" : <["a"=1]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_1", origin=["layer_1"(1)]> (%y) {alpa.part = "backward"} (%a: tensor<8xf32>) {
+      %5 = stablehlo.multiply %a, %a : tensor<8xf32>
+      mpmd.return %5 : tensor<8xf32>
+    } : (!v) -> !v
+    %1 = mpmd.transfer %0 : (!v) -> !w
+    %2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)]> (%x) {alpa.part = "backward"} (%a: tensor<8xf32>) {
+      %5 = stablehlo.multiply %a, %a : tensor<8xf32>
+      mpmd.return %5 : tensor<8xf32>
+    } : (!w) -> !w
+    %3 = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%2, %1) {alpa.part = "update"} (%a: tensor<8xf32>, %b: tensor<8xf32>) {
+      %5 = stablehlo.add %a, %b : tensor<8xf32>
+      mpmd.return %5 : tensor<8xf32>
+    } : (!w, !w) -> !w
+    %4 = mpmd.fragment<mesh="mesh_1", origin=["update_1"]> (%0) {alpa.part = "update"} (%a: tensor<8xf32>) {
+      %5 = stablehlo.add %a, %a : tensor<8xf32>
+      mpmd.return %5 : tensor<8xf32>
+    } : (!v) -> !v
+    return %3, %4 : !w, !v
   }
 }

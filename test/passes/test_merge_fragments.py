@@ -67,7 +67,7 @@ def test_calls_that_are_saved_take_no_time(small_cluster: Callable[..., Path]) -
         crossing = sum(len(it.operands) + len(it.results) for it in found)
         calls.append(len(found) * start + crossing * (per_argument + 2 * per_shard))
         seconds.append(sum(read_float(it, SECONDS) or 0.0 for it in found))
-    assert (len(fragments(planned)), len(fragments(merged))) == (3, 2)
+    assert (len(fragments(planned)), len(fragments(merged))) == (3, 1)
     assert calls[1] < calls[0]
     assert seconds[0] - seconds[1] == pytest.approx(calls[0] - calls[1])
 
