@@ -17,6 +17,7 @@ from jax.core import Tracer
 
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.mesh_array import MeshArray
+from alpa.runtime.pjrt import ARRAY
 from alpa.runtime.workers.errors import WorkerError
 
 Label = Callable[[int], str]
@@ -188,6 +189,8 @@ def check_usable(arrays: Sequence[Any], label: Label) -> None:
         RuntimeError: one was deleted or donated; a WorkerError if its workers are gone.
     """
     for number, array in enumerate(arrays):
+        if type(array) is ARRAY and not array.is_deleted():
+            continue
         is_deleted = getattr(array, "is_deleted", None)
         if is_deleted is None:
             if isinstance(array, jax.ShapeDtypeStruct):

@@ -19,24 +19,38 @@ Buffer = tuple[int, int]
 """The number of a device, and an address on it."""
 
 
+Kind = tuple[Any, tuple[int, ...]]
+"""The properties that arrays with a common buffer share."""
+
+
 def apart(
-    arguments: Sequence[Any], donated: Collection[int], is_own: Callable[[Any], bool]
+    arguments: Sequence[Any],
+    donated: Collection[int],
+    own_kinds: Callable[[Sequence[Any]], Sequence[Kind | None]],
 ) -> list[Any]:
     """Returns the arguments, with copies of those that share a buffer with a donated one.
 
-    `is_own` says that an array shares its buffers with no other such array. Reading the buffers of
-    other arrays takes microseconds each.
+    `own_kinds` gives the kinds of arrays that share their buffers with no other such array, and
+    None for others. Reading the buffers of an array takes microseconds, and so does finding its
+    kind.
     """
     given = list(arguments)
     if not donated:
         return given
-    arrays = [_arrays(argument) for argument in given]
-    kinds = {_kind(it) for them in arrays for it in them if not is_own(it)}
-    if not kinds:
+    kinds = own_kinds(given)
+    others = [it for n, kind in enumerate(kinds) if kind is None for it in _arrays(given[n])]
+    strange = {
+        kind_of(it) for it, kind in zip(others, own_kinds(others), strict=True) if kind is None
+    }
+    if not strange:
         return given
     taken: set[Buffer] = set()
     for number in sorted(range(len(given)), key=lambda n: n not in donated):
-        buffers = {buffer for it in arrays[number] if _kind(it) in kinds for buffer in _buffers(it)}
+        kind = kinds[number]
+        if kind is not None and kind not in strange:
+            continue
+        shared = (it for it in _arrays(given[number]) if kind_of(it) in strange)
+        buffers = {buffer for it in shared for buffer in _buffers(it)}
         if buffers & taken:
             given[number] = _copy(given[number])
         elif number in donated:
@@ -44,14 +58,14 @@ def apart(
     return given
 
 
+def kind_of(array: jax.Array) -> Kind:
+    """An array's kind."""
+    return array.dtype, array.sharding.shard_shape(array.shape)
+
+
 def _arrays(argument: Any) -> list[jax.Array]:
     parts = argument.parts.values() if isinstance(argument, CutArray) else [argument]
     return [part for part in parts if isinstance(part, jax.Array)]
-
-
-def _kind(array: jax.Array) -> Any:
-    """The properties that arrays with a common buffer share."""
-    return array.dtype, array.sharding.shard_shape(array.shape)
 
 
 def _buffers(array: jax.Array) -> set[Buffer]:

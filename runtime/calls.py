@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 
 from alpa.runtime.mesh_array import MeshArray
+from alpa.runtime.pjrt import ARRAY
 
 Path = tuple[Any, ...]
 Shape = tuple[int, ...]
@@ -93,7 +94,7 @@ class Leaf:
         return LeafType(shape=aval.shape, dtype=aval.dtype, weak=aval.weak_type)
 
 
-def _array_type(array: jax.ShapeDtypeStruct | jax.Array | MeshArray) -> LeafType:
+def _array_type(array: ShapedArray | jax.ShapeDtypeStruct | jax.Array | MeshArray) -> LeafType:
     """The type of an array of JAX; equal types are the same object, which compares at once."""
     return _leaf_type(array.shape, array.dtype, getattr(array, "weak_type", False))
 
@@ -233,12 +234,31 @@ class Call:
     @cached_property
     def types(self) -> tuple[LeafType | None, ...]:
         """The types of the leaves, None for functions. Raises TypeError as `Leaf.type` does."""
-        return tuple(
-            _array_type(value)
-            if isinstance(value, jax.Array | MeshArray) and not isinstance(value, Tracer)
-            else self.leaves[number].type
+        return tuple(self._type(number) for number in range(len(self.values)))
+
+    def _type(self, number: int) -> LeafType | None:
+        value = self.values[number]
+        if isinstance(value, ARRAY | MeshArray):
+            return _array_type(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return _array_type(jax.typeof(value))
+        return self.leaves[number].type
+
+    @cached_property
+    def marks(self) -> list[Any]:
+        """For each leaf what is equal only if the type is, and the function if it is one.
+
+        The arrays that a step returns have the same object as `aval` each time: a call with them is
+        recognised at once, and `types` is not needed.
+        """
+        return [
+            value.aval if type(value) is ARRAY else self._mark(number)
             for number, value in enumerate(self.values)
-        )
+        ]
+
+    def _mark(self, number: int) -> Any:
+        type_ = self._type(number)
+        return self.values[number] if type_ is None else type_
 
     @cached_property
     def arrays(self) -> tuple[Leaf, ...]:
@@ -260,12 +280,6 @@ class Call:
                 for type_ in types
             )
         return (self.positional, self.trees, self.static, functions, types)
-
-    @property
-    def array_values(self) -> list[Any]:
-        """The values of `arrays`."""
-        pairs = zip(self.values, self.types, strict=True)
-        return [value for value, type_ in pairs if type_ is not None]
 
     def abstract(self) -> Call:
         """The call with shapes instead of arrays, which can then be freed."""

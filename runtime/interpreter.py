@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from alpa.passes.plan.data import ProgramArgument
+from alpa.passes.plan.data import Program, ProgramArgument
 from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Output, Run, Script
 from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.mesh_array import MeshArray
@@ -52,12 +52,18 @@ class Interpreter:
         """what makes the sums of these values, before their first micro-batch"""
         callers = frozenset(a.value for a in script.program.arguments if not is_donated(a))
         self._outputs = [
-            (position, output, output.keys[-1] in script.given and output.value in callers)
+            (
+                position,
+                output,
+                _is_stored(output, script.program),
+                output.keys[-1] in script.given and output.value in callers,
+            )
             for position, output in enumerate(script.outputs)
             if placement.has(output.value)
         ]
-        """the results on these meshes by position, and whether the caller holds the array"""
-        values = {output.value for _, output, _ in self._outputs}
+        """the results on these meshes by position, whether they are stored as they are, and whether
+        the caller holds the array"""
+        values = {output.value for _, output, *_ in self._outputs}
         self._dtypes = {it: numpy_dtype(script.program.values[it].dtype) for it in values}
 
     def key(self, argument: ProgramArgument) -> Key | None:
@@ -122,14 +128,15 @@ class Interpreter:
         """The results of the planned @main on these meshes, by position."""
         results: dict[int, jax.Array] = {}
         taken: set[int] = set()
-        for position, output, is_callers in self._outputs:
-            stored = [store[key] for key in output.keys]
-            array = self._output(output, stored)
+        for position, output, is_stored, is_callers in self._outputs:
+            array = stored = store[output.keys[0]]
+            if not is_stored:
+                array = self._output(output, [store[key] for key in output.keys])
             if is_callers or id(array) in taken:  # the caller gets two arrays, and may donate one
                 array = move(array, self._placement.shardings[output.value], copy=True)
             taken.add(id(array))
             # Settling hundreds of arrays one by one takes milliseconds; stored ones need it not.
-            results[position] = array if array is stored[0] else self._settled(array)
+            results[position] = array if array is stored else self._settled(array)
         return results
 
     def _execute(self, store: Store, instruction: Instruction) -> None:
@@ -202,6 +209,12 @@ class Interpreter:
         if output.divisor > 1:
             array = array / output.divisor
         return array if array.dtype == dtype else move(array.astype(dtype), sharding)
+
+
+def _is_stored(output: Output, program: Program) -> bool:
+    """Whether a result is the array that is stored, and no sum, which may have another type."""
+    one = program.num_micro_batches == 1 or program.parts[output.keys[0][0]] == "update"
+    return one and output.concat is None and output.divisor == 1
 
 
 def _overwritten(script: Script) -> frozenset[Key]:

@@ -71,8 +71,8 @@ class Parallelized(Generic[P, R]):
         _check_literals(target)
         self._steps: dict[Hashable, Prepared] = {}
         self._last: Prepared | None = None
-        self._previous: tuple[Hashable, Prepared] | None = None
-        """what served the call before: equal keys compare faster than they are hashed"""
+        self._previous: tuple[Any, Prepared] | None = None
+        """what served the call before, and how such a call is recognised"""
 
     @property
     def target(self) -> Target:
@@ -88,7 +88,6 @@ class Parallelized(Generic[P, R]):
             PlanningError: there is no plan for the function on this cluster.
         """
         call = self._call(args, kwargs)
-        self._target.check_devices()
         return self._prepared(call).run(call)
 
     @ends_at_caller
@@ -113,7 +112,6 @@ class Parallelized(Generic[P, R]):
     @ends_at_caller
     def executable(self, *args: Any, **kwargs: Any) -> Executable:
         """Returns the compiled step, as `runtime.load` does; accepts shapes."""
-        self._target.check_devices()
         return self.prepare(*args, **kwargs).executable
 
     @ends_at_caller
@@ -143,14 +141,16 @@ class Parallelized(Generic[P, R]):
         return Call.of(self._parameters, args, kwargs)
 
     def _prepared(self, call: Call) -> Prepared:
-        key = self._target.family.cluster, call.key()
-        if self._previous is not None and self._previous[0] == key:
+        cluster = self._target.family.cluster
+        same = cluster, call.positional, call.trees, call.static, call.marks
+        if self._previous is not None and self._previous[0] == same:
             return self._previous[1]
+        key = cluster, call.key()
         prepared = self._steps.get(key)
         if prepared is None:
             # A step returns its state strongly typed, even if the first state was weakly typed.
             prepared = self._steps[key] = self._served(call) or self._new(call)
-        self._previous = key, prepared
+        self._previous = same, prepared
         return prepared
 
     def _served(self, call: Call) -> Prepared | None:

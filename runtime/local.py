@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -13,16 +12,16 @@ from jax.sharding import NamedSharding
 
 from alpa.dialects import ir
 from alpa.passes.plan.data import Program, ProgramArgument
-from alpa.passes.plan.instructions import Key, write_script
+from alpa.passes.plan.instructions import write_script
 from alpa.runtime.argument_checks import ArgumentChecks, Placed
-from alpa.runtime.buffers import apart
+from alpa.runtime.buffers import Kind, apart, kind_of
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
 from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.mesh_array import MeshArray
-from alpa.runtime.pjrt import Compiled
+from alpa.runtime.pjrt import ARRAY, Compiled
 from alpa.runtime.placement import Placement
 from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.tiles import Tiles
@@ -40,14 +39,17 @@ class LocalExecutable(Executable):
         self._interpreter = Interpreter(placement, self._script, self._stages, Tiles(placement))
         self._copies = _Copies()
         self._given = [
-            _Given(
-                argument=argument,
-                sharding=placement.shardings[argument.value],
-                is_donated=is_donated(argument),
-                key=None if argument.attributes.slice else self._interpreter.key(argument),
+            (
+                argument.number,
+                None if argument.attributes.slice else self._interpreter.key(argument),
+                placement.shardings[argument.value],
+                is_donated(argument),
+                argument,
             )
             for argument in placement.program.arguments
         ]
+        """of each argument its number in the original program, where it is stored if it lies in
+        place, where that is, and whether it is donated"""
         parts = [(it.number, it.attributes.slice) for it in placement.program.results]
         self._is_plain = parts == [(number, None) for number in range(len(parts))]
 
@@ -78,25 +80,26 @@ class LocalExecutable(Executable):
         return _Placed(self._checks, number, stores)
 
     def run(self, arguments: Sequence[Any]) -> tuple[jax.Array | CutArray, ...]:
-        arguments = apart(arguments, self._checks.donated, self._copies.knows)
+        arguments = apart(arguments, self._checks.donated, self._copies.kinds)
         store: Store = {}
         donated: list[jax.Array] = []
         recorder = None if self._trace is None else Recorder(self._script, settle=True)
         with jax.enable_x64(True):  # 64-bit values of the program keep their width
-            for each in self._given:
-                argument, sharding = each.argument, each.sharding
-                given = arguments[argument.number]
-                if each.key is not None and _is_in(given, sharding):
-                    store[each.key] = given
-                    if each.is_donated:
-                        donated.append(given)
-                    continue
+            for number, key, sharding, is_donated, argument in self._given:
+                given = arguments[number]
+                if key is not None and type(given) is ARRAY:
+                    there = given.sharding
+                    if there is sharding or there == sharding:
+                        store[key] = given
+                        if is_donated:
+                            donated.append(given)
+                        continue
                 if isinstance(given, _Placed):
                     self._interpreter.take(store, argument, given.stores[argument.value])
                     continue
                 array = self._part(argument, given, sharding)
                 copy = self._copies.find(array, sharding)
-                if each.is_donated and getattr(copy, "sharding", None) == sharding:
+                if is_donated and getattr(copy, "sharding", None) == sharding:
                     donated += {id(it): it for it in (array, copy)}.values()
                 self._interpreter.feed(store, argument, copy)
             if recorder is None:
@@ -146,16 +149,14 @@ class LocalExecutable(Executable):
 
     def _collect(self, store: Store) -> tuple[jax.Array | CutArray, ...]:
         """One array for each result of the original program; remembers further copies."""
-        results = self._interpreter.results(store)
-        self._copies.forget()
+        found = self._interpreter.results(store)
+        results = [found[position] for position in range(len(found))]
         if self._is_plain:
-            arrays = tuple(results[i] for i in range(len(results)))
-            for array in arrays:
-                self._copies.remember(array, [])
-            return arrays
-        copies = self._signature.copies([results[i] for i in range(len(results))])
-        results = self._signature.join({it: self._first(them) for it, them in copies.items()})
-        return tuple(map(self._joined, results))
+            self._copies.remember_all(results)
+            return tuple(results)
+        copies = self._signature.copies(results)
+        joined = self._signature.join({it: self._first(them) for it, them in copies.items()})
+        return tuple(map(self._joined, joined))
 
     def _joined(self, array: Any) -> Any:
         """Joins a state that is split between meshes into one array, if that takes no copy.
@@ -174,33 +175,15 @@ class LocalExecutable(Executable):
         return first
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Given:
-    """How an argument is given to each step. `key` is where an array that lies in place goes."""
-
-    argument: ProgramArgument
-    sharding: NamedSharding
-    is_donated: bool
-    key: Key | None
-
-
-def _is_in(array: Any, sharding: NamedSharding) -> bool:
-    """Whether it is an array of this process in a sharding."""
-    return (
-        isinstance(array, jax.Array)
-        and not isinstance(array, MeshArray)
-        and array.sharding == sharding
-    )
-
-
 def _delete_donated(donated: Iterable[jax.Array], left: Store) -> None:
     """Deletes donated arrays as JAX does, even if no fragment overwrote them.
 
     An array that remains after the step is returned unchanged, as its own new value.
     """
-    kept = {id(array) for array in left.values()}
-    for array in donated:
-        if id(array) not in kept and not array.is_deleted():
+    alive = [array for array in donated if not array.is_deleted()]
+    kept = {id(array) for array in left.values()} if alive else ()
+    for array in alive:
+        if id(array) not in kept:
             array.delete()
 
 
@@ -212,6 +195,10 @@ class _Placed(Placed):
         self.stores = stores
 
 
+_Known = tuple[weakref.ref[jax.Array], list[jax.Array], Kind]
+"""An array, its copies on other meshes, and its kind."""
+
+
 class _Copies:
     """The returned arrays and their copies on other meshes, for the next step.
 
@@ -219,32 +206,58 @@ class _Copies:
     """
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[weakref.ref[jax.Array], list[jax.Array]]] = {}
+        self._of: dict[int, _Known] = {}
+        self._kinds: list[Kind] = []
+        """of the results of a step"""
+        self._limit = 0
 
     def remember(self, array: jax.Array, others: list[jax.Array]) -> None:
         key = id(array)
-        # The copies are freed with the array. A reference without others waits for `forget`.
+        # The copies are freed with the array. A reference without others waits for `_forget`.
         freed = (lambda _: self._of.pop(key, None)) if others else None
-        self._of[key] = (weakref.ref(array, freed), others)
+        self._of[key] = (weakref.ref(array, freed), others, kind_of(array))
+        self._forget()
 
-    def forget(self) -> None:
-        """Forgets the arrays that the caller has freed."""
-        self._of = {key: known for key, known in self._of.items() if known[0]() is not None}
+    def remember_all(self, results: Sequence[jax.Array]) -> None:
+        """Remembers the results of a step, which have no copies and are of the same kinds in each
+        step."""
+        if not self._kinds:
+            self._kinds = [kind_of(array) for array in results]
+        none: list[jax.Array] = []
+        self._of.update(
+            (id(array), (weakref.ref(array), none, kind))
+            for array, kind in zip(results, self._kinds, strict=True)
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets the arrays that the caller has freed, each time that there are twice as many."""
+        if len(self._of) > self._limit:
+            self._of = {key: known for key, known in self._of.items() if known[0]() is not None}
+            self._limit = 2 * len(self._of)
+
+    def _known(self, array: Any) -> _Known | None:
+        known = self._of.get(id(array))
+        return known if known is not None and known[0]() is array else None
 
     def has(self, array: jax.Array) -> bool:
         """Whether other meshes have copies of the array."""
-        reference, others = self._of.get(id(array), (None, []))
-        return bool(others) and reference is not None and reference() is array
+        known = self._known(array)
+        return known is not None and bool(known[1])
 
-    def knows(self, array: Any) -> bool:
-        """Whether an array was returned, so that no other array shares its buffers."""
-        reference, _ = self._of.get(id(array), (None, []))
-        return reference is not None and reference() is array
+    def kinds(self, arrays: Sequence[Any]) -> list[Kind | None]:
+        """The kinds of arrays that were returned, which share their buffers with no other array;
+        None for others."""
+        known_of = self._of.get
+        return [
+            known[2] if (known := known_of(id(array))) and known[0]() is array else None
+            for array in arrays
+        ]
 
     def find(self, array: Any, sharding: NamedSharding) -> Any:
         """The copy in this sharding, or the array itself."""
-        reference, others = self._of.get(id(array), (None, []))
-        if reference is None or reference() is not array or array.sharding == sharding:
+        known = self._known(array)
+        if known is None or array.sharding == sharding:
             return array
-        live = (other for other in others if other.sharding == sharding and not other.is_deleted())
+        live = (it for it in known[1] if it.sharding == sharding and not it.is_deleted())
         return next(live, array)

@@ -35,6 +35,10 @@ _UNCHECKED: dict[str, bool] = (
 _DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
+ARRAY: type[jax.Array] = _jax.ArrayImpl
+"""The class of JAX's arrays. To ask `jax.Array` itself takes many times as long."""
+
+
 class Device(Protocol):
     """A JAX device. JAX has no public type for it."""
 

@@ -276,8 +276,12 @@ class Prepared:
 
     @property
     def executable(self) -> Executable:
-        """The compiled step; failed workers are replaced by new ones."""
+        """The compiled step; failed workers are replaced by new ones.
+
+        Raises ValueError if the cluster has more devices than this process.
+        """
         if self._loaded is None or self._loaded.is_stopped:
+            self._target.check_devices()
             self._loaded = self._load()
         return self._loaded
 
@@ -317,19 +321,19 @@ class Prepared:
             FloatingPointError: a result is not finite, and the target checks that.
         """
         self._check(call)  # before planning, and before new workers, which would lack the arrays
-        given = self.lowered.arguments(call)
-        arguments = [
-            np.asarray(array) if isinstance(array, CutArray) and n not in self._sliced else array
-            for n, array in enumerate(given)
-        ]
-        results = self.executable.run(arguments)  # the call's key fixes the types
+        executable = self.executable
+        arguments = self.lowered.arguments(call)
+        for n, array in enumerate(arguments):
+            if isinstance(array, CutArray) and n not in self._sliced:
+                arguments[n] = np.asarray(array)
+        results = executable.run(arguments)  # the call's key fixes the types
         self._calls += 1
         if self._target.check_finite:
             self._check_finite(results)
         return self.lowered.result(results)
 
     def _check(self, call: Call) -> None:
-        arrays = call.array_values
+        arrays = self.step.arrays(call)
 
         def label(number: int) -> str:
             return call.arrays[number].label

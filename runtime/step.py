@@ -44,6 +44,7 @@ from alpa.runtime.calls import Call, Leaf, LeafType, ResultLeaf
 from alpa.runtime.keys import drawn_from
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.micro_batches import divisors
+from alpa.runtime.pjrt import ARRAY
 from alpa.runtime.step_roles import Declared, find_batch, result_role, state_pairs
 from alpa.runtime.tracing import DataFlow, Traced, depends_on
 
@@ -117,6 +118,17 @@ class Step:
     def name(self) -> str:
         """The name of the function, for messages."""
         return getattr(self.fun, "__name__", "the function")
+
+    def arrays(self, call: Call) -> Sequence[Any]:
+        """The values of a call that this step serves, without functions."""
+        if len(self._numbers) == len(call.values):
+            return call.values
+        return [call.values[number] for number in self._numbers]
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        """The numbers of the leaves that are arrays."""
+        return [number for number, type_ in enumerate(self.call.types) if type_ is not None]
 
     def explanation(self) -> str:
         """Describes the role of each argument: one line per role and reason."""
@@ -346,8 +358,8 @@ class Lowered:
         """Returns the program's arguments for a call that this step serves."""
         impls = self.traced.key_impls
         arrays = [
-            _raw(value, type_) if type_.is_typed_key or not isinstance(value, jax.Array) else value
-            for value, type_ in zip(call.array_values, self._types, strict=True)
+            value if type(value) is ARRAY else _raw(value, type_)
+            for value, type_ in zip(self.step.arrays(call), self._types, strict=True)
         ]
         fold = [
             _folded(impls[n], self.num_micro_batches)(jnp.asarray(arrays[n])) for n in self.folded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import alpa
 from alpa.dialects.attributes import Slice
-from alpa.runtime.buffers import apart
+from alpa.runtime.buffers import Kind, apart, kind_of
 from alpa.runtime.cut_array import CutArray
 
 
@@ -33,8 +34,8 @@ def sharing() -> tuple[jax.Array, jax.Array]:
     return one, two
 
 
-def unknown(_: Any) -> bool:
-    return False
+def unknown(arrays: Sequence[Any]) -> list[Kind | None]:
+    return [None] * len(arrays)
 
 
 @pytest.mark.parametrize("donated", [{0}, {1}, {0, 1}])
@@ -52,7 +53,17 @@ def test_one_of_them_is_copied(donated: set[int]) -> None:
 def test_nothing_is_copied_where_nothing_is_donated_or_all_is_known() -> None:
     one, two = sharing()
     assert apart([one, two], set(), unknown) == [one, two]
-    assert apart([one, two], {0}, lambda _: True) == [one, two]
+    assert apart([one, two], {0}, lambda arrays: list(map(kind_of, arrays))) == [one, two]
+
+
+def test_a_known_array_is_copied_where_another_shares_its_buffer() -> None:
+    one, two = sharing()
+    found = apart(
+        [one, two], {1}, lambda arrays: [kind_of(it) if it is one else None for it in arrays]
+    )
+    assert found[1] is two
+    np.testing.assert_array_equal(found[0], one)
+    assert not pointers(found[0]) & pointers(found[1])
 
 
 def test_parts_of_a_cut_array() -> None:
