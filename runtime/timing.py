@@ -42,14 +42,15 @@ class TimedStep:
         ]
         """those of the next step"""
 
-    def run(self) -> float:
-        """Runs one step, and returns its seconds until all results are computed."""
-        begin = time.perf_counter()
-        results = jax.block_until_ready(self._executable(*self.arguments))
-        seconds = time.perf_counter() - begin
-        for number, argument in self._new.items():
-            self.arguments[argument] = results[number]
-        return seconds
+    def run(self, steps: int = 1) -> float:
+        """Runs steps in a row, and returns the seconds of one until all results are computed."""
+        begin, results = time.perf_counter(), ()
+        for _ in range(steps):
+            results = self._executable(*self.arguments)
+            for number, argument in self._new.items():
+                self.arguments[argument] = results[number]
+        jax.block_until_ready(results)
+        return (time.perf_counter() - begin) / steps
 
 
 def in_turns(

@@ -17,6 +17,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,6 +49,8 @@ _GPU = Sizes(
     bytes=tuple(2**n for n in range(14, 31, 2)),
     payloads=tuple(2**n for n in range(14, 29, 2)),
 )
+_STEPS = 10
+"""That a GPU is given in a row: it does not wait for the host between them."""
 _PRESETS = {
     "V100": "v100-16gb",
     "A100": "a100-40gb",
@@ -109,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         assumed = PRESETS[nearest_preset(devices[0])]
     on_cpu = devices[0].platform == "cpu"
     sizes = _QUICK if options.quick else Sizes() if on_cpu else _GPU
+    if not on_cpu:
+        sizes = replace(sizes, arguments=())  # The host calls modules while the device computes.
     load = os.getloadavg()[0]
     samples = list(_shown(measure(devices, sizes)))
     if assumed is not None:
@@ -127,7 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chains = partial(cluster_text, found, about={}, comment=comment)
         found = in_programs(
             found,
-            program_samples(devices, lambda n: chains(hosts=1, devices_per_host=n), models, runs),
+            program_samples(
+                devices,
+                lambda n: chains(hosts=1, devices_per_host=n),
+                models,
+                runs,
+                in_a_row=None if on_cpu else _STEPS,
+            ),
         )
         about, number = _about(devices, load), len(devices)
         text = cluster_text(found, hosts=1, devices_per_host=number, about=about, comment=comment)

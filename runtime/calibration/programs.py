@@ -4,6 +4,9 @@ A chain of one op is the best case: its data are in the cache, its devices start
 buffers exist. Small models (`models.py`) are planned with the figures of chains and run. Each of
 their modules and steps is a sample: what the figures say, part by part, and what it takes. So are
 the moves between meshes of a step of two stages.
+
+On GPUs, modules are no samples, and steps run in a row: the host starts the kernels of a module
+while the device computes what came before, and only a device that waits would show what that takes.
 """
 
 from __future__ import annotations
@@ -45,13 +48,14 @@ CPU_MODELS = tuple(
     for width, length in sizes
 )
 GPU_MODELS = tuple(
-    Model(kind=kind, width=width, length=length, batch=16, dtype="bfloat16")
-    for kind, sizes in (
-        ("attention", ((512, 256), (1024, 512), (2048, 512))),
-        ("convolution", ((64, 56), (128, 56), (256, 28))),
+    Model(kind=kind, width=width, length=length, batch=batch, dtype="bfloat16")
+    for kind, batch, sizes in (
+        ("attention", 16, ((1024, 1024), (2048, 512), (2048, 1024))),
+        ("convolution", 128, ((128, 56), (256, 28), (512, 28))),
     )
     for width, length in sizes
 )
+"""Large enough that the device takes longer than the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,11 @@ class ProgramSample:
 
 
 def program_samples(
-    devices: Sequence[Any], cluster_of: Callable[[int], str], models: Sequence[Model], runs: int
+    devices: Sequence[Any],
+    cluster_of: Callable[[int], str],
+    models: Sequence[Model],
+    runs: int,
+    in_a_row: int | None = None,
 ) -> Iterator[ProgramSample]:
     """Samples of each model in several plans, on all devices, the first half of them, and so on.
 
@@ -107,6 +115,7 @@ def program_samples(
 
     Args:
         cluster_of: gives the text of a cluster file for one host with so many devices.
+        in_a_row: so many steps are timed together, and no modules; None for each module and step.
     """
     timed, two = list[_Timed](), list[_Timed]()
     with tempfile.TemporaryDirectory() as folder:
@@ -122,8 +131,10 @@ def program_samples(
         for _ in range(3):
             each.step.run()
     for _ in range(runs):
-        for each in (*timed, *two):
-            each.run()
+        for each in timed:
+            each.time_steps(in_a_row or 1)
+        for each in (*(() if in_a_row else timed), *two):
+            each.time_spans()
     for each in timed:
         yield from each.samples()
     for each in two:
@@ -149,9 +160,12 @@ class _Timed:
     received: list[float] = field(default_factory=list[float])
     """seconds of all moves, in these steps"""
 
-    def run(self) -> None:
-        """Runs the step twice; the second time it is traced."""
-        self.whole.append(self.step.run())
+    def time_steps(self, in_a_row: int) -> None:
+        """Runs steps, of which only the last one is waited for."""
+        self.whole.append(self.step.run(in_a_row))
+
+    def time_spans(self) -> None:
+        """Runs a step that waits for each module and move."""
         with self.executable.trace() as trace:
             self.step.run()
         for span in trace.steps[0][0].spans:
@@ -161,9 +175,10 @@ class _Timed:
         self.received.append(sum(moves))
 
     def samples(self) -> Iterator[ProgramSample]:
-        """Of each module, and of the step."""
+        """Of each module that was timed, and of the step."""
         program = self.executable.program
-        for fragment, parts in zip(program.fragments, self.parts, strict=True):
+        modules = zip(program.fragments, self.parts, strict=True) if self.spans else ()
+        for fragment, parts in modules:
             name = fragment.name.removeprefix(f"{fragment.mesh}.")
             yield ProgramSample(
                 devices=self.devices, what="module", parts=parts, seconds=median(self.spans[name])

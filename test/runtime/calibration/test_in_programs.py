@@ -128,15 +128,28 @@ def test_modules_and_steps_are_measured() -> None:
     models = [Model(kind="attention", width=16, length=8, batch=8)]
     found = list(program_samples(jax.devices()[:4], text, models, runs=3))
     modules = [it for it in found if it.what == "module"]
-    # Two plans on all devices, one on two, one on one: each a forward with its backward, an update.
-    assert [it.devices for it in modules] == 4 * [4] + 2 * [2] + 2 * [1]
+    # Two plans on all devices, one on two, one on one: each a module.
+    assert [it.devices for it in modules] == [4, 4, 2, 1]
     assert all(it.seconds > 0 and it.parts.call >= 0 for it in found)
-    merged, update = (it.parts for it in modules[:2])
-    assert merged.kernels > update.kernels > 0
-    assert merged.collectives > update.collectives == 0
-    assert set(merged.work) == {"matrix", "elementwise"}
+    parts = modules[0].parts
+    assert parts.kernels > 0
+    assert parts.collectives > 0
+    assert set(parts.work) == {"matrix", "elementwise"}
     # Two stages on two devices each.
     moves = [it for it in found if it.what == "moves"]
     assert len(moves) == 1
     assert moves[0].parts.moves > 0
     assert moves[0].seconds > 0
+
+
+def test_steps_in_a_row_are_no_modules() -> None:
+    fit = replace(chains(), machine=PRESETS["cpu"])
+
+    def text(devices: int) -> str:
+        return cluster_text(fit, hosts=1, devices_per_host=devices, about={}, comment="")
+
+    models = [Model(kind="convolution", width=4, length=4, batch=4)]
+    found = list(program_samples(jax.devices()[:1], text, models, runs=3, in_a_row=4))
+    (step,) = found
+    assert (step.what, step.devices) == ("step", 1)
+    assert step.seconds > 0
