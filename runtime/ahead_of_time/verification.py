@@ -19,12 +19,13 @@ from alpa.passes.cost.presets import USABLE_MEMORY
 from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import write_script
+from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
 from alpa.passes.plan.text import aligned
 from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead, gpus_of
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.script_checks import verify
-from alpa.runtime.stages import exported, module_name
+from alpa.runtime.stages import Exported, exported, module_name
 from alpa.runtime.truth import Truth
 
 _MARGIN = 0.01
@@ -36,10 +37,12 @@ class MeshCheck:
     """The memory of one mesh, in bytes per device."""
 
     name: str
-    predicted: int | None
-    """by the plan; None if it says nothing"""
+    planned: int | None
+    """what the search counted, for parts that may have been merged since; None if it is unknown"""
+    predicted: int
+    """as `predicted_peaks`"""
     compiled: int
-    """at the fullest time of a step"""
+    """at the fullest time of a step, by XLA's temporaries"""
     usable: int
 
     @property
@@ -75,11 +78,12 @@ class Verification:
     def memory_to_plan_with(self, cluster: Cluster) -> int:
         """Bytes per device for another search, whose plan is expected to fit.
 
-        From a mesh's predicted peak it takes what the compiled one exceeds the usable memory by,
-        and `_MARGIN` more. It is less than the cluster's memory, with which this plan was found.
+        From what was planned for a mesh it takes what the compiled one exceeds the usable memory
+        by, and `_MARGIN` more. It is less than the cluster's memory, with which this plan was
+        found.
         """
         wanted = [
-            (mesh.predicted or mesh.compiled) - (mesh.compiled - mesh.usable)
+            (mesh.planned or mesh.compiled) - (mesh.compiled - mesh.usable)
             for mesh in self.meshes
             if not mesh.fits
         ]
@@ -94,6 +98,7 @@ class Verification:
             "meshes": [
                 {
                     "name": mesh.name,
+                    "planned_bytes": mesh.planned,
                     "predicted_bytes": mesh.predicted,
                     "compiled_bytes": mesh.compiled,
                     "usable_bytes": mesh.usable,
@@ -108,18 +113,18 @@ class Verification:
         for module in self.modules:
             rows = _rows(module)
             modules += [[module.name if i == 0 else "", *row] for i, row in enumerate(rows)]
-        meshes = [["mesh", "predicted", "compiled", "usable", ""]]
+        meshes = [["mesh", "planned", "predicted", "compiled", "usable", ""]]
         for mesh in self.meshes:
-            predicted = "unknown" if mesh.predicted is None else size_text(mesh.predicted)
-            sizes = [predicted, size_text(mesh.compiled), size_text(mesh.usable)]
-            meshes.append([mesh.name, *sizes, mesh.verdict])
+            planned = "unknown" if mesh.planned is None else size_text(mesh.planned)
+            sizes = [size_text(it) for it in (mesh.predicted, mesh.compiled, mesh.usable)]
+            meshes.append([mesh.name, planned, *sizes, mesh.verdict])
         return "\n".join(
             [
                 f"compiled for {self.device}; bytes and FLOPs per device, of one run",
                 *aligned(modules, left=(0, 1)),
                 "",
                 "memory of a device, at the fullest time of a step",
-                *aligned(meshes, left=(0, 4)),
+                *aligned(meshes, left=(0, 5)),
             ]
         )
 
@@ -166,22 +171,39 @@ def verify_plan(
     return Verification(
         device=", ".join(dict.fromkeys(names)),
         modules=tuple(checks(stages, real)),
-        meshes=tuple(_mesh_checks(stages.program, real, memory)),
+        meshes=tuple(_mesh_checks(stages, real, memory)),
     )
 
 
-def _mesh_checks(
-    program: Program, real: Mapping[str, Truth], usable: Mapping[str, int]
-) -> Iterator[MeshCheck]:
-    inside = {name: it.temporaries for name, it in real.items()}
+def predicted_peaks(stages: Exported) -> Mapping[str, int]:
+    """Bytes per device at the fullest time of a step, by mesh, from the predicted temporaries of
+    the modules as they are compiled (`passes/plan/predicted_memory.py`).
+
+    Raises:
+        PassError: a sharding does not fit its mesh.
+    """
+    predicted = predicted_memory(stages.module)
+    fragments = map(module_name, stages.program.fragments)
+    return _peaks(stages.program, dict(zip(fragments, predicted, strict=True)))
+
+
+def _peaks(program: Program, inside: Mapping[str, FragmentMemory | Truth]) -> Mapping[str, int]:
     script = write_script(program)
-    peaks = verify(script, inside=lambda f: inside[module_name(f)]).peak_bytes
+    return verify(script, inside=lambda it: inside[module_name(it)].temporaries).peak_bytes
+
+
+def _mesh_checks(
+    stages: Exported, real: Mapping[str, Truth], usable: Mapping[str, int]
+) -> Iterator[MeshCheck]:
+    program = stages.program
+    predicted, compiled = predicted_peaks(stages), _peaks(program, real)
     planned = program.plan.predicted_peak_bytes
     for number, mesh in enumerate(program.meshes):
         yield MeshCheck(
             name=mesh.name,
-            predicted=planned[number] if number < len(planned) else None,
-            compiled=peaks[mesh.name],
+            planned=planned[number] if number < len(planned) else None,
+            predicted=predicted[mesh.name],
+            compiled=compiled[mesh.name],
             usable=usable[mesh.name],
         )
 

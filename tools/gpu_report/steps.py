@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import alpa
+from alpa.runtime.ahead_of_time.verification import predicted_peaks
 from alpa.runtime.comparison import difference
+from alpa.runtime.stages import exported
 from alpa.tools import zoo
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -111,6 +113,7 @@ def _time_model(model: Model, cluster: str, rounds: int, steps: int) -> StepTime
         devices=[first],
     )
     plan = planned.prepare(state, batch).plan
+    peaks = predicted_peaks(exported(plan.module))
     runs = [_Run(planned, jax.device_put(state, first), batch)]
     found = runs[0].losses(_COMPARED)
     statistics = first.memory_stats()  # before the other step needs memory
@@ -133,7 +136,7 @@ def _time_model(model: Model, cluster: str, rounds: int, steps: int) -> StepTime
         plain=plain,
         planned=measured,
         predicted=plan.predicted_step_seconds,
-        predicted_bytes=plan.predicted_peak_bytes[0],
+        predicted_bytes=max(peaks.values()),
         bytes=statistics["peak_bytes_in_use"] if statistics else None,
         losses=len(losses),
         loss_error=max(errors),

@@ -141,7 +141,8 @@ def test_every_gpu_of_the_presets_has_a_description() -> None:
 
 
 def test_verdicts() -> None:
-    mesh = MeshCheck(name="mesh_0", predicted=None, compiled=3 * 2**30, usable=4 * 2**30)
+    gib = 2**30
+    mesh = MeshCheck(name="mesh_0", planned=None, predicted=gib, compiled=3 * gib, usable=4 * gib)
     assert mesh.verdict == "fits"
     full = replace(mesh, usable=2 * 2**30)
     assert full.verdict == "does not fit: 3 GiB of 2 GiB"
