@@ -132,10 +132,12 @@ class _Reader:
         module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
         mesh = mesh_of(op)
         outputs = tuple(self.number(value) for value in op.results)
-        merged = {origin.part: None for origin in origins}  # `merge-fragments` names all of them
+        # `merge-fragments` names all parts; the layers of updates are those of the others.
+        merged = {origin.part: None for origin in origins}
         parts = part if part not in merged else "_".join(merged)
+        named = tuple(it for it in origins if it.part == part or it.part != "update") or origins
         return Fragment(
-            name=module or f"{mesh}.{origin_name(origins)}.{parts}",
+            name=module or f"{mesh}.{origin_name(named)}.{parts}",
             mesh=mesh,
             part=part,
             inputs=tuple(self.numbers[value] for value in op.operands),
