@@ -188,14 +188,15 @@ def _merge(first: mpmd.FragmentOp, second: mpmd.FragmentOp) -> mpmd.FragmentOp:
 def _read_by_update(
     first: mpmd.FragmentOp, second: mpmd.FragmentOp, inputs: Sequence[ir.Value]
 ) -> list[int]:
-    """The numbers of inputs of a merged fragment that only its updates read."""
-    before = {first.operands[number] for number in read_ints(first, READ_BY_UPDATE)}
-    others = {it for it in first.operands if it not in before}
-    if read_part(second) == "update":
-        before |= {*second.operands}
-    else:
-        others |= {*second.operands}
-    return [number for number, it in enumerate(inputs) if it in before and it not in others]
+    """The numbers of inputs of a merged fragment that only its updates read.
+
+    Updates are merged last, so a forward and a backward part have none.
+    """
+    if read_part(second) != "update":
+        return []
+    before = read_ints(first, READ_BY_UPDATE)
+    others = {it for number, it in enumerate(first.operands) if number not in before}
+    return [number for number, it in enumerate(inputs) if it not in others]
 
 
 def _stage_of(op: mpmd.FragmentOp) -> int | None:

@@ -246,10 +246,10 @@ class Call:
 
     @cached_property
     def marks(self) -> list[Any]:
-        """For each leaf what is equal only if the type is, and the function if it is one.
+        """A mark for each leaf: equal marks mean equal types, or the same function.
 
-        The arrays that a step returns have the same object as `aval` each time: a call with them is
-        recognised at once, and `types` is not needed.
+        The arrays that a step returns share one `aval` object from step to step, so comparing marks
+        is fast, and `types` is not computed.
         """
         return [
             value.aval if type(value) is ARRAY else self._mark(number)
