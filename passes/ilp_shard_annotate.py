@@ -175,7 +175,7 @@ class IlpShardAnnotate(Pass):
         meshes = read_meshes(function)
         with populated(module) as rule_of, Workers(self.processes) as workers:
             ops = sum(1 for _ in walk(module.body))
-            needed = ("alpa.passes.solve.sharding.ilp", "scipy.optimize")
+            needed = ("alpa.passes.solve.sharding.ilp", "highspy")
             workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
             posed: list[tuple[MeshProblem, Answer]] = []

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alpa.runtime.executable import Executable
 from alpa.runtime.option_checks import check_count
+
+if TYPE_CHECKING:
+    from alpa.runtime.executable import Executable
 
 
 def prefetch(

@@ -35,9 +35,9 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from alpa import passes, runtime
+from alpa import passes
 from alpa.dialects import ir
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError, parse_cluster
@@ -45,27 +45,24 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
-from alpa.runtime.ahead_of_time.compilation import (
-    CompilationError,
-    NoCompilerError,
-    Progress,
-)
-from alpa.runtime.ahead_of_time.exporting import Executables, export_executables
-from alpa.runtime.ahead_of_time.verification import Verification, verify_plan
-from alpa.runtime.comparison import Comparison
 from alpa.runtime.compile_cache import UnsafeCacheError
 from alpa.runtime.compile_options import compile_options
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Planned, PlanningError, Settings, plan
-from alpa.tools import zoo
 from alpa.tools.alpa_plan_arguments import parser
-from alpa.tools.comparing import compare_file, compare_shrunk, compare_zoo
-from alpa.tools.devices import DevicesError, make_devices, stay_on_cpu
 from alpa.tools.exporting import write_modules
 from alpa.tools.guard import guard
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
+
+# Planning a file needs no jax, which takes a second to import, so what needs it is imported by the
+# functions that use it.
+if TYPE_CHECKING:
+    from alpa.runtime.ahead_of_time.compilation import Progress
+    from alpa.runtime.ahead_of_time.exporting import Executables
+    from alpa.runtime.ahead_of_time.verification import Verification
+    from alpa.runtime.comparison import Comparison
 
 _TICK = 0.2  # seconds between two lines of progress
 _CLEAR = "\r\x1b[K"
@@ -86,7 +83,27 @@ class _Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
+    return _run(parser().parse_args(arguments))
+
+
+def command(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The command `alpa-plan`."""
+    guard("alpa-plan")
     options = parser().parse_args(arguments)
+    if _uses_jax(options):
+        from alpa.tools.devices import stay_on_cpu  # noqa: PLC0415
+
+        stay_on_cpu()
+    sys.exit(_run(options))
+
+
+def _uses_jax(options: argparse.Namespace) -> bool:
+    """Whether anything is lowered, compiled or run."""
+    compiles = options.verify is not None or _exports_executables(options)
+    return options.program.startswith(ZOO) or compiles or options.compare_with_jax
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         return 0 if _process(options) else 1
     except _CommandError as error:
@@ -103,13 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def command(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The command `alpa-plan`."""
-    guard("alpa-plan")
-    stay_on_cpu()
-    sys.exit(main(arguments))
-
-
 def _process(options: argparse.Namespace) -> bool:
     """Plans and prints. Returns whether what was asked to be checked is right.
 
@@ -119,6 +129,8 @@ def _process(options: argparse.Namespace) -> bool:
     if options.shrink and not options.compare_with_jax:
         raise _CommandError("--shrink is for --compare-with-jax; add it, or remove --shrink")
     if options.compare_with_jax:
+        from alpa.tools.devices import DevicesError, make_devices  # noqa: PLC0415
+
         try:
             make_devices(cluster.num_devices)
         except DevicesError as error:
@@ -199,6 +211,9 @@ def _verify(
     options: argparse.Namespace, planned: Planned, clock: Clock, usable: int | None = None
 ) -> Verification:
     """Compiles the plan's stages. Raises _CommandError."""
+    from alpa.runtime.ahead_of_time.compilation import CompilationError  # noqa: PLC0415
+    from alpa.runtime.ahead_of_time.verification import verify_plan  # noqa: PLC0415
+
     try:
         with clock.phase("verify"):
             return verify_plan(
@@ -233,10 +248,12 @@ def _is_equal(result: _Result) -> bool:
 
     Raises _CommandError, PlanningError.
     """
+    from alpa.runtime.loading import LoadError  # noqa: PLC0415
+
     try:
         with _progress() as clock:
             comparison = result.compare(clock)
-    except (runtime.LoadError, ValueError, ir.MLIRError, passes.PassError) as error:
+    except (LoadError, ValueError, ir.MLIRError, passes.PassError) as error:
         message = error.message if isinstance(error, passes.PassError) else str(error)
         raise _CommandError(f"the plan cannot be compared: {message}") from error
     with until_the_reader_goes():
@@ -266,6 +283,8 @@ def _plan_file(
     devices, sizes = parse_cluster(options.cluster).num_devices, dict(options.shrink)
 
     def compare(clock: Clock) -> Comparison:
+        from alpa.tools.comparing import compare_file, compare_shrunk  # noqa: PLC0415
+
         if sizes:
             return compare_shrunk(module, settings, sizes, clock)
         return compare_file(module, planned.module, devices, options.program, clock)
@@ -276,6 +295,9 @@ def _plan_file(
 def _plan_zoo(
     options: argparse.Namespace, settings: Settings, roles: RolesFile | None, clock: Clock
 ) -> _Result:
+    from alpa.tools import zoo  # noqa: PLC0415
+    from alpa.tools.comparing import compare_shrunk, compare_zoo  # noqa: PLC0415
+
     name = options.program.removeprefix(ZOO)
     if roles is not None:
         raise _CommandError(f"--roles is for files; {options.program} has its roles")
@@ -330,6 +352,12 @@ def _export_executables(
     options: argparse.Namespace, planned: Planned, clock: Clock
 ) -> Executables | None:
     """Compiles the stages, if this machine can. Raises OSError, _CommandError."""
+    from alpa.runtime.ahead_of_time.compilation import (  # noqa: PLC0415
+        CompilationError,
+        NoCompilerError,
+    )
+    from alpa.runtime.ahead_of_time.exporting import export_executables  # noqa: PLC0415
+
     try:
         with clock.phase("compile"):
             return export_executables(

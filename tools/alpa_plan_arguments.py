@@ -10,8 +10,7 @@ from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.planning import Inter
-from alpa.tools.arguments import compiler_option, count, count_or_auto
-from alpa.tools.shrink import parse_size
+from alpa.tools.arguments import compiler_option, count, count_or_auto, parse_size
 
 _EXAMPLES = """\
 examples:

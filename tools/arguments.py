@@ -54,6 +54,14 @@ def compiler_option(text: str) -> tuple[str, str | bool | int | float]:
     return name, value
 
 
+def parse_size(text: str) -> tuple[int, int]:
+    """The two numbers of `N=M`, sizes of a program and of a smaller one."""
+    old, equals, new = text.partition("=")
+    if not (equals and old.isdigit() and new.isdigit() and 0 < int(new) <= int(old)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not OLD=NEW with 0 < NEW <= OLD")
+    return int(old), int(new)
+
+
 # The names of the types in argparse's messages.
 count.__name__ = "whole number"
 count_or_zero.__name__ = "whole number"

@@ -6,12 +6,15 @@ A program that cannot be read or lowered raises a PlanningError, as if a pass ha
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from alpa.dialects import ir, make_context, parse
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening
 from alpa.runtime.planning import PlanningError
 from alpa.tools.guard import parse_within
-from alpa.tools.zoo import TrainingProgram
+
+if TYPE_CHECKING:
+    from alpa.tools.zoo import TrainingProgram
 
 ZOO = "zoo:"
 

@@ -31,11 +31,10 @@ from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import PlanningError, run_pass
 from alpa.runtime.shrink import elided_to_arguments, shrink
 from alpa.runtime.widen import widened
-from alpa.tools.arguments import count
+from alpa.tools.arguments import count, parse_size
 from alpa.tools.devices import make_devices
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
-from alpa.tools.shrink import parse_size
 
 _EXAMPLES = """\
 examples:

@@ -28,6 +28,7 @@ from pathlib import Path
 from alpa.dialects import ir
 from alpa.passes import PassError
 from alpa.runtime.shrink import elided_to_arguments, shrink
+from alpa.tools.arguments import parse_size
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 
@@ -35,14 +36,6 @@ _EXAMPLE = """\
 example:
   python -m alpa.tools.shrink step.mlir --dim 2560=64 --dim 8192=128 -o small.mlir
 """
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """The two numbers of `N=M`, for argparse."""
-    old, equals, new = text.partition("=")
-    if not (equals and old.isdigit() and new.isdigit() and 0 < int(new) <= int(old)):
-        raise argparse.ArgumentTypeError(f"'{text}' is not OLD=NEW with 0 < NEW <= OLD")
-    return int(old), int(new)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

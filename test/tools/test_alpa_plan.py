@@ -69,6 +69,18 @@ def named(tmp_path: Path) -> Path:
     return path
 
 
+def test_planning_a_file_imports_no_jax(named: Path) -> None:
+    """It takes longer to import than a small program takes to plan."""
+    code = f"""
+import sys
+from alpa.tools.alpa_plan import main
+main([{str(named)!r}, "--cluster", "v100-16gb:1x2"])
+print("imported:", {{"jax", "optax", "scipy"}} & sys.modules.keys())
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.endswith("imported: set()\n")
+
+
 def test_a_plan_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     numbers = tmp_path / "plan.json"
     command = ["zoo:gpt-mini", "--cluster", "cpu:1x2", "--num-micro-batches", "2"]

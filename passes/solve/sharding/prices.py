@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import numpy as np
 
@@ -109,9 +108,18 @@ def _linear_program(
     bounds: Sequence[tuple[float | None, float | None]],
 ) -> np.ndarray | None:
     """Minimises ``costs . x`` with ``rows x <= most``; None where HiGHS fails."""
-    # It costs start-up time.
-    import scipy.optimize  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs]
+    import highspy  # noqa: PLC0415 - costs start-up time, and most problems never come here
 
-    solve = cast("Any", scipy.optimize.linprog)  # pyright: ignore[reportUnknownMemberType]
-    found = solve(costs, A_ub=rows, b_ub=most, bounds=bounds, method="highs")
-    return np.asarray(found.x) if found.success else None
+    highs, (count, size) = highspy.Highs(), rows.shape
+    highs.setOptionValue("output_flag", False)
+    least, greatest = (
+        np.array([default if one is None else one for one in ends])
+        for ends, default in zip(zip(*bounds, strict=True), (-np.inf, np.inf), strict=True)
+    )
+    highs.addCols(size, costs, least, greatest, 0, [], [], [])
+    starts, columns = np.arange(count) * size, np.tile(np.arange(size), count)
+    highs.addRows(count, np.full(count, -np.inf), most, rows.size, starts, columns, rows.ravel())
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    return np.array(highs.getSolution().col_value)
