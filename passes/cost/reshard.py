@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import ceil, prod
+from functools import lru_cache
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -75,25 +75,76 @@ def _with(layout: Layout, dim: int, axes: tuple[int, ...]) -> Layout:
     return (*layout[:dim], axes, *layout[dim + 1 :])
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Move:
+    """One step of a kind along the same axes, from some layouts to others."""
+
+    kind: Kind
+    axes: tuple[int, ...]
+    before: np.ndarray
+    """[moves]: numbers of layouts"""
+    after: np.ndarray
+    grown: np.ndarray
+    """[moves, dimensions]: whether more axes cut the dimension afterwards"""
+
+
+class _Layouts:
+    """The layouts of a rank on a mesh of these sizes, and every step from one to another."""
+
+    def __init__(self, sizes: tuple[int, ...], rank: int, *, joined: bool) -> None:
+        self.all = enumerate_layouts(len(sizes), rank, any_order=True)
+        """every layout, also those with axes out of order"""
+        self.index = {layout: number for number, layout in enumerate(self.all)}
+        shards = [tuple(prod(sizes[a] for a in axes) for axes in layout) for layout in self.all]
+        self.ways = np.array(shards, dtype=int).reshape(len(self.all), rank)
+        """[layout, dimension]: the number of shards"""
+        self.alone = np.array(
+            [[len(axes) == 1 for axes in it] for it in self.all], dtype=bool
+        ).reshape(self.ways.shape)
+        """[layout, dimension]: whether one axis cuts it"""
+        by_shards: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, cut in enumerate(shards):
+            by_shards[cut].append(number)
+        self.kinds: dict[tuple[int, int], tuple[Kind, tuple[int, ...]]] = {
+            (number, other): ("collective-permute", _moved_axes(layout, self.all[other]))
+            for number, layout in enumerate(self.all)
+            for other in by_shards[shards[number]]
+            if other != number
+        }
+        """the kind and the axes of each step"""
+        self.kinds |= {
+            (number, self.index[after]): (kind, axes)
+            for number, layout in enumerate(self.all)
+            for kind, axes, after in _steps(layout, len(sizes), joined=joined)
+        }
+        pairs: dict[tuple[Kind, tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
+        for pair, alike in self.kinds.items():
+            pairs[alike].append(pair)
+        self.moves = [self._move(*alike, some) for alike, some in pairs.items()]
+
+    def _move(self, kind: Kind, axes: tuple[int, ...], pairs: list[tuple[int, int]]) -> _Move:
+        before, after = np.array(pairs).T
+        lengths = np.array([[len(axes) for axes in it] for it in self.all], dtype=int)
+        lengths = lengths.reshape(self.ways.shape)
+        grown = lengths[after] > lengths[before]
+        return _Move(kind=kind, axes=axes, before=before, after=after, grown=grown)
+
+    def step(self, before: int, after: int) -> _Move:
+        """One step alone."""
+        return self._move(*self.kinds[before, after], [(before, after)])
+
+
+@lru_cache(maxsize=256)
+def _layouts(sizes: tuple[int, ...], rank: int, joined: bool) -> _Layouts:
+    return _Layouts(sizes, rank, joined=joined)
+
+
 class ReshardTable:
     """Resharding costs of tensors of one rank on one mesh; results are cached by shape."""
 
     def __init__(self, mesh: LogicalMesh, rank: int) -> None:
         self.mesh, self.rank = mesh, rank
-        self.layouts = enumerate_layouts(len(mesh.sizes), rank, any_order=True)
-        """every layout, also those with axes out of order"""
-        self._index = {layout: number for number, layout in enumerate(self.layouts)}
-        self._moves: dict[tuple[int, int], tuple[Kind, tuple[int, ...]]] = {
-            (number, other): ("collective-permute", _moved_axes(layout, self.layouts[other]))
-            for number, layout in enumerate(self.layouts)
-            for other in self._cut_alike(layout)
-            if other != number
-        }
-        self._moves |= {
-            (number, self._index[after]): (kind, axes)
-            for number, layout in enumerate(self.layouts)
-            for kind, axes, after in _steps(layout, len(mesh.sizes), joined=mesh.joins_axes)
-        }
+        self._layouts = _layouts(mesh.sizes, rank, mesh.joins_axes)
         self._cache: dict[tuple[tuple[int, ...], int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def cost(self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int) -> float:
@@ -110,7 +161,7 @@ class ReshardTable:
         """Seconds, ``[len(sources), len(targets)]``: an edge's matrix of the sharding ILP."""
         rows = [self._number(layout) for layout in sources]
         columns = [self._number(layout) for layout in targets]
-        uneven = self._uneven(shape)
+        uneven = self._uneven(shape).any(axis=1)
         found = self._paths(shape, itemsize)[0][np.ix_(rows, columns)]
         padded = uneven[rows][:, None] | uneven[columns][None, :]
         if padded.any():
@@ -129,89 +180,64 @@ class ReshardTable:
         steps: list[Step] = []
         while at != start:
             before = int(previous[start, at])
-            steps.append(self._step(before, at, local, itemsize))
+            move = self._layouts.step(before, at)
+            size = self._bytes(move, local, itemsize)
+            steps.append(
+                Step(
+                    kind=move.kind,
+                    axes=move.axes,
+                    bytes=float(size[0]),
+                    seconds=float(self._seconds(move, size)[0]),
+                    layout=self._layouts.all[at],
+                )
+            )
             at = before
         return steps[::-1]
 
     def _number(self, layout: Layout) -> int:
-        if layout not in self._index:
+        if layout not in self._layouts.index:
             raise ValueError(
                 f"{layout} is no layout of a rank-{self.rank} tensor on a mesh of "
                 f"{len(self.mesh.sizes)} axes: each axis may stand once, one tuple per dimension"
             )
-        return self._index[layout]
+        return self._layouts.index[layout]
 
-    @cached_property
-    def _ways(self) -> np.ndarray:
-        """``[layout, dimension]``: the number of shards."""
-        return np.array([self._shards(layout) for layout in self.layouts], dtype=int).reshape(
-            len(self.layouts), self.rank
-        )
+    def _local_shapes(self, shape: Sequence[int]) -> np.ndarray:
+        """``[layout, dimension]``: the shape of a shard, with padding."""
+        return -(-np.array(shape, dtype=int) // self._layouts.ways)
 
-    @cached_property
-    def _by_shards(self) -> dict[tuple[int, ...], list[int]]:
-        found: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for number, layout in enumerate(self.layouts):
-            found[tuple(self._shards(layout))].append(number)
-        return found
+    def _bytes(self, move: _Move, local: np.ndarray, itemsize: int) -> np.ndarray:
+        """``[moves]``: of an all-gather's result, or of another step's operand, with padding."""
+        here, there = local[move.before], local[move.after]
+        ways = prod(self.mesh.sizes[axis] for axis in move.axes)
+        match move.kind:
+            case "slice":
+                return np.zeros(len(here))
+            case "all-gather":
+                elements = ways * here.prod(axis=1)
+            case "all-to-all":
+                elements = np.where(move.grown, ways * there, here).prod(axis=1)
+            case "collective-permute":
+                elements = np.maximum(here.prod(axis=1), there.prod(axis=1))
+        return itemsize * elements.astype(float)
 
-    def _cut_alike(self, layout: Layout) -> list[int]:
-        """The numbers of the layouts with as many parts of each dimension."""
-        return self._by_shards[tuple(self._shards(layout))]
-
-    def _shards(self, layout: Layout) -> list[int]:
-        return [prod(self.mesh.sizes[axis] for axis in axes) for axes in layout]
-
-    def _local_shapes(self, shape: Sequence[int]) -> list[list[int]]:
-        """The shapes of a shard, with padding, by layout."""
-        return [
-            [ceil(s / n) for s, n in zip(shape, self._shards(layout), strict=True)]
-            for layout in self.layouts
-        ]
-
-    def _step(self, before: int, after: int, local: list[list[int]], itemsize: int) -> Step:
-        kind, axes = self._moves[before, after]
-        size, seconds = 0.0, 0.0
-        if kind != "slice":
-            size = float(itemsize * self._elements(kind, axes, before, after, local))
-            if kind == "collective-permute":
-                seconds = collective_permute(self.mesh, axes, size)
-            else:
-                collective = all_gather if kind == "all-gather" else all_to_all
-                seconds = collective(self.mesh, axes, size)
-        return Step(kind=kind, axes=axes, bytes=size, seconds=seconds, layout=self.layouts[after])
-
-    def _elements(
-        self,
-        kind: Kind,
-        axes: tuple[int, ...],
-        before: int,
-        after: int,
-        local: list[list[int]],
-    ) -> int:
-        """Elements of an all-gather's result, or of another step's operand, with padding."""
-        old, new = self.layouts[before], self.layouts[after]
-        grown = (len(there) > len(here) for here, there in zip(old, new, strict=True))
-        ways = prod(self.mesh.sizes[axis] for axis in axes)
-        if kind == "all-gather":
-            return ways * prod(local[before])
-        if kind == "all-to-all":
-            dims = zip(local[before], local[after], grown, strict=True)
-            return prod(ways * there if more else here for here, there, more in dims)
-        return max(prod(local[before]), prod(local[after]))
+    def _seconds(self, move: _Move, num_bytes: np.ndarray) -> np.ndarray:
+        """``[moves]``: seconds of moves of so many bytes."""
+        match move.kind:
+            case "slice":
+                return num_bytes
+            case "all-gather":
+                return all_gather(self.mesh, move.axes, num_bytes)
+            case "all-to-all":
+                return all_to_all(self.mesh, move.axes, num_bytes)
+            case "collective-permute":
+                return collective_permute(self.mesh, move.axes, num_bytes)
 
     def _uneven(self, shape: Sequence[int]) -> np.ndarray:
-        """Whether each layout cuts a tensor of this shape into uneven shards."""
+        """``[layout, dimension]``: whether it is cut into uneven shards."""
         if len(shape) != self.rank:
             raise ValueError(f"shape {tuple(shape)} has rank {len(shape)}, not {self.rank}")
-        return np.any(np.array(shape, dtype=int) % self._ways, axis=1)
-
-    def _pads(self, shape: Sequence[int], layout: Layout) -> bool:
-        """Whether each dimension is cut evenly, or by one axis that has fewer devices."""
-        return all(
-            s % n == 0 or (len(axes) == 1 and s > n)
-            for s, n, axes in zip(shape, self._shards(layout), layout, strict=True)
-        )
+        return np.array(shape, dtype=int) % self._layouts.ways != 0
 
     def _paths(
         self, shape: Sequence[int], itemsize: int, *, padded: bool = False
@@ -226,17 +252,19 @@ class ReshardTable:
         self, shape: tuple[int, ...], itemsize: int, padded: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Floyd-Warshall with only those layouts on the way that may be there."""
-        uneven = self._uneven(shape)
-        count = len(self.layouts)
+        count = len(self._layouts.all)
         local = self._local_shapes(shape)
         seconds = np.full((count, count), np.inf)
         np.fill_diagonal(seconds, 0.0)
         previous = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, count))
-        for before, after in self._moves:
-            seconds[before, after] = self._step(before, after, local, itemsize).seconds
-        for k, layout in enumerate(self.layouts):
-            if uneven[k] and not (padded and self._pads(shape, layout)):
-                continue
+        for move in self._layouts.moves:
+            size = self._bytes(move, local, itemsize)
+            seconds[move.before, move.after] = self._seconds(move, size)
+        uneven = self._uneven(shape)
+        # One axis that has fewer devices may cut a dimension unevenly.
+        pads = self._layouts.alone & (np.array(shape, dtype=int) > self._layouts.ways)
+        there = ~(uneven & ~pads if padded else uneven).any(axis=1)
+        for k in np.flatnonzero(there):
             through = seconds[:, k, None] + seconds[None, k, :]
             better = through < seconds
             seconds = np.where(better, through, seconds)

@@ -201,8 +201,8 @@ class OpPoser:
 
         def make() -> np.ndarray:
             costs = np.full((len(space.strategies), len(of.layouts)), np.inf)
-            for pair, way in of.ways.items():
-                costs[pair] = self._reduce_seconds(op, way)
+            rows, columns = zip(*of.ways, strict=True)
+            costs[rows, columns] = self._reduce_seconds(op, list(of.ways.values()))
             return costs
 
         backward = self.graph.timed_mesh.backward
@@ -214,7 +214,7 @@ class OpPoser:
         def make() -> np.ndarray:
             seconds = self._seconds(op, space.shares, self._byte_shares(op, space))
             if space.sums is None:  # Sums with a node of their own are charged there.
-                seconds += [self._reduce_seconds(op, way) for way in space.strategies]
+                seconds += self._reduce_seconds(op, space.strategies)
             return weight * seconds
 
         if op.name not in TRIVIAL:
@@ -254,16 +254,30 @@ class OpPoser:
 
         return self.graph.cache.once(("byte shares", space, *values), make)
 
-    def _reduce_seconds(self, op: Op, strategy: Strategy) -> float:
+    def _reduce_seconds(self, op: Op, strategies: Sequence[Strategy]) -> list[float]:
         """Seconds of the collectives on an op's partial sums."""
-        if not strategy.reduced:
-            return 0.0
+        graph, mesh = self.graph, self.graph.timed_mesh
+        if not any(strategy.reduced for strategy in strategies):
+            return [0.0] * len(strategies)
         types = [ir.RankedTensorType(result.type) for result in op.results]
-        sizes = [
-            local_elements(t.shape, self.graph.mesh.sizes, layout) * element_bytes(t.element_type)
-            for t, layout in zip(types, strategy.computed, strict=True)
-        ]
-        return sums.seconds_at_once(self.graph.timed_mesh, strategy, sizes)
+        shapes = [(tuple(t.shape), element_bytes(t.element_type)) for t in types]
+
+        def one(strategy: Strategy) -> float:
+            if not strategy.reduced:
+                return 0.0
+            sizes = tuple(
+                [
+                    local_elements(shape, mesh.sizes, layout) * itemsize
+                    for (shape, itemsize), layout in zip(shapes, strategy.computed, strict=True)
+                ]
+            )
+            alike = (strategy.reduced, strategy.scattered, strategy.unreduced, sizes)
+            return graph.cache.once(
+                ("reduce", *alike, mesh.backward),
+                lambda: sums.seconds_at_once(mesh, strategy, sizes),
+            )
+
+        return list(map(one, strategies))
 
     def _add_replicated(self, op: Op, weight: float) -> None:
         """An op without a sharding rule runs whole on each device."""

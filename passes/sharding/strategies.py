@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product, takewhile
-from math import ceil, prod
+from math import prod
 
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.cost.reshard import Layout, enumerate_layouts
@@ -49,7 +49,7 @@ class Strategy:
         )
 
 
-Factors = tuple[tuple[int, ...], ...]
+Factors = Sequence[tuple[int, ...]]
 
 
 def splittable(rule: ShardingRule) -> tuple[int, ...]:
@@ -79,38 +79,52 @@ def enumerate_strategies(
     free = [f for f in range(len(rule.factor_sizes)) if f not in fixed]
     found: dict[tuple[tuple[Layout, ...], tuple[Layout, ...]], Strategy] = {}
     for choice in product(*([None, *free] if size > 1 else [None] for size in sizes)):
-        axes = tuple(
-            tuple(a for a, f in enumerate(choice) if f == factor)
-            for factor in range(len(rule.factor_sizes))
-        )
-        uneven = (on for f, on in enumerate(axes) if not _evenly(rule, sizes, f, on))
-        if any(not padding & {*on} for on in uneven):
-            continue
+        axes: list[tuple[int, ...]] = [()] * len(rule.factor_sizes)
+        for axis, factor in enumerate(choice):
+            if factor is not None:
+                axes[factor] = (*axes[factor], axis)
         strategy = strategy_of(rule, sizes, axes)
-        if strategy is not None:
-            found.setdefault((strategy.operands, strategy.results), strategy)
+        if strategy is None:
+            continue
+        if strategy.padded and not all(
+            _evenly(rule, sizes, f, on) or padding & {*on} for f, on in enumerate(axes)
+        ):
+            continue
+        found.setdefault((strategy.operands, strategy.results), strategy)
     return tuple(found.values())
 
 
 def strategy_of(rule: ShardingRule, sizes: tuple[int, ...], axes: Factors) -> Strategy | None:
     """The strategy with these axes on each factor, None where they may not cut it."""
-    if not all(may_cut(rule, sizes, factor, on) for factor, on in enumerate(axes)):
-        return None
-    shards = [prod(sizes[a] for a in on) for on in axes]
-    tensors = (*rule.operands, *rule.results)
-    if not all(_representable(rule, dim, shards) for tensor in tensors for dim in tensor):
+    shards, ways, padded = [1] * len(axes), 1.0, False
+    for factor, on in enumerate(axes):
+        if on:
+            size, shards[factor] = rule.factor_sizes[factor], prod([sizes[a] for a in on])
+            if not divides(size, shards[factor]):
+                if not may_cut(rule, sizes, factor, on):
+                    return None
+                padded = True
+            ways *= speedup(size, shards[factor])
+    if not all(_representable(rule, dim, shards) for dim in _dims_of_several(rule)):
         return None
     return Strategy(
-        tuple(_layout(tensor, axes) for tensor in rule.operands),
-        tuple(_layout(tensor, axes) for tensor in rule.results),
-        tuple(sorted(a for f in rule.reduction for a in axes[f])),
-        prod(speedup(size, n) for size, n in zip(rule.factor_sizes, shards, strict=True)),
-        padded=not all(_evenly(rule, sizes, factor, on) for factor, on in enumerate(axes)),
+        tuple([_layout(tensor, axes) for tensor in rule.operands]),
+        tuple([_layout(tensor, axes) for tensor in rule.results]),
+        tuple(sorted([a for f in rule.reduction for a in axes[f]])),
+        ways,
+        padded=padded,
     )
 
 
 def _evenly(rule: ShardingRule, sizes: tuple[int, ...], factor: int, axes: tuple[int, ...]) -> bool:
     return divides(rule.factor_sizes[factor], prod(sizes[a] for a in axes))
+
+
+@lru_cache(maxsize=4096)
+def _dims_of_several(rule: ShardingRule) -> tuple[tuple[int, ...], ...]:
+    """The dimensions of operands and results that have several factors."""
+    dims = [dim for tensor in (*rule.operands, *rule.results) for dim in tensor]
+    return tuple(dict.fromkeys(dim for dim in dims if len(dim) > 1))
 
 
 def _representable(rule: ShardingRule, dim: tuple[int, ...], shards: list[int]) -> bool:
@@ -124,7 +138,12 @@ def _representable(rule: ShardingRule, dim: tuple[int, ...], shards: list[int]) 
 
 
 def _layout(tensor: tuple[tuple[int, ...], ...], axes: Factors) -> Layout:
-    return tuple(tuple(a for factor in dim for a in axes[factor]) for dim in tensor)
+    return tuple(
+        [
+            axes[dim[0]] if len(dim) == 1 else tuple([a for factor in dim for a in axes[factor]])
+            for dim in tensor
+        ]
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -172,8 +191,8 @@ def _without_minor(
     rule: ShardingRule, sizes: tuple[int, ...], axes: list[tuple[int, ...]]
 ) -> Factors:
     """Takes the axes off those factors that would cut a dimension below an open major one."""
-    dims = [dim for tensor in (*rule.operands, *rule.results) for dim in tensor]
-    shards = [prod(sizes[a] for a in on) for on in axes]
+    dims = _dims_of_several(rule)
+    shards = [prod([sizes[a] for a in on]) for on in axes]
     while (dim := next((d for d in dims if not _representable(rule, d, shards)), None)) is not None:
         while not _representable(rule, dim, shards):
             minor = max((f for f in dim if shards[f] > 1), key=dim.index)
@@ -200,9 +219,11 @@ def tensor_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layo
 
 def local_elements(shape: Sequence[int], sizes: tuple[int, ...], layout: Layout) -> int:
     """Elements of one device's shard, with padding."""
-    return prod(
-        ceil(size / prod(sizes[a] for a in axes)) for size, axes in zip(shape, layout, strict=True)
-    )
+    elements = 1
+    for size, axes in zip(shape, layout, strict=True):
+        ways = prod([sizes[a] for a in axes]) if axes else 1
+        elements *= -(-size // ways)
+    return elements
 
 
 def meet(first: Layout, second: Layout) -> Layout:

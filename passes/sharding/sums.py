@@ -141,12 +141,10 @@ def matrix_with_sums(
         if axes:
             reduced = Strategy((), (source[:rank],), axes, 1)
             local = itemsize * local_elements(shape, sizes, source[:rank])
-            rows = [
-                sum_seconds(table.mesh, way, [local])
-                + table.matrix(way.results, plain, shape, itemsize)[0]
-                for way in (reduced, *scatters(reduced, shape, sizes))
-            ]
-            matrix[i] = np.min(rows, axis=0)
+            ways = [reduced, *scatters(reduced, shape, sizes)]
+            first = np.array([sum_seconds(table.mesh, way, [local]) for way in ways])
+            then = table.matrix([way.results[0] for way in ways], plain, shape, itemsize)
+            matrix[i] = np.min(first[:, None] + then, axis=0)
     for j, target in enumerate(targets):
         if unreduced_axes(target, rank):
             matrix[:, j] = [0.0 if source == target else inf for source in sources]
