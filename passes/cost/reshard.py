@@ -144,7 +144,8 @@ class ReshardTable:
 
     def __init__(self, mesh: LogicalMesh, rank: int) -> None:
         self.mesh, self.rank = mesh, rank
-        self._layouts = _layouts(mesh.sizes, rank, mesh.joins_axes)
+        self._space = _layouts(mesh.sizes, rank, mesh.joins_axes)
+        self.layouts = self._space.all
         self._cache: dict[tuple[tuple[int, ...], int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def cost(self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int) -> float:
@@ -180,7 +181,7 @@ class ReshardTable:
         steps: list[Step] = []
         while at != start:
             before = int(previous[start, at])
-            move = self._layouts.step(before, at)
+            move = self._space.step(before, at)
             size = self._bytes(move, local, itemsize)
             steps.append(
                 Step(
@@ -188,23 +189,23 @@ class ReshardTable:
                     axes=move.axes,
                     bytes=float(size[0]),
                     seconds=float(self._seconds(move, size)[0]),
-                    layout=self._layouts.all[at],
+                    layout=self.layouts[at],
                 )
             )
             at = before
         return steps[::-1]
 
     def _number(self, layout: Layout) -> int:
-        if layout not in self._layouts.index:
+        if layout not in self._space.index:
             raise ValueError(
                 f"{layout} is no layout of a rank-{self.rank} tensor on a mesh of "
                 f"{len(self.mesh.sizes)} axes: each axis may stand once, one tuple per dimension"
             )
-        return self._layouts.index[layout]
+        return self._space.index[layout]
 
     def _local_shapes(self, shape: Sequence[int]) -> np.ndarray:
         """``[layout, dimension]``: the shape of a shard, with padding."""
-        return -(-np.array(shape, dtype=int) // self._layouts.ways)
+        return -(-np.array(shape, dtype=int) // self._space.ways)
 
     def _bytes(self, move: _Move, local: np.ndarray, itemsize: int) -> np.ndarray:
         """``[moves]``: of an all-gather's result, or of another step's operand, with padding."""
@@ -237,7 +238,7 @@ class ReshardTable:
         """``[layout, dimension]``: whether it is cut into uneven shards."""
         if len(shape) != self.rank:
             raise ValueError(f"shape {tuple(shape)} has rank {len(shape)}, not {self.rank}")
-        return np.array(shape, dtype=int) % self._layouts.ways != 0
+        return np.array(shape, dtype=int) % self._space.ways != 0
 
     def _paths(
         self, shape: Sequence[int], itemsize: int, *, padded: bool = False
@@ -252,17 +253,17 @@ class ReshardTable:
         self, shape: tuple[int, ...], itemsize: int, padded: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Floyd-Warshall with only those layouts on the way that may be there."""
-        count = len(self._layouts.all)
+        count = len(self.layouts)
         local = self._local_shapes(shape)
         seconds = np.full((count, count), np.inf)
         np.fill_diagonal(seconds, 0.0)
         previous = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, count))
-        for move in self._layouts.moves:
+        for move in self._space.moves:
             size = self._bytes(move, local, itemsize)
             seconds[move.before, move.after] = self._seconds(move, size)
         uneven = self._uneven(shape)
         # One axis that has fewer devices may cut a dimension unevenly.
-        pads = self._layouts.alone & (np.array(shape, dtype=int) > self._layouts.ways)
+        pads = self._space.alone & (np.array(shape, dtype=int) > self._space.ways)
         there = ~(uneven & ~pads if padded else uneven).any(axis=1)
         for k in np.flatnonzero(there):
             through = seconds[:, k, None] + seconds[None, k, :]

@@ -117,7 +117,8 @@ def _linear_program(
         for ends, default in zip(zip(*bounds, strict=True), (-np.inf, np.inf), strict=True)
     )
     highs.addCols(size, costs, least, greatest, 0, [], [], [])
-    starts, columns = np.arange(count) * size, np.tile(np.arange(size), count)
+    starts = np.arange(count) * size
+    columns = np.tile(np.arange(size), count)
     highs.addRows(count, np.full(count, -np.inf), most, rows.size, starts, columns, rows.ravel())
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
