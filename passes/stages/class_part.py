@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import inf
 
 import numpy as np
 
@@ -123,10 +122,10 @@ class Posing:
         from alpa.passes.solve.sharding import bound  # noqa: PLC0415 - costs start-up time
 
         problem = Problem(node_costs=tuple(graph.costs), edges=graph.terms.edge_list(), usages=())
-        found = bound.approach(problem, near=batches * close, enough=inf, deadline=inf)
+        found = bound.least(problem, near=batches * close)
         # What storing the arguments costs is no part of a run.
         stored = sum(float(one.costs.max()) for one in graph.charges if one.step == 0)
-        return max(0.0, found.bound - stored) / batches
+        return max(0.0, found - stored) / batches
 
 
 def _memory(

@@ -158,6 +158,19 @@ def approach(
     return Approached(bound=bound, choice=choice, messages=state, reduction=reduction, core=core)
 
 
+def least(problem: Problem, *, near: float, settings: Settings = DEFAULT) -> float:
+    """A lower bound alone, by sweeps until they gain less than ``near``."""
+    reduction = Reduction(problem, settings)
+    state = Messages(reduction.eliminate_all().problem, settings=settings)
+    last, bound = -inf, state.bound()[0]
+    while bound - last > near:
+        for _ in range(settings.tuning.approach_sweeps):
+            state.sweep(forward=True)
+            state.sweep(forward=False)
+        last, bound = bound, state.bound()[0]
+    return bound + reduction.constant
+
+
 def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:
     """Forbids what costs more than ``slack`` above its node's or edge's minimum.
 

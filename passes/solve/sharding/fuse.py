@@ -19,7 +19,7 @@ import numpy as np
 from alpa.passes.solve.sharding.buckets import eliminate
 from alpa.passes.solve.sharding.mip import branch
 from alpa.passes.solve.sharding.presolve import Reduction
-from alpa.passes.solve.sharding.problem import InfeasibleError, Problem, with_strategies
+from alpa.passes.solve.sharding.problem import Edge, InfeasibleError, Problem, with_strategies
 from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
 
@@ -32,7 +32,11 @@ def fuse(
     """
     if Step.FUSION not in settings.steps:
         return min(choices, key=problem.cost)
-    few, taken = made_of(replace(problem, usages=()), choices)
+    strategies = np.array(choices)
+    nodes = np.flatnonzero((strategies != strategies[0]).any(axis=0))
+    if not nodes.size:
+        return tuple(choices[0])
+    few, taken = _where_they_differ(problem, strategies, nodes)
     reduction = Reduction(few, settings).run()
     chosen: dict[int, int] = {}
     for core in reduction.cores():
@@ -40,7 +44,31 @@ def fuse(
         if best is None:
             return min(choices, key=problem.cost)
         chosen |= core.numbered(best)
-    return tuple(int(k[i]) for k, i in zip(taken, reduction.lift(chosen), strict=True))
+    fused = strategies[0].copy()
+    fused[nodes] = [k[i] for k, i in zip(taken, reduction.lift(chosen), strict=True)]
+    return tuple(fused.tolist())
+
+
+def _where_they_differ(
+    problem: Problem, strategies: np.ndarray, nodes: np.ndarray
+) -> tuple[Problem, list[np.ndarray]]:
+    """The problem of these nodes alone, with the strategies that some choice ``[choice, node]``
+    takes, and which these are; on all other nodes, the choices agree."""
+    same: list[int] = strategies[0].tolist()
+    number = dict(zip(nodes.tolist(), range(nodes.size), strict=True))
+    taken = [np.unique(strategies[:, node]) for node in nodes]
+    costs = [problem.node_costs[node][k] for node, k in zip(nodes.tolist(), taken, strict=True)]
+    edges: list[Edge] = []
+    for edge in problem.edges:
+        source, target = number.get(edge.source), number.get(edge.target)
+        if source is not None and target is not None:
+            both = edge.costs[taken[source][:, None], taken[target]]
+            edges.append(Edge(source, target, both))
+        elif source is not None:
+            costs[source] = costs[source] + edge.costs[taken[source], same[edge.target]]
+        elif target is not None:
+            costs[target] = costs[target] + edge.costs[same[edge.source], taken[target]]
+    return Problem(node_costs=tuple(costs), edges=tuple(edges)), taken
 
 
 def combine(
