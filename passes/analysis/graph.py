@@ -234,6 +234,19 @@ def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value
     return (op.name, operands, attributes, tuple(regions), tuple(v.type for v in op.results))
 
 
+def block_recipe(block: ir.Block) -> Hashable:
+    """A key of what a block computes, independent of the names of its values."""
+    number: dict[ir.Value, int] = {}
+    for argument in block.arguments:
+        number[argument] = len(number)
+    ops: list[Hashable] = [tuple(argument.type for argument in block.arguments)]
+    for op in block.operations:
+        ops.append(recipe(op, number.__getitem__, {}))
+        for result in op.results:
+            number[result] = len(number)
+    return tuple(ops)
+
+
 def replace_operands(op: ir.OpView, replacement: dict[ir.Value, ir.Value]) -> None:
     """Replaces operands of an op and of all ops inside its regions."""
     for i, operand in enumerate(op.operands):

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -286,6 +286,12 @@ def _by_row(row: _Row) -> bool:
 def _dtype(op: ir.OpView) -> str:
     """The element type that an op computes in, as the cluster file names it (`f32`, `i8`)."""
     for value in (*op.operands, *op.results):
-        if isinstance(value.type, ir.RankedTensorType):
-            return str(value.type.element_type)
+        name = _element_name(value.type)
+        if name is not None:
+            return name
     return "f32"
+
+
+@lru_cache(maxsize=4096)
+def _element_name(type_: ir.Type) -> str | None:
+    return str(type_.element_type) if isinstance(type_, ir.RankedTensorType) else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from alpa.dialects import body, ir
 from alpa.passes.analysis import op_work
 from alpa.passes.analysis.op_work import Work
@@ -30,5 +32,5 @@ def work_seconds(
 
 def computation_seconds(op: ir.OpView, cluster: Cluster) -> float:
     """The seconds of all ops of a computation, one after the other."""
-    works = block_works(body(op), cluster.device)
-    return sum(float(work_seconds(work, cluster.device)) for work in works)
+    times = Counter(block_works(body(op), cluster.device))
+    return sum(count * float(work_seconds(work, cluster.device)) for work, count in times.items())

@@ -113,13 +113,12 @@ class ClassProblem:
     solver: ClassSolver
     posings: list[Posing]
 
-    def forward_seconds(self, close: np.ndarray) -> np.ndarray:
-        """[C]: what one forward run of a layer of each class takes at least, see `Posing`.
+    def forward_seconds(self, number: int, close: float) -> float:
+        """What one forward run of a layer of a class takes at least, see `Posing`.
 
-        Only the forward parts are posed for it, so call it before all else.
+        Only its forward part is posed for it, so call it before all else.
         """
-        pairs = zip(self.posings, close.tolist(), strict=True)
-        return np.array([posing.forward_seconds(each) for posing, each in pairs])
+        return self.posings[number].forward_seconds(close)
 
     @cached_property
     def parts(self) -> list[ClassPart]:

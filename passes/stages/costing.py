@@ -33,8 +33,8 @@ WORTH = 2_000
 """Ops of all classes that are worth a process, which takes about 1 s to start."""
 
 SLOW = 2.0
-"""A mesh on which forwards take so many times an even split, with what they send, is not searched
-before the stage search has seen that bound."""
+"""A mesh on which the forwards of the class of most work take so many times an even split, with
+what they send, is not searched before the stage search has seen that bound."""
 _CLOSE = 0.05
 """Of an even split: sweeps that raise the bound by less end the ascent."""
 
@@ -105,7 +105,8 @@ class Costing:
         Args:
             enough: see `ClassProblem.solve`.
             even: [C], the seconds of a forward run of each class, split evenly. If the forwards of
-                all layers are bound to take `SLOW` times as long, the answer is that bound.
+                the class of most work are bound to take `SLOW` times as long, the answer is that
+                bound.
         """
         for known in (self._ended, self._slow if even is not None else {}):
             if submesh in known:
@@ -202,9 +203,12 @@ def _solve(
         problem = solver.pose(*submesh)
         if even is not None:
             layers = np.array([len(one.layers) for one in solver.classes.classes])
-            least = problem.forward_seconds(_CLOSE * even)
-            if layers @ least > SLOW * (layers @ even):
-                return _Answer(found=ForwardBound(seconds=least))
+            most = int(np.argmax(layers * even))
+            least = problem.forward_seconds(most, _CLOSE * even[most])
+            if least > SLOW * even[most]:
+                bound = even.copy()
+                bound[most] = least
+                return _Answer(found=ForwardBound(seconds=bound))
         began = time.monotonic()
         found = problem.solve(PRICES, enough)
         return _Answer(found=found, in_time=time.monotonic() - began < TIME_LIMIT)

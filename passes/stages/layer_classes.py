@@ -16,7 +16,7 @@ from alpa.dialects import body, func, ir, parse, terminator
 from alpa.dialects.attributes import Argument, Part, Result, ResultRole, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import MeshAssignment, Plan
-from alpa.passes.analysis.graph import Graph, recipe
+from alpa.passes.analysis.graph import Graph, block_recipe
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.gradient_reductions import place_reductions
 from alpa.passes.sharding.rules import populate
@@ -207,23 +207,10 @@ def _signature(
         for v in outputs
     ]
     computations = [
-        (Origin.of(op).part, tuple(operands), _block_recipe(body(op)))
+        (Origin.of(op).part, tuple(operands), block_recipe(body(op)))
         for op, operands in zip(part.ops, part.operands, strict=True)
     ]
     return tuple(kinds), tuple(part.returned), tuple(given), tuple(computations)
-
-
-def _block_recipe(block: ir.Block) -> Hashable:
-    """A key of what a block computes, independent of the names of its values."""
-    number: dict[ir.Value, int] = {}
-    for argument in block.arguments:
-        number[argument] = len(number)
-    ops: list[Hashable] = [tuple(argument.type for argument in block.arguments)]
-    for op in block.operations:
-        ops.append(recipe(op, number.__getitem__, {}))
-        for result in op.results:
-            number[result] = len(number)
-    return tuple(ops)
 
 
 def _part(graph: Graph, o: int) -> Part:

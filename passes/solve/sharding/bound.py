@@ -121,9 +121,10 @@ def approach(
     """Sweeps until that gains less than ``near`` or the bound is ``enough``, and one choice.
 
     With a relative ``gap``, choices are read off on the way: sweeps also end where one is that
-    near to the bound, or where too little of what is between them is gained. ``messages``: of the
-    same nodes and edges at other costs. From there it is a few sweeps where ``ascend`` starts anew.
-    ``known`` choices are fused with what is read off the shifts.
+    near to the bound, or where too little of what is between them is gained. Then choices are read
+    off after each of some more sweeps, until one is near. ``messages``: of the same nodes and edges
+    at other costs. From there it is a few sweeps where ``ascend`` starts anew. ``known`` choices
+    are fused with what is read off the shifts.
     """
     steps, tuning = settings.steps, settings.tuning
     reduction = Reduction(problem, settings)
@@ -154,7 +155,24 @@ def approach(
             value = problem.cost(read[-1]) + reduction.constant
         if ends or value - bound <= gap * abs(value):
             break
-    choice = reduction.lift(core.numbered(read[-1]))
+    best, late = read[-1], 0
+    while gap > 0 and bound < enough and not value - bound <= gap * abs(value):
+        # No choice is near, though the bound hardly grows: that is seldom the bound's fault.
+        if late >= tuning.late_sweeps or time.monotonic() > deadline:
+            break
+        read = [best]
+        for _ in range(tuning.late_choices):
+            state.sweep(forward=True)
+            read.append(state.improve(state.round(forward=False)))
+            state.sweep(forward=False)
+            read.append(state.improve(state.round(forward=True)))
+        late += tuning.late_choices
+        bound = max(bound, state.bound()[0] + reduction.constant)
+        usable = [choice for choice in read if problem.cost(choice) < inf]
+        if usable:
+            best = state.improve(fuse(problem, usable, settings=settings))
+            value = problem.cost(best) + reduction.constant
+    choice = reduction.lift(core.numbered(best))
     return Approached(bound=bound, choice=choice, messages=state, reduction=reduction, core=core)
 
 

@@ -101,6 +101,12 @@ class Tuning:
     first_choices: int = 6
     """Double sweeps of ``approach`` before choices are read off; then again when there are twice as
     many."""
+    late_choices: int = 4
+    """Double sweeps between two looks for choices, where ``approach`` has ended and none is near.
+    Each of them gives two choices. Of six problems of gpt-39b that were left to the LP for 2 to
+    6 s, five are settled in 0.2 to 1.2 s."""
+    late_sweeps: int = 16
+    """The most double sweeps of that kind."""
     slow: float = 0.004
     """``approach`` ends where ``approach_sweeps`` close less than this part of the gap. At 0.02,
     meshes of wresnet-13b were left to the LP, for 2 s, that 0.8 s of sweeps settle (6218462)."""

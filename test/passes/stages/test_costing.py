@@ -128,7 +128,9 @@ def test_forwards_take_no_less_than_their_bound(
     solver: ClassSolver, shape: tuple[int, ...]
 ) -> None:
     """And no less is bound to be taken where the batch is split, which sends nothing."""
-    least = solver.pose(1, 4, shape).forward_seconds(np.zeros(len(solver.classes.classes)))
+    problem = solver.pose(1, 4, shape)
+    count = len(solver.classes.classes)
+    least = np.array([problem.forward_seconds(number, 0.0) for number in range(count)])
     found = solver.pose(1, 4, shape).solve(PRICES)
     for costs in found:
         assert np.all(costs.by_class[0] >= (1 - 1e-9) * least)
@@ -137,7 +139,7 @@ def test_forwards_take_no_less_than_their_bound(
 
 def test_a_problem_is_the_same_after_the_bound_of_its_forwards(solver: ClassSolver) -> None:
     bounded = solver.pose(1, 4, (2, 2))
-    bounded.forward_seconds(np.zeros(len(solver.classes.classes)))
+    bounded.forward_seconds(len(solver.classes.classes) - 1, 0.0)
     for mine, other in zip(
         bounded.solve(PRICES), solver.pose(1, 4, (2, 2)).solve(PRICES), strict=True
     ):
