@@ -162,7 +162,7 @@ class ReshardTable:
         """Seconds, ``[len(sources), len(targets)]``: an edge's matrix of the sharding ILP."""
         rows = [self._number(layout) for layout in sources]
         columns = [self._number(layout) for layout in targets]
-        uneven = self._uneven(shape).any(axis=1)
+        uneven: np.ndarray = np.any(self._uneven(shape), axis=1)
         found = self._paths(shape, itemsize)[0][np.ix_(rows, columns)]
         padded = uneven[rows][:, None] | uneven[columns][None, :]
         if padded.any():
@@ -238,7 +238,8 @@ class ReshardTable:
         """``[layout, dimension]``: whether it is cut into uneven shards."""
         if len(shape) != self.rank:
             raise ValueError(f"shape {tuple(shape)} has rank {len(shape)}, not {self.rank}")
-        return np.array(shape, dtype=int) % self._space.ways != 0
+        uneven: np.ndarray = np.array(shape, dtype=int) % self._space.ways > 0
+        return uneven
 
     def _paths(
         self, shape: Sequence[int], itemsize: int, *, padded: bool = False

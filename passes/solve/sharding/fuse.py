@@ -57,7 +57,9 @@ def _where_they_differ(
     same: list[int] = strategies[0].tolist()
     number = dict(zip(nodes.tolist(), range(nodes.size), strict=True))
     taken = [np.unique(strategies[:, node]) for node in nodes]
-    costs = [problem.node_costs[node][k] for node, k in zip(nodes.tolist(), taken, strict=True)]
+    costs: list[np.ndarray] = [
+        problem.node_costs[node][k] for node, k in zip(nodes.tolist(), taken, strict=True)
+    ]
     edges: list[Edge] = []
     for edge in problem.edges:
         source, target = number.get(edge.source), number.get(edge.target)

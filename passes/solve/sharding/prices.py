@@ -110,7 +110,8 @@ def _linear_program(
     """Minimises ``costs . x`` with ``rows x <= most``; None where HiGHS fails."""
     import highspy  # noqa: PLC0415 - costs start-up time, and most problems never come here
 
-    highs, (count, size) = highspy.Highs(), rows.shape
+    highs = highspy.Highs()
+    count, size = len(most), len(costs)
     highs.setOptionValue("output_flag", False)
     least, greatest = (
         np.array([default if one is None else one for one in ends])
