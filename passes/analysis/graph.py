@@ -235,7 +235,8 @@ def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value
 
 
 def block_recipe(block: ir.Block) -> Hashable:
-    """A key of what a block computes, independent of the names of its values."""
+    """A key of what a block computes, independent of the names of its values, if it reads no
+    others."""
     number: dict[ir.Value, int] = {}
     for argument in block.arguments:
         number[argument] = len(number)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from alpa.dialects import ir, stablehlo, terminator
+from alpa.dialects import ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import ShardingRule
-from alpa.passes.analysis.graph import has_effects, type_bytes
+from alpa.passes.analysis.graph import block_recipe, has_effects, type_bytes
 from alpa.passes.analysis.op_work import NOTHING, Work
 from alpa.passes.cost.device import Device
 from alpa.passes.sharding import sums
@@ -97,12 +97,27 @@ class OpReader:
 
     device: Device
     rule_of: RuleOf
+    works: Cache | None = None
+    """of equal fragments on a device, which readers of programs with many of them share"""
     kept: Cache = field(default_factory=Cache)
     """what else depends on no mesh"""
 
     def ops(self, block: ir.Block) -> list[Op]:
         """The ops of a block but its terminator."""
-        return self.kept.once(("ops", block), lambda: read_ops(block, self.device))
+
+        def make() -> list[Op]:
+            ops = list(block.operations)[:-1]
+            return [Op.of(*each) for each in zip(ops, self._works(block), strict=True)]
+
+        return self.kept.once(("ops", block), make)
+
+    def _works(self, block: ir.Block) -> list[Work]:
+        """The work of each op of a block but its terminator."""
+        # A branch may read values from around it, whose types its recipe lacks.
+        if self.works is None or not isinstance(block.owner, mpmd.FragmentOp):
+            return block_works(block, self.device)
+        key = ("works", id(self.device), block_recipe(block))
+        return self.works.once(key, lambda: block_works(block, self.device))
 
     def end(self, block: ir.Block) -> Op:
         """The terminator of a block."""
@@ -123,9 +138,3 @@ class OpReader:
         """The values of a fragment that may stay unreduced (`sums.deferrable`)."""
         key = ("deferrable", block, *results)
         return self.kept.once(key, lambda: sums.deferrable(block, results))
-
-
-def read_ops(block: ir.Block, device: Device) -> list[Op]:
-    """The ops of a block but its terminator."""
-    ops = list(block.operations)[:-1]
-    return [Op.of(*each) for each in zip(ops, block_works(block, device), strict=True)]

@@ -17,7 +17,7 @@ from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.fold import fold
 from alpa.passes.sharding.liveness import is_fused, readers
-from alpa.passes.sharding.ops import read_ops
+from alpa.passes.sharding.ops import OpReader
 from alpa.passes.solve.sharding.problem import Edge, Problem, Usage
 
 WIDTH, ROWS = 512, 64
@@ -167,7 +167,7 @@ func.func @main(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64xf3
 def test_an_element_wise_op_is_fused_into_its_only_element_wise_user():
     module = parse(FUSED)
     block = body(main_function(module))
-    ops = read_ops(block, Cluster.parse("cpu:1x1").device)
+    ops = OpReader(Cluster.parse("cpu:1x1").device, lambda _: None).ops(block)
     only = readers({block: ops})
     assert [is_fused(op, only) for op in ops[:4]] == [False, True, False, False]
 
