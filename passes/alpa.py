@@ -33,7 +33,8 @@ The first four run once. The other four run on a copy of the layers for each can
   with `remat=auto`, if some layers of the plan are and some are not, stages are also planned as
   with `remat=layer`, unless the plan's step is below `_SLOW` times the bound of all plans.
 * **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
-  share them (`stages/costing.py`).
+  share them (`stages/costing.py`). Meshes that are the same in several cuts are solved once
+  (`sharding/solved.py`).
 
 `verify-layers` does not run here: the passes that make layers and stages check them themselves.
 `export-stages` does not run here either: it copies the fragments of the finished plan into modules
@@ -103,6 +104,7 @@ from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
+from alpa.passes.sharding.solved import Solved
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
@@ -256,6 +258,8 @@ class _Search:
     costs: LayerCosts
     """of all candidates' layers, which are the same"""
     run_pass: RunPass
+    solved: Solved = field(default_factory=Solved)
+    """the meshes of all candidates"""
 
     def run(self) -> _Candidate:
         """The plan with the shortest predicted step (see the top of the file). Raises PassError."""
@@ -363,6 +367,8 @@ class _Search:
     def _finish(self, candidate: _Candidate) -> None:
         """Makes a plan of stages."""
         for step in self.alpa.to_plan:
+            if isinstance(step, IlpShardAnnotate):
+                step = replace(step, solved=self.solved)
             self.run_pass(step, candidate.module, candidate.remark)
 
 

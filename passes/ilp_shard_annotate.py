@@ -86,6 +86,7 @@ from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.ops import Cache
 from alpa.passes.sharding.rules import populated
+from alpa.passes.sharding.solved import Solved
 from alpa.passes.sharding.tapas import Answer
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import (
@@ -160,6 +161,8 @@ class IlpShardAnnotate(Pass):
         "processes that solve large problems of several meshes in parallel; `auto`: one per core, "
         "`0`: none",
     )
+    solved: Solved | None = None
+    """what runs of the pass on other cuts of the same program have found"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module)
@@ -225,9 +228,15 @@ class IlpShardAnnotate(Pass):
     ) -> Future[Solution]:
         from alpa.passes.solve.sharding import ilp  # noqa: PLC0415 - costs start-up time
 
-        return workers.worth(problem.num_variables).submit(
-            ilp.solve, problem, time_limit=self.time_limit, branch_gap=self.gap, known=known
-        )
+        def begin() -> Future[Solution]:
+            return workers.worth(problem.num_variables).submit(
+                ilp.solve, problem, time_limit=self.time_limit, branch_gap=self.gap, known=known
+            )
+
+        if self.solved is None:
+            return begin()
+        start = None if known is None else tuple(known)
+        return self.solved.once((problem.digest(), self.time_limit, self.gap, start), begin)
 
     def _untied(self, problem: Problem, choice: Sequence[int], workers: Workers) -> Solution | None:
         """What is better than an assignment that shards equal layers alike, or a proof that it is

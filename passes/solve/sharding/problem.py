@@ -5,6 +5,7 @@ Memory is what the paper leaves to the stages: usages of nodes over time, and on
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -83,6 +84,24 @@ class Problem:
     edges: tuple[Edge, ...]
     usages: tuple[Usage, ...] = ()
     memory_limit: float = inf
+
+    def digest(self) -> bytes:
+        """Equal for equal problems; a hash of all numbers."""
+        arrays = [*self.node_costs]
+        places: list[tuple[int, ...]] = []
+        for edge in self.edges:
+            places.append((edge.source, edge.target))
+            arrays.append(edge.costs)
+        for usage in self.usages:
+            places.append((*usage.nodes, usage.start, usage.stop))
+            arrays.append(usage.bytes)
+        found = hashlib.sha256()
+        for array in arrays:
+            found.update(repr((array.dtype.str, array.shape)).encode())
+            found.update(np.ascontiguousarray(array).tobytes())
+        counts = len(self.node_costs), len(self.edges)
+        found.update(repr((counts, places, self.memory_limit)).encode())
+        return found.digest()
 
     def check(self) -> None:
         """Raises ``ValueError`` for what is no problem: shapes, numbers, NaN, -inf."""
