@@ -95,6 +95,20 @@ def branch(
     return Branched(form.assignment(highs), highs.getInfo().mip_dual_bound / form.scale)
 
 
+def new_highs(**options: bool | float) -> highspy.Highs:
+    """HiGHS that prints nothing and runs the same each time.
+
+    All of them have one thread: HiGHS refuses to run with another number than the first of a
+    process.
+    """
+    import highspy  # noqa: PLC0415 - costs start-up time, and most problems never come here
+
+    highs = highspy.Highs()
+    for name, value in (options | {"output_flag": False, "random_seed": 0, "threads": 1}).items():
+        highs.setOptionValue(name, value)
+    return highs
+
+
 def _run(highs: highspy.Highs, deadline: float) -> bool:
     """Whether there was time to run at all; raises ``InfeasibleError``."""
     left = deadline - time.monotonic()
@@ -149,12 +163,7 @@ class _Form:
 
     def start(self, **options: bool | float) -> highspy.Highs:
         """The linear relaxation, ready to run."""
-        import highspy  # noqa: PLC0415 - costs start-up time, and most problems never come here
-
-        highs, size = highspy.Highs(), self.costs.size
-        options |= {"output_flag": False, "random_seed": 0, "threads": 1}
-        for name, value in options.items():
-            highs.setOptionValue(name, value)
+        highs, size = new_highs(**options), self.costs.size
         highs.addCols(size, self.costs, np.zeros(size), np.full(size, inf), 0, [], [], [])
         order, lengths = np.argsort(self.rows, kind="stable"), np.bincount(self.rows)
         sums = (np.arange(lengths.size) < len(self._problem.node_costs)).astype(float)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from alpa.passes.solve.sharding.mip import new_highs
 from alpa.passes.solve.sharding.problem import Memory, Problem
 from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
 
@@ -74,7 +75,7 @@ def next_prices(
         np.array([-1.0, *np.zeros(count)]),
         np.hstack([np.ones((len(costs), 1)), -excess]),
         costs / scale,
-        [(None, None), *free],
+        [(-np.inf, np.inf), *free],
     )
     if top is None:
         return None
@@ -94,7 +95,7 @@ def next_prices(
             ]
         ),
         np.concatenate([costs / scale - level, centre / unit, -centre / unit]),
-        [(0.0, None), *free],
+        [(0.0, np.inf), *free],
     )
     nearest = furthest if near is None else near[1:] * unit
     # Where v itself is not known to its last part, the planes may promise enough without a step.
@@ -105,23 +106,16 @@ def _linear_program(
     costs: np.ndarray,
     rows: np.ndarray,
     most: np.ndarray,
-    bounds: Sequence[tuple[float | None, float | None]],
+    bounds: Sequence[tuple[float, float]],
 ) -> np.ndarray | None:
     """Minimises ``costs . x`` with ``rows x <= most``; None where HiGHS fails."""
-    import highspy  # noqa: PLC0415 - costs start-up time, and most problems never come here
-
-    highs = highspy.Highs()
-    count, size = len(most), len(costs)
-    highs.setOptionValue("output_flag", False)
-    least, greatest = (
-        np.array([default if one is None else one for one in ends])
-        for ends, default in zip(zip(*bounds, strict=True), (-np.inf, np.inf), strict=True)
-    )
+    highs, count, size = new_highs(), len(most), len(costs)
+    least, greatest = np.array(bounds).T
     highs.addCols(size, costs, least, greatest, 0, [], [], [])
     starts = np.arange(count) * size
     columns = np.tile(np.arange(size), count)
     highs.addRows(count, np.full(count, -np.inf), most, rows.size, starts, columns, rows.ravel())
     highs.run()
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+    if highs.getModelStatus().name != "kOptimal":
         return None
     return np.array(highs.getSolution().col_value)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from alpa import passes
 from alpa.passes.solve.sharding.bound import dual_bound
 from alpa.passes.solve.sharding.ilp import Edge, InfeasibleError, Problem, Usage
-from alpa.passes.solve.sharding.mip import branch, relax
+from alpa.passes.solve.sharding.mip import branch, new_highs, relax
 
 FRUSTRATED = Problem(
     # An odd cycle of nodes that should differ: the relaxation takes halves and costs nothing.
@@ -81,3 +83,14 @@ def test_infeasible():
 def test_deadline():
     assert relax(FRUSTRATED, deadline=0.0) is None
     assert branch(FRUSTRATED, deadline=0.0, relative_gap=1e-9) is None
+
+
+def test_every_highs_has_one_thread():
+    """With another number than the first of a process, HiGHS does not run."""
+    assert new_highs().getOptionValue("threads")[1] == 1
+    makers = [
+        source.name
+        for source in Path(passes.__path__[0]).rglob("*.py")
+        if "highspy.Highs(" in source.read_text()
+    ]
+    assert makers == ["mip.py"]
