@@ -91,7 +91,7 @@ def command(arguments: Sequence[str] | None = None) -> NoReturn:
     guard("alpa-plan")
     options = parser().parse_args(arguments)
     if _uses_jax(options):
-        from alpa.tools.devices import stay_on_cpu  # noqa: PLC0415
+        from alpa.tools.devices import stay_on_cpu  # noqa: PLC0415 - it needs jax
 
         stay_on_cpu()
     sys.exit(_run(options))
@@ -129,7 +129,7 @@ def _process(options: argparse.Namespace) -> bool:
     if options.shrink and not options.compare_with_jax:
         raise _CommandError("--shrink is for --compare-with-jax; add it, or remove --shrink")
     if options.compare_with_jax:
-        from alpa.tools.devices import DevicesError, make_devices  # noqa: PLC0415
+        from alpa.tools.devices import DevicesError, make_devices  # noqa: PLC0415 - it needs jax
 
         try:
             make_devices(cluster.num_devices)
@@ -211,8 +211,8 @@ def _verify(
     options: argparse.Namespace, planned: Planned, clock: Clock, usable: int | None = None
 ) -> Verification:
     """Compiles the plan's stages. Raises _CommandError."""
-    from alpa.runtime.ahead_of_time.compilation import CompilationError  # noqa: PLC0415
-    from alpa.runtime.ahead_of_time.verification import verify_plan  # noqa: PLC0415
+    from alpa.runtime.ahead_of_time.compilation import CompilationError  # noqa: PLC0415 - it needs jax
+    from alpa.runtime.ahead_of_time.verification import verify_plan  # noqa: PLC0415 - it needs jax
 
     try:
         with clock.phase("verify"):
@@ -248,7 +248,7 @@ def _is_equal(result: _Result) -> bool:
 
     Raises _CommandError, PlanningError.
     """
-    from alpa.runtime.loading import LoadError  # noqa: PLC0415
+    from alpa.runtime.loading import LoadError  # noqa: PLC0415 - it needs jax
 
     try:
         with _progress() as clock:
@@ -283,7 +283,7 @@ def _plan_file(
     devices, sizes = parse_cluster(options.cluster).num_devices, dict(options.shrink)
 
     def compare(clock: Clock) -> Comparison:
-        from alpa.tools.comparing import compare_file, compare_shrunk  # noqa: PLC0415
+        from alpa.tools.comparing import compare_file, compare_shrunk  # noqa: PLC0415 - it needs jax
 
         if sizes:
             return compare_shrunk(module, settings, sizes, clock)
@@ -295,8 +295,8 @@ def _plan_file(
 def _plan_zoo(
     options: argparse.Namespace, settings: Settings, roles: RolesFile | None, clock: Clock
 ) -> _Result:
-    from alpa.tools import zoo  # noqa: PLC0415
-    from alpa.tools.comparing import compare_shrunk, compare_zoo  # noqa: PLC0415
+    from alpa.tools import zoo  # noqa: PLC0415 - it needs jax
+    from alpa.tools.comparing import compare_shrunk, compare_zoo  # noqa: PLC0415 - it needs jax
 
     name = options.program.removeprefix(ZOO)
     if roles is not None:
@@ -352,11 +352,11 @@ def _export_executables(
     options: argparse.Namespace, planned: Planned, clock: Clock
 ) -> Executables | None:
     """Compiles the stages, if this machine can. Raises OSError, _CommandError."""
-    from alpa.runtime.ahead_of_time.compilation import (  # noqa: PLC0415
+    from alpa.runtime.ahead_of_time.compilation import (  # noqa: PLC0415 - it needs jax
         CompilationError,
         NoCompilerError,
     )
-    from alpa.runtime.ahead_of_time.exporting import export_executables  # noqa: PLC0415
+    from alpa.runtime.ahead_of_time.exporting import export_executables  # noqa: PLC0415 - it needs jax
 
     try:
         with clock.phase("compile"):

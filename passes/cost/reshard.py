@@ -98,10 +98,9 @@ class _Layouts:
         shards = [tuple(prod(sizes[a] for a in axes) for axes in layout) for layout in self.all]
         self.ways = np.array(shards, dtype=int).reshape(len(self.all), rank)
         """[layout, dimension]: the number of shards"""
-        self.alone = np.array(
-            [[len(axes) == 1 for axes in it] for it in self.all], dtype=bool
-        ).reshape(self.ways.shape)
-        """[layout, dimension]: whether one axis cuts it"""
+        lengths = np.array([[len(axes) for axes in it] for it in self.all], dtype=int)
+        self.lengths = lengths.reshape(self.ways.shape)
+        """[layout, dimension]: the number of axes that cut it"""
         by_shards: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, cut in enumerate(shards):
             by_shards[cut].append(number)
@@ -124,9 +123,7 @@ class _Layouts:
 
     def _move(self, kind: Kind, axes: tuple[int, ...], pairs: list[tuple[int, int]]) -> _Move:
         before, after = np.array(pairs).T
-        lengths = np.array([[len(axes) for axes in it] for it in self.all], dtype=int)
-        lengths = lengths.reshape(self.ways.shape)
-        grown = lengths[after] > lengths[before]
+        grown = self.lengths[after] > self.lengths[before]
         return _Move(kind=kind, axes=axes, before=before, after=after, grown=grown)
 
     def step(self, before: int, after: int) -> _Move:
@@ -264,7 +261,7 @@ class ReshardTable:
             seconds[move.before, move.after] = self._seconds(move, size)
         uneven = self._uneven(shape)
         # One axis that has fewer devices may cut a dimension unevenly.
-        pads = self._space.alone & (np.array(shape, dtype=int) > self._space.ways)
+        pads = (self._space.lengths == 1) & (np.array(shape, dtype=int) > self._space.ways)
         there = ~(uneven & ~pads if padded else uneven).any(axis=1)
         for k in np.flatnonzero(there):
             through = seconds[:, k, None] + seconds[None, k, :]
