@@ -31,7 +31,8 @@ The first four run once. The other four run on a copy of the layers for each can
 * **Rematerialisation.** Where memory binds, a finished stage may be much faster than its estimate,
   and most if all of its layers are rematerialised: then memory is left for faster shardings. So
   with `remat=auto`, if some layers of the plan are and some are not, stages are also planned as
-  with `remat=layer`, unless the plan's step is below `_SLOW` times the bound of all plans.
+  with `remat=layer`, if the finished step is shorter than its estimate by `_WORTH` and at least
+  `_SLOW` times the bound of all plans.
 * **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
   share them (`stages/costing.py`). Meshes that are the same in several cuts are solved once
   (`sharding/solved.py`).
@@ -283,8 +284,11 @@ class _Search:
         """The plan with the shortest predicted step under a schedule. Raises PassError."""
         cut = self.alpa.cut
         best = self._best(cut, schedule)
-        is_fast = best.step_seconds < _SLOW * best.plan.estimated_step_bound
-        if cut.remat != "auto" or is_fast or not best.is_partly_rematerialised:
+        if cut.remat != "auto" or not best.is_partly_rematerialised:
+            return best
+        plan = best.plan
+        is_slow = best.step_seconds >= _SLOW * plan.estimated_step_bound
+        if not is_slow or best.step_seconds > (1 - _WORTH) * plan.estimated_step_seconds:
             return best
         try:
             other = self._best(replace(cut, remat="layer"), schedule)

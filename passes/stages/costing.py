@@ -132,6 +132,10 @@ class Costing:
 
         return finish
 
+    def knows(self, submesh: Submesh, *, or_bound: bool) -> bool:
+        """Whether it is kept what a mesh came to, or a bound."""
+        return submesh in self._ended or (or_bound and submesh in self._slow)
+
     @cached_property
     def _pickled(self) -> bytes:
         return pickle.dumps(replace(self.solver))  # without what it has made of the programs
@@ -182,6 +186,10 @@ class LayerCosts:
             folder = self._folder and CostsFolder(path=self._folder, solver=solver)
             self._found[kind, remat] = Costing(solver=solver, folder=folder)
         return self._found[kind, remat]
+
+    def known(self, *, kind: int = 0, remat: bool = False) -> Costing | None:
+        """The same, if they were asked for before."""
+        return self._found.get((kind, remat))
 
     @property
     def read(self) -> int:

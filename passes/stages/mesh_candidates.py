@@ -45,6 +45,8 @@ class OneDevice:
     """of hosts"""
     costing_of: Callable[[bool], Costing]
     """gives the costs of the layers as they are, or rematerialised"""
+    known: Callable[[bool], Costing | None]
+    """the same, if an earlier search of these layers asked for them"""
     may_rematerialise: bool
     workers: Workers
     again: Candidate | None = None
@@ -112,6 +114,23 @@ class MeshCandidates:
         mine, others = self._plain()[0], other._plain()[0]
         near = mine.seconds[0, -1] <= (1 + _NEAR) * others.seconds[0, -1]
         return bool(near and mine.is_bound == others.is_bound)
+
+    def recall(self) -> bool:
+        """Takes the costs that an earlier search of these layers found, and says if there were
+        any."""
+        before = len(self._found), self._forward
+        while self._is_known():
+            self.begin()
+            self.finish()
+        return before != (len(self._found), self._forward)
+
+    def _is_known(self) -> bool:
+        remat = False in self._found
+        if self.num_devices == 1 or True in self._found or (remat and self.one.again is None):
+            return False
+        costing = self.one.known(remat)
+        is_first = not remat and self._forward is None
+        return costing is not None and costing.knows(self.submesh, or_bound=is_first)
 
     def begin(self) -> None:
         """Begins to find the next costs that are not known."""

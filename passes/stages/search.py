@@ -84,6 +84,7 @@ class Search:
             return OneDevice(
                 kind=kind,
                 costing_of=costing_of,
+                known=lambda remat: self.costs.known(kind=kind, remat=remat or always),
                 may_rematerialise=self.program.remat == "auto",
                 workers=costing_of(False).where(self.workers),
             )
@@ -127,6 +128,8 @@ class Search:
                     bound=_verified(bound, seconds),
                     dropped=tuple(dict.fromkeys(_dropped(every))),
                 )
+            if self._recall(ones, every):
+                continue
             again = dict.fromkeys(m.one for it, m in used if it.is_bound and it.remat)
             again = [one for one in again if one.again is None]
             if again:
@@ -148,6 +151,14 @@ class Search:
             self._begin_next(others, -len(wanted) % max(ones[0].workers.count, 1))
             for mesh in wanted:
                 mesh.finish()
+
+    def _recall(self, ones: Sequence[OneDevice], meshes: Sequence[MeshCandidates]) -> bool:
+        """Whether an earlier search of these layers found costs that this one did not know."""
+        again = [one for one in ones if one.may_rematerialise and one.again is None]
+        again = [one for one in again if one.known(True) is not None]
+        for one in again:
+            self._planned_on_one_device(one.rematerialise)
+        return bool(again) | any([mesh.recall() for mesh in meshes])
 
     def _begin_next(self, offers: Sequence[_Offer], idle: int) -> None:
         """Begins with what the search asks for next if the costs that are on their way are of no

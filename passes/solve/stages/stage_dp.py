@@ -247,6 +247,22 @@ class _Table:
         # [i, j, m]: the largest number of stages from this one to the last that memory admits.
         needed = [problem.in_flight(s) if self._by_stage else 0 for s in range(1, self._stages + 1)]
         self._admitted = np.searchsorted(needed, problem.max_in_flight, side="right")
+        self._possible = self._entries()
+
+    def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of all possible stages at all places: their places in what `_fastest` makes, a and u."""
+        i, j, m, where = np.nonzero(self.a < inf)
+        at = (self._admitted[i, j, m], i, j, self._kind[m], where)
+        return (
+            np.ravel_multi_index(at, self._fastest_shape),
+            self.a[i, j, m, where],
+            self.u[i, j, m],
+        )
+
+    @property
+    def _fastest_shape(self) -> tuple[int, ...]:
+        layers = self._problem.num_layers
+        return self._stages + 1, layers, layers, len(self._sizes), _NOWHERE + 1
 
     def _groups_behind(self) -> list[_Segment]:
         """The groups of hosts from the last to the first; none for given meshes."""
@@ -307,8 +323,8 @@ class _Table:
         """The cut of least sum of a under the bounds; None if there is none."""
         self.evaluations += 1
         layers = self._problem.num_layers
-        costs = np.where((self.a <= a_max) & (self.u <= u_max)[..., None], self.a, inf)
-        fastest = self._fastest(costs)
+        fastest = self._fastest(a_max, u_max)
+        possible = (fastest[0] < inf).any(axis=-1)
         # least[w, s, k, d]; without stage counts there is one s of the table that feeds itself.
         least = np.full((len(self._where), self._stages + 1, layers + 1, self._width + 1), inf)
         least[:, 0, layers, 0] = 0.0
@@ -316,23 +332,24 @@ class _Table:
         source = least[:, :-1] if self._by_stage else least[:, :1]
         target = least[:, 1:] if self._by_stage else least[:, :1]
         for k in range(layers - 1, -1, -1):
+            most = min(self._stages, layers - k)  # stages of the layers from k on
             for g, size in enumerate(self._sizes):
-                rows = fastest[:, k, k:, g]
-                (last,) = np.nonzero((rows < inf).any(axis=(0, 2)))
+                last = np.flatnonzero(possible[k, :, g])
                 if size > self._width or last.size == 0:
                     continue
-                count = int(last[-1]) + 1
+                count = int(last[-1]) + 1 - k
+                rows = fastest[:most, k, k : k + count, g]
                 for w, where in enumerate(self._where):
-                    before = source[w, :, k + 1 : k + 1 + count]
-                    stage = rows[:, :count, where[g, size:]]
-                    found = target[w, :, k, size:]
+                    before = source[w, :most, k + 1 : k + 1 + count]
+                    stage = rows[..., where[g, size:]]
+                    found = target[w, :most, k, size:]
                     sums = stage + before[..., : self._width + 1 - size]
                     np.minimum(found, sums.min(axis=1), out=found)
                     for it in self._several:
                         starts = it.starts[it.starts >= size]
-                        stage = rows[:, :count, self._where_first[w, g, starts]]
+                        stage = rows[..., self._where_first[w, g, starts]]
                         found = (stage + before[..., starts - size]).min(axis=(1, 2), initial=inf)
-                        all_w = target[:, :, k, it.begin]
+                        all_w = target[:, :most, k, it.begin]
                         np.minimum(all_w, found, out=all_w)
             for d in np.nonzero(self._may_be_empty[k])[0]:
                 least[0, 0, k, d] = min(least[0, 0, k, d], least[0, 0, k, d - 1])
@@ -341,19 +358,21 @@ class _Table:
         for it in self._several[:-1]:  # The groups before it may be left out.
             whole = least[:, :, 0, self._width]
             np.minimum(whole, least[:, :, 0, it.begin], out=whole)
-        return self._trace(costs, least)
+        return self._trace(a_max, u_max, least)
 
-    def _fastest(self, costs: np.ndarray) -> np.ndarray:
-        """[s, i, j, g, where]: of the submeshes of kind g that memory admits at stage s."""
-        layers = self._problem.num_layers
-        found = np.full((self._stages + 1, layers, layers, len(self._sizes), _NOWHERE + 1), inf)
-        i, j, m, where = np.nonzero(costs < inf)
-        at = (self._admitted[i, j, m], i, j, self._kind[m], where)
-        np.minimum.at(found, at, costs[i, j, m, where])
+    def _fastest(self, a_max: float, u_max: float) -> np.ndarray:
+        """[s, i, j, g, where]: of the submeshes of kind g that memory admits at stage s, under the
+        bounds. Without stage counts there is one s."""
+        places, a, u = self._possible
+        found = np.full(self._fastest_shape, inf)
+        allowed = (a <= a_max) & (u <= u_max)
+        np.minimum.at(found.reshape(-1), places[allowed], a[allowed])
         # A stage that fits far from the last stage also fits closer to it.
-        return np.minimum.accumulate(found[:0:-1])[::-1]
+        for s in range(self._stages - 1, 0, -1):
+            np.minimum(found[s], found[s + 1], out=found[s])
+        return found[1:]
 
-    def _trace(self, costs: np.ndarray, least: np.ndarray) -> tuple[Stage, ...] | None:
+    def _trace(self, a_max: float, u_max: float, least: np.ndarray) -> tuple[Stage, ...] | None:
         counts = [self._problem.num_stages] if self._problem.num_stages else range(least.shape[1])
         left = [s for s in counts if s < least.shape[1]]
         if not left:
@@ -379,8 +398,9 @@ class _Table:
                 (mine,) = np.nonzero(sizes <= start)
                 admitted = self._admitted[k, k:, mine] > (s if self._by_stage else 0)
                 for v in range(len(least)) if start in self._ends else [w]:
-                    stage = costs[k, k:, mine, where[v, self._kind[mine], start]]
-                    sums = np.where(admitted, stage, inf)
+                    stage = self.a[k, k:, mine, where[v, self._kind[mine], start]]
+                    allowed = admitted & (stage <= a_max) & (self.u[k, k:, mine] <= u_max)
+                    sums = np.where(allowed, stage, inf)
                     sums += least[v, s, k + 1 :, start - sizes[mine]]
                     found.append((float(sums.min()), v, start, sums))
             _, w, start, sums = min(found, key=lambda one: one[0])

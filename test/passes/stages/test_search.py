@@ -447,6 +447,7 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
         one = OneDevice(
             kind=0,
             costing_of=costings.__getitem__,
+            known=lambda _: None,
             may_rematerialise=True,
             workers=Workers(0),
         )
