@@ -19,6 +19,8 @@ from alpa.passes.alpa import STEPS, Alpa, fingerprint, planned_for
 from alpa.passes.base import NotFasterError, Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.layer_cluster import LayerCluster
+from alpa.passes.solve.stages import stage_dp
+from alpa.passes.solve.stages.problem import Problem, Solution
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.clustered import even_seconds
@@ -179,6 +181,36 @@ def test_each_mesh_is_costed_once_for_all_cuts(program: str) -> None:
         alpa.drive(module, lambda *_: None, run)
     assert cuts == ["1f1b", "gpipe"]
     assert posed == {(1, 1, (1,)): 1, (1, 2, (2,)): 1}
+
+
+def test_a_later_cut_begins_with_what_is_known(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved: list[Problem] = []
+
+    def counted(problem: Problem) -> Solution:
+        solved.append(problem)
+        return solve(problem)
+
+    solve = stage_dp.solve
+    monkeypatch.setattr(stage_dp, "solve", counted)
+    layers = passes.run(program, "simplify-trivial-ops,layer-cluster{num-layers=4}")
+    counts: list[int] = []
+    seconds: list[float] = []
+    for costs in (shared := LayerCosts(), shared, LayerCosts()):
+        cut = StageMeshPartition(
+            cluster="cpu:1x4", num_micro_batches=4, schedule="1f1b", processes=0, costs=costs
+        )
+        module = parse(str(layers))
+        solved.clear()
+        with module.context, ir.Location.unknown():
+            cut.run(module, lambda *_: None)
+        counts.append(len(solved))
+        found = Plan.read(main_function(module))
+        assert found is not None
+        seconds.append(found.estimated_step_seconds)
+    assert counts[0] == counts[2] > counts[1] == 2  # one for the bound, one for the cut
+    assert seconds[0] == seconds[1] == seconds[2]
 
 
 @pytest.mark.parametrize(
