@@ -158,7 +158,8 @@ class Search:
         again = [one for one in again if one.known(True) is not None]
         for one in again:
             self._planned_on_one_device(one.rematerialise)
-        return bool(again) | any([mesh.recall() for mesh in meshes])
+        recalled = [mesh.recall() for mesh in meshes]
+        return bool(again) or any(recalled)
 
     def _begin_next(self, offers: Sequence[_Offer], idle: int) -> None:
         """Begins with what the search asks for next if the costs that are on their way are of no
