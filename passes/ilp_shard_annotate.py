@@ -84,7 +84,7 @@ from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.decoder import annotate
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.mesh_problem import MeshProblem
-from alpa.passes.sharding.ops import Cache
+from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.sharding.tapas import Answer
@@ -183,7 +183,7 @@ class IlpShardAnnotate(Pass):
             workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
             posed: list[tuple[MeshProblem, Answer]] = []
-            works = Cache()
+            works = Works()
             for assignment in meshes:
                 its = replace(cluster.of(assignment.hosts), equation=equation)
                 mesh = MeshProblem.of(function, assignment, its, plan, rule_of, works)

@@ -226,7 +226,8 @@ class StageMeshPartition(Pass):
             predicted_peak_bytes=stages.peak_bytes,
             dropped=stages.dropped,
         )
-        builder = FragmentBuilder(Graph.of(body(function)), arguments, results, stages)
+        graph = Graph.of(body(function))
+        builder = FragmentBuilder(graph, arguments, results, stages, costs.works)
         with ir.InsertionPoint(function), function.location:
             builder.declare_meshes()
             builder.build("main", plan, cluster)

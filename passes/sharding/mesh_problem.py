@@ -33,7 +33,8 @@ from alpa.passes.sharding.copies import charge_storage, local_bytes
 from alpa.passes.sharding.gradient_reductions import is_placed, reduced_later
 from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
-from alpa.passes.sharding.ops import Cache, OpReader
+from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.ops import OpReader
 from alpa.passes.sharding.padding import is_even
 from alpa.passes.sharding.rules import RuleOf
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
@@ -69,7 +70,7 @@ class MeshProblem:
         cluster: Cluster,
         plan: Plan,
         rule_of: RuleOf,
-        works: Cache | None = None,
+        works: Works | None = None,
     ) -> MeshProblem:
         """The problem of one of a planned program's meshes.
 
@@ -79,7 +80,7 @@ class MeshProblem:
             cluster: its kind of hosts.
             plan: the micro-batches and the schedule.
             rule_of: gives the sharding rules of ops.
-            works: what equal fragments do, for all meshes of a program.
+            works: what fragments do, for all meshes of a program.
 
         Raises:
             PassError: an op cannot be on the mesh.
@@ -91,7 +92,7 @@ class MeshProblem:
         bandwidth = cluster.intra_host.between_meshes.bandwidth
         if cluster.hosts > 1:
             bandwidth = min(bandwidth, cluster.inter_host.between_meshes.bandwidth / devices)
-        graph = ShardGraph(mesh, cluster, OpReader(cluster.device, rule_of, works))
+        graph = ShardGraph(mesh, cluster, OpReader(cluster.device, rule_of, works or Works()))
         return cls(function, assignment.name, plan, graph, bandwidth).posed()
 
     def posed(self) -> MeshProblem:

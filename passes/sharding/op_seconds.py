@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
 from alpa.dialects import body, ir
 from alpa.passes.analysis import op_work
+from alpa.passes.analysis.graph import block_recipe
 from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device, Share
@@ -30,7 +32,20 @@ def work_seconds(
     return work.kernels * device.launch + seconds
 
 
-def computation_seconds(op: ir.OpView, cluster: Cluster) -> float:
-    """The seconds of all ops of a computation, one after the other."""
-    times = Counter(block_works(body(op), cluster.device))
-    return sum(count * float(work_seconds(work, cluster.device)) for work, count in times.items())
+class Works:
+    """What the ops of computations and fragments do: of equal ones, it is found once."""
+
+    def __init__(self) -> None:
+        self._works: dict[Hashable, list[Work]] = {}
+
+    def of(self, block: ir.Block, device: Device) -> list[Work]:
+        """`block_works` of a block that reads no values from around it."""
+        key = device.efficiency is None, has_triton(device.name), block_recipe(block)
+        if key not in self._works:
+            self._works[key] = block_works(block, device)
+        return self._works[key]
+
+    def seconds(self, computation: ir.OpView, cluster: Cluster) -> float:
+        """Of all ops of a computation, one after the other."""
+        device, times = cluster.device, Counter(self.of(body(computation), cluster.device))
+        return sum(count * float(work_seconds(work, device)) for work, count in times.items())

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from alpa.dialects import ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import ShardingRule
-from alpa.passes.analysis.graph import block_recipe, has_effects, type_bytes
+from alpa.passes.analysis.graph import has_effects, type_bytes
 from alpa.passes.analysis.op_work import NOTHING, Work
 from alpa.passes.cost.device import Device
 from alpa.passes.sharding import sums
 from alpa.passes.sharding.convolutions import sound_rule
-from alpa.passes.sharding.op_seconds import block_works
+from alpa.passes.sharding.op_seconds import Works, block_works
 from alpa.passes.sharding.rules import RuleOf
 
 _CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
@@ -97,8 +97,8 @@ class OpReader:
 
     device: Device
     rule_of: RuleOf
-    works: Cache | None = None
-    """of equal fragments on a device, which readers of programs with many of them share"""
+    works: Works = field(default_factory=Works)
+    """of fragments; readers of programs with equal ones share them"""
     kept: Cache = field(default_factory=Cache)
     """what else depends on no mesh"""
 
@@ -114,10 +114,9 @@ class OpReader:
     def _works(self, block: ir.Block) -> list[Work]:
         """The work of each op of a block but its terminator."""
         # A branch may read values from around it, whose types its recipe lacks.
-        if self.works is None or not isinstance(block.owner, mpmd.FragmentOp):
+        if not isinstance(block.owner, mpmd.FragmentOp):
             return block_works(block, self.device)
-        key = ("works", id(self.device), block_recipe(block))
-        return self.works.once(key, lambda: block_works(block, self.device))
+        return self.works.of(block, self.device)
 
     def end(self, block: ir.Block) -> Op:
         """The terminator of a block."""

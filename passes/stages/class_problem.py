@@ -34,8 +34,7 @@ from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.call_seconds import call_arguments
 from alpa.passes.sharding.fold import fold, unfold
-from alpa.passes.sharding.ops import Cache, OpReader
-from alpa.passes.sharding.rules import rule_of
+from alpa.passes.sharding.ops import Cache
 from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.solve.sharding.problem import Problem, Usage
 from alpa.passes.solve.sharding.terms import Terms
@@ -81,11 +80,6 @@ class ClassSolver:
         return found
 
     @cached_property
-    def _readers(self) -> list[OpReader]:
-        """Of the programs of the classes, for all meshes."""
-        return [OpReader(self.cluster.device, rule_of) for _ in self.classes.classes]
-
-    @cached_property
     def batches(self) -> Sequence[BatchDims]:
         """The dimensions of each class's values that come from the batch."""
         return class_batches(self.classes)
@@ -93,11 +87,12 @@ class ClassSolver:
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
         """The problem of a mesh."""
         mesh, cache = LogicalMesh.of(self.cluster, hosts, devices, shape), Cache()
+        readers = self.classes.readers(self.cluster.device)
         return ClassProblem(
             solver=self,
             posings=[
                 Posing(layer, ShardGraph(mesh, self.cluster, reader, cache), self.plan)
-                for layer, reader in zip(self.classes.classes, self._readers, strict=True)
+                for layer, reader in zip(self.classes.classes, readers, strict=True)
             ],
         )
 

@@ -21,7 +21,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.sharding.baselines import Intra
-from alpa.passes.sharding.op_seconds import computation_seconds
+from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.remat import Remat
 
@@ -92,12 +92,12 @@ def even_seconds(function: func.FuncOp, cluster: AnyCluster, num_micro_batches: 
     It is the roofline compute, of each computation on the fastest kind of device, split evenly over
     all devices, with nothing sent and no device waiting.
     """
-    seconds = 0.0
+    seconds, works = 0.0, Works()
     bounding = [kind.for_bounds for kind in cluster.kinds]
     for op in body(function).operations:
         if isinstance(op, mpmd.NamedComputationOp):
             is_update = Origin.of(op).part == "update"
-            fastest = min(computation_seconds(op, kind) for kind in bounding)
+            fastest = min(works.seconds(op, kind) for kind in bounding)
             seconds += fastest * (1 if is_update else num_micro_batches)
     return seconds / cluster.num_devices
 

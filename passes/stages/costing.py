@@ -20,6 +20,7 @@ import numpy as np
 from alpa.dialects import body, main_function, walk
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
+from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.stages.candidates import PRICES, Candidate, Submesh, candidate_of
 from alpa.passes.stages.class_costs import ClassCosts, Costs, ForwardBound, Work
 from alpa.passes.stages.class_problem import TIME_LIMIT, ClassSolver
@@ -154,6 +155,8 @@ class LayerCosts:
         """Finds nothing yet; with a folder, answers are read from it and written to it."""
         self._solver = solver
         self._folder = folder
+        self.works = Works()
+        """of the layers' computations"""
         self._found: dict[tuple[int, bool], Costing] = {}
         """by the kind of hosts, with and without rematerialisation"""
 
@@ -179,6 +182,7 @@ class LayerCosts:
                 program.num_layers,
                 cluster,
                 program.plan,
+                self.works,
             )
             solver = self._solver(
                 classes=classes, cluster=cluster, plan=program.plan, intra=program.intra

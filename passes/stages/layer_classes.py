@@ -9,7 +9,7 @@ chain of classes and the `Link`s between them.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alpa.dialects import body, func, ir, parse, terminator
@@ -18,8 +18,11 @@ from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import MeshAssignment, Plan
 from alpa.passes.analysis.graph import Graph, block_recipe
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.device import Device
 from alpa.passes.sharding.gradient_reductions import place_reductions
-from alpa.passes.sharding.rules import populate
+from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.ops import Cache, OpReader
+from alpa.passes.sharding.rules import populate, rule_of
 from alpa.passes.stages.merge import FragmentBuilder, Stages, totals_of
 
 MESH = "mesh_0"
@@ -79,6 +82,18 @@ class LayerClasses:
     classes: tuple[LayerClass, ...]
     class_of: tuple[int, ...]
     links: dict[Link, tuple[tuple[int, int], ...]]
+    works: Works = field(default_factory=Works)
+    """of the programs' computations"""
+    kept: Cache = field(default_factory=Cache)
+    """what depends on no mesh"""
+
+    def readers(self, device: Device) -> list[OpReader]:
+        """Of the programs, for all meshes. A device and its `for_bounds` share them."""
+        key = "readers", device.name, device.efficiency is None
+        return self.kept.once(key, lambda: [self._reader(device) for _ in self.classes])
+
+    def _reader(self, device: Device) -> OpReader:
+        return OpReader(device, rule_of, self.works)
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = [
@@ -101,8 +116,13 @@ def layer_classes(
     num_layers: int,
     cluster: Cluster,
     plan: Plan,
+    works: Works | None = None,
 ) -> LayerClasses:
-    """The layer classes of a clustered program, whose named computations are the graph's ops."""
+    """The layer classes of a clustered program, whose named computations are the graph's ops.
+
+    `works`: of the computations, as far as they are known.
+    """
+    works = works or Works()
     members = layer_members(graph, num_layers)
     equal = equal_layers(graph, arguments, results, members)
     states = {
@@ -125,6 +145,7 @@ def layer_classes(
             [argument(v) for v in inputs],
             [Result(role=states.get(v), output=r) for r, v in enumerate(outputs)],
             Stages(layer_stage=dict.fromkeys(layers, 0), meshes=[_ONE_DEVICE]),
+            works,
         )
         if not number:
             builder.declare_meshes()
@@ -154,6 +175,7 @@ def layer_classes(
         classes=classes,
         class_of=numbers,
         links=_links(graph, members, numbers),
+        works=works,
     )
 
 

@@ -13,7 +13,7 @@ there the devices reduce the partial sums that each has added up, once per step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -37,9 +37,9 @@ from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topo
 from alpa.dialects.plan import Dropped, MeshAssignment, Plan
 from alpa.dialects.records import f64, i64
 from alpa.dialects.sharding import Mesh, Sharding
-from alpa.passes.analysis.graph import Graph, block_recipe
-from alpa.passes.cost.cluster import AnyCluster, Cluster
-from alpa.passes.sharding.op_seconds import computation_seconds
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.cost.cluster import AnyCluster
+from alpa.passes.sharding.op_seconds import Works
 
 _Place = tuple[int, int]
 """Numbers of a value and of a mesh."""
@@ -73,12 +73,10 @@ class FragmentBuilder:
     arguments: Sequence[Argument]
     results: Sequence[Result]
     stages: Stages
+    works: Works = field(default_factory=Works)
+    """of the computations, which builders of the same ones share"""
     _values: dict[_Place, ir.Value] = field(default_factory=dict[_Place, ir.Value])
     """the values that are on a mesh so far"""
-    _seconds: dict[tuple[int, Hashable], float] = field(
-        default_factory=dict[tuple[int, Hashable], float]
-    )
-    """of a computation on one device, by the device and what is computed"""
 
     def declare_meshes(self) -> None:
         """Adds the meshes at the insertion point."""
@@ -304,16 +302,9 @@ class FragmentBuilder:
             op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(again)
         assigned = self.stages.meshes[mesh]
         its, devices = cluster.of(assigned.hosts), len(assigned.devices)
-        seconds = sum(self._computation_seconds(c, its) for c in computations) / devices
+        seconds = sum(self.works.seconds(c, its) for c in computations) / devices
         op.attributes[SECONDS] = f64(seconds)
         op.attributes[FLOPS] = i64(sum(read_int(c, FLOPS) or 0 for c in computations))
-
-    def _computation_seconds(self, computation: ir.OpView, cluster: Cluster) -> float:
-        """Of one device; equal computations are read once."""
-        key = id(cluster.device), block_recipe(body(computation))
-        if key not in self._seconds:
-            self._seconds[key] = computation_seconds(computation, cluster)
-        return self._seconds[key]
 
 
 def totals_of(graph: Graph, values: Iterable[int]) -> list[int]:
