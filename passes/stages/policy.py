@@ -115,7 +115,9 @@ class AnyMeshes:
         every = [
             (number, submesh)
             for number, kind in enumerate(program.cluster.kinds)
-            for submesh in placement.submeshes(kind.hosts, kind.devices_per_host)
+            for submesh in placement.few_submeshes(
+                kind.hosts, kind.devices_per_host, program.num_layers
+            )
         ]
         shape = self.mesh_shape
         if shape is None:

@@ -18,12 +18,17 @@ host's, if it is larger); else its submeshes are placed from large to small.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby, pairwise, permutations
+from itertools import accumulate, groupby, pairwise
 from math import factorial, prod
 from typing import NamedTuple
 
 MOST_ORDERS = 24
 """Of hosts. Where there are more, hosts of a kind stay together."""
+
+FEW_HOSTS = 8
+"""On so many hosts, all numbers of hosts are tried."""
+_SMALLEST = 8
+"""On more, the smallest stage has so many times fewer devices than an even share."""
 
 Device = tuple[int, int]
 """(host, device in the host)"""
@@ -49,13 +54,22 @@ def orders(kinds: Sequence[tuple[int, int]]) -> Iterator[tuple[Group, ...]]:
         kinds: hosts and devices per host of each kind.
     """
     counts = [hosts for hosts, _ in kinds]
-    few = factorial(sum(counts)) <= MOST_ORDERS * prod(map(factorial, counts))
-    single = [kind for kind, count in enumerate(counts) for _ in range(count if few else 1)]
-    for order in dict.fromkeys(permutations(single)):
+    few = len(kinds) > 1 and factorial(sum(counts)) <= MOST_ORDERS * prod(map(factorial, counts))
+    for order in _orders(counts if few else [1] * len(counts)):
         yield tuple(
             Group(kind, len([*same]) if few else counts[kind], kinds[kind][1])
             for kind, same in groupby(order)
         )
+
+
+def _orders(left: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All orders of kinds, of which so many are left each."""
+    if not any(left):
+        yield ()
+    for kind, count in enumerate(left):
+        if count:
+            for rest in _orders([*left[:kind], count - 1, *left[kind + 1 :]]):
+                yield kind, *rest
 
 
 def submeshes(hosts: int, devices_per_host: int) -> tuple[tuple[int, int], ...]:
@@ -69,6 +83,29 @@ def submeshes(hosts: int, devices_per_host: int) -> tuple[tuple[int, int], ...]:
         *((1, size) for size in sorted(inside)),
         *((n, devices_per_host) for n in range(2, hosts + 1)),
     )
+
+
+def few_submeshes(hosts: int, devices_per_host: int, stages: int) -> tuple[tuple[int, int], ...]:
+    """Those of `submeshes` from which up to `stages` stages are searched; all on up to `FEW_HOSTS`.
+
+    On more hosts, their number grows with the logarithm of the devices. A stage then has about 1/8
+    of an even share of the devices or more: a multiple of a power of two. It has a number of hosts
+    that divides all of them, or that has three significant bits (1, 2, ..., 8, 10, 12, 14, 16, 20,
+    ...).
+    """
+    every = submeshes(hosts, devices_per_host)
+    if hosts <= FEW_HOSTS:
+        return every
+    whole, unit = hosts * devices_per_host, 1
+    while whole % (2 * unit) == 0 and 2 * unit * _SMALLEST * stages <= whole:
+        unit *= 2
+
+    def is_taken(n: int, m: int) -> bool:
+        if m == devices_per_host and hosts % n == 0 and hosts // n <= stages:
+            return True
+        return n * m % unit == 0 and n % (1 << max(0, n.bit_length() - 3)) == 0
+
+    return tuple(it for it in every if is_taken(*it))
 
 
 def place(

@@ -5,6 +5,8 @@
 
     F(s, k, d) = min over j, m of  a[k, j, m] + F(s - 1, j + 1, d - size_m)  (eq. 3)
 
+Devices are counted in the largest unit of which each submesh has a whole number.
+
 With several groups of hosts, d counts the devices of all groups behind; a stage lies inside one
 group. The first stage on a group begins at any of its hosts, so that the hosts before it stay idle,
 and the first groups may be left out.
@@ -36,7 +38,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import gcd, inf
 from typing import NamedTuple
 
 import numpy as np
@@ -169,6 +171,30 @@ def _values(costs: np.ndarray) -> np.ndarray:
     return np.unique(np.append(costs[costs < inf], 0.0))
 
 
+def _in_units(problem: Problem) -> Problem:
+    """The same with devices counted in the largest unit that all submeshes are multiples of, if it
+    is a part of a host or whole hosts."""
+    unit = gcd(*problem.sizes)
+    groups: list[Group] = []
+    for group in problem.groups:
+        devices = group.devices_per_host
+        if unit % devices == 0 and group.num_devices % unit == 0:
+            groups.append(Group(group.kind, group.num_devices // unit, 1))
+        elif devices % unit == 0:
+            groups.append(Group(group.kind, group.hosts, devices // unit))
+        else:
+            return problem
+    per_host = {group.kind: group.devices_per_host for group in groups}
+    return replace(
+        problem,
+        groups=tuple(groups),
+        submeshes=tuple(
+            (max(1, size // unit // per_host[kind]), min(size // unit, per_host[kind]))
+            for size, kind in zip(problem.sizes, problem.kinds, strict=True)
+        ),
+    )
+
+
 class _Segment(NamedTuple):
     """A group of hosts, and how many devices are behind its end and its begin."""
 
@@ -193,7 +219,7 @@ class _Table:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+        problem = self._problem = _in_units(problem)
         layers, given = problem.num_layers, problem.given
         self._width = problem.num_devices if given is None else len(given.far)
         each = tuple(zip(problem.kinds, problem.submeshes, strict=True))

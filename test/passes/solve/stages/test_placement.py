@@ -3,7 +3,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpa.passes.solve.stages.placement import place, submeshes
+from alpa.passes.solve.stages.placement import (
+    Group,
+    few_submeshes,
+    orders,
+    place,
+    submeshes,
+)
 
 
 def test_submeshes():
@@ -12,6 +18,40 @@ def test_submeshes():
     assert submeshes(2, 1) == ((1, 1), (2, 1))
     assert submeshes(2, 6) == ((1, 1), (1, 2), (1, 6), (2, 6))
     assert submeshes(1, 3) == ((1, 1), (1, 3))
+
+
+def test_on_few_hosts_all_submeshes_are_tried():
+    for hosts in range(1, 9):
+        assert few_submeshes(hosts, 8, 1) == submeshes(hosts, 8)
+
+
+def test_on_many_hosts_submeshes_grow_with_the_logarithm_of_the_hosts():
+    taken = [n for n, m in few_submeshes(16, 8, 16) if m == 8]
+    assert taken == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
+    found = few_submeshes(512, 8, 16)
+    assert found[:4] == ((4, 8), (8, 8), (12, 8), (16, 8))
+    assert found[-1] == (512, 8)
+    assert len(found) == 24
+    assert len(few_submeshes(1024, 8, 16)) == 24  # 8 hosts are 1/8 of an even share
+
+
+def test_equal_stages_are_possible_on_any_number_of_hosts():
+    for hosts in (9, 15, 77, 513):
+        found = few_submeshes(hosts, 8, 16)
+        for stages in range(1, 17):
+            assert hosts % stages or (hosts // stages, 8) in found
+
+
+def test_orders_of_hosts():
+    assert list(orders([(512, 8)])) == [(Group(0, 512, 8),)]
+    assert list(orders([(1, 8), (1, 4)])) == [
+        (Group(0, 1, 8), Group(1, 1, 4)),
+        (Group(1, 1, 4), Group(0, 1, 8)),
+    ]
+    assert len(list(orders([(2, 8), (2, 8)]))) == 6
+    assert (Group(0, 1, 8), Group(1, 2, 8), Group(0, 1, 8)) in list(orders([(2, 8), (2, 8)]))
+    assert len(list(orders([(1, 8), (23, 8)]))) == 24
+    assert len(list(orders([(40, 8), (20, 4)]))) == 2
 
 
 @st.composite

@@ -46,9 +46,11 @@ def brute_force(problem: Problem) -> float:
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    hosts, devices = draw(st.sampled_from([(1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (3, 2)]))
+    hosts, devices = draw(st.sampled_from([(1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (3, 2), (4, 2)]))
     layers = draw(st.integers(1, 5))
     shapes = submeshes(hosts, devices)
+    unit = draw(st.sampled_from([1, 1, 2, 4, 8]))
+    shapes = tuple((n, m) for n, m in shapes if n * m % unit == 0) or shapes
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     size = (layers, layers, len(shapes))
     times = rng.integers(1, 10, size) * 1e-3 if draw(st.booleans()) else rng.random(size)
@@ -100,6 +102,20 @@ def uniform(layers: int = 4, hosts: int = 1, devices: int = 4) -> Problem:
         num_micro_batches=8,
         schedule="1f1b",
     )
+
+
+def test_thousands_of_devices_are_counted_in_units():
+    shapes = tuple((n, 8) for n in (128, 256, 512))
+    one = uniform(16, 512, 8)
+    at = [one.submeshes.index(shape) for shape in shapes]
+    times, links = one.t[:, :, at], np.zeros((16, 3, 2))
+    few = replace(one, submeshes=shapes, t=times, u=np.zeros_like(times), c=links, back=links)
+    few = replace(few, max_in_flight=one.max_in_flight[:, :, at], num_stages=3)
+    solution = solve(few)
+    assert sorted(s.submesh for s in solution.stages) == [0, 0, 1]
+    layers = {s.submesh: s.last - s.first + 1 for s in solution.stages}
+    assert layers == {0: 4, 1: 8}
+    assert solution.objective == pytest.approx((3 + 7) * 4 / 1024)
 
 
 def test_perfect_speedup_makes_one_stage():
