@@ -55,11 +55,12 @@ class Plan(Record):
     """`alpa.plan`: micro-batches per step, the schedule, predicted seconds and bytes per mesh.
 
     `estimated_step_seconds` is T of the stages by the costs that they were cut by (`stage_dp.py`).
-    No cut that the options allow has a smaller T than `estimated_step_bound`, where each stage
-    takes only its compute, split as far as each op can be (if less work reaches no larger share of
-    a device's peak). Transfers between stages are estimates
-    in both. If there was only one cut, the two are equal. The bound is 0 if the cut does not
-    minimise T. `accumulate_dtype` is the narrowest type of a sum over the micro-batches
+    No cut that the options allow has a smaller T than `estimated_step_bound`, unless it uses a
+    submesh that was not tried (`dropped`). Each of its stages takes only its compute, split as far
+    as each op can be (if less work reaches no larger share of a device's peak). Transfers between
+    stages are estimates in both. If there was only one cut, the two are equal. The bound is 0 if
+    the cut does not minimise T. `accumulate_dtype` is the narrowest type of a sum over the
+    micro-batches
     (`accumulator`).
     """
 

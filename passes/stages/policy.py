@@ -8,17 +8,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 
 import numpy as np
 
-from alpa.dialects.plan import MeshAssignment
+from alpa.dialects.plan import Dropped, MeshAssignment
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import PassError
-from alpa.passes.cost.cluster import AnyCluster
+from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
@@ -107,19 +107,18 @@ class AnyMeshes:
         ).run()
         meshes = _placed(cut, program.cluster)
         stages = _stages(program, cut, meshes, range(len(meshes)))
+        stages = replace(stages, dropped=(*stages.dropped, *self._left_out(program)))
         return replace(stages, bound=cut.bound) if self.objective == "step" else stages
 
     def _submeshes(self, program: Clustered) -> Sequence[tuple[int, Submesh]]:
         """The paper's submeshes in their logical shapes, or those of the given shape, each with the
         kind of its hosts."""
+        shape = self.mesh_shape
         every = [
             (number, submesh)
             for number, kind in enumerate(program.cluster.kinds)
-            for submesh in placement.few_submeshes(
-                kind.hosts, kind.devices_per_host, program.num_layers
-            )
+            for submesh in self._sizes(program, kind)
         ]
-        shape = self.mesh_shape
         if shape is None:
             ordered = axes_differ(program.intra)
             return [
@@ -137,6 +136,22 @@ class AnyMeshes:
                 f"{', '.join(dict.fromkeys(str(n * m) for _, (n, m) in every))}",
             )
         return found
+
+    def _sizes(self, program: Clustered, kind: Cluster) -> Sequence[tuple[int, int]]:
+        """The submeshes of one kind of hosts, as they are tried; few if there are many hosts."""
+        hosts = kind.hosts, kind.devices_per_host
+        if self.mesh_shape is not None:
+            return placement.submeshes(*hosts)
+        return placement.few_submeshes(*hosts, self.num_stages or program.num_layers)
+
+    def _left_out(self, program: Clustered) -> Iterator[Dropped]:
+        """The submeshes that are not tried."""
+        for kind in program.cluster.kinds:
+            sizes = self._sizes(program, kind)
+            if len(sizes) < len(placement.submeshes(kind.hosts, kind.devices_per_host)):
+                tried = ", ".join(f"{n}x{m}" for n, m in sizes)
+                reason = f"a cluster of {kind.hosts} hosts has too many to try all"
+                yield Dropped(what=f"every submesh but {tried}", reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True)

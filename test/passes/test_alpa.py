@@ -309,3 +309,19 @@ def test_an_error_inside_is_at_its_op(program: str) -> None:
         passes.run(program, "alpa{cluster=cpu:1x2 meshes=0-9:10}")
     with pytest.raises(ir.MLIRError, match="no cluster to plan for"):
         passes.run(program, "alpa{mesh-shape=1}")
+
+
+def test_hundreds_of_hosts(program: str) -> None:
+    run = Run(program, "cluster=h100:256x8 num-layers=6 num-micro-batches=4 schedule=1f1b")
+    assert sum(len(mesh.devices) for mesh in read_meshes(main_function(run.module))) == 2048
+    (dropped,) = run.plan.dropped
+    assert dropped.what.startswith("every submesh but 4x8, 8x8, 12x8, 16x8, ")
+    assert dropped.what.endswith(", 256x8")
+    assert dropped.reason == "a cluster of 256 hosts has too many to try all"
+    assert f"{dropped.what} is left out of the search: {dropped.reason}" in run.remarks
+
+
+def test_hundreds_of_hosts_and_meshes_of_a_shape(program: str) -> None:
+    run = Run(program, "cluster=h100:260x8 num-layers=5 num-micro-batches=4 mesh-shape=52x8")
+    assert [mesh.logical_shape for mesh in read_meshes(main_function(run.module))] == [(52, 8)] * 5
+    assert not run.plan.dropped
