@@ -16,6 +16,7 @@ from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster, Link
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import Problem
+from alpa.passes.solve.stages.schedule import in_flight
 from alpa.passes.stages.boundary import Boundary
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassSolver
@@ -25,6 +26,7 @@ PRICES = (1.0, 10.0)
 """Of memory: beside the fastest sharding, some that hold less (see `pareto.solve`)."""
 SHARES = (0.25, 0.5, 0.75)
 """Of a stage's layers, where some but not all are rematerialised."""
+_LITTLE = 0.5
 _NO_LIMIT = 1 << 30
 """More micro-batches in flight than any schedule has: memory is no limit."""
 _BYTES = ("state_bytes", "transient_bytes", "activation_bytes", "exchanged_bytes")
@@ -74,6 +76,15 @@ class Candidate:
                 self.activation_bytes > 0, free // self.activation_bytes, float(_NO_LIMIT)
             )
         return np.where(free > 0, np.clip(fits, 0, _NO_LIMIT), 0).astype(np.int64)
+
+    def is_small(self, memory: float, plan: Plan) -> bool:
+        """Whether every interval takes at most `_LITTLE` of the memory, with as many micro-batches
+        in flight as it may have before the layers behind it. Others that hold less are of no use
+        then, whatever the reserve."""
+        count = len(self.seconds)
+        behind = [in_flight(plan.schedule, plan.num_micro_batches, count - j) for j in range(count)]
+        held = self.fixed_bytes + self.activation_bytes * np.array(behind)
+        return bool((held[np.triu_indices(count)] <= _LITTLE * memory).all())
 
     def rematerialised(self, first: int, last: int) -> range:
         """The layers of a stage that are rematerialised."""

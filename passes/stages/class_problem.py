@@ -17,7 +17,7 @@ program find assignments that need less memory: higher prices give slower, small
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -144,10 +144,16 @@ class ClassProblem:
             links[link] = (*ends, matrix)
         return links
 
-    def solve(self, prices: Sequence[float], enough: float = inf) -> list[ClassCosts]:
+    def solve(
+        self,
+        prices: Sequence[float],
+        enough: float = inf,
+        is_small: Callable[[ClassCosts], bool] = lambda _: False,
+    ) -> list[ClassCosts]:
         """The costs of the fastest assignment, and of the best one for each price of memory.
 
-        If every assignment takes more than `enough` seconds per step, one of them alone.
+        If every assignment takes more than `enough` seconds per step, one of them alone. The
+        fastest one alone if it `is_small`: then no price is worth it.
 
         Raises:
             InfeasibleError: no assignment is allowed.
@@ -158,8 +164,19 @@ class ClassProblem:
 
         # What is alike in different classes is tied as it would be in the whole program.
         small, node_class = fold(self._problem(), RADIUS, like=self._problem(each_once=True))
-        found = pareto.solve(small, prices, gap=GAP, time_limit=TIME_LIMIT, enough=enough)
-        return [self._costs(unfold(choice, node_class)) for choice in found]
+
+        def costs(choice: Sequence[int]) -> ClassCosts:
+            return self._costs(unfold(choice, node_class))
+
+        found = pareto.solve(
+            small,
+            prices,
+            gap=GAP,
+            time_limit=TIME_LIMIT,
+            enough=enough,
+            is_small=lambda choice: is_small(costs(choice)),
+        )
+        return list(map(costs, found))
 
     def work(self, costs: ClassCosts) -> Work:
         """The work of each class, from the problem and the costs of one device."""

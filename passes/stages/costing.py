@@ -222,10 +222,16 @@ def _solve(
                 bound[most] = least
                 return _Answer(found=ForwardBound(seconds=bound))
         began = time.monotonic()
-        found = problem.solve(PRICES, enough)
+        found = problem.solve(PRICES, enough, lambda it: _is_small(solver, it, submesh))
         return _Answer(found=found, in_time=time.monotonic() - began < TIME_LIMIT)
     except PassError as error:
         raise NoPlanError(str(error)) from error
+
+
+def _is_small(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> bool:
+    """Whether all stages fill little of the memory, in any cut."""
+    candidate = candidate_of(solver, costs, submesh)
+    return candidate.is_small(solver.cluster.device.memory, solver.plan)
 
 
 def _solve_pickled(

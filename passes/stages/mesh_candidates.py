@@ -103,7 +103,7 @@ class MeshCandidates:
         plain = self._plain()
         if True in self._found:
             return [*plain, *with_shares(plain, self._found[True])]
-        if not self.one.may_rematerialise or plain[0].problem:
+        if not self.one.may_rematerialise or plain[0].problem or self._is_small():
             return plain
         return [*plain, *self.one.remat_bounds(plain[0])]
 
@@ -174,6 +174,12 @@ class MeshCandidates:
             self._found[remat] = [replace(candidate, remat=float(remat)) for candidate in costed]
 
         return finish
+
+    def _is_small(self) -> bool:
+        """Whether memory is no reason to rematerialise layers."""
+        solver = self.one.costing_of(False).solver
+        found = self._found.get(False)
+        return bool(found) and found[0].is_small(solver.cluster.device.memory, solver.plan)
 
     def _plain(self) -> list[Candidate]:
         """Those without rematerialisation."""

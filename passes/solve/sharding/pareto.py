@@ -8,7 +8,7 @@ there, but without branch and bound: that takes its time limit and seldom finds 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -28,6 +28,7 @@ def solve(
     gap: float,
     time_limit: float,
     enough: float = inf,
+    is_small: Callable[[Sequence[int]], bool] = lambda _: False,
     steps: Collection[Step] = ALL,
     tuning: Tuning = DEFAULT.tuning,
 ) -> list[tuple[int, ...]]:
@@ -38,18 +39,30 @@ def solve(
     fastest choice a full memory is worth. Bytes are those at the first time of the usages. Each
     choice is proven to be within ``gap`` of the best, or as near as the relaxation is, where that
     ends within ``time_limit`` seconds. Where all choices cost more than ``enough``, one of them is
-    returned alone, whichever is near.
+    returned alone, whichever is near; where the fastest one ``is_small``, it is alone, too.
     Raises ``InfeasibleError``, ``TimeoutError`` and ``SolverFailedError`` as ``ilp.solve``.
     """
     settings = Settings(steps=steps, tuning=tuning)
     if all(np.isfinite(costs).all() for costs in problem.node_costs):
-        return _solve(problem, prices, gap, time_limit, enough, settings)
+        return _solve(problem, prices, gap, time_limit, enough, is_small, settings)
     reduction = Reduction(problem, settings).run()
     rest = reduction.rest()
     if not rest.nodes:
         return [reduction.lift()] * (1 + len(prices))
-    found = _solve(rest.problem, prices, gap, time_limit, enough, settings)
-    return [reduction.lift(rest.numbered(choice)) for choice in found]
+
+    def lifted(choice: Sequence[int]) -> tuple[int, ...]:
+        return reduction.lift(rest.numbered(choice))
+
+    found = _solve(
+        rest.problem,
+        prices,
+        gap,
+        time_limit,
+        enough,
+        lambda choice: is_small(lifted(choice)),
+        settings,
+    )
+    return list(map(lifted, found))
 
 
 def _solve(
@@ -58,12 +71,13 @@ def _solve(
     gap: float,
     time_limit: float,
     enough: float,
+    is_small: Callable[[Sequence[int]], bool],
     settings: Settings,
 ) -> list[tuple[int, ...]]:
     memory = Memory(problem)
     times = memory.times[:1].tolist()
     fastest, messages = _near(replace(problem, usages=()), gap, time_limit, enough, settings)
-    if messages is None:
+    if messages is None or is_small(fastest):
         return [fastest]
     unit = problem.cost(fastest) / problem.memory_limit
     choices = [fastest]

@@ -140,18 +140,28 @@ def _shortest_step(problem: Problem, table: _Table) -> tuple[Stage, ...] | None:
     factor = problem.num_micro_batches - 1
     # A box holds the solutions whose maxima are in a_values[a0:a1] and u_values[u0:u1].
     boxes = [(-inf, 0, a_values.size, 0, u_values.size)]
+    sums = _Sums()
     while boxes:
         bound, a0, a1, u0, u1 = heapq.heappop(boxes)
-        if bound >= best[0] - _ROUNDING * abs(best[0]):
+        enough = best[0] - _ROUNDING * abs(best[0])
+        if bound >= enough:
             break
-        stages = table.cut(float(a_values[a1 - 1]), float(u_values[u1 - 1]))
+        corner = float(a_values[a1 - 1]), float(u_values[u1 - 1])
+        if sums.least(*corner) + factor * float(a_values[a0]) + float(u_values[u0]) >= enough:
+            continue
+        stages = table.cut(*corner)
         if stages is None:
+            sums.add(*corner, inf)
             continue
         best = min(best, (problem.objective(stages), stages), key=lambda found: found[0])
         a_max, u_max, total = problem.maxima(stages)
-        a_at = int(np.searchsorted(a_values, a_max))
-        u_at = int(np.searchsorted(u_values, u_max))
-        # Nothing in the box has a smaller sum, so something better has a smaller maximum.
+        sums.add(*corner, total)
+        # What is better has a maximum that leaves room for this sum, the least in the box.
+        left = best[0] - total
+        a1 = min(a1, _below(a_values, (left - float(u_values[u0])) / factor if factor else inf))
+        u1 = min(u1, _below(u_values, left - factor * float(a_values[a0])))
+        # And one of its maxima is smaller than that of these stages.
+        a_at, u_at = min(a1, _below(a_values, a_max)), min(u1, _below(u_values, u_max))
         a_middle, u_middle, a_same = (a0 + a_at) // 2, (u0 + u_at) // 2, max(a0, a_at)
         parts = (
             (a0, a_middle, u0, u1),
@@ -164,6 +174,26 @@ def _shortest_step(problem: Problem, table: _Table) -> tuple[Stage, ...] | None:
                 least = total + factor * float(a_values[a_from]) + float(u_values[u_from])
                 heapq.heappush(boxes, (least, a_from, a_to, u_from, u_to))
     return best[1] or None
+
+
+class _Sums:
+    """The least sums of a that were found under bounds of a and u; inf where there is no cut."""
+
+    def __init__(self) -> None:
+        self._found = np.empty((0, 3))
+
+    def add(self, a_max: float, u_max: float, total: float) -> None:
+        self._found = np.append(self._found, [[a_max, u_max, total]], axis=0)
+
+    def least(self, a_max: float, u_max: float) -> float:
+        """A lower bound of the sum under these bounds: the largest under looser ones."""
+        a, u, total = self._found.T
+        return float(total[(a >= a_max) & (u >= u_max)].max(initial=0.0))
+
+
+def _below(values: np.ndarray, limit: float) -> int:
+    """How many of the values, which ascend, are below a limit."""
+    return int(np.searchsorted(values, limit))
 
 
 def _values(costs: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 
 import jax
@@ -80,8 +81,26 @@ def costed(found: Costs | ForwardBound) -> Costs:
     return found
 
 
+def with_memory(solver: ClassSolver, memory: int) -> ClassSolver:
+    cluster = solver.cluster
+    device = replace(cluster.device, memory=memory)
+    return replace(solver, cluster=replace(cluster, device=device))
+
+
+def test_memory_has_no_price_where_there_is_enough(solver: ClassSolver) -> None:
+    costing, mesh = Costing(solver=solver), (1, 4, (2, 2))
+    (fastest,) = costed(costing.begin(Workers(0), mesh, inf)())
+    peaks = costing.candidate(fastest, mesh)
+    held = peaks.fixed_bytes + PLAN.num_micro_batches * peaks.activation_bytes
+    most = float(held[np.triu_indices(NUM_LAYERS)].max())
+    few, enough = with_memory(solver, int(most)), with_memory(solver, 2 * int(most + 1))
+    assert len(costed(Costing(solver=few).begin(Workers(0), mesh, inf)())) == 1 + len(PRICES)
+    assert len(costed(Costing(solver=enough).begin(Workers(0), mesh, inf)())) == 1
+
+
 def test_a_process_finds_the_same_costs_as_this_one(solver: ClassSolver) -> None:
     """The custom call's rule is registered in this process only."""
+    solver = with_memory(solver, 1 << 14)
     with Workers(1) as workers:
         there = costed(Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)())
     here = costed(Costing(solver=solver).begin(Workers(0), (1, 4, (2, 2)), inf)())

@@ -24,7 +24,9 @@ from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.workers import Workers
 from alpa.tools import zoo
 
-CLUSTER = Cluster.parse("v100-16gb:1x4")
+_V100S = Cluster.parse("v100-16gb:1x4")
+CLUSTER = replace(_V100S, device=replace(_V100S.device, memory=1 << 20))
+"""With so little memory, layers are sharded for prices of memory, too."""
 PLAN = Plan(num_micro_batches=2, schedule="1f1b")
 MESH = (1, 4, (2, 2))
 
