@@ -174,6 +174,7 @@ class Alpa(Driver):
         for step in self.to_layers:
             if isinstance(step, LayerCluster):
                 step = replace(step, stages=stages)
+            step = replace(step, is_checked=not isinstance(step, CombineMicroBatches))
             run_pass(step, module, remark)
         if self.faster_than is not None:
             self._check_bound(module, self.faster_than)
@@ -364,7 +365,7 @@ class _Search:
     def _stages(self, step: StageMeshPartition, schedule: Schedule, reserve: float) -> _Candidate:
         """A copy of the layers, cut into stages."""
         candidate = _Candidate(_copied(self.layers))
-        cut = replace(step, schedule=schedule, reserve=reserve, costs=self.costs)
+        cut = replace(step, schedule=schedule, reserve=reserve, costs=self.costs, is_checked=True)
         self.run_pass(cut, candidate.module, candidate.remark)
         return candidate
 
@@ -373,7 +374,7 @@ class _Search:
         for step in self.alpa.to_plan:
             if isinstance(step, IlpShardAnnotate):
                 step = replace(step, solved=self.solved)
-            self.run_pass(step, candidate.module, candidate.remark)
+            self.run_pass(replace(step, is_checked=True), candidate.module, candidate.remark)
 
 
 def _write_dropped(module: ir.Module, dropped: Dropped) -> None:

@@ -100,6 +100,8 @@ class Pass(ABC):
     """
 
     name: ClassVar[str]
+    is_checked: bool = False
+    """another pass has checked all shapes of the module (`check_input`)"""
 
     @abstractmethod
     def run(self, module: ir.Module, remark: Remark) -> None:

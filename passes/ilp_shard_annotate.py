@@ -165,7 +165,7 @@ class IlpShardAnnotate(Pass):
     """what runs of the pass on other cuts of the same program have found"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
-        function = check_input(module)
+        function = check_input(module, is_checked=self.is_checked)
         for name, value in (("time-limit", self.time_limit), ("gap", self.gap)):
             if value < 0:
                 raise PassError(function, f"{name} is {value:g}; at least 0")

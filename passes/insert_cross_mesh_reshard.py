@@ -98,7 +98,7 @@ class InsertCrossMeshReshard(Pass):
     name: ClassVar[str] = "insert-cross-mesh-reshard"
 
     def run(self, module: ir.Module, remark: Remark) -> None:
-        function = check_input(module)
+        function = check_input(module, is_checked=self.is_checked)
         plan, cluster = plan_and_any_cluster(function)
         assigned = {mesh.name: mesh for mesh in read_meshes(function)}
         crossings = _Crossings(cluster, assigned, logical_meshes(function))

@@ -123,7 +123,7 @@ class LayerCluster(Pass):
     """how many stages the layers will be cut into, where that is fixed; from the driver"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
-        function = check_input(module)
+        function = check_input(module, is_checked=self.is_checked)
         if self.delta < 0:
             raise PassError(function, f"delta is {self.delta:g}; at least 0")
         exact = is_exact(micro_batches_of(module))

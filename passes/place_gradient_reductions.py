@@ -74,6 +74,6 @@ class PlaceGradientReductions(Pass):
     name: ClassVar[str] = "place-gradient-reductions"
 
     def run(self, module: ir.Module, remark: Remark) -> None:
-        function = check_input(module)
+        function = check_input(module, is_checked=self.is_checked)
         plan, _ = plan_and_any_cluster(function)
         place_reductions(function, plan.num_micro_batches)

@@ -112,7 +112,7 @@ class SimplifyTrivialOps(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         with module.context:
-            main = check_input(module)
+            main = check_input(module, is_checked=self.is_checked)
             drop_gspmd(module, remark)
             referenced = inline_calls(module, main)
             others = [op for op in walk(body(main)) if op.operation.name not in ARITHMETIC]

@@ -103,7 +103,7 @@ class SplitLoops(Pass):
     )
 
     def run(self, module: ir.Module, remark: Remark) -> None:
-        function = check_input(module)
+        function = check_input(module, is_checked=self.is_checked)
         loops = _layer_loops(function, remark)
         if not loops:
             return

@@ -171,7 +171,7 @@ class StageMeshPartition(Pass):
     """of the layers, where the planner keeps them from cut to cut; None: found anew"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
-        function = check_input(module)
+        function = check_input(module, is_checked=self.is_checked)
         cluster = self._checked(function)
         check_layers(function)
         if self.objective == "throughput":

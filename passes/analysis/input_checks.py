@@ -8,8 +8,11 @@ from alpa.passes.base import PassError
 _ADVICE = "refine the module to static shapes first, for example export it with concrete shapes"
 
 
-def check_input(module: ir.Module) -> func.FuncOp:
+def check_input(module: ir.Module, *, is_checked: bool = False) -> func.FuncOp:
     """The one public function of a module whose shapes are all static.
+
+    Args:
+        is_checked: the shapes are known to be.
 
     Raises:
         PassError: there is no function, no or several public ones, the public one has no body
@@ -20,6 +23,8 @@ def check_input(module: ir.Module) -> func.FuncOp:
         raise PassError(module.operation, "empty module: it holds no function to plan")
     main = _only_public(functions)
     _check_body(main)
+    if is_checked:
+        return main
     known: set[ir.Type] = set()
     for function in functions:
         _check_shapes(function, known)

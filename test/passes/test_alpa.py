@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,9 +14,10 @@ import jax.numpy as jnp
 import pytest
 
 from alpa import passes
-from alpa.dialects import ir, main_function, parse
+from alpa.dialects import func, ir, main_function, parse
 from alpa.dialects.plan import Plan, Schedule, read_meshes
 from alpa.passes.alpa import STEPS, Alpa, fingerprint, planned_for
+from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import NotFasterError, Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.layer_cluster import LayerCluster
@@ -158,6 +160,22 @@ def test_gpipe_is_finished_only_if_its_stages_are_faster(
 def options(text: str) -> Alpa:
     """The planner with options as a pipeline has them."""
     return Alpa.from_options(dict(option.split("=") for option in text.split()))
+
+
+def test_shapes_are_checked_once(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def checked(module: ir.Module, *, is_checked: bool = False) -> func.FuncOp:
+        asked.append(is_checked)
+        return check_input(module, is_checked=is_checked)
+
+    for step in STEPS:
+        module = sys.modules[step.__module__]
+        if hasattr(module, "check_input"):
+            monkeypatch.setattr(module, "check_input", checked)
+    Run(program, TWO)
+    assert asked.count(False) == 1
+    assert asked.count(True) >= len(STEPS) - 2
 
 
 def test_each_mesh_is_costed_once_for_all_cuts(program: str) -> None:
