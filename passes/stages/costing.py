@@ -146,7 +146,8 @@ class LayerCosts:
     """Costs of the layers of one program, as they are and rematerialised, found once.
 
     They depend on neither the schedule nor the reserve: `alpa` keeps them between its cuts, each of
-    which is made on a copy of the same layers.
+    which is made on a copy of the same layers. Only whether there are prices of memory depends on
+    the schedule of the first cut (`Candidate.is_small`).
     """
 
     def __init__(

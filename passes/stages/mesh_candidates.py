@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from alpa.dialects.plan import Plan
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.stages.candidates import Candidate, Submesh, remat_bounds, with_shares
@@ -47,6 +48,8 @@ class OneDevice:
     """gives the costs of the layers as they are, or rematerialised"""
     known: Callable[[bool], Costing | None]
     """the same, if an earlier search of these layers asked for them"""
+    plan: Plan
+    """of this search; that of the costs may have another schedule"""
     may_rematerialise: bool
     workers: Workers
     again: Candidate | None = None
@@ -177,9 +180,9 @@ class MeshCandidates:
 
     def _is_small(self) -> bool:
         """Whether memory is no reason to rematerialise layers."""
-        solver = self.one.costing_of(False).solver
         found = self._found.get(False)
-        return bool(found) and found[0].is_small(solver.cluster.device.memory, solver.plan)
+        memory = self.one.costing_of(False).solver.cluster.device.memory
+        return bool(found) and found[0].is_small(memory, self.one.plan)
 
     def _plain(self) -> list[Candidate]:
         """Those without rematerialisation."""

@@ -85,6 +85,7 @@ class Search:
                 kind=kind,
                 costing_of=costing_of,
                 known=lambda remat: self.costs.known(kind=kind, remat=remat or always),
+                plan=self.program.plan,
                 may_rematerialise=self.program.remat == "auto",
                 workers=costing_of(False).where(self.workers),
             )

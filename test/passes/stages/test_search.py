@@ -448,6 +448,7 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
             kind=0,
             costing_of=costings.__getitem__,
             known=lambda _: None,
+            plan=plain.solver.plan,
             may_rematerialise=True,
             workers=Workers(0),
         )
