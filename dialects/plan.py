@@ -60,8 +60,7 @@ class Plan(Record):
     as each op can be (if less work reaches no larger share of a device's peak). Transfers between
     stages are estimates in both. If there was only one cut, the two are equal. The bound is 0 if
     the cut does not minimise T. `accumulate_dtype` is the narrowest type of a sum over the
-    micro-batches
-    (`accumulator`).
+    micro-batches (`accumulator`).
     """
 
     NAME: ClassVar[str] = PLAN

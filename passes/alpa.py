@@ -171,15 +171,20 @@ class Alpa(Driver):
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
         program = fingerprint(module)
         stages = self.cut.known_stages()
-        for step in self.to_layers:
+
+        def run_checked(step: Pass, inner: ir.Module, say: Remark) -> None:
+            run_pass(replace(step, is_checked=True), inner, say)
+
+        first, *others = self.to_layers
+        run_pass(first, module, remark)  # This pass checks all shapes.
+        for step in others:
             if isinstance(step, LayerCluster):
                 step = replace(step, stages=stages)
-            step = replace(step, is_checked=not isinstance(step, CombineMicroBatches))
-            run_pass(step, module, remark)
+            run_checked(step, module, remark)
         if self.faster_than is not None:
             self._check_bound(module, self.faster_than)
         costs = self.cut.costs or self.cut.new_costs()
-        best = _Search(alpa=self, layers=module, costs=costs, run_pass=run_pass).run()
+        best = _Search(alpa=self, layers=module, costs=costs, run_pass=run_checked).run()
         for location, message in best.remarks:
             remark(location, message)
         _move(best.module, module)
@@ -365,7 +370,7 @@ class _Search:
     def _stages(self, step: StageMeshPartition, schedule: Schedule, reserve: float) -> _Candidate:
         """A copy of the layers, cut into stages."""
         candidate = _Candidate(_copied(self.layers))
-        cut = replace(step, schedule=schedule, reserve=reserve, costs=self.costs, is_checked=True)
+        cut = replace(step, schedule=schedule, reserve=reserve, costs=self.costs)
         self.run_pass(cut, candidate.module, candidate.remark)
         return candidate
 
@@ -374,7 +379,7 @@ class _Search:
         for step in self.alpa.to_plan:
             if isinstance(step, IlpShardAnnotate):
                 step = replace(step, solved=self.solved)
-            self.run_pass(replace(step, is_checked=True), candidate.module, candidate.remark)
+            self.run_pass(step, candidate.module, candidate.remark)
 
 
 def _write_dropped(module: ir.Module, dropped: Dropped) -> None:

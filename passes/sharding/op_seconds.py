@@ -33,19 +33,36 @@ def work_seconds(
 
 
 class Works:
-    """What the ops of computations and fragments do: of equal ones, it is found once."""
+    """The work of the ops of computations and fragments, found once for equal ones."""
 
     def __init__(self) -> None:
         self._works: dict[Hashable, list[Work]] = {}
+        self._seconds: dict[Hashable, tuple[Device, float]] = {}
+        """by the id of a device, which is kept here so that no other device gets its id"""
 
     def of(self, block: ir.Block, device: Device) -> list[Work]:
         """`block_works` of a block that reads no values from around it."""
-        key = device.efficiency is None, has_triton(device.name), block_recipe(block)
-        if key not in self._works:
-            self._works[key] = block_works(block, device)
-        return self._works[key]
+        return self._of(_key(block, device), block, device)
 
     def seconds(self, computation: ir.OpView, cluster: Cluster) -> float:
-        """Of all ops of a computation, one after the other."""
-        device, times = cluster.device, Counter(self.of(body(computation), cluster.device))
-        return sum(count * float(work_seconds(work, device)) for work, count in times.items())
+        """The seconds of all ops of a computation, one after the other."""
+        block, device = body(computation), cluster.device
+        key = _key(block, device)
+        at = id(device), key
+        found = self._seconds.get(at)  # Comparing recipes takes time, so each is looked up once.
+        if found is None:
+            times = Counter(self._of(key, block, device))
+            seconds = sum(n * float(work_seconds(work, device)) for work, n in times.items())
+            found = self._seconds[at] = device, seconds
+        return found[1]
+
+    def _of(self, key: Hashable, block: ir.Block, device: Device) -> list[Work]:
+        found = self._works.get(key)
+        if found is None:
+            found = self._works[key] = block_works(block, device)
+        return found
+
+
+def _key(block: ir.Block, device: Device) -> Hashable:
+    """All that `block_works` depends on."""
+    return device.efficiency is None, has_triton(device.name), block_recipe(block)

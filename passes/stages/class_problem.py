@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from math import inf
 
@@ -165,7 +165,8 @@ class ClassProblem:
         # What is alike in different classes is tied as it would be in the whole program.
         small, node_class = fold(self._problem(), RADIUS, like=self._problem(each_once=True))
 
-        def costs(choice: Sequence[int]) -> ClassCosts:
+        @cache
+        def costs(choice: tuple[int, ...]) -> ClassCosts:
             return self._costs(unfold(choice, node_class))
 
         found = pareto.solve(

@@ -28,7 +28,7 @@ def solve(
     gap: float,
     time_limit: float,
     enough: float = inf,
-    is_small: Callable[[Sequence[int]], bool] = lambda _: False,
+    is_small: Callable[[tuple[int, ...]], bool] = lambda _: False,
     steps: Collection[Step] = ALL,
     tuning: Tuning = DEFAULT.tuning,
 ) -> list[tuple[int, ...]]:
@@ -71,7 +71,7 @@ def _solve(
     gap: float,
     time_limit: float,
     enough: float,
-    is_small: Callable[[Sequence[int]], bool],
+    is_small: Callable[[tuple[int, ...]], bool],
     settings: Settings,
 ) -> list[tuple[int, ...]]:
     memory = Memory(problem)
