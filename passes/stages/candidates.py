@@ -19,7 +19,7 @@ from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.solve.stages.schedule import in_flight
 from alpa.passes.stages.boundary import Boundary
 from alpa.passes.stages.class_costs import ClassCosts
-from alpa.passes.stages.class_problem import ClassSolver
+from alpa.passes.stages.class_problem import ClassSolver, Submesh
 from alpa.passes.stages.intervals import intervals, largest, pairs_inside
 
 PRICES = (1.0, 10.0)
@@ -31,9 +31,6 @@ _NO_LIMIT = 1 << 30
 """More micro-batches in flight than any schedule has: memory is no limit."""
 _BYTES = ("state_bytes", "transient_bytes", "activation_bytes", "exchanged_bytes")
 _COSTS = ("seconds", "update", *_BYTES)
-
-Submesh = tuple[int, int, tuple[int, ...]]
-"""Hosts, devices of each, and the logical shape."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,13 +122,18 @@ def candidate_of(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> Ca
 
 
 def remat_bounds(
-    fastest: Candidate, one_device: Candidate, again: Candidate | None = None
+    fastest: Candidate,
+    one_device: Candidate,
+    again: Candidate | None = None,
+    least: np.ndarray | None = None,
 ) -> list[Candidate]:
     """Bounds of candidates that rematerialise all of a stage's layers, or some.
 
     They compute and send all that the fastest candidate does, and an even split of what one device
     computes again. They hold an even split of what one device holds. Both come from `again`, one
     device with all layers rematerialised. Without it, only the bytes of the state are counted.
+
+    `least`, [K, K], are seconds that intervals of rematerialised layers take at least.
     """
     if again is None:
         nothing = np.zeros_like(one_device.seconds)
@@ -140,7 +142,22 @@ def remat_bounds(
     with np.errstate(invalid="ignore"):  # inf - inf below the diagonal
         more = np.nan_to_num((again.seconds - one_device.seconds).clip(min=0.0)) / fastest.size
     whole = replace(_even_bytes(fastest, again), seconds=fastest.seconds + more, remat=1.0)
-    return with_shares([_even_bytes(fastest, one_device)], [whole])
+    bounds = with_shares([_even_bytes(fastest, one_device)], [whole])
+    if least is None:
+        return bounds
+    with np.errstate(invalid="ignore"):
+        more = np.nan_to_num((least - whole.seconds).clip(min=0.0), posinf=0.0)
+    return [_raised(bound, more) for bound in bounds]
+
+
+def _raised(bound: Candidate, more: np.ndarray) -> Candidate:
+    """A bound with more seconds, [K, K], for its rematerialised layers."""
+    count = len(more)
+    seconds = bound.seconds.copy()
+    for i in range(count):
+        for j in range(i, count):
+            seconds[i, j] += more[i, bound.rematerialised(i, j)[-1]]
+    return replace(bound, seconds=seconds)
 
 
 def _even_bytes(candidate: Candidate, one_device: Candidate) -> Candidate:

@@ -33,11 +33,11 @@ Costs = list[ClassCosts]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ForwardBound:
-    """What one forward run of a layer of each class takes at least on a slow mesh."""
+class LeastSeconds:
+    """What a layer of each class takes at least on a mesh."""
 
     seconds: np.ndarray
-    """[C]"""
+    """[C]: of one forward and one backward run together"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import get_args
 
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd
-from alpa.dialects.attributes import read_arguments, read_part
+from alpa.dialects.attributes import Part, read_arguments, read_part
 from alpa.dialects.plan import Plan
 from alpa.passes.sharding.copies import local_bytes
 from alpa.passes.sharding.liveness import passing
@@ -104,20 +105,20 @@ class Posing:
             pass
         return self.problem
 
-    def forward_seconds(self, close: float) -> float:
-        """What a forward run takes at least, whatever its sharding and whatever the other parts
-        of the step need: a bound by dual ascent, which ends where it gains less than `close`.
+    def least_seconds(self, part: Part, close: float) -> float:
+        """What a run of each part up to `part` takes at least in all, whatever their shardings and
+        whatever the parts behind them need: a bound by dual ascent, which ends where it gains less
+        than `close`.
 
-        Call it before `whole`.
+        Parts are asked for in their order, and before `whole`.
         """
-        forwards = sum(
-            isinstance(op, mpmd.FragmentOp) and read_part(op) == "forward"
-            for op in body(self.layer.function).operations
-        )
-        for _ in islice(self._left, forwards):
-            pass
+        parts = get_args(Part)[: get_args(Part).index(part) + 1]
+        fragments = [o for o in body(self.layer.function).operations if _is_fragment(o)]
+        count = sum(read_part(fragment) in parts for fragment in fragments)
         graph, batches = self.problem.graph, self.problem.plan.num_micro_batches
-        if not forwards or not all(np.isfinite(costs).all() for costs in graph.costs):
+        for _ in islice(self._left, max(0, count - len(self.problem.fragments()))):
+            pass
+        if not count or not all(np.isfinite(costs).all() for costs in graph.costs):
             return 0.0
         from alpa.passes.solve.sharding import bound  # noqa: PLC0415 - costs start-up time
 
@@ -158,6 +159,10 @@ def _memory(
                 if value in read and batches > 1:
                     stays("state", value)
     return resident, tuple(row.usage for row in passing(graph, posed.clock))
+
+
+def _is_fragment(op: ir.OpView) -> bool:
+    return isinstance(op, mpmd.FragmentOp)
 
 
 def _part_of(step: ir.OpView | None) -> str:

@@ -26,7 +26,7 @@ from math import inf
 import numpy as np
 
 from alpa.dialects import body, mpmd
-from alpa.dialects.attributes import read_part
+from alpa.dialects.attributes import Part, read_part
 from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -43,6 +43,9 @@ from alpa.passes.stages.class_costs import ClassCosts, Work
 from alpa.passes.stages.class_part import ClassPart, Posing
 from alpa.passes.stages.exchange import End, exchanged_values
 from alpa.passes.stages.layer_classes import LayerClasses, Link
+
+Submesh = tuple[int, int, tuple[int, ...]]
+"""Hosts, devices of each, and the logical shape."""
 
 PARTS = ("forward", "backward", "update")
 GAP = 3e-2
@@ -62,6 +65,11 @@ class ClassSolver:
     cluster: Cluster
     plan: Plan
     intra: Intra = "auto"
+
+    @cached_property
+    def posed(self) -> dict[Submesh, ClassProblem]:
+        """Problems that were posed in part, for the next question about the same mesh."""
+        return {}
 
     @cached_property
     def exchanged(self) -> dict[End, np.ndarray]:
@@ -108,12 +116,14 @@ class ClassProblem:
     solver: ClassSolver
     posings: list[Posing]
 
-    def forward_seconds(self, number: int, close: float) -> float:
-        """What one forward run of a layer of a class takes at least, see `Posing`.
+    def least_seconds(self, part: Part, close: np.ndarray) -> np.ndarray:
+        """[C]: what one run of each part up to `part` takes at least in all, see `Posing`, where
+        the bound is raised as long as it gains as much as `close`, [C].
 
-        Only its forward part is posed for it, so call it before all else.
+        Nothing behind these parts is posed for it, so ask before all else.
         """
-        return self.posings[number].forward_seconds(close)
+        each = zip(self.posings, close.tolist(), strict=True)
+        return np.array([posing.least_seconds(part, near) for posing, near in each])
 
     @cached_property
     def parts(self) -> list[ClassPart]:

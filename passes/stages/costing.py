@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from math import inf
 from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -21,30 +21,34 @@ from alpa.dialects import body, main_function, walk
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.sharding.op_seconds import Works
-from alpa.passes.stages.candidates import PRICES, Candidate, Submesh, candidate_of
-from alpa.passes.stages.class_costs import ClassCosts, Costs, ForwardBound, Work
-from alpa.passes.stages.class_problem import TIME_LIMIT, ClassSolver
+from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of
+from alpa.passes.stages.class_costs import ClassCosts, Costs, LeastSeconds, Work
+from alpa.passes.stages.class_problem import TIME_LIMIT, ClassSolver, Submesh
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costs_folder import CostsFolder
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.remat import rematerialised
 from alpa.passes.workers import Workers
 
+Question = Literal["bound", "costs"]
+
 WORTH = 2_000
 """Ops of all classes that are worth a process, which takes about 1 s to start."""
 
-SLOW = 2.0
-"""A mesh on which the forwards of the class of most work take so many times an even split, with
-what they send, is not searched before the stage search has seen that bound."""
+_SLOW = 2.0
+"""On a mesh on which forward runs take so many times an even split, backward runs are not bounded:
+the bound of the forward runs is high enough for almost all stage searches."""
 _CLOSE = 0.05
 """Of an even split: sweeps that raise the bound by less end the ascent."""
+_KEPT = 8
+"""Problems that were posed for a bound and are kept for the costs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Answer:
     """What a mesh came to, and whether no solver was stopped by its time limit."""
 
-    found: Costs | ForwardBound
+    found: Costs | LeastSeconds
     in_time: bool = True
 
 
@@ -63,8 +67,10 @@ class Costing:
     """where answers are kept for later searches"""
     read: list[Submesh] = field(default_factory=list[Submesh])
     """the meshes whose answers were in the folder"""
-    _ended: dict[Submesh, Future[_Answer]] = field(default_factory=dict[Submesh, "Future[_Answer]"])
-    _slow: dict[Submesh, Future[_Answer]] = field(default_factory=dict[Submesh, "Future[_Answer]"])
+    _ended: dict[tuple[str, Submesh], Future[_Answer]] = field(
+        default_factory=dict[tuple[str, Submesh], "Future[_Answer]"]
+    )
+    """by what was asked of which mesh"""
 
     @cached_property
     def work(self) -> Work:
@@ -94,48 +100,63 @@ class Costing:
         ops = sum(1 for _ in walk(self.solver.classes.module.body))
         return workers if ops >= self.worth else Workers(0)
 
-    def begin(
-        self, workers: Workers, submesh: Submesh, enough: float, even: np.ndarray | None = None
-    ) -> Callable[[], Costs | ForwardBound]:
+    def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:
         """Begins to find what the classes cost on a mesh; what is returned waits for it.
 
-        That has the fastest sharding first, then one per price of memory (`ClassProblem.solve`). It
-        raises NoPlanError, InfeasibleError, TimeoutError or SolverFailedError, and FolderError if
-        the folder cannot be used. What a mesh came to is kept.
+        That has the fastest sharding first, then one per price of memory. It raises NoPlanError,
+        InfeasibleError, TimeoutError or SolverFailedError, and FolderError if the folder cannot be
+        used. What a mesh came to is kept.
 
         Args:
             enough: see `ClassProblem.solve`.
-            even: [C], the seconds of a forward run of each class, split evenly. If the forwards of
-                the class of most work are bound to take `SLOW` times as long, the answer is that
-                bound.
         """
-        for known in (self._ended, self._slow if even is not None else {}):
-            if submesh in known:
-                ended = known[submesh]
-                return lambda: ended.result().found
-        file = None if self.folder is None else self.folder.file(submesh, enough, even)
-        kept = None if file is None or self.folder is None else self.folder.read(file)
+        wait = self._begin(workers, "costs", submesh, enough)
+        return lambda: cast("Costs", wait())
+
+    def begin_bound(
+        self, workers: Workers, submesh: Submesh, even: np.ndarray
+    ) -> Callable[[], LeastSeconds]:
+        """Begins to bound what the classes take on a mesh from below, with what they send.
+
+        It is waited for and kept as what `begin` gives, and raises the same.
+
+        Args:
+            even: [2, C], the seconds of one forward and one backward run of each class, split
+                evenly.
+        """
+        wait = self._begin(workers, "bound", submesh, even.tolist())
+        return lambda: cast("LeastSeconds", wait())
+
+    def knows(self, what: Question, submesh: Submesh) -> bool:
+        """Whether the answer is kept."""
+        return (what, submesh) in self._ended
+
+    def _begin(
+        self, workers: Workers, what: Question, submesh: Submesh, given: object
+    ) -> Callable[[], Costs | LeastSeconds]:
+        if (what, submesh) in self._ended:
+            ended = self._ended[what, submesh]
+            return lambda: ended.result().found
+        folder = self.folder
+        file = None if folder is None else folder.file(what, submesh, given)
+        kept = None if file is None or folder is None else folder.read(file)
         if kept is not None:
-            self.read.append(submesh)
+            if what == "costs":
+                self.read.append(submesh)
             begun = Workers(0).submit(_Answer, found=kept)
         elif workers.count:
-            begun = workers.submit(_solve_pickled, self._pickled, submesh, enough, even)
+            begun = workers.submit(_answer_pickled, self._pickled, what, submesh, given)
         else:
-            begun = workers.submit(_solve, self.solver, submesh, enough, even)
+            begun = workers.submit(_answer, self.solver, what, submesh, given)
 
-        def finish() -> Costs | ForwardBound:
-            is_bound = begun.exception() is None and isinstance(begun.result().found, ForwardBound)
-            (self._slow if is_bound else self._ended)[submesh] = begun
+        def finish() -> Costs | LeastSeconds:
+            self._ended[what, submesh] = begun
             answer = begun.result()
-            if self.folder is not None and file is not None and kept is None and answer.in_time:
-                self.folder.write(file, answer.found)
+            if folder is not None and file is not None and kept is None and answer.in_time:
+                folder.write(file, answer.found)
             return answer.found
 
         return finish
-
-    def knows(self, submesh: Submesh, *, or_bound: bool) -> bool:
-        """Whether it is kept what a mesh came to, or a bound."""
-        return submesh in self._ended or (or_bound and submesh in self._slow)
 
     @cached_property
     def _pickled(self) -> bytes:
@@ -209,24 +230,33 @@ def _work(solver: ClassSolver) -> Work:
     return problem.work(costs)
 
 
-def _solve(
-    solver: ClassSolver, submesh: Submesh, enough: float = inf, even: np.ndarray | None = None
-) -> _Answer:
+def _answer(solver: ClassSolver, what: Question, submesh: Submesh, given: Any) -> _Answer:
     try:
-        problem = solver.pose(*submesh)
-        if even is not None:
-            layers = np.array([len(one.layers) for one in solver.classes.classes])
-            most = int(np.argmax(layers * even))
-            least = problem.forward_seconds(most, _CLOSE * even[most])
-            if least > SLOW * even[most]:
-                bound = even.copy()
-                bound[most] = least
-                return _Answer(found=ForwardBound(seconds=bound))
-        began = time.monotonic()
-        found = problem.solve(PRICES, enough, lambda it: _is_small(solver, it, submesh))
-        return _Answer(found=found, in_time=time.monotonic() - began < TIME_LIMIT)
+        if what == "bound":
+            return _bound(solver, submesh, np.array(given))
+        return _solve(solver, submesh, given)
     except PassError as error:
         raise NoPlanError(str(error)) from error
+
+
+def _bound(solver: ClassSolver, submesh: Submesh, even: np.ndarray) -> _Answer:
+    problem, both = solver.pose(*submesh), even.sum(axis=0)
+    forward = np.maximum(even[0], problem.least_seconds("forward", _CLOSE * even[0]))
+    least = forward + even[1]
+    layers = np.array([len(one.layers) for one in solver.classes.classes])
+    if layers @ forward <= _SLOW * layers @ even[0]:
+        least = np.maximum(least, problem.least_seconds("backward", _CLOSE * both))
+        solver.posed[submesh] = problem
+        if len(solver.posed) > _KEPT:
+            del solver.posed[next(iter(solver.posed))]
+    return _Answer(found=LeastSeconds(seconds=least))
+
+
+def _solve(solver: ClassSolver, submesh: Submesh, enough: float) -> _Answer:
+    problem = solver.posed.pop(submesh, None) or solver.pose(*submesh)
+    began = time.monotonic()
+    found = problem.solve(PRICES, enough, lambda it: _is_small(solver, it, submesh))
+    return _Answer(found=found, in_time=time.monotonic() - began < TIME_LIMIT)
 
 
 def _is_small(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> bool:
@@ -235,12 +265,10 @@ def _is_small(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> bool:
     return candidate.is_small(solver.cluster.device.memory, solver.plan)
 
 
-def _solve_pickled(
-    pickled: bytes, submesh: Submesh, enough: float, even: np.ndarray | None
-) -> _Answer:
+def _answer_pickled(pickled: bytes, what: Question, submesh: Submesh, given: Any) -> _Answer:
     solver = _solver(pickled)
     with solver.classes.module.context:
-        return _solve(solver, submesh, enough, even)
+        return _answer(solver, what, submesh, given)
 
 
 @lru_cache(maxsize=8)  # for each kind of hosts with rematerialised layers, and without

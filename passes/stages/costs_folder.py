@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from alpa import dialects
-from alpa.passes.stages.candidates import Submesh
-from alpa.passes.stages.class_costs import ClassCosts, Costs, ForwardBound
+from alpa.passes.stages.class_costs import ClassCosts, Costs, LeastSeconds
 from alpa.passes.stages.class_problem import ClassSolver
 
 
@@ -38,12 +37,11 @@ class CostsFolder:
     path: Path
     solver: ClassSolver
 
-    def file(self, submesh: Submesh, enough: float, even: np.ndarray | None) -> Path:
-        """Where the answer to this question is; see `Costing.begin`."""
-        asked = (submesh, enough, None if even is None else even.tolist())
-        return self.path / f"{_hash(self._solver_hash, *asked)}.npz"
+    def file(self, *question: object) -> Path:
+        """Where the answer to a question about a mesh is; see `Costing.begin`."""
+        return self.path / f"{_hash(self._solver_hash, *question)}.npz"
 
-    def read(self, file: Path) -> Costs | ForwardBound | None:
+    def read(self, file: Path) -> Costs | LeastSeconds | None:
         """The answer in a file; None if there is none, or only a part of one.
 
         Raises:
@@ -53,7 +51,7 @@ class CostsFolder:
             with np.load(file) as arrays:
                 found = {name: arrays[name] for name in arrays.files}
             if "bound" in found:
-                return ForwardBound(seconds=found["bound"])
+                return LeastSeconds(seconds=found["bound"])
             links, ends = list(self.solver.classes.links), list(self.solver.exchanged)
             rows = zip(found["by_class"], found["links"], found["exchanged"], strict=True)
             return [
@@ -69,9 +67,9 @@ class CostsFolder:
         except OSError as error:
             raise FolderError(f"{file}: {error.strerror}") from error
 
-    def write(self, file: Path, answer: Costs | ForwardBound) -> None:
+    def write(self, file: Path, answer: Costs | LeastSeconds) -> None:
         """Writes an answer, whole or not at all. Raises FolderError."""
-        if isinstance(answer, ForwardBound):
+        if isinstance(answer, LeastSeconds):
             arrays = {"bound": answer.seconds}
         else:
             links, ends = self.solver.classes.links, self.solver.exchanged

@@ -24,7 +24,7 @@ from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
 from alpa.passes.solve.stages.problem import Given, Objective
 from alpa.passes.solve.stages.schedule import in_flight
-from alpa.passes.stages.candidates import Submesh
+from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered, even_seconds
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.intervals import intervals

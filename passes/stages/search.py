@@ -33,7 +33,8 @@ from alpa.passes.solve.stages.problem import (
     Solution,
     Stage,
 )
-from alpa.passes.stages.candidates import Candidate, Submesh, stage_problem
+from alpa.passes.stages.candidates import Candidate, stage_problem
+from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import Costing, LayerCosts
 from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
@@ -118,7 +119,7 @@ class Search:
                 raise PassError(self.program.function, f"{error}{_problems(offers)}") from error
             bound = seconds if bound is None else bound
             used = [offers[stage.submesh] for stage in stages]
-            unknown = dict.fromkeys(mesh for it, mesh in used if it.is_bound)
+            unknown = _unknown(used)
             if not unknown:
                 return Cut(
                     stages=stages,
@@ -140,9 +141,9 @@ class Search:
                 continue
             # Together with meshes that the search is about to ask for.
             alike = (m for m in meshes if any(m.is_like(other) for other in unknown))
-            wanted = list(dict.fromkeys([*unknown, *alike]))
-            for mesh in wanted:
-                mesh.begin()
+            wanted = {**dict.fromkeys(alike, False), **unknown}
+            for mesh, remat in wanted.items():
+                mesh.begin(remat=remat)
             if self._memory_may_bind(ones):
                 # The search will ask for it, and this process has time now.
                 for one in ones:
@@ -172,9 +173,9 @@ class Search:
         except NoCutError:
             return  # Each cut needs the costs that are on their way.
         used = [offers[stage.submesh] for stage in stages]
-        found = dict.fromkeys(m for it, m in used if it.is_bound and m.num_devices > 1)
-        for mesh in list(found)[:idle]:
-            mesh.begin()
+        found = [(m, remat) for m, remat in _unknown(used).items() if m.num_devices > 1]
+        for mesh, remat in found[:idle]:
+            mesh.begin(remat=remat)
 
     def _solved(self, offers: Sequence[_Offer]) -> tuple[float, tuple[Stage, ...]]:
         """T and the stages of the best cut over some candidates. Raises `NoCutError`."""
@@ -274,6 +275,15 @@ class Search:
             f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
             f"{size_text(kept)}; {there}"
         )
+
+
+def _unknown(used: Sequence[_Offer]) -> dict[MeshCandidates, bool]:
+    """The meshes of a cut whose costs are not known, and whether with rematerialised layers."""
+    found: dict[MeshCandidates, bool] = {}
+    for candidate, mesh in used:
+        if candidate.is_bound:
+            found[mesh] = found.get(mesh, False) or candidate.remat > 0
+    return found
 
 
 def _verified(bound: float, seconds: float) -> float:

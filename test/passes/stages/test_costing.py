@@ -22,9 +22,10 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.stages.candidates import PRICES
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
-from alpa.passes.stages.costing import Costing, Costs, ForwardBound, NoPlanError
+from alpa.passes.stages.costing import Costing, NoPlanError
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.workers import Workers
+from alpa.tools import zoo
 
 NUM_LAYERS = 3
 PLAN = Plan(num_micro_batches=1, schedule="1f1b")
@@ -60,25 +61,34 @@ def program() -> str:
     )
 
 
+def solver_of(program: str | ir.Module, cluster: Cluster) -> ClassSolver:
+    pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
+    module = alpa.passes.run(program, pipeline)
+    function = main_function(module)
+    arguments, results = read_arguments(function), read_results(function)
+    with module.context:
+        graph = Graph.of(body(function))
+        classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
+    return ClassSolver(classes=classes, cluster=cluster, plan=PLAN)
+
+
 @pytest.fixture(scope="module")
 def solver() -> Iterator[ClassSolver]:
     register_sharding_rule("kernel", ROWS)
     try:
-        pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
-        module = alpa.passes.run(program(), pipeline)
-        function, cluster = main_function(module), Cluster.parse("cpu:1x4")
-        arguments, results = read_arguments(function), read_results(function)
-        with module.context:
-            graph = Graph.of(body(function))
-            classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
-            yield ClassSolver(classes=classes, cluster=cluster, plan=PLAN)
+        found = solver_of(program(), Cluster.parse("cpu:1x4"))
+        with found.classes.module.context:
+            yield found
     finally:
         CUSTOM_CALL_RULES.pop("kernel", None)
 
 
-def costed(found: Costs | ForwardBound) -> Costs:
-    assert not isinstance(found, ForwardBound)
-    return found
+@pytest.fixture(scope="module")
+def training() -> Iterator[ClassSolver]:
+    step = zoo.get("gpt-tiny", num_layers=NUM_LAYERS).lower(4)
+    found = solver_of(step, Cluster.parse("cpu:1x4"))
+    with found.classes.module.context:
+        yield found
 
 
 def with_memory(solver: ClassSolver, memory: int) -> ClassSolver:
@@ -89,21 +99,21 @@ def with_memory(solver: ClassSolver, memory: int) -> ClassSolver:
 
 def test_memory_has_no_price_where_there_is_enough(solver: ClassSolver) -> None:
     costing, mesh = Costing(solver=solver), (1, 4, (2, 2))
-    (fastest,) = costed(costing.begin(Workers(0), mesh, inf)())
+    (fastest,) = costing.begin(Workers(0), mesh, inf)()
     peaks = costing.candidate(fastest, mesh)
     held = peaks.fixed_bytes + PLAN.num_micro_batches * peaks.activation_bytes
     most = float(held[np.triu_indices(NUM_LAYERS)].max())
     few, enough = with_memory(solver, int(most)), with_memory(solver, 2 * int(most + 1))
-    assert len(costed(Costing(solver=few).begin(Workers(0), mesh, inf)())) == 1 + len(PRICES)
-    assert len(costed(Costing(solver=enough).begin(Workers(0), mesh, inf)())) == 1
+    assert len(Costing(solver=few).begin(Workers(0), mesh, inf)()) == 1 + len(PRICES)
+    assert len(Costing(solver=enough).begin(Workers(0), mesh, inf)()) == 1
 
 
 def test_a_process_finds_the_same_costs_as_this_one(solver: ClassSolver) -> None:
     """The custom call's rule is registered in this process only."""
     solver = with_memory(solver, 1 << 14)
     with Workers(1) as workers:
-        there = costed(Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)())
-    here = costed(Costing(solver=solver).begin(Workers(0), (1, 4, (2, 2)), inf)())
+        there = Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)()
+    here = Costing(solver=solver).begin(Workers(0), (1, 4, (2, 2)), inf)()
     assert len(here) == len(there) == 1 + len(PRICES)
     for mine, other in zip(here, there, strict=True):
         np.testing.assert_array_equal(mine.by_class, other.by_class)
@@ -143,37 +153,61 @@ def test_a_mesh_on_which_all_take_too_long_is_not_searched(solver: ClassSolver) 
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2), (4, 1)])
-def test_forwards_take_no_less_than_their_bound(
-    solver: ClassSolver, shape: tuple[int, ...]
-) -> None:
-    """And no less is bound to be taken where the batch is split, which sends nothing."""
-    problem = solver.pose(1, 4, shape)
-    count = len(solver.classes.classes)
-    least = np.array([problem.forward_seconds(number, 0.0) for number in range(count)])
-    found = solver.pose(1, 4, shape).solve(PRICES)
+def test_runs_take_no_less_than_their_bounds(training: ClassSolver, shape: tuple[int, ...]) -> None:
+    problem = training.pose(1, 4, shape)
+    close = np.zeros(len(training.classes.classes))
+    forward, both = (
+        problem.least_seconds("forward", close),
+        problem.least_seconds("backward", close),
+    )
+    assert np.all(both > 1.5 * forward)
+    found = training.pose(1, 4, shape).solve(PRICES)
     for costs in found:
-        assert np.all(costs.by_class[0] >= (1 - 1e-9) * least)
-    np.testing.assert_allclose(least, found[0].by_class[0], rtol=0.05)
+        assert np.all(costs.by_class[0] >= (1 - 1e-9) * forward)
+        assert np.all(costs.by_class[:2].sum(axis=0) >= (1 - 1e-9) * both)
+    np.testing.assert_allclose(both, found[0].by_class[:2].sum(axis=0), rtol=0.15)
 
 
-def test_a_problem_is_the_same_after_the_bound_of_its_forwards(solver: ClassSolver) -> None:
-    bounded = solver.pose(1, 4, (2, 2))
-    bounded.forward_seconds(len(solver.classes.classes) - 1, 0.0)
+def test_no_less_is_bound_to_be_taken_where_nothing_is_sent(solver: ClassSolver) -> None:
+    """Where the batch is split, as it is at best."""
+    least = solver.pose(1, 4, (4,)).least_seconds("forward", np.zeros(len(solver.classes.classes)))
+    (fastest,) = solver.pose(1, 4, (4,)).solve(())
+    np.testing.assert_allclose(least, fastest.by_class[0], rtol=0.05)
+
+
+def test_a_problem_is_the_same_after_its_bounds(training: ClassSolver) -> None:
+    bounded = training.pose(1, 4, (2, 2))
+    close = np.zeros(len(training.classes.classes))
+    bounded.least_seconds("forward", close)
+    bounded.least_seconds("backward", close)
     for mine, other in zip(
-        bounded.solve(PRICES), solver.pose(1, 4, (2, 2)).solve(PRICES), strict=True
+        bounded.solve(PRICES), training.pose(1, 4, (2, 2)).solve(PRICES), strict=True
     ):
         np.testing.assert_array_equal(mine.by_class, other.by_class)
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_slow_mesh_is_bounded_before_it_is_costed(solver: ClassSolver, count: int) -> None:
-    costing = Costing(solver=solver, worth=0)
-    mesh, even = (1, 4, (2, 2)), np.full(len(solver.classes.classes), 1e-12)
+def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count: int) -> None:
+    costing, mesh = Costing(solver=training, worth=0), (1, 4, (2, 2))
+    even = costing.work.split((2, 2)).by_class[:2]
     with Workers(count) as workers:
-        bound = costing.begin(workers, mesh, inf, even)()
-        assert isinstance(bound, ForwardBound)
-        assert costing.begin(workers, mesh, inf, even)() is bound  # kept
-        costs = costed(costing.begin(workers, mesh, inf)())
-        assert np.all(costs[0].by_class[0] >= bound.seconds)
-        assert costing.begin(workers, mesh, inf, even)() is costs
-        assert costed(costing.begin(workers, (1, 4, (4,)), inf, 1e12 * even)())
+        bound = costing.begin_bound(workers, mesh, even)()
+        assert costing.begin_bound(workers, mesh, even)() is bound  # kept
+        assert len(training.posed) == (count == 0)  # for the costs
+        costs = costing.begin(workers, mesh, inf)()
+        assert not training.posed
+        assert costing.begin(workers, mesh, inf)() is costs
+    both = costs[0].by_class[:2].sum(axis=0)
+    assert np.all(bound.seconds >= even.sum(axis=0))
+    assert np.all(bound.seconds <= (1 + 1e-9) * both)
+    np.testing.assert_allclose(bound.seconds, both, rtol=0.15)
+
+
+def test_only_forward_runs_are_bounded_on_a_slow_mesh(training: ClassSolver) -> None:
+    costing, mesh = Costing(solver=training), (1, 4, (2, 2))
+    forward, backward = costing.work.split((2, 2)).by_class[:2]
+    even = np.array([1e-9 * forward, backward])  # All meshes are slow beside it.
+    bound = costing.begin_bound(Workers(0), mesh, even)()
+    assert not training.posed
+    least = training.pose(*mesh).least_seconds("forward", np.zeros(len(forward)))
+    np.testing.assert_allclose(bound.seconds - backward, least, rtol=1e-9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -16,7 +15,7 @@ from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.plan import Plan
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.stages.class_costs import ClassCosts, ForwardBound
+from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.costing import Costing
 from alpa.passes.stages.costs_folder import CostsFolder
@@ -53,12 +52,10 @@ class Unasked(ClassSolver):
         raise AssertionError("the answer is in the folder")
 
 
-def asked(
-    solver: ClassSolver, path: Path, even: np.ndarray | None = None
-) -> tuple[Costing, list[ClassCosts] | ForwardBound]:
+def asked(solver: ClassSolver, path: Path) -> tuple[Costing, list[ClassCosts]]:
     costing = Costing(solver=solver, folder=CostsFolder(path=path, solver=solver))
     with solver.classes.module.context:
-        return costing, costing.begin(Workers(0), MESH, inf, even)()
+        return costing, costing.begin(Workers(0), MESH, inf)()
 
 
 def test_a_later_search_reads_what_an_earlier_one_found(
@@ -68,27 +65,30 @@ def test_a_later_search_reads_what_an_earlier_one_found(
     again = Unasked(classes=solver.classes, cluster=CLUSTER, plan=replace(PLAN, schedule="gpipe"))
     second, read = asked(again, tmp_path)
     assert (first.read, second.read) == ([], [MESH])
-    assert isinstance(found, Sequence)
-    assert isinstance(read, Sequence)
     assert len(found) == len(read) > 1
     for mine, other in zip(found, read, strict=True):
         np.testing.assert_array_equal(mine.by_class, other.by_class)
         assert (mine.links, mine.exchanged) == (other.links, other.exchanged)
 
 
-def test_bounds_of_slow_meshes_are_read(solver: ClassSolver, tmp_path: Path) -> None:
-    even = np.full(len(solver.classes.classes), 1e-12)
-    _, found = asked(solver, tmp_path, even)
+def test_bounds_are_read(solver: ClassSolver, tmp_path: Path) -> None:
+    even = np.ones((2, len(solver.classes.classes)))
     again = Unasked(classes=solver.classes, cluster=CLUSTER, plan=PLAN)
-    _, read = asked(again, tmp_path, even)
-    assert isinstance(found, ForwardBound)
-    assert isinstance(read, ForwardBound)
+    found, read = (
+        Costing(solver=its, folder=CostsFolder(path=tmp_path, solver=its)).begin_bound(
+            Workers(0), MESH, even
+        )()
+        for its in (solver, again)
+    )
     np.testing.assert_array_equal(found.seconds, read.seconds)
+    other = CostsFolder(path=tmp_path, solver=solver)
+    assert other.file("bound", MESH, even.tolist()).exists()
+    assert not other.file("bound", MESH, (2 * even).tolist()).exists()
 
 
 def test_what_answers_depend_on_is_in_the_name(solver: ClassSolver, tmp_path: Path) -> None:
     def file(solver: ClassSolver, submesh: tuple[int, int, tuple[int, ...]], enough: float) -> Path:
-        return CostsFolder(path=tmp_path, solver=solver).file(submesh, enough, None)
+        return CostsFolder(path=tmp_path, solver=solver).file("costs", submesh, enough)
 
     def like(plan: Plan = PLAN, cluster: Cluster = CLUSTER) -> ClassSolver:
         return ClassSolver(classes=solver.classes, cluster=cluster, plan=plan)

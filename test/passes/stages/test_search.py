@@ -453,8 +453,8 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
             workers=Workers(0),
         )
         mesh = MeshCandidates(one=one, number=0, submesh=(1, 2, (2,)))
-        for _ in range(2):
-            mesh.begin()
+        for _ in range(4):
+            mesh.begin(remat=True)
             mesh.finish()
         found = mesh.candidates()[-1]
         *_, costs = again.solver.pose(1, 2, (2,)).solve(PRICES)
