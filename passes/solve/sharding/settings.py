@@ -150,7 +150,7 @@ class Tuning:
     """Memory binds where a choice near the cheapest needs so many times the limit. Part of a change
     that took gpt-39b from 4.8 s to 2.3 s (840435a)."""
     coarse: float = 0.1
-    """The gap of the first look whether memory binds."""
+    """The gap of a look whether memory binds."""
     never: float = 1e3
     """Costs so many times that of a choice stand for "never", and spoil the arithmetic."""
     repair_changes: int = 20

@@ -85,7 +85,8 @@ def solve_within(
 def _try_free(search: MemorySearch, gap: float) -> bool:
     """Whether the cheapest choice of all is within memory: then it is the best.
 
-    Where memory binds it is of no use, and that it breaks the limit shows long before.
+    Where memory binds it is of no use, and that it breaks the limit shows long before. Choices on
+    the way that are within memory may be near enough then.
     """
     bare, limit = replace(search.problem, usages=()), search.problem.memory_limit
     tuning, peak = search.settings.tuning, inf
@@ -94,17 +95,23 @@ def _try_free(search: MemorySearch, gap: float) -> bool:
         glance = approach(bare, near=inf, enough=inf, deadline=inf, settings=search.settings)
         search.bound, search.messages = glance.bound, glance.messages
         peak, _ = search.memory.peak(glance.choice)
-        if peak > surely * limit:
+        value = bare.cost(glance.choice)
+        is_near = value - glance.bound <= tuning.coarse * abs(value)
+        if peak > surely * limit or (peak > limit and is_near):
             search.see(glance.choice, far=True)
             return False
-    found = search.solve_free(bare, gap if peak <= limit else max(gap, tuning.coarse))
-    if found.gap > gap and search.memory.peak(found.choice)[0] <= limit:
-        found = search.solve_free(bare, gap)
-    search.bound = max(search.bound, found.bound)
-    if search.memory.peak(found.choice)[0] > limit:
-        search.see(found.choice, far=True)
-        return False
-    search.best, search.value = found.choice, found.objective
+        if peak <= limit:
+            search.take(glance.choice)
+    wanted = [gap] if peak <= limit else [max(gap, tuning.coarse), gap]
+    for near in wanted:
+        found = search.solve_free(bare, near)
+        search.bound = max(search.bound, found.bound)
+        if search.memory.peak(found.choice)[0] > limit:
+            search.see(found.choice, far=True)
+            return search.closed
+        search.take(found.choice)
+        if found.gap <= gap:
+            break
     return True
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve.errors import VerificationError
+from alpa.passes.solve.sharding.bound import approach
 from alpa.passes.solve.sharding.ilp import (
     Edge,
     InfeasibleError,
@@ -154,6 +155,33 @@ def large(seed: int) -> Problem:
         ),
         memory_limit=90.0,
     )
+
+
+def dense(seed: int) -> Problem:
+    """Too many edges for reductions, and bytes that do not depend on costs."""
+    rng = np.random.default_rng(seed)
+    count, strategies = 24, 6
+    return Problem(
+        node_costs=tuple(rng.random(strategies) for _ in range(count)),
+        edges=tuple(
+            Edge(v, w, rng.random((strategies, strategies)))
+            for v in range(count)
+            for w in range(v + 1, count)
+            if rng.random() < 0.25
+        ),
+        usages=tuple(
+            Usage(nodes=(v,), bytes=rng.integers(1, 40, strategies), start=0, stop=1)
+            for v in range(count)
+        ),
+    )
+
+
+def test_a_choice_within_memory_that_was_seen_is_kept():
+    """A look finds one, the cheapest choice is not within memory, and its repair costs more."""
+    free = replace(dense(11), usages=())
+    seen = approach(free, near=inf, enough=inf, deadline=inf).choice
+    problem = replace(dense(11), memory_limit=float(Memory(dense(11)).peak(seen)[0]))
+    assert solve(problem, branch_gap=0.2).objective <= problem.cost(seen) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", [1, 3])
