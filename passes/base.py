@@ -66,6 +66,13 @@ def errors_at(where: ir.OpView | ir.Operation | ir.Location) -> Generator[None]:
         raise PassError(where, str(error)) from error
 
 
+def check_kind(name: str, value: Any, *kinds: type) -> None:
+    """Raises TypeError if an argument is of none of the kinds; None is one if it is listed."""
+    if not isinstance(value, kinds):
+        words = " or ".join("None" if it is type(None) else it.__name__ for it in kinds)
+        raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; expected {words}")
+
+
 class OptionError(ValueError):
     """An option of a pass has an unknown name or a value that does not fit."""
 

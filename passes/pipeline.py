@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from alpa.dialects import ir, parse, passmanager
-from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark
+from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, check_kind
 from alpa.passes.pipelines import upstream
 from alpa.passes.pipelines.diagnostics import is_utf8, place_of, with_notes
 from alpa.passes.pipelines.text import Element, Option, PipelineError, did_you_mean
@@ -69,10 +69,12 @@ def run(
         The rewritten module.
 
     Raises:
+        TypeError: an argument is of another type.
         PipelineError: the pipeline's text is wrong.
         ir.MLIRError: the program does not parse, or a pass cannot go on; with file, line, column.
     """
     steps = _steps(pipeline)
+    check_kind("source", source, ir.Module, str, bytes)
     module = source if isinstance(source, ir.Module) else parse(source)
     manager = passmanager.PassManager("builtin.module", context=module.context)
     runner = _Runner(remark=on_remark or _log_remark, on_error=on_error, on_pass=on_pass)
@@ -105,6 +107,7 @@ def add_to(
             for instance to make it print the IR as `manager` does.
 
     Raises:
+        TypeError: the pipeline is no text.
         PipelineError: the pipeline's text is wrong; nothing was added.
     """
     runner = _Runner(remark=on_remark or _log_remark, on_pass=on_pass, on_manager=on_manager)
@@ -126,8 +129,10 @@ def _steps(text: str) -> list[Pass | str]:
     """Our passes, and the texts of MLIR's between them.
 
     Raises:
+        TypeError: it is no text.
         PipelineError: at the position that is wrong.
     """
+    check_kind("pipeline", text, str)
     steps: list[Pass | str] = []
     for element in parse_pipeline(text):
         if element.nested is None and element.name in PASSES:

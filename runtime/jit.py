@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from alpa.dialects.plan import AccumulateDtype, Schedule
+from alpa.passes.base import check_kind
 from alpa.passes.cost.cluster import Cluster, parse_cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Call, LeafType, Parameters
 from alpa.runtime.executable import Executable
 from alpa.runtime.loading import Folders, check_run_options
-from alpa.runtime.option_checks import check_folders, check_kind, check_literal
+from alpa.runtime.option_checks import check_folders, check_literal
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Inter, Settings
 from alpa.runtime.prepared import Prepared, StepPlan, Target

@@ -11,8 +11,11 @@ so far: no plan can be predicted to be faster. A number that cannot be planned i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from alpa.dialects import ir
 from alpa.passes.base import NotFasterError
@@ -40,9 +43,19 @@ class Found:
     attempts: tuple[Attempt, ...]
 
 
+_TRIED = 1_000_000
+"""The largest number that is tried as a divisor."""
+
+
 def divisors(batch_size: int) -> list[int]:
-    """The numbers of equal micro-batches that a batch can be split into, ascending."""
-    return [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+    """The numbers of equal micro-batches that a batch can be split into, ascending.
+
+    Of a batch above 10^12 samples, those whose parts are both larger than a million are left out:
+    to find them takes too long.
+    """
+    small = np.arange(1, min(math.isqrt(batch_size), _TRIED) + 1)
+    found = small[batch_size % small == 0].tolist()
+    return sorted({*found, *(batch_size // n for n in found)})
 
 
 def from_the_middle(numbers: Sequence[int]) -> list[int]:

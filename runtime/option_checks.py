@@ -9,19 +9,14 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_args
 
+from alpa.passes.base import check_kind
+
 
 def check_literal(name: str, value: Any, kind: Any) -> None:
     """Raises ValueError if an option has none of the values of a Literal."""
     allowed = get_args(kind)
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(allowed)}")
-
-
-def check_kind(name: str, value: Any, *kinds: type) -> None:
-    """Raises TypeError if an option is of none of the kinds. None must be listed to be allowed."""
-    if not isinstance(value, kinds):
-        words = " or ".join("None" if it is type(None) else it.__name__ for it in kinds)
-        raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; expected {words}")
 
 
 def check_count(name: str, value: Any, least: int) -> None:

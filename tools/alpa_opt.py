@@ -22,7 +22,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
-from alpa.tools.guard import guard, reading_bytecode
+from alpa.tools.guard import guard, read_input, reading_bytecode
 
 _SPLIT_MARKER = "// -----"
 _LARGE_CONSTANT = 16
@@ -217,7 +217,7 @@ def _printer(source: _Source) -> Callable[[Diagnostic], None]:
 
 def _marked(line: str, column: int) -> str:
     """A line with a caret below the column; a long line is cut around it."""
-    line = line.rstrip().replace("\t", " ")
+    line = "".join(char if char.isprintable() else " " for char in line.rstrip())
     begin = max(0, column - _WIDTH // 2)
     before, after = "..." * (begin > 0), "..." * (begin + _WIDTH < len(line))
     caret = " " * (len(before) + column - 1 - begin) + "^"
@@ -244,8 +244,7 @@ def _sources(file: str, split: bool) -> Iterator[_Source]:
     """
     name = "<stdin>" if file == "-" else file
     try:
-        with open(_STDIN if file == "-" else file, "rb", closefd=file != "-") as stream:
-            data = stream.read()
+        data = read_input(_STDIN if file == "-" else file)
     except OSError as error:
         raise _CommandError(f"{name}: error: {error.strerror}") from error
     if is_bytecode(data):

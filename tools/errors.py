@@ -7,12 +7,12 @@ import sys
 from alpa.dialects import ir
 from alpa.dialects.checks import CheckError
 from alpa.passes import PassError
-from alpa.passes.pipelines.diagnostics import format_error, place_of
+from alpa.passes.pipelines.diagnostics import format_error, place_of, printable
 
 
 def fail(error: Exception, file: str) -> int:
     """Prints an error at its op, or else at the file; returns the exit status."""
-    print(_sentence(error, file), file=sys.stderr)
+    print(printable(_sentence(error, file)), file=sys.stderr)
     return 1
 
 

@@ -6,14 +6,22 @@ process, and some make it run forever.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
-from alpa.dialects import ir, is_bytecode, parse_file
+from alpa.dialects import ir, is_bytecode, parse, parse_file
+
+_MOST_BYTES = 1 << 31
+"""Of a pipe or a device: no program is as large, and an endless one fills the memory."""
+_MOST_SECONDS = 600
+"""Until a pipe or a device ends."""
 
 
 def guard(name: str) -> None:
@@ -52,6 +60,41 @@ def _sentence(number: signal.Signals) -> str:
     )
 
 
+def read_input(file: str | int) -> bytes:
+    """The bytes of a file or, by its number, of an open one, which stays open.
+
+    Raises:
+        OSError: it cannot be read. An input that is no regular file ends neither within
+            `_MOST_BYTES` nor within `_MOST_SECONDS`.
+    """
+    with open(file, "rb", closefd=isinstance(file, str)) as stream:
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            return stream.read()
+        with _ending_in_time():
+            data = stream.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        reason = f"it does not end within {_MOST_BYTES >> 30} GiB; write it to a file first"
+        raise OSError(errno.EFBIG, reason)
+    return data
+
+
+@contextmanager
+def _ending_in_time() -> Generator[None]:
+    """Raises OSError if reading takes longer than `_MOST_SECONDS`."""
+
+    def give_up(*_: object) -> None:
+        reason = f"it does not end within {_MOST_SECONDS} s; write it to a file first"
+        raise OSError(errno.ETIMEDOUT, reason)
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(_MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def parse_within(file: str, context: ir.Context | None = None) -> ir.Module:
     """Parses and verifies a module from a file, text or bytecode.
 
@@ -59,6 +102,10 @@ def parse_within(file: str, context: ir.Context | None = None) -> ir.Module:
         OSError: it cannot be read; MLIR's own message gives no reason.
         ir.MLIRError: it does not parse or verify.
     """
+    if not Path(file).is_file():
+        data = read_input(file)
+        with reading_bytecode() if is_bytecode(data) else nullcontext():
+            return parse(data, context)
     with open(file, "rb") as stream:
         binary = is_bytecode(stream.read(4))
     with reading_bytecode() if binary else nullcontext():

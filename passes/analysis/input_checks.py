@@ -1,22 +1,26 @@
-"""Checks what every pass requires of a module: one public function and static shapes."""
+"""Checks what every pass requires of a module: one public function of tensors with static shapes,
+and attributes of its arguments that fit them."""
 
 from __future__ import annotations
 
 from alpa.dialects import func, ir, is_public, walk
-from alpa.passes.base import PassError
+from alpa.dialects.attributes import read_arguments
+from alpa.dialects.mpmd_types import MeshTensor
+from alpa.passes.base import PassError, errors_at
 
 _ADVICE = "refine the module to static shapes first, for example export it with concrete shapes"
 
 
 def check_input(module: ir.Module, *, is_checked: bool = False) -> func.FuncOp:
-    """The one public function of a module whose shapes are all static.
+    """The one public function of a module whose values are tensors of static shapes.
 
     Args:
-        is_checked: the shapes are known to be.
+        is_checked: all of this is known already.
 
     Raises:
         PassError: there is no function, no or several public ones, the public one has no body
-            or several blocks, or a value has a dynamic or unknown shape.
+            or several blocks, a value is no tensor or has a dynamic or unknown shape, or an
+            attribute of an argument does not fit.
     """
     functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
     if not functions:
@@ -28,6 +32,7 @@ def check_input(module: ir.Module, *, is_checked: bool = False) -> func.FuncOp:
     known: set[ir.Type] = set()
     for function in functions:
         _check_shapes(function, known)
+    _check_arguments(main)
     return main
 
 
@@ -82,12 +87,60 @@ def _check_type(type_: ir.Type, where: ir.Location, what: str, known: set[ir.Typ
     if isinstance(type_, ir.TupleType):
         for i in range(type_.num_types):
             _check_type(type_.get_type(i), where, what, known)
-    if isinstance(type_, ir.UnrankedTensorType):
+    elif isinstance(type_, ir.UnrankedTensorType):
         raise PassError(where, f"{what} has no rank ({type_}); {_ADVICE}")
-    if isinstance(type_, ir.RankedTensorType) and not type_.has_static_shape:
-        dim = next(i for i in range(type_.rank) if type_.is_dynamic_dim(i))
-        raise PassError(where, f"dimension {dim} of {what} is dynamic ({type_}); {_ADVICE}")
+    elif isinstance(type_, ir.RankedTensorType):
+        if not type_.has_static_shape:
+            dim = next(i for i in range(type_.rank) if type_.is_dynamic_dim(i))
+            raise PassError(where, f"dimension {dim} of {what} is dynamic ({type_}); {_ADVICE}")
+    elif not str(type_).startswith("!"):  # Tokens, tensors on meshes and the like are of dialects.
+        element = "i64" if isinstance(type_, ir.IndexType) else type_
+        raise PassError(where, f"{what} is {type_}, not a tensor; make it a tensor<{element}>")
     known.add(type_)
+
+
+def _check_arguments(main: func.FuncOp) -> None:
+    """Raises PassError where an attribute of an argument does not fit it."""
+    arguments, results = list(main.regions[0].blocks[0].arguments), list(main.type.results)
+    with errors_at(main):
+        attributes = read_arguments(main)
+    aliased: dict[int, int] = {}
+    for a, (argument, its) in enumerate(zip(arguments, attributes, strict=True)):
+        type_ = argument.type
+        rank = _tensor(type_).rank if _is_tensor(type_) else 0
+        if its.batch_dim is not None and not 0 <= its.batch_dim < rank:
+            raise PassError(
+                argument.location,
+                f"argument {a} has alpa.batch_dim = {its.batch_dim}, but {rank} dimensions; count "
+                "them from 0",
+            )
+        r = its.aliasing_output
+        if r is None:
+            continue
+        says = f"argument {a} has tf.aliasing_output = {r}, but "
+        if not 0 <= r < len(results):
+            raise PassError(argument.location, f"{says}there are {len(results)} results")
+        if r in aliased:
+            message = f"{says}so has argument {aliased[r]}: a result can take one place only"
+            raise PassError(argument.location, message)
+        aliased[r] = a
+        if _is_tensor(type_) and _is_tensor(results[r]) and _tensor(type_) != _tensor(results[r]):
+            raise PassError(
+                argument.location,
+                f"{says}is {type_}, and that result is {results[r]}; a result can take the place "
+                "of an argument of the same type only",
+            )
+
+
+def _is_tensor(type_: ir.Type) -> bool:
+    return isinstance(type_, ir.RankedTensorType) or str(type_).startswith("!mpmd.mesh_tensor")
+
+
+def _tensor(type_: ir.Type) -> ir.RankedTensorType:
+    """The type of a tensor, on a mesh or not, which differ in their shardings."""
+    if isinstance(type_, ir.RankedTensorType):
+        return type_
+    return MeshTensor.from_type(type_).type
 
 
 def _names(functions: list[func.FuncOp]) -> str:

@@ -19,7 +19,7 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.sharding import Mesh, Sharding, narrower, signature_shardings
 from alpa.dialects.symbols import meshes_by_name
-from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.graph import Graph, shape
 from alpa.passes.analysis.op_kinds import NOT_BY_ELEMENT
 from alpa.passes.base import PassError
 
@@ -114,14 +114,8 @@ def _given_pairs(
             )
     for a, argument in enumerate(arguments):
         r = argument.aliasing_output
-        if r is None:
-            continue
-        if r >= len(results):
-            raise PassError(
-                function, f"argument {a} aliases result {r}, but @main has {len(results)} results"
-            )
-        if results[r].role is None:
-            donated.setdefault(r, a)
+        if r is not None and results[r].role is None:
+            donated[r] = a
     free = [r for r in range(len(results)) if results[r].role is None]
     return _by_data_flow(flow, donated, free) | pairs
 
@@ -206,7 +200,7 @@ def _complete_batch(
     if not is_training:
         return
     unknown = [a for a, argument in enumerate(arguments) if argument.role is None]
-    shapes = {a: ir.RankedTensorType(graph.values[a].type).shape for a in unknown}
+    shapes = {a: shape(graph.values[a]) for a in unknown}
     leading = {shape[0] for shape in shapes.values() if len(shape) > 0}
     for a in unknown:
         if len(leading) == 1 and len(shapes[a]) > 0:

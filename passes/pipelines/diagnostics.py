@@ -17,6 +17,7 @@ from alpa.dialects import file_position, ir
 Severity = Literal["error", "warning", "remark", "note"]
 
 _NOTE = re.compile(r"\n(.*):(\d+):(\d+): note: ")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HEX = re.compile(rb"\\([0-9A-F]{2})")
 _OPERATION_NOTE = "see current operation: "
 
@@ -42,7 +43,15 @@ class Diagnostic:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.severity}: {self.message}"
+        return printable(f"{self.place}: {self.severity}: {self.message}")
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are written out, but line ends and tabs.
+
+    Names in a program come from others, and a terminal would obey codes in them.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def place_of(location: ir.Location) -> Place:
@@ -61,7 +70,7 @@ def format_error(error: ir.MLIRError) -> str:
     for diagnostic in error.error_diagnostics:
         lines.append(f"{place_of(diagnostic.location)}: error: {diagnostic.message}")
         lines += [f"{place_of(note.location)}: note: {note.message}" for note in diagnostic.notes]
-    return "\n".join(lines) or error.message
+    return printable("\n".join(lines) or error.message)
 
 
 def with_notes(message: str, notes: tuple[tuple[ir.Location, str], ...]) -> str:

@@ -21,6 +21,10 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _QUOTES = "\"'"
 
 
+_DEEPEST = 100
+"""Pipelines inside of each other; the reader recurses for each."""
+
+
 class PipelineError(ValueError):
     """A pipeline's text is wrong, at a position of it; `str` shows the place."""
 
@@ -113,6 +117,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._depth = 0
 
     def elements(self, closing: str) -> tuple[Element, ...]:
         """The elements up to `closing` (the end of the text if empty), which is consumed."""
@@ -137,7 +142,11 @@ class _Reader:
         options: tuple[Option, ...] = ()
         nested: tuple[Element, ...] | None = None
         if self._take("("):
+            if self._depth == _DEEPEST:
+                raise self._error(f"pipelines are nested more than {_DEEPEST} deep", self._at - 1)
+            self._depth += 1
             nested = self.elements(closing=")")
+            self._depth -= 1
         elif self._take("{"):
             options = self._options(self._at - 1)
         return Element(

@@ -17,6 +17,7 @@ from alpa.dialects import ir
 from alpa.dialects.attributes import INDEPENDENT
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.cost.device import size_text
+from alpa.passes.pipelines.diagnostics import printable
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.reader import origin_name, read_planned
@@ -51,7 +52,7 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
         _roles(program),
     )
     texts = ("\n".join(lines) for lines in sections)
-    return "\n\n".join(text for text in texts if text) + "\n"
+    return printable("\n\n".join(text for text in texts if text) + "\n")
 
 
 def _header(report: PlanReport) -> Iterator[str]:

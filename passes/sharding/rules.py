@@ -16,17 +16,19 @@ Loops, branches, calls and unknown custom calls have none.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, count
+from types import TracebackType
 from typing import Any
 
 from alpa.dialects import chlo, ir, passmanager, stablehlo, walk
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.op_kinds import ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO, SOURCES
-from alpa.passes.base import PassError
+from alpa.passes.base import PassError, check_kind
 from alpa.passes.sharding.padded_ops import with_padding
 
 _ATTRIBUTE = "sdy.sharding_rule"
@@ -46,16 +48,38 @@ def _registered(op: ir.OpView) -> ShardingRule | None:
     """The rule registered for a custom call.
 
     Raises:
-        PassError: the rule does not fit the op's operands and results.
+        PassError: the rule does not fit the op's operands and results, or its function raises.
     """
     target = ir.StringAttr(op.attributes["call_target_name"]).value
     rule = CUSTOM_CALL_RULES.get(target)
     if rule is None:
         return None
     if not isinstance(rule, ShardingRule):
-        rule = rule(op)
+        with _UsersCode(op, target):
+            rule = rule(op)
+            check_kind("what it returns", rule, ShardingRule)
     _check_fit(op, target, rule)
     return rule
+
+
+@dataclass(frozen=True)
+class _UsersCode:
+    """Names the op for which a user's function raises, whatever that raises."""
+
+    op: ir.OpView
+    target: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            *_, where = traceback.extract_tb(trace)
+            raise PassError(
+                self.op,
+                f"the sharding rule registered for @{self.target}: {type(error).__name__}: {error} "
+                f"({where.filename}:{where.lineno})",
+            ) from error
 
 
 def register_sharding_rule(target: str, rule: CustomRule) -> None:
@@ -63,7 +87,13 @@ def register_sharding_rule(target: str, rule: CustomRule) -> None:
 
     `rule` is a ShardingRule, or a function that makes one from the op, which fits any shape. A
     custom call that carries `sdy.sharding_rule` itself keeps that.
+
+    Raises:
+        TypeError: an argument is of another type.
     """
+    check_kind("target", target, str)
+    if not callable(rule):
+        check_kind("rule", rule, ShardingRule)
     CUSTOM_CALL_RULES[target] = rule
 
 

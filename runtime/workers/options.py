@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from alpa.passes.base import check_kind
 from alpa.passes.cost.presets import USABLE_MEMORY
-from alpa.runtime.option_checks import check_count, check_kind, check_literal, check_seconds
+from alpa.runtime.option_checks import check_count, check_literal, check_seconds
 
 Platform = Literal["cpu", "gpu", "tpu"]
 Transport = Literal["auto", "device", "sockets"]

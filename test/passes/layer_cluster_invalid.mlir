@@ -36,13 +36,6 @@ func.func public @state_of_no_argument(%x: tensor<4xf32>) -> (tensor<4xf32> {alp
 
 // -----
 
-// expected-error @+1 {{argument 0 aliases result 2, but @main has 1 results}}
-func.func public @donated_to_no_result(%x: tensor<4xf32> {tf.aliasing_output = 2 : i32}) -> tensor<4xf32> {
-  return %x : tensor<4xf32>
-}
-
-// -----
-
 // expected-error @+1 {{dimension 0 of argument 0 of @dynamic is dynamic}}
 func.func public @dynamic(%x: tensor<?xf32>) -> tensor<?xf32> {
   return %x : tensor<?xf32>

@@ -149,3 +149,62 @@ func.func @collective_of_several_devices(%x: tensor<4xf32>) -> tensor<8xf32> {
   %0 = "stablehlo.all_gather"(%x) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> : (tensor<4xf32>) -> tensor<8xf32>
   return %0 : tensor<8xf32>
 }
+
+// -----
+
+// expected-error @+1 {{argument 0 of @index_argument is index, not a tensor; make it a tensor<i64>}}
+func.func public @index_argument(%x: index, %y: tensor<4xf32>) -> tensor<4xf32> {
+  return %y : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 1 of @scalar_argument is f32, not a tensor; make it a tensor<f32>}}
+func.func public @scalar_argument(%x: tensor<4xf32>, %y: f32) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+func.func public @scalar_inside(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{result 0 of arith.constant is f32, not a tensor; make it a tensor<f32>}}
+  %0 = arith.constant 1.0 : f32
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 0 has alpa.batch_dim = -1, but 2 dimensions; count them from 0}}
+func.func public @batch_dim_before_the_first(%x: tensor<4x8xf32> {alpa.batch_dim = -1 : i64}) -> tensor<4x8xf32> {
+  return %x : tensor<4x8xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 0 has alpa.batch_dim = 2, but 2 dimensions; count them from 0}}
+func.func public @batch_dim_behind_the_last(%x: tensor<4x8xf32> {alpa.batch_dim = 2 : i64}) -> tensor<4x8xf32> {
+  return %x : tensor<4x8xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 0 has tf.aliasing_output = 0, but is tensor<4x8xf32>, and that result is tensor<8x4xf32>; a result can take the place of an argument of the same type only}}
+func.func public @donated_to_another_shape(%x: tensor<4x8xf32> {tf.aliasing_output = 0 : i32}) -> tensor<8x4xf32> {
+  %0 = stablehlo.transpose %x, dims = [1, 0] : (tensor<4x8xf32>) -> tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 1 has tf.aliasing_output = 0, but so has argument 0: a result can take one place only}}
+func.func public @donated_twice(%x: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %y: tensor<4xf32> {tf.aliasing_output = 0 : i32}) -> tensor<4xf32> {
+  %0 = stablehlo.add %x, %y : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 0 has tf.aliasing_output = 2, but there are 1 results}}
+func.func public @donated_to_no_result(%x: tensor<4xf32> {tf.aliasing_output = 2 : i32}) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
@@ -114,6 +115,14 @@ def test_run_takes_text_and_bytecode() -> None:
     from_bytecode = alpa.passes.run(bytecode.getvalue(), "canonicalize")
     assert ops(from_text) == ops(from_bytecode) == CLEAN
     assert str(from_text) == str(from_bytecode)
+
+
+def test_arguments_of_other_types_are_refused() -> None:
+    for source in (None, 7, Path("program.mlir")):
+        with pytest.raises(TypeError, match=r"source is .*; expected Module or str or bytes"):
+            alpa.passes.run(source, "canonicalize")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"pipeline is None, .*; expected str"):
+        alpa.passes.run("", None)  # pyright: ignore[reportArgumentType]
 
 
 def test_run_rewrites_a_given_module_in_place() -> None:

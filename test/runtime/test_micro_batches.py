@@ -52,7 +52,9 @@ def problem(text: str) -> PlanningError:
 
 
 def test_all_divisors_from_the_middle_outwards() -> None:
-    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert [divisors(n) for n in (1, 9, 12)] == [[1], [1, 3, 9], [1, 2, 3, 4, 6, 12]]
+    assert divisors(1_000_000_007) == [1, 1_000_000_007]  # a prime, in milliseconds
+    assert divisors(3 << 60)[:4] == [1, 2, 3, 4]
     assert from_the_middle([1]) == [1]
     assert from_the_middle([1, 2, 3, 4, 6]) == [3, 2, 4, 1, 6]
     assert sorted(from_the_middle(divisors(1024))) == divisors(1024)

@@ -49,6 +49,25 @@ def test_file_and_standard_input_are_read(program: Path) -> None:
     assert alpa_opt(stdin=PROGRAM.encode()) == expected
 
 
+def test_a_pipe_is_read_and_an_endless_input_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen([ALPA_OPT, pipe], stdout=subprocess.PIPE) as process:
+        pipe.write_text(PROGRAM)
+        assert process.communicate()[0] == PRINTED.encode()
+    sentence = "error: it does not end within 2 GiB; write it to a file first\n"
+    assert alpa_opt("/dev/zero") == (1, b"", f"/dev/zero: {sentence}")
+
+
+def test_control_characters_of_a_program_do_not_reach_the_terminal(program: Path) -> None:
+    role = '{alpa.role = "\\1B[2J\x9b"}'
+    program.write_text(PROGRAM.replace("%x: tensor<4xf32>", f"%x: tensor<4xf32> {role}"))
+    status, out, error = alpa_opt(program, "--pipeline=alpa{cluster=cpu:1x2}")
+    assert (status, out) == (1, b"")
+    assert "\\x1b[2J" in error
+    assert all(line.isprintable() for line in error.splitlines())
+
+
 def test_bytecode_goes_out_and_in(program: Path, tmp_path: Path) -> None:
     bytecode = tmp_path / "program.mlirbc"
     assert alpa_opt(program, "--emit-bytecode", "-o", bytecode) == (0, b"", "")

@@ -69,6 +69,12 @@ def test_wrong_syntax_is_pointed_at(text: str, line: int, column: int, message: 
     assert (error.line, error.column, error.message, error.text) == (line, column, message, text)
 
 
+def test_pipelines_are_nested_100_deep_at_most() -> None:
+    assert parse("a(" * 100 + "b" + ")" * 100)
+    with pytest.raises(PipelineError, match=r"^pipeline:1:202: .*nested more than 100 deep"):
+        parse("a(" * 5000 + "b" + ")" * 5000)
+
+
 def test_error_shows_its_line_and_column() -> None:
     with pytest.raises(PipelineError) as caught:
         parse("cse,\n\ta{b=1 b=2},\ncse")

@@ -205,3 +205,27 @@ def test_a_dimension_that_a_custom_call_needs_whole_is_never_cut():
     rule = rule_of_last(module)
     assert rule is not None
     assert rule.need_replication == {1, 2, 3, 4, 5}
+
+
+def test_what_a_function_raises_is_named_at_its_call(target: str) -> None:
+    def boom(op: ir.OpView) -> ShardingRule:
+        raise KeyError("boom")
+
+    module = module_of(
+        "%x: tensor<4xf32>",
+        f"%0 = stablehlo.custom_call @{target}(%x) : (tensor<4xf32>) -> tensor<4xf32>",
+    )
+    register_sharding_rule(target, boom)
+    with pytest.raises(PassError, match=r"@my.kernel: KeyError: 'boom' \(.*test_rules.py:\d+\)"):
+        rule_of_last(module)
+    register_sharding_rule(target, lambda op: None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PassError, match="TypeError: what it returns is None"):
+        rule_of_last(module)
+
+
+def test_what_is_no_rule_is_refused(target: str) -> None:
+    with pytest.raises(TypeError, match="rule is 7"):
+        register_sharding_rule(target, 7)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="target is None"):
+        register_sharding_rule(None, lambda op: op)  # pyright: ignore[reportArgumentType]
+    assert target not in CUSTOM_CALL_RULES
