@@ -66,7 +66,7 @@ def errors_at(where: ir.OpView | ir.Operation | ir.Location) -> Generator[None]:
         raise PassError(where, str(error)) from error
 
 
-def check_kind(name: str, value: Any, *kinds: type) -> None:
+def check_kind(name: str, value: Any, *kinds: Any) -> None:
     """Raises TypeError if an argument is of none of the kinds; None is one if it is listed."""
     if not isinstance(value, kinds):
         words = " or ".join("None" if it is type(None) else it.__name__ for it in kinds)

@@ -82,7 +82,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.passes.analysis.graph import Graph, inner_ops, replace_op
-from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.micro_batches.shapes import splat_of
 from alpa.passes.analysis.micro_batches.whole import strip_whole
@@ -119,6 +119,7 @@ class CombineMicroBatches(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         with module.context:
             main = check_input(module)
+            check_unplanned(main)
             inline_calls(module, main)
             mode = self._mode(module)
             if self.num_micro_batches > 1 and mode == EXACT:

@@ -74,7 +74,7 @@ from alpa.dialects.mpmd_types import Origin, named_computation, return_
 from alpa.dialects.records import i64
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, replace_operands
-from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.analysis.layer_placement import (
     GLOBAL,
     Floating,
@@ -124,6 +124,7 @@ class LayerCluster(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module, is_checked=self.is_checked)
+        check_unplanned(function)
         if self.delta < 0:
             raise PassError(function, f"delta is {self.delta:g}; at least 0")
         exact = is_exact(micro_batches_of(module))

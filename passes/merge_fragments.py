@@ -80,7 +80,7 @@ from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, mesh_of, retu
 from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
 from alpa.dialects.records import f64
 from alpa.dialects.sharding import Sharding, op_shardings, set_op_shardings
-from alpa.passes.base import Pass, Remark
+from alpa.passes.base import Pass, Remark, errors_at
 from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.data import READ_BY_UPDATE, Fragment, Program
@@ -96,7 +96,9 @@ class MergeFragments(Pass):
     name: ClassVar[str] = "merge-fragments"
 
     def run(self, module: ir.Module, remark: Remark) -> None:
-        costs = _Costs.of(main_function(module))
+        function = main_function(module)
+        with errors_at(function):
+            costs = _Costs.of(function)
         # XLA computes once what both parts compute: the memory of the result is told from that.
         once = passmanager.PassManager.parse("mpmd.fragment(cse)", module.context)
         while (pair := _next_pair(module)) is not None:

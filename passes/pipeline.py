@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from alpa.dialects import ir, parse, passmanager
+from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, check_kind
 from alpa.passes.pipelines import upstream
 from alpa.passes.pipelines.diagnostics import is_utf8, place_of, with_notes
@@ -217,6 +218,7 @@ class _Runner:
         module = cast(ir.Module, operation.opview)
         # What a pass builds without a location of its own gets the module's.
         with operation.location:
+            check_input(module, is_checked=True)
             if isinstance(step, Driver):
                 step.drive(module, remark, self._run_nested)
                 return

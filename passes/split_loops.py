@@ -79,7 +79,7 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.sharding import signature_shardings
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.analysis.op_kinds import CONTRACTIONS
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.base import Pass, Remark, option
@@ -104,6 +104,7 @@ class SplitLoops(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module, is_checked=self.is_checked)
+        check_unplanned(function)
         loops = _layer_loops(function, remark)
         if not loops:
             return

@@ -69,7 +69,7 @@ from alpa.dialects import body, func, ir
 from alpa.dialects.attributes import read_arguments, read_results, state_pairs
 from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
 from alpa.passes.cost.cluster import AnyCluster, parse_cluster
 from alpa.passes.plan.layer_checks import check_layers, check_stages
@@ -172,6 +172,7 @@ class StageMeshPartition(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module, is_checked=self.is_checked)
+        check_unplanned(function)
         cluster = self._checked(function)
         check_layers(function)
         if self.objective == "throughput":

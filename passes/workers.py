@@ -23,6 +23,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal, ParamSpec, TypeVar
 
+from alpa.passes.base import OptionError
 from alpa.passes.solve.errors import SolverFailedError
 
 P = ParamSpec("P")
@@ -54,7 +55,12 @@ class Workers:
             environment: variables of the processes' environment, beside this process's.
             log: the file that the processes' standard error is appended to; by default they share
                 this process's.
+
+        Raises:
+            OptionError: the number is negative.
         """
+        if count != "auto" and count < 0:
+            raise OptionError(f"processes is {count}; at least 0")
         self._environment = {**os.environ, **(environment or {})}
         self._log = log
         if count == "auto":

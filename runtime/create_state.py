@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
+from alpa.passes.base import check_kind
 from alpa.runtime.calls import Call, Parameters, ResultLeaf
 from alpa.runtime.jit import Parallelized
+from alpa.runtime.option_checks import check_count
 from alpa.runtime.prepared import Prepared
 from alpa.runtime.tracebacks import ends_at_caller
 from alpa.runtime.tracing import Traced
@@ -39,7 +41,9 @@ def create_state(
             a tuple of several arguments.
 
     Raises:
-        ValueError: `others` are omitted, and the step's other arguments are unknown.
+        TypeError: an argument is of another type.
+        ValueError: `others` are omitted, and the step's other arguments are unknown; or `argnums`
+            are no positions of as many arguments as `init_fn` returns.
         PlanningError: there is no plan for the step.
     """
     state = NewState(init_fn, argnums)
@@ -51,6 +55,11 @@ class NewState:
     """The result of a function without arguments, before any arrays exist."""
 
     def __init__(self, init_fn: Callable[[], Any], argnums: int | Sequence[int]) -> None:
+        """Raises TypeError if an argument is of another type."""
+        check_kind("init_fn", init_fn, Callable)
+        check_kind("argnums", argnums, int, Sequence)
+        for position in (argnums,) if isinstance(argnums, int) else argnums:
+            check_count("argnums", position, 0)
         self._traced = Traced(init_fn, Call.of(Parameters.of(init_fn), (), {}), [])
         self._argnums = argnums
 
@@ -65,15 +74,20 @@ class NewState:
         """Returns the step that takes the state, and the argument numbers of its arrays.
 
         Raises:
-            ValueError, PlanningError: as for `create_state`.
+            TypeError, ValueError, PlanningError: as for `create_state`.
         """
+        check_kind("train_step", train_step, Parallelized)
         shapes = self.result([leaf.type.struct() for leaf in self.leaves])
         argnums = self._argnums
-        given: dict[int, Any] = (
-            {argnums: shapes}
-            if isinstance(argnums, int)
-            else dict(zip(argnums, shapes, strict=True))
-        )
+        if isinstance(argnums, int):
+            given: dict[int, Any] = {argnums: shapes}
+        elif not isinstance(shapes, tuple | list) or len(shapes) != len(argnums):
+            raise ValueError(
+                f"argnums are {argnums!r}; init_fn has to return a tuple of {len(argnums)} "
+                "arguments for them"
+            )
+        else:
+            given = dict(zip(argnums, cast("Sequence[Any]", shapes), strict=True))
         names = [train_step.parameter(position) for position in given]
         if others:
             left = iter(others)

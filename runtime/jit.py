@@ -344,6 +344,7 @@ def parallelize(
     check_kind("mesh_shape", settings.mesh_shape, str)
     check_kind("check_finite", check_finite, bool)
     check_kind("elastic", elastic, bool)
+    check_kind("explain_roles", explain_roles, bool)
     check_kind("plan", plan, str, Path, type(None))
     check_run_options(executor, devices, workers, compiler_options)
     parameters = Parameters.of(fun)
@@ -454,7 +455,7 @@ def _batch(
 
 
 def _number(num_micro_batches: Any) -> int | Literal["auto"]:
-    if num_micro_batches == "auto":
+    if isinstance(num_micro_batches, str) and num_micro_batches == "auto":
         return "auto"
     number = num_micro_batches
     if isinstance(number, bool) or not isinstance(number, Integral) or int(number) < 1:

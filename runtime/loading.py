@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from alpa.dialects import ir, parse, parse_file
 from alpa.dialects.checks import CheckError
-from alpa.passes.base import PassError
+from alpa.passes.base import PassError, check_kind
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.executable import Executable
 from alpa.runtime.local import LocalExecutable
@@ -18,7 +18,6 @@ from alpa.runtime.option_checks import (
     check_compiler_options,
     check_devices,
     check_folders,
-    check_kind,
     check_literal,
 )
 from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, bytecode
@@ -111,6 +110,7 @@ def refusing() -> Generator[None]:
 
 
 def _module(source: str | bytes | Path | ir.Module) -> ir.Module:
+    check_kind("planned", source, str, bytes, Path, ir.Module)
     if isinstance(source, ir.Module):
         return source
     if isinstance(source, Path) or (isinstance(source, str) and "{" not in source):

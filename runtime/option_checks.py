@@ -9,6 +9,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from alpa.passes.base import check_kind
 
 
@@ -57,6 +59,7 @@ def check_devices(devices: Sequence[Any] | None) -> None:
     """
     if devices is None:
         return
+    check_kind("devices", devices, Sequence, np.ndarray)
     if not len(devices):
         raise ValueError("devices is empty; name at least one device, or omit devices=")
     for number, device in enumerate(devices):

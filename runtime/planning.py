@@ -126,8 +126,9 @@ def plan(
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     copy = ir.Module.parse(buffer.getvalue(), module.context)
-    with copy.context:
-        write_held(main_function(copy), settings.held)
+    if settings.held:
+        with copy.context:
+            write_held(main_function(copy), settings.held)
     options = settings.options()
     if faster_than is not None:
         options["faster-than"] = repr(faster_than)

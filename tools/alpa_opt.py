@@ -22,7 +22,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
-from alpa.tools.guard import guard, read_input, reading_bytecode
+from alpa.tools.guard import guard, parsing, read_input
 
 _SPLIT_MARKER = "// -----"
 _LARGE_CONSTANT = 16
@@ -62,10 +62,10 @@ class _Source:
         return [] if is_bytecode(self.data) else self.data.decode().split("\n")
 
     def parse(self, context: ir.Context) -> ir.Module:
-        if is_bytecode(self.data):
-            with reading_bytecode():
+        with parsing(len(self.data)):
+            if self.path is None or is_bytecode(self.data):
                 return parse(self.data, context)
-        return parse(self.data, context) if self.path is None else parse_file(self.path, context)
+            return parse_file(self.path, context)
 
     def place(self, place: Place) -> Place:
         """A place as MLIR names it, with this input's name if MLIR does not know it."""

@@ -138,6 +138,8 @@ def _process(options: argparse.Namespace) -> bool:
     for path in (options.output, options.json):
         if path is not None and not path.absolute().parent.is_dir():
             raise _CommandError(f"cannot write {path}: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise _CommandError(f"cannot write {path}: it is a folder")
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise _CommandError(f"cannot write into {options.export}: it is not a folder")
     if options.no_executables and options.export is None:
@@ -332,20 +334,31 @@ def _plan_zoo(
 def _write_outputs(
     options: argparse.Namespace, planned: Planned, json_text: str, clock: Clock
 ) -> Executables | None:
-    """Writes the requested files. Exports the module in place, last. Raises _CommandError."""
+    """Writes the requested files, the plan and its numbers last. Exports the module in place.
+
+    Raises _CommandError.
+    """
+    texts = {options.output: planned.module.operation.get_asm(), options.json: json_text}
+    executables: Executables | None = None
     try:
-        if options.output is not None:
-            options.output.write_text(f"{planned.module.operation.get_asm()}\n", encoding="utf-8")
-        if options.json is not None:
-            options.json.write_text(f"{json_text}\n", encoding="utf-8")
         if options.export is not None:
             with clock.phase("export-stages"):
                 write_modules(planned.module, options.export)
         if _exports_executables(options):
-            return _export_executables(options, planned, clock)
+            executables = _export_executables(options, planned, clock)
     except OSError as error:
-        raise _CommandError(f"cannot write {error.filename}: {error.strerror}") from error
-    return None
+        where = error.filename or options.export
+        raise _CommandError(f"cannot write {where}: {error.strerror}") from error
+    paths = [path for path in texts if path is not None]
+    for path in paths:
+        try:
+            path.write_text(f"{texts[path]}\n", encoding="utf-8")
+        except OSError as error:
+            for other in paths:
+                if other.is_file():  # Either all is written or nothing.
+                    other.unlink()
+            raise _CommandError(f"cannot write {path}: {error.strerror}") from error
+    return executables
 
 
 def _export_executables(

@@ -13,10 +13,10 @@ import stat
 import sys
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
-from alpa.dialects import ir, is_bytecode, parse, parse_file
+from alpa.dialects import ir, parse, parse_file
 
 _MOST_BYTES = 1 << 31
 """Of a pipe or a device: no program is as large, and an endless one fills the memory."""
@@ -48,7 +48,7 @@ def guard(name: str) -> None:
 
 def _sentence(number: signal.Signals) -> str:
     if number is signal.SIGALRM:
-        return "MLIR's bytecode reader did not finish; the file is broken"
+        return "MLIR's reader did not finish; the program is broken"
     if number is signal.SIGTERM:
         return "terminated"
     if number is signal.SIGKILL:
@@ -104,21 +104,22 @@ def parse_within(file: str, context: ir.Context | None = None) -> ir.Module:
     """
     if not Path(file).is_file():
         data = read_input(file)
-        with reading_bytecode() if is_bytecode(data) else nullcontext():
+        with parsing(len(data)):
             return parse(data, context)
-    with open(file, "rb") as stream:
-        binary = is_bytecode(stream.read(4))
-    with reading_bytecode() if binary else nullcontext():
+    with open(file, "rb") as stream:  # MLIR's own message gives no reason.
+        size = os.fstat(stream.fileno()).st_size
+    with parsing(size):
         return parse_file(file, context)
 
 
 @contextmanager
-def reading_bytecode(seconds: int = 60) -> Generator[None]:
-    """Ends the process by SIGALRM, which `guard` explains, if reading takes longer.
+def parsing(size: int) -> Generator[None]:
+    """Ends the process by SIGALRM, which `guard` explains, if MLIR takes too long for so many
+    bytes: some broken programs keep its reader busy for ever.
 
-    The largest programs take less than a second.
+    The largest programs take less than a second; constants are read at more than 10 MB/s.
     """
-    signal.alarm(seconds)
+    signal.alarm(60 + size // 10_000_000)
     try:
         yield
     finally:

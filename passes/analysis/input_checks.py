@@ -36,6 +36,21 @@ def check_input(module: ir.Module, *, is_checked: bool = False) -> func.FuncOp:
     return main
 
 
+def check_unplanned(main: func.FuncOp) -> None:
+    """Raises PassError if a program has been cut into stages, or takes tuples."""
+    for a, argument in enumerate(main.regions[0].blocks[0].arguments):
+        type_ = argument.type
+        if isinstance(type_, ir.TupleType):
+            message = f"argument {a} is {type_}; make its elements arguments of their own"
+            raise PassError(argument.location, message)
+        if not isinstance(type_, ir.RankedTensorType) and _is_tensor(type_):
+            raise PassError(
+                argument.location,
+                f"argument {a} is on {MeshTensor.from_type(type_).mesh}: this program has been cut "
+                "into stages already; plan the one that it was made from",
+            )
+
+
 def _only_public(functions: list[func.FuncOp]) -> func.FuncOp:
     public = [function for function in functions if is_public(function)]
     if not public:

@@ -34,6 +34,7 @@ from alpa.dialects.attributes import (
     signature_attrs,
     write_interface,
 )
+from alpa.passes.text_files import read_text
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _ENTRY = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[\w-]+)\s*[=.]""")
@@ -73,7 +74,7 @@ class RolesFile:
             RolesError: it cannot be read, is not TOML, or has another table than these two.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_text(path)
         except OSError as error:
             raise RolesError(str(path), 0, f"error: {error.strerror}") from error
         except UnicodeDecodeError as error:

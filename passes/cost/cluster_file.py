@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
 from alpa.passes.cost.device import (
@@ -27,6 +26,7 @@ from alpa.passes.cost.device import (
     size_of,
     size_problem,
 )
+from alpa.passes.text_files import read_text
 
 Key = tuple[str, ...]
 
@@ -92,7 +92,7 @@ def read_hosts_file(path: str) -> tuple[list[tuple[str, int, int, str]], Link | 
 
 def _reader(path: str) -> _Reader:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ClusterError(
             f"cannot read the cluster file {path!r}: {error.strerror}; give the path of a TOML "

@@ -92,8 +92,7 @@ def register_sharding_rule(target: str, rule: CustomRule) -> None:
         TypeError: an argument is of another type.
     """
     check_kind("target", target, str)
-    if not callable(rule):
-        check_kind("rule", rule, ShardingRule)
+    check_kind("rule", rule, ShardingRule, Callable)
     CUSTOM_CALL_RULES[target] = rule
 
 

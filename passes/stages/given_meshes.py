@@ -128,14 +128,13 @@ class _Held(Record):
 
 
 def write_held(function: func.FuncOp, places: Places) -> None:
-    """Sets `alpa.held` if there are places."""
-    if places:
-        function.attributes[HELD] = ir.ArrayAttr.get(
-            [
-                _Held(input=number, slice=part, shardings=shardings).to_attr()
-                for (number, part), shardings in places.items()
-            ]
-        )
+    """Sets `alpa.held`."""
+    function.attributes[HELD] = ir.ArrayAttr.get(
+        [
+            _Held(input=number, slice=part, shardings=shardings).to_attr()
+            for (number, part), shardings in places.items()
+        ]
+    )
 
 
 def take_held(
@@ -154,7 +153,6 @@ def take_held(
     found: dict[int, dict[int, Sharding]] = {}
     for argument, attributes in enumerate(read_arguments(function)):
         value = function.arguments[argument]
-        rank = ir.RankedTensorType(value.type).rank
         for sharding in places.get(argument_state(argument, attributes), ()):
             if sharding.mesh not in numbers:
                 given = ", ".join(numbers) or "none"
@@ -166,6 +164,7 @@ def take_held(
             number = numbers[sharding.mesh]
             axes = {f"axis{i}" for i in range(len(meshes[number].logical_shape))}
             unknown = {axis for dim in sharding.axis_names for axis in dim} - axes
+            rank = value.type.rank if isinstance(value.type, ir.RankedTensorType) else 0
             if len(sharding.dims) != rank or unknown:
                 raise PassError(
                     location_of(value.location, function.location),

@@ -27,6 +27,7 @@ import jax
 from orbax.checkpoint.path import atomicity_types
 from orbax.checkpoint.path import step as steps
 
+from alpa.passes.base import check_kind
 from alpa.runtime.calls import Leaf
 from alpa.runtime.checkpoints.errors import CheckpointError
 from alpa.runtime.checkpoints.manifest import Manifest, names_of
@@ -171,6 +172,7 @@ def resume(
 
 
 def _root(directory: str | Path) -> Path:
+    check_kind("directory", directory, str, os.PathLike)
     # Without `..`, which tensorstore refuses. Links stay, because other hosts may have others.
     return Path(os.path.abspath(Path(directory).expanduser()))
 

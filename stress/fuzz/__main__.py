@@ -5,6 +5,7 @@
 Each case breaks an input in a few places and passes it to its reader: a program as text or bytecode
 to `alpa-opt` or `alpa-plan`, a cluster or roles to `alpa-plan`, a plan to `plan_table`,
 `alpa.runtime.load` or `alpa.parallelize(plan=...)`, the folder of a checkpoint to `alpa.restore`.
+Others give attributes, options and arguments of public functions values that nobody expects.
 The answer must be a result, or an error that gives the reason. Findings are Python tracebacks,
 signals, hangs, files written in spite of an error, changes in a checkpoint's folder, and restored
 states that differ from the saved one. The seed and the number of a case determine it completely.
@@ -30,20 +31,23 @@ from typing import Any
 import jax
 
 from alpa.tools.arguments import amount, count
-from stress.fuzz import checkpoints, commands, plans
+from stress.fuzz import calls, checkpoints, commands, plans
 from stress.fuzz.commands import CommandCase
 from stress.fuzz.corpus import DEVICES, Corpus, Seed, make, read_seeds
 from stress.fuzz.process import Answer, Harm, alone, answers, problem
 
 WEIGHTS = {
-    "program": 30,
-    "bytecode": 15,
+    "program": 20,
+    "attribute": 10,
+    "option": 10,
+    "call": 10,
+    "bytecode": 10,
     "table": 5,
-    "cluster": 10,
+    "cluster": 5,
     "roles": 5,
     "load": 5,
     "parallelize": 5,
-    "checkpoint": 25,
+    "checkpoint": 20,
 }
 """The number of cases of each kind in a hundred."""
 _EXAMPLES = """\
@@ -86,6 +90,8 @@ class Fuzz:
     def case(self, number: int, *, with_data: bool = True) -> Any:
         """Returns a case. Its label alone needs no bytecode, and MLIR then starts no threads."""
         kind, name = self.kind(number), f"{self._seed}:{number}"
+        if kind == "call":
+            return calls.draw(name)
         if kind == "checkpoint":
             return checkpoints.draw(name, self.corpus)
         if kind in ("load", "parallelize"):

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alpa.dialects import ir, parse
-from alpa.tools import alpa_opt, alpa_plan, plan_table
+from alpa.passes.pipeline import PASSES, load_pass
+from alpa.tools import alpa_opt, alpa_plan, alpa_plan_arguments, plan_table
+from stress.fuzz import values
 from stress.fuzz.corpus import PROGRAM, Corpus
-from stress.fuzz.mutations import mutate, mutate_bytes
+from stress.fuzz.mutations import add_attributes, mutate, mutate_bytes
 from stress.fuzz.process import Harm
 
 _PIPELINES = (
@@ -68,8 +70,11 @@ class CommandCase:
 def draw(
     number: str, kind: str, corpus: Corpus, bytecode: Callable[[str], bytes | None]
 ) -> CommandCase:
-    """Draws the case of a number and a kind: program, bytecode, table, cluster or roles."""
+    """Draws the case of a number and a kind: program, bytecode, attribute, option, table, cluster
+    or roles."""
     generator = random.Random(number)
+    if kind == "option":
+        return _option_case(generator)
     if kind in ("cluster", "roles"):
         return _toml_case(kind, corpus, generator)
     if kind == "table":
@@ -83,7 +88,9 @@ def draw(
         pipeline = generator.choice(_PIPELINES)
         arguments, tool = ("in.mlir", f"--pipeline={pipeline}", "-o", "out"), alpa_opt
     data = bytecode(chosen.text) if kind == "bytecode" else None
-    if data is not None:
+    if kind == "attribute":
+        data = add_attributes(chosen.text, generator).encode(errors="replace")
+    elif data is not None:
         data = mutate_bytes(data, generator)
     else:
         texts = [seed.text for seed in seeds]
@@ -91,6 +98,37 @@ def draw(
     return CommandCase(
         seed=chosen.name,
         data=data,
+        file="in.mlir",
+        arguments=arguments,
+        main=tool.main,
+        guarded=tool.command,
+    )
+
+
+def _option_case(generator: random.Random) -> CommandCase:
+    """A program that can be planned, and options of a pass or of `alpa-plan` with odd values."""
+    if generator.random() < 0.5:
+        name = generator.choice(list(PASSES))
+        known = list(load_pass(name).options())
+        chosen = generator.sample(known, min(len(known), generator.randint(1, 3)))
+        given = {key: values.text(generator) for key in chosen}
+        if "cluster" in known:
+            given = {"cluster": "cpu:1x2"} | given
+        words = " ".join(f"{key}={value}" for key, value in given.items())
+        arguments, tool = ("in.mlir", f"--pipeline={name}{{{words}}}", "-o", "out"), alpa_opt
+    else:
+        flags = [
+            action.option_strings[-1]
+            for action in alpa_plan_arguments.parser()._actions
+            if action.option_strings and action.nargs != 0
+        ]
+        chosen = generator.sample(flags, generator.randint(1, 2))
+        given = [word for flag in chosen for word in (flag, values.text(generator))]
+        arguments = ("in.mlir", "--cluster", "cpu:1x2", "-o", "out", *given)
+        tool = alpa_plan
+    return CommandCase(
+        seed="a program",
+        data=PROGRAM.encode(),
         file="in.mlir",
         arguments=arguments,
         main=tool.main,

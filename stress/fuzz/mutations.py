@@ -6,6 +6,8 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
+from stress.fuzz import values
+
 _TOKEN = re.compile(r"[%@#!^]?[\w.$-]+|\"[^\"\n]*\"|\S|\s+")
 _NUMBERS = ("0", "-1", "1", "2", "7", "4294967296", "9223372036854775807", "99999999999999999999")
 _ODD = ("\0", "\u2028", "\\", '"', "{", "}", "<", ">", "dense<[]>", "?", "x", "nan", "\r", "é")
@@ -123,6 +125,25 @@ def mutate_bytes(data: bytes, generator: random.Random) -> bytes:
     return bytes(
         broken[: generator.randrange(4, len(data))] if generator.random() < 0.1 else broken
     )
+
+
+def add_attributes(text: str, generator: random.Random) -> str:
+    """Gives arguments, results and ops of MLIR text attributes, and arguments other types."""
+    for _ in range(generator.randint(1, 3)):
+        arguments = list(re.finditer(r"(%\w+): ([\w<>!.?*]+)(?: \{([^{}]*)\})?", text))
+        dictionaries = list(re.finditer(r"\{(\w[\w.]* = [^{}]*)\}", text))
+        if arguments and generator.random() < 0.6:
+            match = generator.choice(arguments)
+            name, type_, old = match.groups()
+            if generator.random() < 0.2:
+                type_ = generator.choice(values.TYPES)
+            both = ", ".join(filter(None, (old, values.attribute(generator))))
+            text = f"{text[: match.start()]}{name}: {type_} {{{both}}}{text[match.end() :]}"
+        elif dictionaries:
+            match = generator.choice(dictionaries)
+            new = f"{{{match[1]}, {values.attribute(generator)}}}"
+            text = text[: match.start()] + new + text[match.end() :]
+    return text
 
 
 def mutate_attribute(text: str, generator: random.Random) -> str:

@@ -25,3 +25,19 @@ module {
     return %0 : !x
   }
 }
+
+// -----
+
+// expected-error @+1 {{empty module: it holds no function to plan}}
+module {
+}
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+// expected-error @+1 {{there is no schedule of alpa.plan; expected a string}}
+func.func public @plan_without_a_schedule(%x: !x) -> !x attributes {
+    topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>,
+    alpa.plan = {num_micro_batches = 1 : i64, predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64>}} {
+  return %x : !x
+}

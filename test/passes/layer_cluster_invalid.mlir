@@ -49,3 +49,18 @@ func.func public @too_large_for_this_world(%x: tensor<4194304x4194304xf32>) -> t
   %1 = stablehlo.dot_general %0, %x, contracting_dims = [1] x [0] : (tensor<4194304x4194304xf32>, tensor<4194304x4194304xf32>) -> tensor<4194304x4194304xf32>
   return %1 : tensor<4194304x4194304xf32>
 }
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+// expected-error @+1 {{argument 0 is on mesh_0: this program has been cut into stages already; plan the one that it was made from}}
+func.func public @planned_already(%x: !x) -> !x attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+  return %x : !x
+}
+
+// -----
+
+// expected-error @+1 {{argument 0 is tuple<tensor<8xf32>>; make its elements arguments of their own}}
+func.func public @tuple(%t: tuple<tensor<8xf32>>, %x: tensor<8xf32>) -> tensor<8xf32> {
+  return %x : tensor<8xf32>
+}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from alpa.passes.base import OptionError
 from alpa.passes.solve.errors import SolverFailedError, VerificationError
 from alpa.passes.solve.sharding.ilp import solve
 from alpa.passes.solve.sharding.problem import (
@@ -105,3 +106,8 @@ def test_text_that_a_library_prints_is_not_an_answer():
     with Workers(1) as workers:
         assert workers.submit(os.write, 1, b"a line of a solver's own\n").result() == 25
         assert workers.submit(os.getppid).result() == os.getpid()
+
+
+def test_a_negative_number_of_processes_is_refused():
+    with pytest.raises(OptionError, match="processes is -1; at least 0"):
+        Workers(-1)

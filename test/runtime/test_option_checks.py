@@ -13,6 +13,12 @@ import pytest
 import alpa
 from alpa.runtime import WorkerOptions, load, prefetch
 
+STEP = alpa.parallelize(lambda w: w, cluster="cpu:1x1")
+
+
+def init() -> dict[str, Any]:
+    return {"x": jnp.ones(2)}
+
 
 @pytest.mark.parametrize("name", ["timeout_seconds", "checkpoint_timeout_seconds"])
 @pytest.mark.parametrize("value", [nan, inf, -inf, 0, -1.0, 1e300, "60", None, True])
@@ -113,3 +119,25 @@ def test_counts(value: Any, moves: str, tmp_path: Any) -> None:
     with pytest.raises(ValueError, match=f"^step {match} 0"):
         alpa.restore(tmp_path, lambda: jnp.ones(3), step=value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: alpa.save(None, 1, {}), "directory is None"),
+        (lambda: alpa.restore(7, init), "directory is 7"),
+        (lambda: alpa.latest_step([]), "directory is \\[\\]"),
+        (lambda: alpa.create_state(init, np.ones(2)), "train_step is array"),
+        (lambda: alpa.create_state("init", STEP), "init_fn is 'init'"),
+        (lambda: alpa.create_state(init, STEP, argnums="x"), "argnums is 'x'"),
+        (lambda: alpa.create_state(init, STEP, argnums=-1), "argnums is -1"),
+        (lambda: alpa.create_state(lambda: (1, 2), STEP, argnums=(0,)), "tuple of 1 arguments"),
+        (lambda: load({}), "planned is {}"),
+        (lambda: load("{", devices=True), "devices is True"),
+        (lambda: alpa.parallelize(len, cluster="cpu:1x1", explain_roles=np.ones(2)), "explain_r"),
+        (lambda: alpa.parallelize(len, cluster="cpu:1x1", num_micro_batches=np.ones(2)), "num_mi"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(call: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        call()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import alpa
-from stress.fuzz import checkpoints, commands
+from stress.fuzz import calls, checkpoints, commands
 from stress.fuzz.corpus import Corpus, read_seeds
 from stress.fuzz.mutations import mutate_attribute
 from stress.fuzz.process import Harm
@@ -29,7 +29,7 @@ def corpus(*files: str) -> Corpus:
     return Corpus(seeds=tuple(seeds), checkpoints=Path("nowhere"))
 
 
-@pytest.mark.parametrize("kind", ["program", "bytecode", "cluster", "roles"])
+@pytest.mark.parametrize("kind", ["program", "attribute", "bytecode", "cluster", "roles"])
 def test_a_case_follows_from_its_number(kind: str) -> None:
     seeds = corpus("layer_cluster.mlir")
 
@@ -53,6 +53,35 @@ def test_a_command_is_named_without_its_bytecode() -> None:
         assert (named.arguments, named.seed) == (drawn.arguments, drawn.seed)
 
 
+def test_options_and_calls_follow_from_their_numbers() -> None:
+    for kind in ("options", "calls"):
+
+        def label(number: int, kind: str = kind) -> str:
+            if kind == "calls":
+                return calls.draw(f"3:{number}").function
+            return commands.draw(f"3:{number}", "option", corpus(), lambda _: None).label
+
+        labels = [label(number) for number in range(50)]
+        assert labels == [label(number) for number in range(50)]
+        assert len(set(labels)) > 5
+
+
+@pytest.mark.parametrize(
+    ("error", "is_said"),
+    [
+        ("alpa.passes.run(None, '')", True),
+        ("alpa.parallelize(lambda x: x, cluster=7)", True),
+        ("alpa.nothing.at_all", True),
+        ("[].append()", False),
+        ("alpa.passes.run(**{'sauce': ''})", False),
+    ],
+)
+def test_errors_that_nobody_raises_are_findings(error: str, *, is_said: bool) -> None:
+    with pytest.raises((AttributeError, TypeError)) as caught:
+        eval(error, {"alpa": alpa})
+    assert calls.is_said(caught.value) is is_said
+
+
 def test_an_attribute_of_a_plan_is_another_one() -> None:
     text = (PASSES / "export_stages.mlir").read_text().split("// -----")[0]
     changed = {mutate_attribute(text, random.Random(number)) for number in range(30)}
@@ -70,7 +99,7 @@ def test_every_kind_of_broken_input_is_answered(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seed 1, 40 cases" in done.stdout
     assert done.stdout.endswith("findings: none\n")
-    assert len(re.findall(r"^ *\w+ +\d+ cases, \d+ refused$", done.stdout, re.MULTILINE)) == 8
+    assert len(re.findall(r"^ *\w+ +\d+ cases, \d+ refused$", done.stdout, re.MULTILINE)) == 11
 
 
 def test_a_state_that_is_another_one_is_found(
@@ -139,7 +168,7 @@ def test_what_is_a_finding(line: str, problem: str | None, tmp_path: Path) -> No
     ("line", "status", "words"),
     [
         ("os.abort()", 1, "x: error: MLIR's C++ has crashed (SIGABRT)"),
-        ("signal.alarm(1); time.sleep(60)", 1, "x: error: MLIR's bytecode reader did not finish"),
+        ("signal.alarm(1); time.sleep(60)", 1, "x: error: MLIR's reader did not finish"),
         ("sys.exit(3)", 3, ""),
         ("print('done')", 0, "done"),
     ],

@@ -331,6 +331,17 @@ def test_clusters_that_cannot_be_planned_for(
             "smallest micro-batches: objective=throughput is for programs of forwards only",
         ),
         ("{file} --cluster cpu:1x1 -o /none/p.mlir", "alpa-plan: error: cannot write /none/p.mlir"),
+        ("{file} --cluster cpu:1x1 -o /dev/full", "alpa-plan: error: cannot write /dev/full: No "),
+        ("{file} --cluster cpu:1x1 --json /", "alpa-plan: error: cannot write /: it is a folder"),
+        (
+            "{file} --cluster /dev/zero",
+            "alpa-plan: error: cannot read the cluster file '/dev/zero': it does not end within 16 "
+            "MiB",
+        ),
+        (
+            "{file} --cluster cpu:1x1 --roles /dev/zero",
+            "/dev/zero: error: it does not end within 16 MiB",
+        ),
         (
             "{file} --cluster cpu:1x1 --export /none --no-executables --compiler-option xla_a=1",
             "alpa-plan: error: --compiler-option is for stages that --verify or --export compiles",
