@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, Self, TypeVar, get_args
 
 from alpa.dialects.bindings import func, ir, stablehlo
+from alpa.dialects.caches import cached
 from alpa.dialects.records import Int32, Record, entries, entry, one_of, typed
 
 Role = Literal["batch", "state", "key", "constant"]
@@ -217,9 +217,8 @@ def read_results(function: func.FuncOp) -> list[Result]:
 _Kind = TypeVar("_Kind", Argument, Result)
 
 
-# A pipeline asks again and again, and a large model has thousands of arguments. The key holds the
-# context, so that no attribute outlives it.
-@lru_cache(maxsize=16)
+# A pipeline asks again and again, and a large model has thousands of arguments.
+@cached
 def _read_signature(kind: type[_Kind], signature: ir.Attribute) -> tuple[_Kind, ...]:
     return tuple(map(kind.from_entries, _dictionaries(signature)))
 

@@ -16,6 +16,8 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext as jax_extension
 from jaxlib.mlir.dialects import chlo, func, mpmd, sdy, stablehlo
 
+from alpa.dialects.caches import forget
+
 __all__ = [
     "attributes_of",
     "body",
@@ -42,6 +44,7 @@ __all__ = [
 
 def make_context() -> ir.Context:
     """A context with StableHLO, CHLO, Shardy, Shardy MPMD and the upstream dialects loaded."""
+    forget()
     context = ir.Context()
     registry = ir.DialectRegistry()
     jax_extension.register_dialects(registry)

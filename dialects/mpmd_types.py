@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from alpa.dialects.attributes import Part
 from alpa.dialects.bindings import ir, mpmd
+from alpa.dialects.caches import cached
 from alpa.dialects.sharding import Mesh, Sharding
 
 _MESH_NAME = re.compile(r'!mpmd\.mesh_tensor<"([^"]*)", ')
@@ -34,9 +34,8 @@ class MeshTensor:
         return _write(self)
 
 
-# A large program has thousands of values of few types. The keys of the caches hold the context, so
-# that no type outlives it.
-@lru_cache(maxsize=4096)
+# A large program has thousands of values of few types.
+@cached
 def _read(type_: ir.Type) -> MeshTensor:
     text = str(type_)
     match = _MESH_NAME.match(text)
@@ -54,7 +53,7 @@ def _read(type_: ir.Type) -> MeshTensor:
     )
 
 
-@lru_cache(maxsize=4096)
+@cached
 def _write(tensor: MeshTensor) -> ir.Type:
     sharding = ""
     context = tensor.type.context

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal
 
 from alpa.dialects.bindings import func, ir, sdy
+from alpa.dialects.caches import cached
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Sharding:
 
 
 # Cached like rules, see `_read_rule`.
-@lru_cache(maxsize=4096)
+@cached
 def _read_sharding(attr: ir.Attribute) -> Sharding:
     sharding = sdy.TensorShardingAttr(attr)
     if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
@@ -198,7 +199,7 @@ def op_shardings(op: ir.OpView | ir.Operation) -> tuple[Sharding, ...] | None:
 
 
 # Cached like rules, see `_read_rule`.
-@lru_cache(maxsize=4096)
+@cached
 def _read_per_value(attr: ir.Attribute) -> tuple[Sharding, ...]:
     per_value = sdy.TensorShardingPerValueAttr(attr)
     return tuple(Sharding.from_attr(sharding) for sharding in per_value.shardings)
@@ -210,8 +211,8 @@ def set_op_shardings(op: ir.OpView | ir.Operation, shardings: tuple[Sharding, ..
 
 
 # Building an attribute takes about 40 us, and a large model has ten thousand of a few different
-# ones. The context is part of the key, so that no attribute outlives it.
-@lru_cache(maxsize=4096)
+# ones. The context is part of the key: an attribute belongs to one.
+@cached
 def _per_value(shardings: tuple[Sharding, ...], context: ir.Context) -> ir.Attribute:
     with context:
         return sdy.TensorShardingPerValueAttr.get([sharding.to_attr() for sharding in shardings])
@@ -268,9 +269,8 @@ class ShardingRule:
         )
 
 
-# Reading a rule through the bindings takes about 30 us, and large models repeat a few of them. The
-# key holds the context, so that no attribute outlives it.
-@lru_cache(maxsize=4096)
+# Reading a rule through the bindings takes about 30 us, and large models repeat a few of them.
+@cached
 def _read_rule(attr: ir.Attribute) -> ShardingRule:
     rule = sdy.OpShardingRuleAttr(attr)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from alpa.dialects import ir, parse, passmanager
+from alpa.dialects.caches import forget
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, check_kind
 from alpa.passes.pipelines import upstream
@@ -80,7 +81,10 @@ def run(
     manager = passmanager.PassManager("builtin.module", context=module.context)
     runner = _Runner(remark=on_remark or _log_remark, on_error=on_error, on_pass=on_pass)
     runner.add(manager, steps)
-    manager.run(module.operation)
+    try:
+        manager.run(module.operation)
+    finally:
+        forget()
     return module
 
 

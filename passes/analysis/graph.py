@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import cast
 
 from alpa.dialects import attributes_of, body, ir, mpmd, stablehlo, terminator, walk
 from alpa.dialects.attributes import GRADIENT, marker_of
+from alpa.dialects.caches import cached
 
 
 @dataclass(frozen=True)
@@ -303,13 +304,13 @@ def splat(value: ir.Value) -> float | int | None:
     return abs(number) if isinstance(element, ir.IntegerType) and element.width == 1 else number
 
 
-@lru_cache(maxsize=4096)
+@cached
 def elements(type_: ir.Type) -> int:
     """The number of a tensor's elements; 0 for tokens and other types without any."""
     return math.prod(type_.shape) if isinstance(type_, ir.RankedTensorType) else 0
 
 
-@lru_cache(maxsize=4096)
+@cached
 def type_bytes(type_: ir.Type) -> int:
     """Bytes of a dense tensor, each element padded to whole bytes; 0 for tokens and the like."""
     if not isinstance(type_, ir.RankedTensorType):

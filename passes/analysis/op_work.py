@@ -28,11 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 from typing import Literal, NamedTuple
 
 from alpa.dialects import body, ir, sdy, stablehlo
+from alpa.dialects.caches import cached
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import elements, type_bytes
 from alpa.passes.analysis.op_kinds import (
@@ -292,6 +293,6 @@ def _dtype(op: ir.OpView) -> str:
     return "f32"
 
 
-@lru_cache(maxsize=4096)
+@cached
 def _element_name(type_: ir.Type) -> str | None:
     return str(type_.element_type) if isinstance(type_, ir.RankedTensorType) else None

@@ -15,11 +15,11 @@ mark: its result is free, any layout costs the same.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import FOLLOW, marker_of
+from alpa.dialects.caches import cached
 from alpa.dialects.records import i64
 from alpa.passes.analysis.graph import shape, type_bytes
 from alpa.passes.analysis.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
@@ -107,7 +107,7 @@ class _Marker:
         return _Value(type_, max([v.depth for v in inputs]), length, expanded=expanded)
 
 
-@lru_cache(maxsize=4096)
+@cached
 def _rank(type_: ir.Type) -> int:
     return type_.rank if isinstance(type_, ir.RankedTensorType) else 0
 
