@@ -32,7 +32,7 @@ from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Call, LeafType, Parameters
 from alpa.runtime.executable import Executable
 from alpa.runtime.loading import Folders, check_run_options
-from alpa.runtime.option_checks import check_folders, check_literal
+from alpa.runtime.option_checks import check_count, check_folders, check_literal
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Inter, Settings
 from alpa.runtime.prepared import Prepared, StepPlan, Target
@@ -71,6 +71,7 @@ class Parallelized(Generic[P, R]):
         self._target = target
         _check_literals(target)
         self._steps: dict[Hashable, Prepared] = {}
+        """by what a call is served by, in the order of their last use"""
         self._last: Prepared | None = None
         self._previous: tuple[Any, Prepared] | None = None
         """what served the call before, and how such a call is recognised"""
@@ -147,12 +148,31 @@ class Parallelized(Generic[P, R]):
         if self._previous is not None and self._previous[0] == same:
             return self._previous[1]
         key = cluster, call.key()
-        prepared = self._steps.get(key)
+        prepared = self._steps.pop(key, None)
         if prepared is None:
             # A step returns its state strongly typed, even if the first state was weakly typed.
-            prepared = self._steps[key] = self._served(call) or self._new(call)
+            prepared = self._served(call) or self._new(call)
+        self._steps[key] = prepared  # The one that was used last is the last.
         self._previous = same, prepared
+        self._forget_others()
         return prepared
+
+    def _forget_others(self) -> None:
+        """Forgets the steps that were used least recently, beyond `max_plans`.
+
+        Not those on Ray: their actors hold states that other steps read.
+        """
+        most = self._target.max_plans
+        if self._target.executor == "ray" or len(set(self._steps.values())) <= most:
+            return
+        _, oldest = next(iter(self._steps.items()))
+        self._steps = {key: it for key, it in self._steps.items() if it is not oldest}
+        _logger.warning(
+            "%s was called in more than %d ways: the plan of the one that was used least recently "
+            "is forgotten; raise max_plans if it comes again",
+            self.__name__,
+            most,
+        )
 
     def _served(self, call: Call) -> Prepared | None:
         """Returns a step for a call that differs only in the weak types of its state."""
@@ -227,6 +247,7 @@ class Options(TypedDict, total=False):
     elastic: bool
     check_finite: bool
     explain_roles: bool
+    max_plans: int
     compiler_options: CompilerOptions | None
     executables: Folders
     plan: str | Path | None
@@ -268,6 +289,7 @@ def parallelize(
     elastic: bool = False,
     check_finite: bool = False,
     explain_roles: bool = False,
+    max_plans: int = 10,
     compiler_options: CompilerOptions | None = None,
     executables: Folders = (),
     plan: str | Path | None = None,
@@ -305,6 +327,9 @@ def parallelize(
         check_finite: whether each call waits for its results and raises FloatingPointError if one
             holds NaN or infinity; the error names it.
         explain_roles: whether planning prints the role of each argument and the reason.
+        max_plans: how many kinds of calls (shapes, types and static arguments) stay planned and
+            compiled. Beyond that, the one that was used least recently is forgotten, with a
+            warning; its next call plans again. On Ray all stay.
         plan: a saved plan to use instead of a search.
         like: another parallelised function. This function takes its cluster, devices, workers and
             settings. Use it for the evaluation of a training step's state.
@@ -345,6 +370,7 @@ def parallelize(
     check_kind("check_finite", check_finite, bool)
     check_kind("elastic", elastic, bool)
     check_kind("explain_roles", explain_roles, bool)
+    check_count("max_plans", max_plans, 1)
     check_kind("plan", plan, str, Path, type(None))
     check_run_options(executor, devices, workers, compiler_options)
     parameters = Parameters.of(fun)
@@ -375,6 +401,7 @@ def parallelize(
         num_micro_batches=_number(num_micro_batches),
         micro_batches=micro_batches,
         explain_roles=explain_roles,
+        max_plans=max_plans,
         loss_reduction=loss_reduction,
         executor=executor,
         workers=workers,

@@ -78,6 +78,7 @@ class Target:
     num_micro_batches: int | Literal["auto"]
     micro_batches: MicroBatches
     explain_roles: bool
+    max_plans: int
     loss_reduction: LossReduction
     executor: Literal["local", "ray"]
     workers: WorkerOptions | None
@@ -303,7 +304,8 @@ class Prepared:
             executables=target.executables,
             beside=family.executables,
         )
-        family.executables.append(executable)
+        if target.executor == "ray":  # Others may run in its actors.
+            family.executables.append(executable)
         return executable
 
     @cached_property

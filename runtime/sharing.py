@@ -140,4 +140,5 @@ class Family:
     cluster: str
     """what they are planned for: the hosts that lived when that was last looked at"""
     executables: list[Executable] = field(default_factory=list[Executable])
+    """those on Ray"""
     states: list[PlannedState] = field(default_factory=list[PlannedState])

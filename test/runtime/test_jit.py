@@ -498,3 +498,25 @@ def test_a_step_keeps_no_arrays_of_its_first_call() -> None:
 
 def test_the_types_of_both_forms_know_all_options() -> None:
     assert ["fun", *Options.__annotations__] == list(inspect.signature(alpa.parallelize).parameters)
+
+
+def test_plans_that_were_not_used_for_long_are_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step = alpa.parallelize(lambda x: 2 * x, cluster="cpu:1x1", max_plans=2)
+    first, second = step.prepare(jnp.ones(1)), step.prepare(jnp.ones(2))
+    assert step.prepare(jnp.ones(1)) is first
+    with caplog.at_level("WARNING", logger="alpa"):
+        third = step.prepare(jnp.ones(3))
+    assert "called in more than 2 ways" in caplog.text
+    assert step.prepare(jnp.ones(1)) is first
+    assert step.prepare(jnp.ones(3)) is third
+    assert step.prepare(jnp.ones(2)) is not second
+    np.testing.assert_array_equal(step(jnp.ones(2)), 2 * np.ones(2))
+
+
+def test_forgotten_plans_are_freed() -> None:
+    step = alpa.parallelize(lambda x: 2 * x, cluster="cpu:1x1", max_plans=1)
+    forgotten = [weakref.ref(step.prepare(jnp.ones(n)).executable) for n in range(1, 4)]
+    gc.collect()
+    assert [it() is None for it in forgotten] == [True, True, False]
