@@ -35,6 +35,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from alpa import passes
@@ -338,7 +339,11 @@ def _write_outputs(
 
     Raises _CommandError.
     """
-    texts = {options.output: planned.module.operation.get_asm(), options.json: json_text}
+    texts: dict[Path, str] = {}
+    if options.output is not None:  # The export changes the module.
+        texts[options.output] = planned.module.operation.get_asm()
+    if options.json is not None:
+        texts[options.json] = json_text
     executables: Executables | None = None
     try:
         if options.export is not None:
@@ -349,14 +354,13 @@ def _write_outputs(
     except OSError as error:
         where = error.filename or options.export
         raise _CommandError(f"cannot write {where}: {error.strerror}") from error
-    paths = [path for path in texts if path is not None]
-    for path in paths:
+    new = [path for path in texts if not path.exists()]
+    for path, text in texts.items():
         try:
-            path.write_text(f"{texts[path]}\n", encoding="utf-8")
+            path.write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
-            for other in paths:
-                if other.is_file():  # Either all is written or nothing.
-                    other.unlink()
+            for other in new:  # Either all is written or nothing.
+                other.unlink(missing_ok=True)
             raise _CommandError(f"cannot write {path}: {error.strerror}") from error
     return executables
 

@@ -97,7 +97,7 @@ class CallCase:
             _ = function(*given.values()) if positional else function(**given)
         except (ir.MLIRError, OSError) as error:
             print(error, file=sys.stderr)
-        except Exception as error:
+        except Exception as error:  # Any may be a finding; `is_said` judges it.
             if not is_said(error):
                 raise
             print(error, file=sys.stderr)

@@ -378,6 +378,18 @@ def test_errors(
     assert captured.err.startswith(message.format(**paths))
 
 
+def test_all_new_outputs_are_written_or_none(named: Path, tmp_path: Path) -> None:
+    planned, numbers = tmp_path / "planned.mlir", tmp_path / "numbers.json"
+    command = [str(named), "--cluster", "cpu:1x1"]
+    assert main([*command, "-o", str(planned), "--json", "/dev/full"]) == 1
+    assert not planned.exists()
+    assert main([*command, "-o", str(planned)]) == 0
+    assert planned.exists()
+    numbers.write_text("of an earlier run")
+    assert main([*command, "-o", "/dev/full", "--json", str(numbers)]) == 1
+    assert numbers.read_text() == "of an earlier run"
+
+
 @pytest.mark.parametrize(
     "words",
     [["--help"], ["step.mlir"], ["step.mlir", "--cluster", "cpu:1x1", "--num-micro-batches", "0"]],
