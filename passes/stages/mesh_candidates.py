@@ -7,7 +7,7 @@ uses a candidate whose costs are not found yet:
    (`class_costs.Work`), and memory is split evenly. No sharding of any interval of layers takes
    less.
 2. Bounds of forward and backward runs with what they send, by dual ascent. They take a fraction of
-   the time of the next step, and are seldom more than 2 % below its seconds.
+   the time of the next step.
 3. The costs of shardings that a solver found: the fastest, and some that hold less
    (`candidates.PRICES`).
 
