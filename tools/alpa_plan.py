@@ -341,7 +341,7 @@ def _write_outputs(
     """
     texts: dict[Path, str] = {}
     if options.output is not None:  # The export changes the module.
-        texts[options.output] = planned.module.operation.get_asm()
+        texts[options.output] = str(planned.module.operation.get_asm())
     if options.json is not None:
         texts[options.json] = json_text
     executables: Executables | None = None
