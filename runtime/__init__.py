@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from alpa.runtime.executable import Executable
     from alpa.runtime.loading import LoadError, load
     from alpa.runtime.workers.errors import ClusterSizeError, WorkerError
-    from alpa.runtime.workers.options import WorkerOptions
+    from alpa.runtime.workers.options import TlsFiles, WorkerOptions
 
 __all__ = [
     "CheckpointError",
     "ClusterSizeError",
     "Executable",
     "LoadError",
+    "TlsFiles",
     "WorkerError",
     "WorkerOptions",
     "load",
@@ -31,6 +32,7 @@ _MODULES = {
     "ClusterSizeError": "alpa.runtime.workers.errors",
     "Executable": "alpa.runtime.executable",
     "LoadError": "alpa.runtime.loading",
+    "TlsFiles": "alpa.runtime.workers.options",
     "WorkerError": "alpa.runtime.workers.errors",
     "WorkerOptions": "alpa.runtime.workers.options",
     "load": "alpa.runtime.loading",

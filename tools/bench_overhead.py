@@ -1,6 +1,6 @@
 """Measures the overhead of running a plan on Ray.
 
-    python -m alpa.tools.bench_overhead --num-micro-batches 8 --transport sockets
+    python -m alpa.tools.bench_overhead --num-micro-batches 8 --transport tcp
 
 Trains a chain of dense layers on two meshes of one CPU device, each pinned to its own core. The
 baseline runs the same micro-batches in sequence in plain JAX on one core. A perfect pipeline of
@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--num-micro-batches", type=count, default=8)
     parser.add_argument("--schedule", choices=["gpipe", "1f1b"], default="1f1b")
-    parser.add_argument("--transport", choices=["auto", "device", "sockets"], default="auto")
+    parser.add_argument("--transport", choices=get_args(Transport), default="auto")
     parser.add_argument("--steps", type=count, default=10)
     parser.add_argument("--width", type=count, default=512, help="width of the dense layers")
     parser.add_argument("--layers", type=count, default=16, help="dense layers per stage")

@@ -209,10 +209,10 @@ _H100_HOSTS: Collectives = {"all-reduce": _costs({2: (53, 267), 4: (81, 160), 32
 _B200_HOSTS: Collectives = {"all-reduce": _costs({4: (411, 198.2)})}
 
 
-# Transfers between meshes go through the memory of the hosts (`jax.experimental.transfer`). From a
-# device to there JAX reaches 2.7 GB/s (jax issue 21438; PCIe 3 has 12 GB/s for pinned memory). The
-# receiver looks for a message every 100 us (`runtime/workers/transport.py`).
-_TO_HOST, _POLL = 2.7e9, 1e-4
+# Transfers between meshes go through the memory of the hosts (`runtime/workers/transport/`). From a
+# device to there JAX reaches 2.7 GB/s (jax issue 21438; PCIe 3 has 12 GB/s for pinned memory). A
+# small message between two processes takes about 100 us, for the most part to wake its receiver.
+_TO_HOST, _WAKE = 2.7e9, 1e-4
 
 
 def _reached(
@@ -249,14 +249,14 @@ def _reached(
             bandwidth=share * ideal.intra_host.bandwidth,
             latency=latencies[0],
             collectives=inside,
-            transfer=Transfer(bandwidth=_TO_HOST, latency=_POLL),
+            transfer=Transfer(bandwidth=_TO_HOST, latency=_WAKE),
         ),
         inter_host=Link(
             bandwidth=network * ideal.inter_host.bandwidth,
             latency=latencies[1],
             collectives=hosts or {},
             transfer=Transfer(
-                bandwidth=network * ideal.inter_host.bandwidth, latency=_POLL + latencies[1]
+                bandwidth=network * ideal.inter_host.bandwidth, latency=_WAKE + latencies[1]
             ),
         ),
     )

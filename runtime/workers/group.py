@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 import weakref
 from collections import deque
@@ -35,7 +36,7 @@ from alpa.runtime.workers.gpus import check_shares, gpus_of
 from alpa.runtime.workers.mesh_processes import compile_waves, shares_executables
 from alpa.runtime.workers.messages import ArrayId, Compilation, Endpoint, Started
 from alpa.runtime.workers.options import Platform, WorkerOptions
-from alpa.runtime.workers.transport import TransportError
+from alpa.runtime.workers.transport.base import Group, TransportError
 from alpa.runtime.workers.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ _log = logging.getLogger(__name__)
 # The error of a worker whose tiles do not arrive, perhaps because another worker has died.
 _PERHAPS_A_PEER = (TransportError, jax.errors.JaxRuntimeError)
 _LOOPBACK = "127.0.0.1"
+_SECRET_BYTES = 32
 _GRACE_SECONDS = 5.0  # in which Ray notices that a process has ended
 _DOING = {
     "endpoint": "while it started",
@@ -299,8 +301,6 @@ class WorkerGroup:
         # If all workers are on one node, none must be reachable from outside it.
         together = len({it.ip for it in endpoints}) == 1
         ips = [_LOOPBACK if together else it.ip for it in endpoints]
-        names = [post.name for post in self._posts]
-        owners = {device: post.rank for post in self._posts for device in post.devices}
         meeting = {
             post.mesh: f"{ip}:{it.port}"
             for post, ip, it in zip(self._posts, ips, endpoints, strict=True)
@@ -311,20 +311,29 @@ class WorkerGroup:
             gpus = gpus_of(self._posts, [it.gpus for it in endpoints])
             for post, names_here in zip(self._posts, gpus, strict=True):
                 _log.info("%s has GPU %s of its node", post.name, ", ".join(names_here))
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        groups = [
+            Group(
+                rank=post.rank,
+                names=[it.name for it in self._posts],
+                hosts=[it.host for it in endpoints],
+                owners={device: it.rank for it in self._posts for device in it.devices},
+                ip=ip,
+                secret=secret,
+                seconds=self.options.timeout_seconds,
+                tls=self.options.tls,
+            )
+            for post, ip in zip(self._posts, ips, strict=True)
+        ]
         starts: list[Started] = self._each(
             "start",
             [
-                (ip, meeting[post.mesh], names, owners, here)
-                for post, ip, here in zip(self._posts, ips, gpus, strict=True)
+                (meeting[post.mesh], group, here)
+                for post, group, here in zip(self._posts, groups, gpus, strict=True)
             ],
         )
-        ways = sorted({f"{start.transport} ({start.reason})" for start in starts})
-        self.transport = " and ".join(ways)
+        self.transport = f"{starts[0].transport} (transport={self.options.transport})"
         _log.info("tiles travel by %s", self.transport)
-        if len({start.transport for start in starts}) > 1:
-            raise self.fail(
-                f"the workers have different transports: {self.transport}; set transport="
-            )
         addresses = [start.address for start in starts]
         self._each("connect", [(addresses,) for _ in self._posts])
         return starts[0].platform

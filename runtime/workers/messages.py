@@ -47,11 +47,13 @@ class StepTimes:
 class Endpoint:
     """A worker before it has devices.
 
-    `ip` is the address of its node, `port` a free port for the mesh's processes to meet at,
-    `jaxlib` the version there. `gpus` are the names of the GPUs that Ray gave to it.
+    `ip` is the address of its node, `host` a text that is equal in workers that can share memory,
+    `port` a free port for the mesh's processes to meet at, `jaxlib` the version there. `gpus` are
+    the names of the GPUs that Ray gave to it.
     """
 
     ip: str
+    host: str
     port: int
     jaxlib: str
     gpus: tuple[str, ...]
@@ -60,11 +62,10 @@ class Endpoint:
 @dataclass(frozen=True, kw_only=True)
 class Started:
     """A worker with its devices. `platform` is their platform in JAX's lowering; `address` is where
-    others reach its transport, which takes the way `transport` for a reason."""
+    others reach its transport, which takes the way `transport`."""
 
     transport: str
-    reason: str
-    address: str
+    address: Mapping[str, str]
     platform: str
 
 

@@ -12,7 +12,29 @@ from alpa.passes.cost.presets import USABLE_MEMORY
 from alpa.runtime.option_checks import check_count, check_literal, check_seconds
 
 Platform = Literal["cpu", "gpu", "tpu"]
-Transport = Literal["auto", "device", "sockets"]
+Transport = Literal["auto", "shared", "tcp", "jax"]
+_FORMER = {"device": "jax", "sockets": "tcp"}
+"""names that transports had, with those that they have"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """Files for TLS between hosts, in PEM, under the same names on each host.
+
+    Attributes:
+        certificate: of the host or of the cluster, signed by the authority.
+        key: the certificate's private key, without a password.
+        authority: the certificate of who signs those of the cluster's hosts, and no others.
+    """
+
+    certificate: str | Path
+    key: str | Path
+    authority: str | Path
+
+    def __post_init__(self) -> None:
+        """Raises TypeError if one is no path."""
+        for name in ("certificate", "key", "authority"):
+            check_kind(name, getattr(self, name), str, Path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +48,11 @@ class WorkerOptions:
         address: the Ray cluster, as `ray.init` takes it; by default the connected one, else
             one that runs on this host, else a new one in this process.
         platform: by default `gpu` or `tpu` if Ray has such resources, else `cpu`.
-        transport: how tiles travel between meshes; `auto` is `device`
-            (`jax.experimental.transfer`) if the platform has it, else `sockets`.
+        transport: how tiles travel between workers. `shared` is memory that workers of one host
+            share, `tcp` is TCP with authentication, and `auto` takes `shared` inside a host and
+            `tcp` between hosts. `jax` is `jax.experimental.transfer`, which any connection from
+            outside can stop: for trusted networks only.
+        tls: encrypts `tcp` by these files; None for no encryption.
         cache_directory: the folder of compiled executables on each host; None disables the cache.
         timeout_seconds: how long a worker waits for another, to connect and for tiles, and how long
             the caller waits for workers: for resources, their start, compilation, and a step.
@@ -53,6 +78,7 @@ class WorkerOptions:
     address: str | None = None
     platform: Platform | None = None
     transport: Transport = "auto"
+    tls: TlsFiles | None = None
     cache_directory: str | None = "~/.cache/alpa"
     timeout_seconds: float = 600.0
     checkpoint_timeout_seconds: float = 3600.0
@@ -69,7 +95,15 @@ class WorkerOptions:
         check_kind("address", self.address, str, type(None))
         if self.platform is not None:
             check_literal("platform", self.platform, Platform)
+        if self.transport in _FORMER:
+            raise ValueError(
+                f"transport {self.transport!r} is called {_FORMER[self.transport]!r} now; the "
+                'default, "auto", needs neither'
+            )
         check_literal("transport", self.transport, Transport)
+        check_kind("tls", self.tls, TlsFiles, type(None))
+        if self.tls and self.transport in ("shared", "jax"):
+            raise ValueError(f"tls is for TCP between hosts; transport {self.transport!r} has none")
         check_kind("cache_directory", self.cache_directory, str, Path, type(None))
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("checkpoint_timeout_seconds", self.checkpoint_timeout_seconds)

@@ -43,7 +43,8 @@ from alpa.runtime.workers.messages import (
     StepTimes,
 )
 from alpa.runtime.workers.options import Platform, WorkerOptions
-from alpa.runtime.workers.transport import Transport, open_transport
+from alpa.runtime.workers.transport.base import Group, Transport
+from alpa.runtime.workers.transport.opening import host_identity, open_transport
 
 _log = logging.getLogger(__name__)
 
@@ -91,25 +92,19 @@ class Worker:
         given = ray.get_runtime_context().get_accelerator_ids()
         return Endpoint(
             ip=ray.util.get_node_ip_address(),
+            host=host_identity(),
             port=port,
             jaxlib=version.__version__,
             gpus=tuple(given.get("GPU", ())),
         )
 
-    def start(
-        self,
-        ip: str,
-        coordinator: str,
-        names: Sequence[str],
-        owners: Mapping[int, int],
-        gpus: Sequence[str],
-    ) -> Started:
-        """Takes the devices, and listens at one address of this node only."""
-        post, seconds = self._post, self._options.timeout_seconds
+    def start(self, coordinator: str, group: Group, gpus: Sequence[str]) -> Started:
+        """Takes the devices, and opens the transport."""
+        post = self._post
         if self._platform == "gpu":
             show_gpus(gpus, os.environ)
         if post.processes > 1:
-            join_mesh(post, self._platform, coordinator, seconds)
+            join_mesh(post, self._platform, coordinator, group.seconds)
         found, wanted = jax.local_devices(), len(post.devices)
         if len(found) != wanted or found[0].platform != self._platform:
             seen = f" ({visible_gpus(os.environ)})" if self._platform == "gpu" else ""
@@ -117,18 +112,15 @@ class Worker:
                 f"{post.name} needs {wanted} {self._platform} devices, but jax finds {len(found)} "
                 f"of {found[0].platform} there{seen}"
             )
-        self._transport, reason = open_transport(
-            self._options.transport, ip, post.rank, names, owners, seconds
-        )
+        self._transport = open_transport(self._options.transport, group)
         return Started(
             transport=self._transport.path,
-            reason=reason,
             address=self._transport.address,
             platform=export.default_export_platform(),
         )
 
-    def connect(self, addresses: Sequence[str]) -> None:
-        """Sets the addresses of the workers' transports, by rank."""
+    def connect(self, addresses: Sequence[Mapping[str, str]]) -> None:
+        """Connects with the other workers, whose transports have these addresses, by rank."""
         self._transport.connect(addresses)
 
     def load(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import alpa
-from alpa.runtime import WorkerOptions, load, prefetch
+from alpa.runtime import TlsFiles, WorkerOptions, load, prefetch
 
 STEP = alpa.parallelize(lambda w: w, cluster="cpu:1x1")
 
@@ -39,7 +39,17 @@ def test_timeouts_that_can_be(value: Any) -> None:
         ({"steps_ahead": nan}, "steps_ahead is nan; expected a whole number"),
         ({"steps_ahead": 1.5}, "steps_ahead is 1.5; expected a whole number"),
         ({"platform": "cuda"}, "platform is 'cuda'; expected one of cpu, gpu, tpu"),
-        ({"transport": "tcp"}, "transport is 'tcp'; expected one of auto, device, sockets"),
+        ({"transport": "pigeon"}, "transport is 'pigeon'; expected one of auto, shared, tcp, jax"),
+        ({"transport": "device"}, "transport 'device' is called 'jax' now; the default, \"auto\""),
+        ({"transport": "sockets"}, "transport 'sockets' is called 'tcp' now"),
+        ({"tls": "cert.pem"}, "tls is 'cert.pem', of type str; expected TlsFiles or None"),
+        (
+            {
+                "transport": "jax",
+                "tls": TlsFiles(certificate="host.pem", key="host.key", authority="ours.pem"),
+            },
+            "tls is for TCP between hosts; transport 'jax' has none",
+        ),
         ({"address": 6379}, "address is 6379, of type int; expected str or None"),
         ({"cache_directory": 1}, "cache_directory is 1, of type int; expected str or Path or None"),
         ({"environment": {"A": 1}}, r"environment\['A'\] is 1, of type int; expected str"),

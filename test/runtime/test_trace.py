@@ -123,7 +123,7 @@ def test_steps_on_ray(moves: str, tmp_path: Path) -> None:
         trace, events = traced(step, tmp_path / "step.json", 2)
         check_events(step, events, 2)
         labels = [e["args"]["labels"] for e in events if e["name"] == "process_labels"]
-        assert labels == ["tiles travel by jax.experimental.transfer, through TCP"] * 2
+        assert labels == ["tiles travel by shared memory"] * 2
         whole = [max(w.end for w in them) - min(w.begin for w in them) for them in trace.steps]
         for split in trace.splits().values():
             assert split.total == pytest.approx(sum(whole) / 2, rel=0.02)

@@ -23,7 +23,7 @@ STEP = StepTimes(
     bytes=20 << 30, losses=3, loss_error=1e-3, is_equal=True,
 )  # fmt: skip
 PAIR = MeshesReport(
-    transport="device", way="pigeon", comparison="2 of 2 results are equal\nnone differs",
+    transport="jax", way="pigeon", comparison="2 of 2 results are equal\nnone differs",
     is_equal=True, is_restored=True, step=0.1, rate=2e9,
 )  # fmt: skip
 FINE = Report(
@@ -45,8 +45,8 @@ def test_a_report_without_misses() -> None:
         "| gpt-350m | 4 | 1 s | 1.02 s | 1.020 | 1.1 s | 1.08 | 20 GiB | 19 GiB | 0.95 "
         "| 3: equal (1.0e-03) |" in text
     )
-    assert "| device | pigeon | 100 ms | 2.00 GB/s | equal | equal |" in text
-    assert "* device: 2 of 2 results are equal\n  none differs" in text
+    assert "| jax | pigeon | 100 ms | 2.00 GB/s | equal | equal |" in text
+    assert "* jax: 2 of 2 results are equal\n  none differs" in text
     assert text.endswith("## Verdict\n\nNothing differs, and no bar that counts is missed.\n")
 
 
@@ -66,8 +66,8 @@ def test_a_report_without_misses() -> None:
             replace(FINE, steps=[replace(STEP, is_equal=False)]),
             "gpt-350m: the losses differ from plain JAX's by 0.001",
         ),
-        (replace(FINE, meshes=[replace(PAIR, is_equal=False)]), "two meshes, device: 2 of 2"),
-        (replace(FINE, meshes=[replace(PAIR, is_restored=False)]), "two meshes, device: a rest"),
+        (replace(FINE, meshes=[replace(PAIR, is_equal=False)]), "two meshes, jax: 2 of 2"),
+        (replace(FINE, meshes=[replace(PAIR, is_restored=False)]), "two meshes, jax: a rest"),
         (replace(FINE, steps=None, failures={"steps": "no memory"}), "steps: no memory"),
     ],
 )

@@ -109,7 +109,7 @@ def report(parts: Sequence[str], cluster_file: Path, *, on_cpu: bool, quick: boo
             meshes = run_part(
                 caller,
                 try_meshes,
-                ("device", "sockets"),
+                ("auto", "tcp", "jax"),
                 "cpu" if on_cpu else "gpu",
                 _TILE_BYTES // 16 if on_cpu else _TILE_BYTES,
             )
