@@ -12,10 +12,12 @@ from pathlib import Path
 
 import jax
 
+sys.path.insert(0, str(Path(__file__).parents[4]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pairs import connect, exchange, group, opened
-from strangers import target_of
+
+from stress.strangers.attacks import target_of
 
 # In a process of its own: this one has no descriptors for it.
 _FLOOD = """

@@ -9,10 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[4]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pairs import group
-from strangers import ATTACKS, target_of
+
+from stress.strangers.attacks import ATTACKS, target_of
 
 
 def main(address: str, *attacks: str) -> None:

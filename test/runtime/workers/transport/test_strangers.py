@@ -14,8 +14,8 @@ from alpa.runtime.workers.options import Transport as Name
 from alpa.runtime.workers.transport.base import TransportError
 from alpa.runtime.workers.transport.handshake import StrangerError, admit, introduce
 from alpa.runtime.workers.transport.listener import family_of
+from stress.strangers.attacks import ATTACKS, attacked, recording, target_of
 from test.runtime.workers.transport.pairs import connect, connected, exchange, group, opened
-from test.runtime.workers.transport.strangers import ATTACKS, attacked, recording, target_of
 
 OURS: tuple[Name, ...] = ("shared", "tcp")
 

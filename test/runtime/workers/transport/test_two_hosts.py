@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from test.runtime.workers.transport.strangers import ATTACKS
+from stress.strangers.attacks import ATTACKS
 
 HERE = Path(__file__)
 IPS = ("10.213.7.1", "10.213.7.2")

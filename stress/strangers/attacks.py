@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ Target = str | tuple[str, int]
 Attack = Callable[[Target, Group, threading.Event], None]
 """Attacks a target, who belongs to a group, until an event."""
 
-_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS, _BETWEEN_SECONDS = 0.05, 0.001
 
 
 def target_of(address: str) -> Target:
@@ -47,7 +47,7 @@ def _hold(count: int, begin: Callable[[socket.socket], object]) -> Attack:
                 begin(connection)
             while len(held) > count:
                 held.pop(0).close()
-            stop.wait(_PAUSE_SECONDS / count)
+            stop.wait(_BETWEEN_SECONDS)
         for connection in held:
             connection.close()
 
@@ -127,7 +127,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 @contextmanager
-def attacked(attack: Attack, targets: Sequence[Target], group: Group) -> Iterator[None]:
+def attacked(attack: Attack, targets: Sequence[Target], group: Group) -> Generator[None]:
     """Attacks targets, each in a thread, until the block ends."""
     stop = threading.Event()
     threads = [
