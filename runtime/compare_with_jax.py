@@ -24,11 +24,11 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calls import Call, LeafType
 from alpa.runtime.compare_programs import compare_programs, is_moment, narrow_results
 from alpa.runtime.comparison import Comparison
-from alpa.runtime.jit import Parallelized
 from alpa.runtime.keys import drawn_in_micro_batches
 from alpa.runtime.looped import looped
 from alpa.runtime.markers import to_custom_calls
 from alpa.runtime.noise import Output, Reference, compare_with_noise
+from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import plan
 from alpa.runtime.prepared import Prepared

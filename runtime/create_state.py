@@ -11,8 +11,8 @@ from jax.extend.core import jaxpr_as_fun
 
 from alpa.passes.base import check_kind
 from alpa.runtime.calls import Call, Parameters, ResultLeaf
-from alpa.runtime.jit import Parallelized
 from alpa.runtime.option_checks import check_count
+from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.prepared import Prepared
 from alpa.runtime.tracebacks import ends_at_caller
 from alpa.runtime.tracing import Traced

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from alpa.passes.cost.cluster import Cluster, with_hosts
-from alpa.runtime.jit import Parallelized
+from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.prepared import Target
 from alpa.runtime.workers.errors import ClusterSizeError, WorkerError
 from alpa.runtime.workers.options import WorkerOptions

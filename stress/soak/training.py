@@ -25,7 +25,7 @@ import ray
 import alpa
 from alpa.passes.cost.cluster import Cluster
 from alpa.runtime import Executable, WorkerOptions, prefetch
-from alpa.runtime.jit import Parallelized
+from alpa.runtime.parallelized import Parallelized
 from alpa.tools import zoo
 from alpa.tools.devices import make_devices
 from alpa.tools.zoo import TrainingProgram, TrainState

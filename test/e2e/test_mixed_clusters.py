@@ -21,7 +21,7 @@ from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
 from alpa.runtime import WorkerOptions
-from alpa.runtime.jit import Parallelized
+from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.planning import PlanningError
 from alpa.runtime.reference import compare
 

@@ -15,7 +15,7 @@ import jax
 import alpa
 from alpa.passes.plan.report import StageReport
 from alpa.runtime.executable import Executable
-from alpa.runtime.jit import Parallelized
+from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.prepared import StepPlan
 
 

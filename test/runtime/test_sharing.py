@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import alpa
-from alpa.runtime.jit import Parallelized
+from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.reference import compare
 
 adam = optax.adam(0.01)

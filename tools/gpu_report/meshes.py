@@ -17,7 +17,7 @@ import ray
 
 import alpa
 from alpa.runtime import WorkerOptions
-from alpa.runtime.jit import Parallelized
+from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.workers.executor import RayExecutable
 from alpa.runtime.workers.options import Platform, Transport
 from alpa.tools import zoo
