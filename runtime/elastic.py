@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from alpa.passes.cost.cluster import Cluster, with_hosts
 from alpa.runtime.parallelized import Parallelized
-from alpa.runtime.prepared import Target
+from alpa.runtime.target import Target
 from alpa.runtime.workers.errors import ClusterSizeError, WorkerError
 from alpa.runtime.workers.options import WorkerOptions
 

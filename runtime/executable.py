@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 
@@ -35,12 +35,16 @@ class Stage(Protocol):
         ...
 
 
+CLOSED = "the executable is closed; load the plan again"
+"""The error of later calls."""
+
+
 class Executable(ABC):
     """A planned program that can be called with the arguments of the original `@main`.
 
     With B > 1 micro-batches, batch arguments are whole batches. Results lie on the plan's meshes,
     and the next call accepts them there. An argument that the original program donates is donated
-    here, too: its array cannot be used again.
+    here, too: its array cannot be used again. As a context manager, it closes itself at the end.
     """
 
     _trace: Trace | None = None
@@ -68,7 +72,17 @@ class Executable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the processes of its executor, if it has any; its arrays there are lost."""
+        """Ends it: later calls raise RuntimeError.
+
+        The processes of its executor, if it has any, end, too, and their arrays are lost. Arrays in
+        this process stay.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @abstractmethod
     def place(self, number: int, array: Any) -> Any:

@@ -33,10 +33,10 @@ from alpa.runtime.option_checks import check_count, check_folders
 from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Inter, Settings
-from alpa.runtime.prepared import Target
 from alpa.runtime.sharing import Family
 from alpa.runtime.step import LossReduction, MicroBatches
 from alpa.runtime.step_roles import Declared
+from alpa.runtime.target import Target
 from alpa.runtime.workers.options import WorkerOptions
 
 Chosen = int | str | Iterable[int] | Iterable[str] | None

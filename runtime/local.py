@@ -17,7 +17,7 @@ from alpa.runtime.argument_checks import ArgumentChecks, Placed
 from alpa.runtime.buffers import Kind, apart, kind_of
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.cut_array import CutArray
-from alpa.runtime.executable import Executable
+from alpa.runtime.executable import CLOSED, Executable
 from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.mesh_array import MeshArray
@@ -38,6 +38,7 @@ class LocalExecutable(Executable):
         self._signature = Signature(placement.program)
         self._interpreter = Interpreter(placement, self._script, self._stages, Tiles(placement))
         self._copies = _Copies()
+        self._is_closed = False
         self._given = [
             (
                 argument.number,
@@ -65,10 +66,20 @@ class LocalExecutable(Executable):
     def _checks(self) -> ArgumentChecks:
         return self._signature.checks
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_closed
+
     def close(self) -> None:
-        """There is nothing to end."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        """Raises RuntimeError after `close`."""
+        if self._is_closed:
+            raise RuntimeError(CLOSED)
 
     def place(self, number: int, array: Any) -> _Placed:
+        self._check_open()
         stores: dict[int, Store] = {}
         positions = self._signature.positions(number)
         array = self._checks.check_one(number, array)
@@ -80,6 +91,7 @@ class LocalExecutable(Executable):
         return _Placed(self._checks, number, stores)
 
     def run(self, arguments: Sequence[Any]) -> tuple[jax.Array | CutArray, ...]:
+        self._check_open()
         arguments = apart(arguments, self._checks.donated, self._copies.kinds)
         store: Store = {}
         donated: list[jax.Array] = []
@@ -118,6 +130,7 @@ class LocalExecutable(Executable):
     def create(
         self, numbers: Sequence[int], function: Callable[[], Sequence[jax.Array]]
     ) -> list[jax.Array | CutArray]:
+        self._check_open()
         arrays: dict[int, jax.Array] = {}
         for positions in self._signature.wanted(numbers).values():
             values = [self.program.arguments[position].value for position in positions]
@@ -130,6 +143,7 @@ class LocalExecutable(Executable):
         return [*map(self._joined, self._signature.created(numbers, arrays, self._first))]
 
     def restore(self, numbers: Sequence[int], stored: Sequence[StoredArray]) -> list[Any]:
+        self._check_open()
         by_number = dict(zip(numbers, stored, strict=True))
         arrays: dict[int, jax.Array] = {}
         for positions in self._signature.wanted(numbers).values():

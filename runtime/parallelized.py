@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import update_wrapper
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
 from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.sharding.baselines import Intra
@@ -15,9 +15,10 @@ from alpa.runtime.calls import Call, LeafType, Parameters
 from alpa.runtime.executable import Executable
 from alpa.runtime.option_checks import check_literal
 from alpa.runtime.planning import Inter
-from alpa.runtime.prepared import Prepared, StepPlan, Target
+from alpa.runtime.prepared import Prepared, StepPlan
 from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
 from alpa.runtime.step_roles import Declared
+from alpa.runtime.target import Target
 from alpa.runtime.tracebacks import ends_at_caller
 
 _logger = logging.getLogger("alpa")
@@ -27,7 +28,10 @@ R = TypeVar("R")
 
 
 class Parallelized(Generic[P, R]):
-    """A function that runs on a cluster, returned by `parallelize`."""
+    """A function that runs on a cluster, returned by `parallelize`.
+
+    As a context manager, it closes itself at the end.
+    """
 
     __name__: str
 
@@ -95,6 +99,22 @@ class Parallelized(Generic[P, R]):
     def prepare(self, *args: Any, **kwargs: Any) -> Prepared:
         """Returns the step that serves calls like this one; accepts shapes."""
         return self._prepared(self._call(args, kwargs))
+
+    def close(self) -> None:
+        """Ends the workers of all plans of the function, if there are any.
+
+        Arrays on the workers are lost. The plans stay: a later call compiles them again and starts
+        new workers. So does a function that is `like` this one and used its workers. Executables
+        that `executable` returned are closed.
+        """
+        for prepared in set(self._steps.values()):
+            prepared.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def prepared_for(self, names: Sequence[str], types: Sequence[LeafType]) -> Prepared | None:
         """Returns the latest step whose arguments of these names hold arrays of these types."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from alpa import passes
 from alpa.dialects import ir, is_bytecode, parse, parse_file
 from alpa.passes.alpa import fingerprint, planned_for
 from alpa.passes.base import NoRoomError
-from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
@@ -28,11 +27,10 @@ from alpa.runtime.executable import Executable
 from alpa.runtime.keepers import not_finite
 from alpa.runtime.loading import load, refusing
 from alpa.runtime.micro_batches import best_number, divisors
-from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, lowering_platform
 from alpa.runtime.planning import Planned, PlanningError, Settings, plan
-from alpa.runtime.sharing import Family, PlannedState
-from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
-from alpa.runtime.workers.options import WorkerOptions
+from alpa.runtime.sharing import PlannedState
+from alpa.runtime.step import Lowered, Step
+from alpa.runtime.target import Target
 
 _logger = logging.getLogger("alpa")
 _SHOWN = 5  # results that an error lists
@@ -46,17 +44,31 @@ class PlanMismatchError(ValueError):
 class StepPlan(PlanReport):
     """The plan of a step; the attributes of its report have the names of `PLAN.json`.
 
-    `str` is the table that `alpa-plan` prints.
+    `str` is the table that `alpa-plan` prints. As a context manager, it closes itself at the end.
     """
 
     module: ir.Module
     """the planned module"""
     roles: str = ""
     """the role of each argument, and the reason"""
+    step: weakref.ref[Prepared] = field(compare=False)
+    """the step that runs the plan, while it is kept"""
 
     def save(self, path: str | Path) -> None:
         """Writes the planned module for `parallelize(..., plan=path)`."""
         Path(path).write_text(f"{self.module.operation.get_asm()}\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Ends the workers that run the plan, if there are any; see `Parallelized.close`."""
+        step = self.step()
+        if step is not None:
+            step.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __str__(self) -> str:
         table = plan_table(self.module, self)
@@ -65,67 +77,6 @@ class StepPlan(PlanReport):
     def __repr__(self) -> str:
         first, *_ = str(self).splitlines()
         return f"<{first}>"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """The cluster, settings and workers of a step."""
-
-    named: Settings
-    """as the user named them"""
-    elastic: bool
-    """whether `alpa.resume` plans for the hosts of the named cluster that live"""
-    num_micro_batches: int | Literal["auto"]
-    micro_batches: MicroBatches
-    explain_roles: bool
-    max_plans: int
-    loss_reduction: LossReduction
-    executor: Literal["local", "ray"]
-    workers: WorkerOptions | None
-    devices: tuple[Device, ...] | None
-    check_finite: bool
-    compiler_options: CompilerOptions | None
-    executables: tuple[Path, ...]
-    saved: str | Path | None
-    family: Family
-    """of all functions that use each other's state"""
-    leads: bool = True
-    """whether other functions of the family are planned for its meshes, not it for theirs"""
-
-    @property
-    def settings(self) -> Settings:
-        """What is planned for, with the hosts of the cluster that live."""
-        return replace(self.named, cluster=self.family.cluster)
-
-    def join(self) -> None:
-        """Joins the Ray cluster of the workers, if there are any.
-
-        Tracing starts JAX, which must keep off the workers' devices in this process.
-        """
-        if self.executor == "ray":
-            self.lowering_platform()
-
-    def lowering_platform(self) -> str:
-        """The devices' platform in JAX's lowering; with Ray, joins its cluster."""
-        if self.executor == "local":
-            return lowering_platform((self.devices or all_devices())[0])
-        # Importing Ray takes seconds, and local steps must not wait for it.
-        ray_cluster = import_module("alpa.runtime.workers.cluster")
-        needed = parse_cluster(self.settings.cluster).num_devices
-        return ray_cluster.lowering_platform(needed, self.workers or WorkerOptions())
-
-    def check_devices(self) -> None:
-        """Raises ValueError if the cluster has more devices than this process."""
-        if self.executor != "local" or self.saved is not None:
-            return
-        there = len(self.devices or all_devices())
-        needed = parse_cluster(self.settings.cluster).num_devices
-        if needed > there:
-            raise ValueError(
-                f"the cluster {self.settings.cluster} has {needed} devices and {there} are there; "
-                "name a smaller cluster, or, on a CPU, make virtual devices before JAX starts: "
-                f'jax.config.update("jax_num_cpu_devices", {needed})'
-            )
 
 
 class Prepared:
@@ -185,8 +136,16 @@ class Prepared:
         for remark in planned.remarks:
             _logger.info("%s", remark)
         report = planned.report(clock)
-        found = StepPlan(module=planned.module, roles=self.step.explanation(), **vars(report))
+        found = self._plan_of(planned.module, report)
         return lowered[planned.plan.num_micro_batches], found
+
+    def _plan_of(self, module: ir.Module, report: PlanReport) -> StepPlan:
+        return StepPlan(
+            module=module,
+            roles=self.step.explanation(),
+            step=weakref.ref(self),
+            **vars(report),
+        )
 
     def _smaller(self, number: int) -> list[int]:
         """The numbers of micro-batches with smaller ones, which may be taken where hosts are lost.
@@ -253,7 +212,7 @@ class Prepared:
                 f"{self.step.name} is for these arguments ({this[:12]}): the function, the shapes, "
                 "or the version of JAX have changed; plan it again"
             )
-        return lowered, StepPlan(module=module, roles=self.step.explanation(), **vars(report))
+        return lowered, self._plan_of(module, report)
 
     @property
     def target(self) -> Target:
@@ -285,6 +244,12 @@ class Prepared:
             self._target.check_devices()
             self._loaded = self._load()
         return self._loaded
+
+    def close(self) -> None:
+        """Ends the workers of the step, if there are any. A later call starts new ones."""
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
 
     def _load(self) -> Executable:
         target = self._target

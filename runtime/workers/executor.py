@@ -19,7 +19,7 @@ from alpa.passes.plan.instructions import write_script
 from alpa.runtime.argument_checks import ArgumentChecks
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.dtypes import numpy_dtype
-from alpa.runtime.executable import Executable, Stage
+from alpa.runtime.executable import CLOSED, Executable, Stage
 from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.pjrt import CompilerOptions, bytecode
 from alpa.runtime.placement import abstract_mesh, sharding_of
@@ -214,13 +214,10 @@ class RayExecutable(Executable):
 
         Executables that share the workers are closed, too.
         """
-        self._group.close()
-
-    def __enter__(self) -> RayExecutable:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._group.close(
+            f"{CLOSED}. The arrays of its workers are lost with it: restore the state from a "
+            "checkpoint (alpa.resume), or create it again (alpa.create_state)"
+        )
 
     def _lowered(self, function: Callable[[], Any], mesh: str, positions: Sequence[int]) -> bytes:
         """Lowers a function without arguments for a mesh, with results placed like arguments."""

@@ -262,8 +262,8 @@ class WorkerGroup:
         self.close(f"the workers of this plan were stopped, load it again: {reason}")
         return WorkerError(reason)
 
-    def close(self, reason: str = "the executable is closed; load the plan again") -> None:
-        """Stops all workers and releases their resources."""
+    def close(self, reason: str) -> None:
+        """Stops all workers and releases their resources; later calls raise WorkerError."""
         self._failure = self._failure or reason
         self._stop()
 
