@@ -179,7 +179,7 @@ class Alpa(Driver):
         run_pass(first, module, remark)  # This pass checks all shapes.
         for step in others:
             if isinstance(step, LayerCluster):
-                step = replace(step, stages=stages)
+                step = replace(step, stages=stages, least=self.cut.fewest_stages())
             run_checked(step, module, remark)
         if self.faster_than is not None:
             self._check_bound(module, self.faster_than)

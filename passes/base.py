@@ -47,6 +47,10 @@ class NoRoomError(PassError):
         self.missing = missing
 
 
+class MeshOverHostsError(PassError):
+    """A plan needs a mesh over several hosts, and the options allow none."""
+
+
 class NotFasterError(PassError):
     """No plan is predicted as fast as requested: each takes at least `bound` seconds per step."""
 

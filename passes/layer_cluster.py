@@ -107,7 +107,8 @@ class LayerCluster(Pass):
         "auto",
         "number of layers; `auto` uses the markers, or without them the number of contractions, up "
         "to 16, or to 4 for each stage if `alpa` is told their number; or fewer layers than 16, "
-        "down to 8, if these receive at most half as many bytes",
+        "down to 8, if these receive at most half as many bytes; at least one for each stage that "
+        "`alpa` is told of",
     )
     delta: float = option(
         0.5,
@@ -121,6 +122,8 @@ class LayerCluster(Pass):
 
     stages: int = 1
     """how many stages the layers will be cut into, where that is fixed; from the driver"""
+    least: int = 1
+    """how many stages there are at least; from the driver"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module, is_checked=self.is_checked)
@@ -179,7 +182,8 @@ class LayerCluster(Pass):
         else:
             heavy = sum(contractions) // _HEAVY_OPS_PER_LAYER
             most = max(MOST_LAYERS, _LAYERS_PER_STAGE * self.stages)
-            count = max(1, min(most, len(forward), heavy))
+            least = min(self.least, len(forward))
+            count = max(1, least, min(most, len(forward), heavy))
         if not forward and count == 1:
             return []
         if not 1 <= count <= len(forward):
@@ -190,7 +194,9 @@ class LayerCluster(Pass):
             )
         if self.clustering == "equal-ops":
             return _of_equal_ops(function, contractions, count)
-        fewest = FEWEST_LAYERS if self.num_layers == "auto" and count == MOST_LAYERS else count
+        fewest = count
+        if self.num_layers == "auto" and count == MOST_LAYERS:
+            fewest = max(FEWEST_LAYERS, self.least)
         return _cut(graph, forward, range(fewest, count + 1), self.delta)
 
     def _at_markers(

@@ -51,10 +51,11 @@ predicted seconds and bytes). `verify-layers` accepts it.
 
 **Fails when** the cluster does not exist, or does not have the mesh that the program's own
 shardings name (`sharding/user_shardings.py`). It fails when there are more stages than layers or
-devices, no cut fits into memory, or no submesh has as many devices as `mesh-shape`. Given `meshes`
-must be meshes of the cluster and exclude `num-stages`, `mesh-shape` and `equal-layers`. A program
-that trains cannot be planned for throughput. With several micro-batches, the role of each argument
-and result must be known.
+devices, no cut fits into memory, or no submesh has as many devices as `mesh-shape`. With
+`meshes-over-hosts=false` it fails when a mesh over several hosts is given, or there are fewer
+stages than hosts. Given `meshes` must be meshes of the cluster and exclude `num-stages`,
+`mesh-shape` and `equal-layers`. A program that trains cannot be planned for throughput. With
+several micro-batches, the role of each argument and result must be known.
 """
 
 from __future__ import annotations
@@ -133,6 +134,11 @@ class StageMeshPartition(Pass):
         "auto",
         "the devices and the logical shape of every mesh, in the order of the stages, such as "
         "`0-3:2x2,4-7:4`, instead of a search; a mesh may get no layers",
+    )
+    meshes_over_hosts: bool = option(
+        True,
+        "whether a mesh may span several hosts; `false` where what runs the plan cannot do that, "
+        "such as Ray on CPU hosts below jax 0.12. Then each host has stages of its own",
     )
     objective: Objective = option(
         "step",
@@ -272,6 +278,18 @@ class StageMeshPartition(Pass):
             return 1
         return 1 if shape is None else max(1, cluster.num_devices // prod(shape))
 
+    def fewest_stages(self) -> int:
+        """How many stages the options ask for at least; a given mesh may stay without layers."""
+        if self.meshes != "auto":
+            return 1
+        fewest = 1 if self.num_stages == "auto" else self.num_stages
+        try:
+            cluster = parse_cluster(self.cluster)
+        except ValueError:  # `run` says so.
+            return fewest
+        alike = len(cluster.kinds) == 1
+        return max(fewest, cluster.hosts) if alike and not self.meshes_over_hosts else fewest
+
     def _policy(
         self,
         function: func.FuncOp,
@@ -293,7 +311,7 @@ class StageMeshPartition(Pass):
                 f"the program's shardings over @{name} fix one mesh of {shape}",
                 "the shardings",
             )
-            return ProgramMesh(given=given)
+            return ProgramMesh(given=given, over_hosts=self.meshes_over_hosts)
         if meshes:
             self._allow_only(
                 {"num_stages": ("auto",), "mesh_shape": ("auto",), "equal_layers": (False,)},
@@ -301,13 +319,19 @@ class StageMeshPartition(Pass):
                 f"meshes={self.meshes} fixes all meshes",
                 "meshes",
             )
-            return ExistingMeshes(objective=self.objective, meshes=meshes, held=held)
+            return ExistingMeshes(
+                objective=self.objective,
+                meshes=meshes,
+                held=held,
+                over_hosts=self.meshes_over_hosts,
+            )
         return AnyMeshes(
             objective=self.objective,
             num_stages=None if self.num_stages == "auto" else self.num_stages,
             mesh_shape=parse_shape(self.mesh_shape),
             mesh_rank=int(self.mesh_rank),
             equal_layers=self.equal_layers,
+            over_hosts=self.meshes_over_hosts,
         )
 
     def _allow_only(

@@ -17,7 +17,7 @@ from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import State
 from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.dialects.sharding import Sharding
-from alpa.passes.base import PassError
+from alpa.passes.base import MeshOverHostsError, PassError
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.text import element_text
@@ -42,6 +42,16 @@ class PlanningError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What the executor of a plan can run. The search keeps to it."""
+
+    meshes_over_hosts: bool = True
+    """whether a mesh may span several hosts"""
+    reason: str = ""
+    """why something is not possible, for messages"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a plan; `inter` and `intra` restrict the search to a baseline of the paper.
 
@@ -63,6 +73,7 @@ class Settings:
     objective: Literal["step", "throughput"] = "step"
     accumulate_dtype: AccumulateDtype = "f32"
     costs_folder: str = ""
+    capabilities: Capabilities = Capabilities()
 
     def options(self) -> dict[str, str]:
         """The options of `alpa`, by their names with dashes."""
@@ -87,6 +98,7 @@ class Settings:
             "objective": self.objective,
             "accumulate-dtype": self.accumulate_dtype,
             "costs-folder": self.costs_folder,
+            "meshes-over-hosts": str(self.capabilities.meshes_over_hosts).lower(),
             **stages,
         }
 
@@ -121,7 +133,8 @@ def plan(
         faster_than: the option `faster-than` of `alpa`.
 
     Raises:
-        PlanningError: a pass fails, or no plan takes less than `faster_than` seconds.
+        PlanningError: a pass fails, no plan takes less than `faster_than` seconds, or none keeps to
+            the capabilities of the executor.
     """
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
@@ -132,7 +145,14 @@ def plan(
     options = settings.options()
     if faster_than is not None:
         options["faster-than"] = repr(faster_than)
-    return Planned(module=copy, remarks=run_pass("alpa", options, copy, clock))
+    try:
+        return Planned(module=copy, remarks=run_pass("alpa", options, copy, clock))
+    except PlanningError as error:
+        reason = settings.capabilities.reason
+        if not reason or not isinstance(error.reason, MeshOverHostsError):
+            raise
+        note = Diagnostic("note", error.diagnostics[0].place, reason)
+        raise PlanningError((*error.diagnostics, note), error.reason) from error
 
 
 def run_pass(

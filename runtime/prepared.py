@@ -17,6 +17,7 @@ from alpa import passes
 from alpa.dialects import ir, is_bytecode, parse, parse_file
 from alpa.passes.alpa import fingerprint, planned_for
 from alpa.passes.base import NoRoomError
+from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
@@ -103,7 +104,14 @@ class Prepared:
     def _search(self) -> tuple[Lowered, StepPlan]:
         """Searches a plan, for the meshes of the state that the step takes, if there are any."""
         target, clock = self._target, Clock()
-        given = self._settings_on_meshes()
+        possible = target.capabilities()
+        given = replace(self._settings_on_meshes(), capabilities=possible)
+        if not possible.meshes_over_hosts and parse_cluster(given.cluster).hosts > 1:
+            _logger.warning(
+                "%s is planned without meshes over several hosts: %s",
+                self.step.name,
+                possible.reason,
+            )
         if target.num_micro_batches == "auto":
             numbers = divisors(self.step.batch_size or 1)
         else:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from alpa.passes.cost.cluster import parse_cluster
 from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, lowering_platform
-from alpa.runtime.planning import Settings
+from alpa.runtime.planning import Capabilities, Settings
 from alpa.runtime.sharing import Family
 from alpa.runtime.step import LossReduction, MicroBatches
 from alpa.runtime.workers.options import WorkerOptions
@@ -61,6 +61,14 @@ class Target:
         ray_cluster = import_module("alpa.runtime.workers.cluster")
         needed = parse_cluster(self.settings.cluster).num_devices
         return ray_cluster.lowering_platform(needed, self.workers or WorkerOptions())
+
+    def capabilities(self) -> Capabilities:
+        """What the executor can run; with Ray, joins its cluster."""
+        if self.executor == "local":
+            return Capabilities()
+        ray_cluster = import_module("alpa.runtime.workers.cluster")
+        needed = parse_cluster(self.settings.cluster).num_devices
+        return ray_cluster.capabilities(needed, self.workers or WorkerOptions())
 
     def check_devices(self) -> None:
         """Raises ValueError if the cluster has more devices than this process."""

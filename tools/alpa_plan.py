@@ -50,7 +50,7 @@ from alpa.runtime.compile_cache import UnsafeCacheError
 from alpa.runtime.compile_options import compile_options
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
-from alpa.runtime.planning import Planned, PlanningError, Settings, plan
+from alpa.runtime.planning import Capabilities, Planned, PlanningError, Settings, plan
 from alpa.tools.alpa_plan_arguments import parser
 from alpa.tools.exporting import write_modules
 from alpa.tools.guard import guard
@@ -167,6 +167,7 @@ def _process(options: argparse.Namespace) -> bool:
         objective=options.objective,
         accumulate_dtype=options.accumulate_dtype,
         costs_folder=options.costs_folder,
+        capabilities=Capabilities(meshes_over_hosts=not options.no_meshes_over_hosts),
     )
     with _progress() as clock:
         find = _plan_zoo if options.program.startswith(ZOO) else _plan_file

@@ -97,6 +97,11 @@ def parser() -> argparse.ArgumentParser:
         "megatron it gives a manual plan; default: auto",
     )
     add(
+        "--no-meshes-over-hosts",
+        action="store_true",
+        help="keep each mesh inside one host, for Ray on CPU hosts below jax 0.12",
+    )
+    add(
         "--accumulate-dtype",
         choices=get_args(AccumulateDtype),
         default="f32",

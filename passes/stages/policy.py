@@ -17,7 +17,7 @@ import numpy as np
 
 from alpa.dialects.plan import Dropped, MeshAssignment
 from alpa.dialects.sharding import Sharding
-from alpa.passes.base import PassError
+from alpa.passes.base import MeshOverHostsError, PassError
 from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.sharding.user_shardings import UserShardings
@@ -38,6 +38,8 @@ class ProgramMesh:
     """One stage on the mesh that the program's shardings name."""
 
     given: UserShardings
+    over_hosts: bool
+    """whether a mesh may span several hosts; so for the others"""
 
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """All layers, with seconds split evenly: no more is known before they are sharded."""
@@ -48,6 +50,7 @@ class ProgramMesh:
                 f"the program's shardings over @{self.given.name} fix one mesh, and the cluster "
                 "has hosts of several kinds; plan for hosts of one kind, or remove the shardings",
             )
+        _check_hosts(program, f"@{self.given.name}", range(cluster.hosts), self.over_hosts)
         seconds = even_seconds(program.function, cluster, batches)
         mesh = MeshAssignment(
             name=self.given.name,
@@ -76,6 +79,7 @@ class AnyMeshes:
     """the logical shape of every mesh; None: searched"""
     mesh_rank: int
     equal_layers: bool
+    over_hosts: bool
 
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """The cut that takes the least time."""
@@ -92,6 +96,7 @@ class AnyMeshes:
                 f"cannot make {self.num_stages} stages of {program.num_layers} layer(s) on "
                 f"{program.cluster.num_devices} device(s); num-stages can be at most {limit}",
             )
+        self._check_stages(program)
         cut = Search(
             program=program,
             costs=costs,
@@ -110,6 +115,29 @@ class AnyMeshes:
         stages = replace(stages, dropped=(*stages.dropped, *self._left_out(program)))
         return replace(stages, bound=cut.bound) if self.objective == "step" else stages
 
+    def _check_stages(self, program: Clustered) -> None:
+        """Raises MeshOverHostsError if there are fewer stages than hosts, and each needs its own.
+
+        Of hosts of several kinds, some may stay idle.
+        """
+        hosts = program.cluster.hosts
+        if self.over_hosts or len(program.cluster.kinds) > 1:
+            return
+        need = f"{_WITHIN}, so {hosts} hosts need at least {hosts} stages"
+        if self.num_stages is not None and self.num_stages < hosts:
+            raise MeshOverHostsError(
+                program.function,
+                f"{need}, and num-stages is {self.num_stages}; leave num-stages out, or plan for a "
+                f"cluster of at most {self.num_stages} host(s)",
+            )
+        if program.num_layers < hosts:
+            raise MeshOverHostsError(
+                program.function,
+                f"{need}, and the program has {program.num_layers} layer(s); cut it into more "
+                "(num-layers, alpa.mark_layer_boundary), or plan for a cluster of at most "
+                f"{program.num_layers} host(s)",
+            )
+
     def _submeshes(self, program: Clustered) -> Sequence[tuple[int, Submesh]]:
         """The paper's submeshes in their logical shapes, or those of the given shape, each with the
         kind of its hosts."""
@@ -127,6 +155,20 @@ class AnyMeshes:
                 for seen in logical_shapes(*submesh, self.mesh_rank, ordered=ordered)
             ]
         found = [(kind, (n, m, shape)) for kind, (n, m) in every if n * m == prod(shape)]
+        if (
+            not found
+            and not self.over_hosts
+            and any(
+                kind.hosts > 1 and prod(shape) % kind.devices_per_host == 0
+                for kind in program.cluster.kinds
+            )
+        ):
+            most = max(kind.devices_per_host for kind in program.cluster.kinds)
+            raise MeshOverHostsError(
+                program.function,
+                f"{_WITHIN}, and mesh-shape {'x'.join(map(str, shape))} has {prod(shape)} devices; "
+                f"a host has {most}, so give a shape of so many devices at most",
+            )
         if not found:
             wholes = ", ".join(f"{it.hosts}x{it.devices_per_host}" for it in program.cluster.kinds)
             raise PassError(
@@ -141,14 +183,21 @@ class AnyMeshes:
         """The submeshes of one kind of hosts, as they are tried; few if there are many hosts."""
         hosts = kind.hosts, kind.devices_per_host
         if self.mesh_shape is not None:
-            return placement.submeshes(*hosts)
-        return placement.few_submeshes(*hosts, self.num_stages or program.num_layers)
+            found = placement.submeshes(*hosts)
+        else:
+            found = placement.few_submeshes(*hosts, self.num_stages or program.num_layers)
+        return found if self.over_hosts else [(n, m) for n, m in found if n == 1]
 
     def _left_out(self, program: Clustered) -> Iterator[Dropped]:
         """The submeshes that are not tried."""
         for kind in program.cluster.kinds:
             sizes = self._sizes(program, kind)
-            if len(sizes) < len(placement.submeshes(kind.hosts, kind.devices_per_host)):
+            every = placement.submeshes(kind.hosts, kind.devices_per_host)
+            if not self.over_hosts:
+                if kind.hosts > 1:
+                    yield Dropped(what="every mesh over several hosts", reason=_WITHIN)
+                every = [(n, m) for n, m in every if n == 1]
+            if len(sizes) < len(every):
                 tried = ", ".join(f"{n}x{m}" for n, m in sizes)
                 reason = f"a cluster of {kind.hosts} hosts has too many to try all"
                 yield Dropped(what=f"every submesh but {tried}", reason=reason)
@@ -162,10 +211,13 @@ class ExistingMeshes:
     meshes: tuple[MeshAssignment, ...]
     held: Mapping[int, Mapping[int, Sharding]]
     """where arguments lie already, by argument and mesh"""
+    over_hosts: bool
 
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """Of the cuts that move the fewest bytes of what the meshes hold, the fastest one."""
         cluster = program.cluster
+        for mesh in self.meshes:
+            _check_hosts(program, f"@{mesh.name}", mesh.hosts, self.over_hosts)
         hosts = [-1, *map(cluster.host_of, range(cluster.num_devices)), -1]
         far = tuple(
             (hosts[m.devices[0]] != m.hosts[0], hosts[m.devices[-1] + 2] != m.hosts[-1])
@@ -209,6 +261,19 @@ class ExistingMeshes:
 
 Policy = ProgramMesh | AnyMeshes | ExistingMeshes
 """Cuts a program into the best stages that are allowed. `cut` raises PassError."""
+
+
+_WITHIN = "meshes-over-hosts=false keeps each mesh inside one host"
+
+
+def _check_hosts(program: Clustered, mesh: str, hosts: Sequence[int], over_hosts: bool) -> None:
+    """Raises MeshOverHostsError for a given mesh that may not span hosts."""
+    if len(hosts) > 1 and not over_hosts:
+        raise MeshOverHostsError(
+            program.function,
+            f"{_WITHIN}, and the given mesh {mesh} spans {len(hosts)} hosts; plan for a cluster of "
+            "one host, or give other meshes",
+        )
 
 
 def _stages(

@@ -23,6 +23,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alpa.passes.plan.data import Program
+from alpa.runtime.planning import Capabilities
 from alpa.runtime.workers.caller import keep_caller_off
 from alpa.runtime.workers.errors import ClusterSizeError
 from alpa.runtime.workers.options import Platform, WorkerOptions
@@ -140,14 +141,27 @@ def _connect(needed: int, address: str | None) -> None:
         )
 
 
+def capabilities(needed: int, options: WorkerOptions) -> Capabilities:
+    """What workers can run of a plan for so many devices; joins the Ray cluster."""
+    return _capabilities(_joined(needed, options))
+
+
+def _capabilities(platform: Platform) -> Capabilities:
+    # In jax 0.10.2, collectives between CPU processes deadlock inside Ray.
+    if platform == "cpu" and jax.__version_info__ < (0, 12):
+        need = f"CPU devices need jax 0.12 for a mesh over several hosts, this is {jax.__version__}"
+        return Capabilities(meshes_over_hosts=False, reason=need)
+    return Capabilities()
+
+
 def check_processes(posts: Sequence[Post], platform: Platform) -> None:
     """Raises ValueError if JAX cannot run a mesh over several processes."""
     several = next((post for post in posts if post.processes > 1), None)
-    # In jax 0.10.2, collectives between CPU processes deadlock inside Ray.
-    if several is not None and platform == "cpu" and jax.__version_info__ < (0, 12):
+    possible = _capabilities(platform)
+    if several is not None and not possible.meshes_over_hosts:
         raise ValueError(
-            f"{several.mesh} spans {several.processes} hosts; CPU devices need jax 0.12 for that, "
-            f"this is {jax.__version__}; update jax, or plan for hosts with more devices"
+            f"{several.mesh} spans {several.processes} hosts; {possible.reason}; update jax, or "
+            "plan for hosts with more devices"
         )
 
 

@@ -274,6 +274,16 @@ def test_a_mesh_shape_decides_the_number_of_stages() -> None:
     assert found == [((1,), 1), ((1,), 1)]
 
 
+def test_many_hosts_without_meshes_over_them() -> None:
+    one_each = "meshes-over-hosts=false num-stages=10"
+    assert [shape for shape, _ in meshes(f"cluster=cpu:10x2 {one_each}", layers=10)] == [(2,)] * 10
+
+
+def test_hosts_of_several_kinds_without_meshes_over_them() -> None:
+    hosts = meshes("cluster=cpu:2x2+cpu:2x4 meshes-over-hosts=false", layers=6)
+    assert all(np.prod(shape) <= 4 for shape, _ in hosts)
+
+
 def test_hosts_of_six_devices() -> None:
     found = meshes("cluster=cpu:1x6 num-stages=3")
     assert [shape for shape, _ in found] == [(2,)] * 3
@@ -293,6 +303,20 @@ def test_hosts_of_six_devices() -> None:
             "equal-layers=true num-stages=3",
             "no 3 stages of equally many layers: no number of stages up to 3, the layers, cuts 2x4 "
             "devices into equal submeshes of 1x1, 1x2, 1x4, 2x4",
+        ),
+        (
+            "meshes-over-hosts=false mesh-shape=2x4",
+            "meshes-over-hosts=false keeps each mesh inside one host, and mesh-shape 2x4 has 8 "
+            "devices; a host has 4, so give a shape of so many devices at most",
+        ),
+        (
+            "meshes-over-hosts=false num-stages=1",
+            "so 2 hosts need at least 2 stages, and num-stages is 1; leave num-stages out, or plan "
+            "for a cluster of at most 1 host(s)",
+        ),
+        (
+            "meshes-over-hosts=false meshes=0-7:8",
+            "and the given mesh @mesh_0 spans 2 hosts; plan for a cluster of one host",
         ),
     ],
 )

@@ -97,11 +97,11 @@ class TestOnOneNode:
     def test_micro_batches_get_smaller_where_they_do_not_fit(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        step = elastic("cpu:4x1,memory=400KiB", num_micro_batches=1, batch_argnums=1)
+        step = elastic("cpu:2x2,memory=500KiB", num_micro_batches=1, batch_argnums=1)
         assert step.plan(*ARGUMENTS).num_micro_batches == 1
-        take_hosts("train_step", step.target, 2)
+        take_hosts("train_step", step.target, 1)
         assert step.plan(*ARGUMENTS).num_micro_batches > 1
-        assert "micro-batches for cpu:4x1,hosts=2,memory=400KiB, not 1: larger" in caplog.text
+        assert "micro-batches for cpu:2x2,hosts=1,memory=500KiB, not 1: larger" in caplog.text
 
     def test_what_does_not_fit_is_refused_with_its_bytes(self) -> None:
         step = elastic("cpu:4x1,memory=200KiB", num_micro_batches=1, batch_argnums=1)
@@ -112,12 +112,12 @@ class TestOnOneNode:
 
     def test_micro_batches_that_compute_something_else_stay(self) -> None:
         step = elastic(
-            "cpu:4x1,memory=400KiB",
+            "cpu:2x2,memory=500KiB",
             num_micro_batches=1,
             batch_argnums=1,
             micro_batches="independent",
         )
-        take_hosts("train_step", step.target, 2)
+        take_hosts("train_step", step.target, 1)
         with pytest.raises(PlanningError, match="layer_0 alone holds 512 KiB on each"):
             step.plan(*ARGUMENTS)
 

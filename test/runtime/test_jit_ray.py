@@ -14,6 +14,7 @@ from ray.util.placement_group import placement_group_table
 
 import alpa
 from alpa.runtime import WorkerOptions
+from alpa.runtime.planning import PlanningError
 from alpa.runtime.reference import compare
 from alpa.runtime.workers.remote_array import RemoteArray
 
@@ -123,6 +124,47 @@ def test_training_and_evaluation_share_state_and_workers(monkeypatch: pytest.Mon
     held = step.executable(ours, batch).held_bytes()
     # Each mesh holds its own of four layers and two moments, at most once on each device.
     assert sum(held.values()) <= 2 * 4 * 3 * 4 * (16 * 16 + 16) + 64
+
+
+def test_the_first_program_on_two_hosts(caplog: pytest.LogCaptureFixture) -> None:
+    """A plan without any other option is one that the workers can run."""
+
+    def train_step(weights: Any, x: Any) -> Any:
+        def loss_fn(weights: Any) -> Any:
+            return jnp.mean(jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1]) ** 2)
+
+        loss, grads = alpa.value_and_grad(loss_fn)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+    step = alpa.parallelize(train_step, cluster="cpu:2x4", executor="ray", workers=WORKERS)
+    state = [0.1 * jnp.eye(16), jnp.full((16, 16), 0.1)]
+    batch = random_batch()["x"]
+    with step, caplog.at_level("WARNING", "alpa"):
+        found, loss = step(state, batch)
+        expected, expected_loss = jax.jit(train_step)(state, batch)
+        assert_close(found, expected)
+        assert_close(loss, expected_loss)
+        meshes = step.executable(state, batch).program.meshes
+    if jax.__version_info__ < (0, 12):
+        assert [mesh.hosts for mesh in meshes] == [(0,), (1,)]
+        reason = f"need jax 0.12 for a mesh over several hosts, this is {jax.__version__}"
+        assert "train_step is planned without meshes over several hosts" in caplog.text
+        assert reason in caplog.text
+        (dropped,) = step.prepare(state, batch).plan.dropped
+        assert dropped.what == "every mesh over several hosts"
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="meshes may span CPU hosts")
+def test_one_mesh_over_two_hosts_is_refused_before_workers_start() -> None:
+    before = groups_of_workers()
+    one = alpa.parallelize(
+        train_step, cluster="cpu:2x4", inter="none", executor="ray", workers=WORKERS
+    )
+    with pytest.raises(PlanningError) as refused:
+        one.plan(jax.eval_shape(init), random_batch())
+    assert "2 hosts need at least 2 stages, and num-stages is 1" in str(refused.value)
+    assert "note: CPU devices need jax 0.12 for a mesh over several hosts" in str(refused.value)
+    assert groups_of_workers() == before
 
 
 def test_arrays_of_other_meshes_are_sent() -> None:
