@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
 
+from alpa.runtime.argument_checks import Placed
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import ARRAY
 
@@ -80,7 +81,7 @@ class Leaf:
                 "cannot be called inside jax.jit, grad or vmap; call it outside, or use the plain "
                 "function there"
             )
-        if isinstance(value, jax.ShapeDtypeStruct | jax.Array | MeshArray):
+        if isinstance(value, jax.ShapeDtypeStruct | jax.Array | MeshArray | Placed):
             return _array_type(value)
         try:
             aval = jax.typeof(value)
@@ -94,7 +95,9 @@ class Leaf:
         return LeafType(shape=aval.shape, dtype=aval.dtype, weak=aval.weak_type)
 
 
-def _array_type(array: ShapedArray | jax.ShapeDtypeStruct | jax.Array | MeshArray) -> LeafType:
+def _array_type(
+    array: ShapedArray | jax.ShapeDtypeStruct | jax.Array | MeshArray | Placed,
+) -> LeafType:
     """The type of an array of JAX; equal types are the same object, which compares at once."""
     return _leaf_type(array.shape, array.dtype, getattr(array, "weak_type", False))
 
@@ -238,7 +241,7 @@ class Call:
 
     def _type(self, number: int) -> LeafType | None:
         value = self.values[number]
-        if isinstance(value, ARRAY | MeshArray):
+        if isinstance(value, ARRAY | MeshArray | Placed):
             return _array_type(value)
         if isinstance(value, np.ndarray | np.generic):
             return _array_type(jax.typeof(value))

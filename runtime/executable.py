@@ -12,7 +12,7 @@ import jax
 
 from alpa.dialects.plan import Plan
 from alpa.passes.plan.data import Program
-from alpa.runtime.argument_checks import ArgumentChecks
+from alpa.runtime.argument_checks import ArgumentChecks, Placed
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.trace import Trace
@@ -94,6 +94,17 @@ class Executable(ABC):
         Raises:
             ValueError: shape or dtype are not the program's, or steps overwrite the argument.
         """
+
+    def place_batch(self, batch: Mapping[int, Any]) -> dict[int, Any]:
+        """Places arrays by argument number, as `place` does; placed ones stay."""
+        return {
+            number: array if isinstance(array, Placed) else self.place(number, array)
+            for number, array in batch.items()
+        }
+
+    def has_placed(self, number: int, placed: Placed) -> bool:
+        """Whether this executable placed an argument, as the one of this number."""
+        return placed.owner is self._checks and placed.number == number
 
     @abstractmethod
     def create(

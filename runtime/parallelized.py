@@ -100,6 +100,26 @@ class Parallelized(Generic[P, R]):
         """Returns the step that serves calls like this one; accepts shapes."""
         return self._prepared(self._call(args, kwargs))
 
+    def place_batch(self, batch: Any) -> Any:
+        """Returns a batch with its arrays placed on the meshes that read them; see `prefetch`.
+
+        Args:
+            batch: the argument that holds samples, or a tuple of such arguments in their order.
+
+        A batch of other shapes than those that the function is planned for is returned as it is.
+        Arrays that are placed already stay.
+
+        Raises:
+            TypeError: there are several such arguments, and the batch is no tuple of them.
+            ValueError: it is unknown which arguments hold samples.
+        """
+        for prepared in reversed(list(self._steps.values())):
+            if prepared.settings == self._target.settings:  # It may be for hosts that are lost.
+                placed = prepared.place(batch)
+                if placed is not None:
+                    return placed
+        return batch
+
     def close(self) -> None:
         """Ends the workers of all plans of the function, if there are any.
 

@@ -21,7 +21,8 @@ from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
-from alpa.runtime.argument_checks import check_donations, check_usable
+from alpa.runtime.argument_checks import Placed, check_donations, check_usable
+from alpa.runtime.batches import placed_batch
 from alpa.runtime.calls import Call
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
@@ -299,13 +300,32 @@ class Prepared:
         executable = self.executable
         arguments = self.lowered.arguments(call)
         for n, array in enumerate(arguments):
-            if isinstance(array, CutArray) and n not in self._sliced:
+            if not isinstance(array, CutArray | Placed):
+                continue
+            if isinstance(array, Placed):
+                self._check_placed(executable, n, array)
+            elif n not in self._sliced:
                 arguments[n] = np.asarray(array)
         results = executable.run(arguments)  # the call's key fixes the types
         self._calls += 1
         if self._target.check_finite:
             self._check_finite(results)
         return self.lowered.result(results)
+
+    def place(self, batch: Any) -> Any | None:
+        """A batch with its arrays where the step reads them; see `batches.placed_batch`."""
+
+        def place(number: int, array: Any) -> Any:
+            return self.executable.place(number, self.lowered.argument(number, array))
+
+        return placed_batch(self.step, batch, place)
+
+    def _check_placed(self, executable: Executable, number: int, placed: Placed) -> None:
+        if not executable.has_placed(number, placed):
+            raise ValueError(
+                f"{self.step.call.arrays[number].label} was placed for another argument or step, "
+                "or for workers that have ended; place the batch again (alpa.runtime.prefetch)"
+            )
 
     def _check(self, call: Call) -> None:
         arrays = self.step.arrays(call)

@@ -40,6 +40,7 @@ from alpa.passes.analysis.micro_batches.whole import MisalignedError, align
 from alpa.passes.pipelines.diagnostics import place_of
 from alpa.passes.simplify.gradients import mark_gradients
 from alpa.passes.simplify.inline import inline_calls
+from alpa.runtime.argument_checks import Placed
 from alpa.runtime.calls import Call, Leaf, LeafType, ResultLeaf
 from alpa.runtime.keys import drawn_from
 from alpa.runtime.mesh_array import MeshArray
@@ -354,6 +355,10 @@ class Lowered:
         """The module itself."""
         return self.module
 
+    def argument(self, number: int, value: Any) -> Any:
+        """Returns an array of a call as the program takes it."""
+        return _raw(value, self._types[number])
+
     def arguments(self, call: Call) -> list[Any]:
         """Returns the program's arguments for a call that this step serves."""
         impls = self.traced.key_impls
@@ -406,6 +411,6 @@ def _raw(value: Any, type_: LeafType) -> Any:
     """An argument as the program takes it: the words of a typed key, JAX's type for numpy's."""
     if type_.is_typed_key:
         return jax.random.key_data(value)
-    if isinstance(value, jax.Array | MeshArray):
+    if isinstance(value, jax.Array | MeshArray | Placed):
         return value
     return np.asarray(value, type_.dtype)
