@@ -29,10 +29,10 @@ from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Parameters
 from alpa.runtime.loading import Folders, check_run_options
-from alpa.runtime.option_checks import check_count, check_folders
+from alpa.runtime.option_checks import check_count, check_count_or_auto, check_folders
 from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.pjrt import CompilerOptions, Device
-from alpa.runtime.planning import Inter, Settings
+from alpa.runtime.planning import Count, Inter, Settings
 from alpa.runtime.sharing import Family
 from alpa.runtime.step import LossReduction, MicroBatches
 from alpa.runtime.step_roles import Declared
@@ -62,6 +62,8 @@ class Options(TypedDict, total=False):
     schedule: Literal["auto"] | Schedule
     intra: Intra
     inter: Inter
+    num_stages: Count
+    num_layers: Count
     remat: Remat
     mesh_shape: str
     accumulate_dtype: AccumulateDtype
@@ -104,6 +106,8 @@ def parallelize(
     schedule: Literal["auto"] | Schedule = "auto",
     intra: Intra = "auto",
     inter: Inter = "auto",
+    num_stages: Count = "auto",
+    num_layers: Count = "auto",
     remat: Remat = "auto",
     mesh_shape: str = "auto",
     accumulate_dtype: AccumulateDtype = "f32",
@@ -143,6 +147,11 @@ def parallelize(
         loss_reduction: whether the loss is a mean or a sum over samples. Gradients and other
             returned numbers are averaged over the micro-batches or added up accordingly.
         schedule, intra, inter, remat, mesh_shape: as in `alpa-plan`.
+        num_stages: how many pipeline stages there are; "auto" takes the number with the shortest
+            predicted step.
+        num_layers: into how many layers the function is cut; stages are whole layers. "auto" cuts
+            at `alpa.mark_layer_boundary()`, or by the number of matrix products. A number ignores
+            the marks.
         accumulate_dtype: the narrowest type that adds up gradients and other sums or means over
             the micro-batches: "f32", "f64", or "same", the type of each value.
         executor, devices, workers, executables: as in `alpa.runtime.load`.
@@ -177,8 +186,12 @@ def parallelize(
             'devices) or cluster="h100:1x8"; or like=, another parallelised function'
         )
     else:
+        check_count_or_auto("num_stages", num_stages)
+        check_count_or_auto("num_layers", num_layers)
         settings = Settings(
             cluster=cluster,
+            num_stages=num_stages,
+            num_layers=num_layers,
             schedule=schedule,
             intra=intra,
             inter=inter,
@@ -245,6 +258,8 @@ _LIKE_OPTIONS: dict[str, Any] = {
     "schedule": "auto",
     "intra": "auto",
     "inter": "auto",
+    "num_stages": "auto",
+    "num_layers": "auto",
     "remat": "auto",
     "mesh_shape": "auto",
     "accumulate_dtype": "f32",

@@ -27,6 +27,22 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} is {value!r}; expected a whole number of at least {least}")
 
 
+def check_count_or_auto(name: str, value: Any) -> None:
+    """Checks an option that is a whole number of at least 1, or `auto`.
+
+    Raises:
+        TypeError: it is of another type.
+        ValueError: it is another text, or smaller.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral | str):
+        raise TypeError(
+            f"{name} is {value!r}, of type {type(value).__name__}; expected a whole number or "
+            '"auto"'
+        )
+    if value != "auto" and (isinstance(value, str) or int(value) < 1):
+        raise ValueError(f'{name} is {value!r}; expected a whole number of at least 1, or "auto"')
+
+
 def check_seconds(name: str, value: Any) -> None:
     """Raises ValueError if a timeout is not positive, not finite, or too long for Python."""
     is_number = not isinstance(value, bool) and isinstance(value, Real)

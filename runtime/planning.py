@@ -27,6 +27,7 @@ from alpa.passes.stages.given_meshes import Places, write_held
 from alpa.passes.stages.remat import Remat
 
 Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
+Count = int | Literal["auto"]
 
 
 class PlanningError(Exception):
@@ -56,8 +57,11 @@ class Settings:
     """The settings of a plan; `inter` and `intra` restrict the search to a baseline of the paper.
 
     `mesh_shape` fixes the logical shape of every mesh, such as `4x2`. `meshes` fixes the meshes
-    themselves, so `inter` does not set their number. `held` gives the states' shardings on these
-    meshes (`runtime/sharing.py`).
+    themselves, so `inter` and `num_stages` do not set their number. `held` gives the states'
+    shardings on these meshes (`runtime/sharing.py`).
+
+    Raises:
+        ValueError: `inter` is none, and `num_stages` more than one.
     """
 
     cluster: str
@@ -66,6 +70,8 @@ class Settings:
     schedule: Literal["auto"] | Schedule = "auto"
     intra: Intra = "auto"
     inter: Inter = "auto"
+    num_stages: Count = "auto"
+    num_layers: Count = "auto"
     remat: Remat = "auto"
     mesh_shape: str = "auto"
     meshes: str = "auto"
@@ -74,6 +80,13 @@ class Settings:
     accumulate_dtype: AccumulateDtype = "f32"
     costs_folder: str = ""
     capabilities: Capabilities = Capabilities()
+
+    def __post_init__(self) -> None:
+        if self.inter == "none" and self.num_stages not in ("auto", 1):
+            raise ValueError(
+                f"inter=none plans one stage, and num_stages is {self.num_stages}; leave one of "
+                "them out"
+            )
 
     def options(self) -> dict[str, str]:
         """The options of `alpa`, by their names with dashes."""
@@ -87,11 +100,13 @@ class Settings:
             stages = {"clustering": "equal-ops"} if self.inter == "equal-ops" else {}
             stages["meshes"] = self.meshes
         else:
-            stages = {**inter[self.inter], "mesh-shape": self.mesh_shape}
+            number = {"num-stages": str(self.num_stages)}
+            stages = {**number, **inter[self.inter], "mesh-shape": self.mesh_shape}
         return {
             "cluster": self.cluster,
             "num-micro-batches": str(self.num_micro_batches),
             "micro-batches": self.micro_batches,
+            "num-layers": str(self.num_layers),
             "schedule": self.schedule,
             "intra": self.intra,
             "remat": self.remat,

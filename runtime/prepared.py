@@ -178,6 +178,8 @@ class Prepared:
         A function that is like another one always gets the other's meshes.
         """
         target, settings, step = self._target, self.settings, self.step
+        if not target.leads:  # The number of layers is that of another function.
+            settings = replace(settings, num_layers="auto")
         batch = () if self._batch_is_guessed else step.batch
         leaves = {n: leaf for n, leaf in enumerate(step.call.arrays) if n not in batch}
         for state in reversed(target.family.states):

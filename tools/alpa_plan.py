@@ -156,19 +156,10 @@ def _process(options: argparse.Namespace) -> bool:
     except ValueError as error:
         raise _CommandError(str(error)) from error
     roles = None if options.roles is None else RolesFile.read(options.roles)
-    settings = Settings(
-        cluster=options.cluster,
-        micro_batches=options.micro_batches,
-        schedule=options.schedule,
-        intra=options.intra,
-        inter=options.inter,
-        remat=options.remat,
-        mesh_shape=options.mesh_shape,
-        objective=options.objective,
-        accumulate_dtype=options.accumulate_dtype,
-        costs_folder=options.costs_folder,
-        capabilities=Capabilities(meshes_over_hosts=not options.no_meshes_over_hosts),
-    )
+    try:
+        settings = _settings(options)
+    except ValueError as error:
+        raise _CommandError(str(error)) from error
     with _progress() as clock:
         find = _plan_zoo if options.program.startswith(ZOO) else _plan_file
         result = find(options, settings, roles, clock)
@@ -209,6 +200,25 @@ def _process(options: argparse.Namespace) -> bool:
             print(executables)
     fits = verification is None or verification.fits
     return (not options.compare_with_jax or _is_equal(result)) and fits
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Raises ValueError where options conflict."""
+    return Settings(
+        cluster=options.cluster,
+        micro_batches=options.micro_batches,
+        schedule=options.schedule,
+        intra=options.intra,
+        inter=options.inter,
+        num_stages=options.num_stages,
+        num_layers=options.num_layers,
+        remat=options.remat,
+        mesh_shape=options.mesh_shape,
+        objective=options.objective,
+        accumulate_dtype=options.accumulate_dtype,
+        costs_folder=options.costs_folder,
+        capabilities=Capabilities(meshes_over_hosts=not options.no_meshes_over_hosts),
+    )
 
 
 def _verify(

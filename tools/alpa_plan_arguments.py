@@ -83,6 +83,21 @@ def parser() -> argparse.ArgumentParser:
         "layers, or layers of equally many contractions; default: auto",
     )
     add(
+        "--num-stages",
+        type=count_or_auto,
+        default="auto",
+        metavar="N",
+        help="pipeline stages; auto: the number with the shortest predicted step; default: auto",
+    )
+    add(
+        "--num-layers",
+        type=count_or_auto,
+        default="auto",
+        metavar="N",
+        help="layers that the program is cut into, and stages consist of; auto: at its markers, or "
+        "by its number of contractions; default: auto",
+    )
+    add(
         "--remat",
         choices=get_args(Remat),
         default="auto",

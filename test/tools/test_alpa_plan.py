@@ -219,6 +219,28 @@ def test_a_manual_plan(
     capsys.readouterr()
 
 
+def test_numbers_of_stages_and_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers, forward = tmp_path / "plan.json", tmp_path / "forward.mlir"
+    forward.write_text("""\
+func.func public @main(%x: tensor<8x16xf32>, %w: tensor<16x16xf32>) -> tensor<8x16xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>
+  %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0]
+    : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>
+  return %1 : tensor<8x16xf32>
+}
+""")
+    command = [str(forward), "--cluster", "cpu:2x1", "--json", str(numbers)]
+    assert main([*command, "--num-stages", "1", "--num-layers", "2"]) == 0
+    (stage,) = json.loads(numbers.read_text())["stages"]
+    assert stage["layers"] == ["layer_0", "layer_1"]
+    assert main([*command, "--no-meshes-over-hosts"]) == 0
+    assert len(json.loads(numbers.read_text())["stages"]) == 2
+    assert "every mesh over several hosts is left out of the search" in capsys.readouterr().err
+    assert main([*command, "--num-stages", "2", "--inter", "none"]) == 1
+    assert "error: inter=none plans one stage, and num_stages is 2;" in capsys.readouterr().err
+
+
 def test_a_file_has_one_micro_batch(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(named), "--cluster", "cpu:1x2"]) == 0
     captured = capsys.readouterr()
