@@ -50,7 +50,7 @@ def compare_programs(
     """
     clock = clock or Clock()
     with clock.phase("compile"):
-        executable = load(planned, compiler_options=compiler_options)
+        executable = load(planned, compiler_options=compiler_options, on_progress=clock.on_phase)
     program = executable.program
     arguments = drawn_arguments(source, program, seed)
     whole = _repeated(program, arguments)

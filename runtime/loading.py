@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from alpa.runtime.option_checks import (
 )
 from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, bytecode
 from alpa.runtime.placement import Placement
+from alpa.runtime.progress import Show, progress
 from alpa.runtime.stages import compile_stages, exported, module_name
 from alpa.runtime.workers.options import WorkerOptions
 
@@ -41,6 +42,7 @@ def load(
     workers: WorkerOptions | None = None,
     executables: Folders = (),
     beside: Iterable[Executable] = (),
+    on_progress: Show | None = None,
 ) -> Executable:
     """Compiles a planned module, given as a path, text, bytecode or a module.
 
@@ -57,6 +59,9 @@ def load(
     executables on Ray. If one of them has the same meshes, both run in its actors and read each
     other's arrays there.
 
+    A terminal shows what is compiled, and which workers are waited for. `on_progress` hears it
+    instead.
+
     Raises:
         LoadError: the module is not planned, or its plan cannot be run.
         TypeError, ValueError: an option is invalid.
@@ -67,8 +72,23 @@ def load(
         ir.MLIRError: the module does not parse.
     """
     check_run_options(executor, devices, workers, compiler_options)
+    check_kind("on_progress", on_progress, Callable, type(None))
     folders = check_folders("executables", executables)
     module = _module(planned)
+    with progress("load") if on_progress is None else nullcontext(on_progress) as show:
+        return _loaded(module, executor, devices, compiler_options, workers, folders, beside, show)
+
+
+def _loaded(
+    module: ir.Module,
+    executor: Literal["local", "ray"],
+    devices: Sequence[Device] | None,
+    compiler_options: CompilerOptions | None,
+    workers: WorkerOptions | None,
+    folders: tuple[Path, ...],
+    beside: Iterable[Executable],
+    show: Show,
+) -> Executable:
     with refusing():
         stages = exported(module)
     program = stages.program
@@ -78,11 +98,13 @@ def load(
         # Importing Ray takes seconds, and commands without Ray must not wait for it.
         ray_executor = import_module("alpa.runtime.workers.executor")
         return ray_executor.RayExecutable(
-            program, modules, workers or WorkerOptions(), compiler_options, beside, folders
+            program, modules, workers or WorkerOptions(), compiler_options, beside, folders, show
         )
     placement = Placement(program=program, devices=tuple(devices or all_devices()))
     cache = CompileCache(exported=folders) if folders else None
-    compiled = compile_stages(modules, placement, compiler_options=compiler_options, cache=cache)
+    compiled = compile_stages(
+        modules, placement, compiler_options=compiler_options, cache=cache, show=show
+    )
     return LocalExecutable(placement, compiled)
 
 

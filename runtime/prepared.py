@@ -30,6 +30,7 @@ from alpa.runtime.keepers import not_finite
 from alpa.runtime.loading import load, refusing
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.planning import Planned, PlanningError, Settings, plan
+from alpa.runtime.progress import progress
 from alpa.runtime.sharing import PlannedState
 from alpa.runtime.step import Lowered, Step
 from alpa.runtime.target import Target
@@ -104,7 +105,11 @@ class Prepared:
 
     def _search(self) -> tuple[Lowered, StepPlan]:
         """Searches a plan, for the meshes of the state that the step takes, if there are any."""
-        target, clock = self._target, Clock()
+        with progress(f"plan {self.step.name}") as show:
+            return self._searched(Clock(lambda phase: show(f"plan {self.step.name}: {phase}")))
+
+    def _searched(self, clock: Clock) -> tuple[Lowered, StepPlan]:
+        target = self._target
         possible = target.capabilities()
         given = replace(self._settings_on_meshes(), capabilities=possible)
         if not possible.meshes_over_hosts and parse_cluster(given.cluster).hosts > 1:

@@ -13,6 +13,7 @@ from alpa.passes.plan.reader import read_planned
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module, separate
 from alpa.runtime.placement import Placement
+from alpa.runtime.progress import Show, quiet
 
 
 def module_name(fragment: Fragment) -> str:
@@ -63,6 +64,7 @@ def compile_stages(
     compiler_options: CompilerOptions | None = None,
     cache: CompileCache | None = None,
     executables: Mapping[str, bytes] | None = None,
+    show: Show = quiet,
 ) -> dict[str, Compiled]:
     """Compiles the fragments on the placement's meshes; returns them by module name.
 
@@ -71,10 +73,10 @@ def compile_stages(
     """
     program: Program = placement.program
     stages: dict[str, Compiled] = {}
-    for fragment in program.fragments:
-        if fragment.mesh not in placement.meshes:
-            continue
+    mine = [fragment for fragment in program.fragments if fragment.mesh in placement.meshes]
+    for number, fragment in enumerate(mine):
         name = module_name(fragment)
+        show(f"compile {name} ({number + 1} of {len(mine)})")
         returned = (*fragment.outputs, *(fragment.outputs[i] for i in fragment.extra_results))
         stages[name] = compile_module(
             parse(modules[name]),

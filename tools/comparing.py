@@ -77,7 +77,7 @@ def compare_zoo(
     shapes = jax.tree.leaves(program.state_shapes())
     check_memory(sum(s.size * s.dtype.itemsize for s in shapes), devices, program.name)
     with clock.phase("compile"):
-        executable = runtime.load(planned)
+        executable = runtime.load(planned, on_progress=clock.on_phase)
     number = executable.program.num_micro_batches
     step = reference_step(program, number)
     state, batch = program.init_state(0), program.random_batch(1, batch_size)

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import re
-import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from alpa.passes.plan.data import Program
 from alpa.runtime.planning import Capabilities
+from alpa.runtime.progress import Show, quiet
 from alpa.runtime.workers.caller import keep_caller_off
 from alpa.runtime.workers.errors import ClusterSizeError
 from alpa.runtime.workers.options import Platform, WorkerOptions
+from alpa.runtime.workers.waiting import Waiting
 
 _log = logging.getLogger(__name__)
 
@@ -166,9 +167,11 @@ def check_processes(posts: Sequence[Post], platform: Platform) -> None:
 
 
 def reserve(
-    posts: Sequence[Post], platform: Platform, options: WorkerOptions
+    posts: Sequence[Post], platform: Platform, options: WorkerOptions, show: Show = quiet
 ) -> tuple[PlacementGroup, dict[int, int]]:
     """Returns a placement group with a bundle for each host, and the bundles' numbers by host.
+
+    `show` hears what is waited for.
 
     Raises:
         ClusterSizeError: Ray has too few nodes or devices, none of a kind, or they are in use for
@@ -196,8 +199,8 @@ def reserve(
         bundles.append(bundle)
     group = placement_group(bundles, strategy="SPREAD" if kind == "CPU" else "STRICT_SPREAD")
     try:
-        _wait_for(group, kind, needs, seconds)
-    except ClusterSizeError:
+        _wait_for(group, kind, needs, Waiting(seconds, show))
+    except (ClusterSizeError, KeyboardInterrupt):
         remove_placement_group(group)
         raise
     return group, {host: number for number, host in enumerate(hosts)}
@@ -222,18 +225,21 @@ def living_nodes() -> frozenset[str]:
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
-def _wait_for(group: PlacementGroup, kind: str, needs: Sequence[_Need], seconds: float) -> None:
+def _wait_for(group: PlacementGroup, kind: str, needs: Sequence[_Need], waiting: Waiting) -> None:
     """Waits until a placement group has its nodes. Raises as `reserve`."""
-    deadline = time.monotonic() + seconds
-    while not group.wait(min(_TICK, max(0.0, deadline - time.monotonic()))):
+    while not group.wait(min(_TICK, waiting.left)):
         _check_size(kind, needs)  # A node may be lost meanwhile.
-        if time.monotonic() >= deadline:
-            free = ray.available_resources().get(kind, 0)
+        waiting.say(f"{_hosts_text(kind, needs)} of Ray, which others use")
+        if not waiting.left:
+            free, all_of_it = (
+                resources.get(kind, 0)
+                for resources in (ray.available_resources(), ray.cluster_resources())
+            )
             raise ClusterSizeError(
-                f"the plan needs {_hosts_text(kind, needs)}; Ray has them, and {free:g} {kind} "
-                f"of {ray.cluster_resources().get(kind, 0):g} are free after {seconds:g} s; stop "
-                "other programs on the cluster, or plan for fewer devices (functions that share a "
-                "state share workers if their plans have the same meshes)"
+                f"the plan needs {_hosts_text(kind, needs)}; Ray has them, and {free:g} {kind} of "
+                f"{all_of_it:g} are free after {waiting.seconds:g} s; stop other programs on the "
+                "cluster, or plan for fewer devices (functions that share a state share workers "
+                "if their plans have the same meshes)"
             )
 
 

@@ -24,6 +24,7 @@ from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.pjrt import CompilerOptions, bytecode
 from alpa.runtime.placement import abstract_mesh, sharding_of
 from alpa.runtime.process_usage import ProcessUsage
+from alpa.runtime.progress import Show, quiet
 from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.stages import module_name
 from alpa.runtime.workers.cluster import posts_of
@@ -50,6 +51,7 @@ class RayExecutable(Executable):
         compiler_options: CompilerOptions | None = None,
         beside: Iterable[Executable] = (),
         folders: tuple[Path, ...] = (),
+        show: Show = quiet,
     ) -> None:
         self._program = program
         self._script = write_script(program)
@@ -57,8 +59,8 @@ class RayExecutable(Executable):
         posts = posts_of(program)
         groups = (other._group for other in beside if isinstance(other, RayExecutable))
         shared = next((group for group in groups if group.can_run(posts)), None)
-        self._group = shared or WorkerGroup(posts, options)
-        self._loaded = self._group.load(self._script, modules, compiler_options, folders)
+        self._group = shared or WorkerGroup(posts, options, show)
+        self._loaded = self._group.load(self._script, modules, compiler_options, folders, show)
         self._under_way: deque[_Step] = deque()
         self._placing: deque[Call] = deque()
         self._stages = {

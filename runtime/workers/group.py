@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from alpa.runtime.checkpoints.errors import CheckpointError
 from alpa.runtime.compile_cache import xla_flags
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.process_usage import ProcessUsage
+from alpa.runtime.progress import Show, quiet
 from alpa.runtime.workers.cluster import (
     Post,
     actor_resources,
@@ -37,6 +37,7 @@ from alpa.runtime.workers.mesh_processes import compile_waves, shares_executable
 from alpa.runtime.workers.messages import ArrayId, Compilation, Endpoint, Started
 from alpa.runtime.workers.options import Platform, WorkerOptions
 from alpa.runtime.workers.transport.base import Group, TransportError
+from alpa.runtime.workers.waiting import Waiting
 from alpa.runtime.workers.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -79,8 +80,10 @@ class Call:
         ready, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting) or 1, timeout=0)
         return len(ready) == len(self._waiting)
 
-    def wait(self, timeout: Timeout = "timeout_seconds") -> list[Any]:
+    def wait(self, timeout: Timeout = "timeout_seconds", show: Show | None = None) -> list[Any]:
         """Returns the answer of each worker, within the seconds of an option.
+
+        `show` hears which workers are waited for; if that takes long, the log says so, too.
 
         Raises:
             WorkerError: a worker of the plan has died or failed, or takes longer. All workers are
@@ -90,12 +93,15 @@ class Call:
         group = self._group
         group.check_alive()
         seconds: float = getattr(group.options, timeout)
-        deadline = time.monotonic() + seconds
+        waiting = Waiting(seconds, show)
         while self._waiting:
+            waiting.say(_workers(self._waiting.values(), self._method))
             # These may wait for tiles of a dead worker that this call does not include.
             some = [*self._waiting, *group.watches]
-            left = max(0.0, deadline - time.monotonic())
-            done, _ = ray.wait(some, num_returns=1, timeout=left)
+            left = waiting.left
+            done, _ = ray.wait(some, num_returns=1, timeout=waiting.tick)
+            if not done and waiting.left:
+                continue
             if not done:
                 late = ", ".join(post.name for post in self._waiting.values())
                 raise group.fail(
@@ -105,9 +111,10 @@ class Call:
             (ref,) = done
             if ref in group.watches:
                 raise group.died(ref, self._method)
-            post = self._waiting.pop(ref)
+            post = self._waiting[ref]
             try:
                 self._values[ref] = ray.get(ref, timeout=max(left, _GRACE_SECONDS))
+                del self._waiting[ref]  # Not before: an interrupt may come in between.
             except RayTaskError as error:
                 if isinstance(error.cause, CheckpointError):
                     raise CheckpointError(f"{post.name}: {error.cause}") from error
@@ -141,8 +148,10 @@ class WorkerGroup:
         WorkerError: a worker could not start.
     """
 
-    def __init__(self, posts: Sequence[Post], options: WorkerOptions) -> None:
+    def __init__(self, posts: Sequence[Post], options: WorkerOptions, show: Show = quiet) -> None:
         self.options = options
+        self._show: Show | None = show
+        """hears for which workers all of them wait; None while the group runs steps"""
         self._failure: str | None = None
         self.garbage: dict[str, deque[ArrayId]] = {post.mesh: deque() for post in posts}
         """unreachable arrays, reported to the workers with the next call"""
@@ -154,7 +163,7 @@ class WorkerGroup:
         if platform == "gpu":
             check_shares(self._posts, options)
         self._platform: Platform = platform
-        placement, bundles = reserve(self._posts, platform, options)
+        placement, bundles = reserve(self._posts, platform, options, show)
         self._actors: list[Any] = []
         self.watches: dict[Any, Post] = {}
         """calls that return only when the worker of a post has died"""
@@ -162,6 +171,7 @@ class WorkerGroup:
         self._start(platform, placement, bundles)
         self.lowering_platform = self._connect()
         """the workers' platform in JAX's lowering"""
+        self._show = None
 
     def can_run(self, posts: Sequence[Post]) -> bool:
         """Whether the workers live and match the posts of a program."""
@@ -173,6 +183,7 @@ class WorkerGroup:
         modules: Mapping[str, bytes],
         compiler_options: CompilerOptions | None,
         folders: tuple[Path, ...],
+        show: Show = quiet,
     ) -> int:
         """Compiles a program; returns its number among the workers' programs.
 
@@ -190,7 +201,7 @@ class WorkerGroup:
                 mine = {f.module or f.name for f in script.program.fragments if f.mesh == post.mesh}
                 own = {name: modules[name] for name in mine}
                 calls.append((number, script, own, compiler_options, folders, found.get(post.mesh)))
-            return self._each("load", calls, posts)
+            return self._each("load", calls, posts, show)
 
         compiled = load(first, {})
         if later:
@@ -343,6 +354,7 @@ class WorkerGroup:
         method: str,
         arguments: Sequence[tuple[Any, ...]],
         posts: Sequence[Post] | None = None,
+        show: Show | None = None,
     ) -> list[Any]:
         """Calls the workers of all posts, or of some, each with its own arguments, and waits."""
         posts = self._posts if posts is None else posts
@@ -350,7 +362,12 @@ class WorkerGroup:
             getattr(self._actors[post.rank], method).remote(*them)
             for post, them in zip(posts, arguments, strict=True)
         ]
-        return Call(self, method, posts, refs).wait()
+        return Call(self, method, posts, refs).wait(show=show or self._show)
+
+
+def _workers(posts: Iterable[Post], method: str) -> str:
+    names, to = [post.name for post in posts], "compile" if method == "load" else "start"
+    return f"{len(names)} worker{'s' * (len(names) > 1)} to {to}: {', '.join(names)}"
 
 
 def _doing(method: str) -> str:

@@ -1,0 +1,150 @@
+"""A terminal sees what is planned, compiled and waited for; files and pipes do not."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import alpa
+import alpa.runtime
+from alpa.runtime import ClusterSizeError, WorkerError, WorkerOptions
+from alpa.runtime.progress import progress
+from alpa.runtime.workers import waiting
+from alpa.runtime.workers.waiting import Waiting
+
+WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def shown(self) -> list[str]:
+        """What was shown, without the seconds."""
+        lines = self.getvalue().split("\r\x1b[K")
+        return list(dict.fromkeys(re.sub(r": \d+\.\d s$", "", line) for line in lines))
+
+
+def new_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard error; pytest sets its own behind the fixtures."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def test_a_line_counts_the_seconds_and_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    with progress("begin") as show:
+        time.sleep(0.5)
+        show("next")
+    assert terminal.shown[:3] == ["", "begin", "next"]
+    *_, before, last = terminal.getvalue().split("\r\x1b[K")
+    assert float(before.removeprefix("next: ").removesuffix(" s")) >= 0.5
+    assert last == ""
+
+
+def test_planning_and_compiling_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    alpa.parallelize(double, cluster="cpu:1x1")(jnp.ones(4))
+    assert "plan double: simplify-trivial-ops" in terminal.shown
+    assert "plan double: ilp-shard-annotate" in terminal.shown
+    assert any(re.fullmatch(r"compile \S+ \(1 of 1\)", line) for line in terminal.shown)
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_without_a_terminal_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    alpa.parallelize(double, cluster="cpu:1x1")(jnp.ones(4))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_caller_hears_it_instead(moves: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    heard: list[str] = []
+    alpa.runtime.load(moves, on_progress=heard.append)
+    assert heard[0] == "compile mesh_0.layer_0.forward (1 of 3)"
+    assert len(heard) == 3
+    assert terminal.getvalue() == ""
+
+
+def test_a_long_wait_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    wait = Waiting(600, heard.append)
+    wait.say("1 worker to start: mesh_1 on host 1")
+    wait.say("1 worker to start: mesh_1 on host 1")
+    assert heard == ["waiting for 1 worker to start: mesh_1 on host 1"]
+    assert caplog.text == ""
+    monkeypatch.setattr(waiting, "_LONG", 0.0)
+    wait.say("1 worker to start: mesh_1 on host 1")
+    assert "waiting for 1 worker to start: mesh_1 on host 1: 0 s of at most 600" in caplog.text
+    silent = Waiting(600, None)
+    silent.say("a step")
+    assert "a step" not in caplog.text
+
+
+@pytest.mark.usefixtures("ray_cluster")
+class TestOnRay:
+    def test_workers_that_start_and_compile_are_shown(
+        self, moves: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        terminal = new_terminal(monkeypatch)
+        with alpa.runtime.load(moves, executor="ray", workers=WORKERS) as step:
+            shown = terminal.shown
+            step(*(np.ones(4, np.float32),) * 3, np.ones(12, np.float32))
+            assert terminal.shown == shown  # steps are not shown
+        both = "mesh_0 on host 0, mesh_1 on host 0"
+        assert f"waiting for 2 workers to start: {both}" in shown
+        assert f"waiting for 2 workers to compile: {both}" in shown
+
+    def test_a_start_that_hangs_says_for_what_it_waits(self) -> None:
+        import ray  # noqa: PLC0415 - a slow import
+
+        from alpa.runtime.workers.cluster import Post  # noqa: PLC0415 - it imports Ray
+        from alpa.runtime.workers.group import Call  # noqa: PLC0415 - it imports Ray
+
+        class Group:
+            options = WorkerOptions(timeout_seconds=0.5)
+            watches: dict[Any, Post] = {}  # noqa: RUF012 - none
+
+            def check_alive(self) -> None: ...
+
+            def fail(self, reason: str) -> WorkerError:
+                return WorkerError(reason)
+
+        hangs = ray.remote(lambda: time.sleep(30)).remote()
+        post = Post(rank=0, mesh="mesh_1", host=1, devices=(0,), process=0, processes=1, core=0)
+        heard: list[str] = []
+        group: Any = Group()
+        with pytest.raises(WorkerError, match=r"^mesh_1 on host 1: no answer while it started for"):
+            Call(group, "endpoint", [post], [hangs]).wait(show=heard.append)
+        assert heard == ["waiting for 1 worker to start: mesh_1 on host 1"]
+        ray.cancel(hangs, force=True)
+
+    def test_devices_that_others_use_are_waited_for(self) -> None:
+        from ray.util.placement_group import remove_placement_group  # noqa: PLC0415 - a slow import
+
+        from alpa.runtime.workers.cluster import Post, reserve  # noqa: PLC0415 - it imports Ray
+
+        devices = tuple(range(16))
+        post = Post(rank=0, mesh="mesh_0", host=0, devices=devices, process=0, processes=1, core=0)
+        group, _ = reserve([post], "cpu", WORKERS)
+        heard: list[str] = []
+        try:
+            with pytest.raises(ClusterSizeError, match=r"0 CPU of 16 are free after 1\.5 s"):
+                reserve([post], "cpu", WorkerOptions(timeout_seconds=1.5), heard.append)
+        finally:
+            remove_placement_group(group)
+        assert heard == ["waiting for 1 host with 16 CPU of Ray, which others use"]
