@@ -35,6 +35,7 @@ from alpa.runtime.calibration.programs import CPU_MODELS, GPU_MODELS, program_sa
 from alpa.runtime.calibration.text import cluster_text, comparison_text
 from alpa.tools.arguments import count
 from alpa.tools.devices import make_devices
+from alpa.tools.interrupts import until_interrupted
 
 _QUICK = Sizes(
     matrices=(64, 256), dtypes=("f32",), images=(8, 16), elements=(2**12, 2**16),
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def command() -> NoReturn:
     """The command `alpa-calibrate`."""
-    sys.exit(main())
+    sys.exit(until_interrupted("alpa-calibrate", main))
 
 
 def _machine(text: str) -> Machine:

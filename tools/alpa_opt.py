@@ -23,6 +23,7 @@ from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, plac
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
 from alpa.tools.guard import guard, parsing, read_input
+from alpa.tools.interrupts import until_interrupted
 
 _SPLIT_MARKER = "// -----"
 _LARGE_CONSTANT = 16
@@ -84,15 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
     except BrokenPipeError:
         pass  # The reader of our output has closed the pipe.
-    except KeyboardInterrupt:
-        _say("alpa-opt: error: interrupted")
     return 1
 
 
 def command(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command `alpa-opt`."""
     guard("alpa-opt")
-    sys.exit(main(arguments))
+    sys.exit(until_interrupted("alpa-opt", lambda: main(arguments)))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -20,7 +20,7 @@ With `--export`, each stage's module for XLA is written to a folder, and its exe
 With `--compare-with-jax`, one step of the plan runs on virtual CPU devices and is compared with
 plain JAX by the rules of `alpa.runtime.comparison`.
 
-The exit status is 0, or 1 after an error. Errors go to standard error as
+The exit status is 0, 1 after an error, or 130 after Ctrl-C. Errors go to standard error as
 `file:line:column: error: message`, and no table is printed then. The exit status is also 1 if a
 verified mesh does not fit, or if the plan's results differ from plain JAX by more than noise.
 """
@@ -30,8 +30,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,9 +49,11 @@ from alpa.runtime.compile_options import compile_options
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Capabilities, Planned, PlanningError, Settings, plan
+from alpa.runtime.progress import progress
 from alpa.tools.alpa_plan_arguments import parser
 from alpa.tools.exporting import write_modules
 from alpa.tools.guard import guard
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
 
@@ -64,9 +64,6 @@ if TYPE_CHECKING:
     from alpa.runtime.ahead_of_time.exporting import Executables
     from alpa.runtime.ahead_of_time.verification import Verification
     from alpa.runtime.comparison import Comparison
-
-_TICK = 0.2  # seconds between two lines of progress
-_CLEAR = "\r\x1b[K"
 
 
 class _CommandError(Exception):
@@ -95,7 +92,7 @@ def command(arguments: Sequence[str] | None = None) -> NoReturn:
         from alpa.tools.devices import stay_on_cpu  # noqa: PLC0415 - it needs jax
 
         stay_on_cpu()
-    sys.exit(_run(options))
+    sys.exit(until_interrupted("alpa-plan", lambda: _run(options)))
 
 
 def _uses_jax(options: argparse.Namespace) -> bool:
@@ -116,8 +113,6 @@ def _run(options: argparse.Namespace) -> int:
     except PlanningError as error:
         for diagnostic in error.diagnostics:
             _say(str(placed(diagnostic, options.program)))
-    except KeyboardInterrupt:
-        _say("alpa-plan: error: interrupted")
     return 1
 
 
@@ -423,34 +418,9 @@ def _phases(seconds: Mapping[str, float]) -> str:
 
 @contextmanager
 def _progress() -> Generator[Clock]:
-    """Returns a clock that shows its phase in one line of a terminal, when it begins and while it
-    runs."""
-    if not sys.stderr.isatty():
-        yield Clock()
-        return
-    start, done = time.perf_counter(), threading.Event()
-    now = ["begin"]
-
-    def show() -> None:
-        line = f"{now[0]}: {time.perf_counter() - start:.1f} s"
-        print(f"{_CLEAR}{line}", end="", file=sys.stderr, flush=True)
-
-    def begin(phase: str) -> None:
-        now[0] = phase
-        show()
-
-    def keep_showing() -> None:
-        while not done.wait(_TICK):
-            show()
-
-    thread = threading.Thread(target=keep_showing, daemon=True)
-    thread.start()
-    try:
-        yield Clock(on_phase=begin)
-    finally:
-        done.set()
-        thread.join()
-        print(_CLEAR, end="", file=sys.stderr, flush=True)
+    """Returns a clock whose phases a terminal shows."""
+    with progress() as show:
+        yield Clock(on_phase=show)
 
 
 def _say(line: str) -> None:

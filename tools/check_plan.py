@@ -49,6 +49,7 @@ from alpa.runtime.truth import FAST, SAVING_MEMORY, truth
 from alpa.tools.arguments import share
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
+from alpa.tools.interrupts import until_interrupted
 
 COLLECTIVES_SLACK = 1024
 MEMORY_SLACK = 4096
@@ -242,4 +243,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     guard("check_plan")
-    sys.exit(main())
+    sys.exit(until_interrupted("check_plan", main))

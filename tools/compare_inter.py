@@ -38,6 +38,7 @@ from alpa.runtime.planning import PlanningError, Settings, plan
 from alpa.tools import zoo
 from alpa.tools.arguments import count, share
 from alpa.tools.guard import guard
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
 
@@ -328,4 +329,4 @@ def _table(program: str, module: ir.Module, chosen: Sequence[Row], memory: int) 
 
 if __name__ == "__main__":
     guard("compare_inter")
-    sys.exit(main())
+    sys.exit(until_interrupted("compare_inter", main))

@@ -24,6 +24,7 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.diagnostics import format_error
 from alpa.passes.sharding.baselines import Intra
 from alpa.tools import zoo
+from alpa.tools.interrupts import until_interrupted
 
 INTRA: tuple[str, ...] = get_args(Intra)
 _NEEDS = re.compile(r"needs (?:at least )?(\S+ \S+) per device")
@@ -160,4 +161,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("compare_intra", main))

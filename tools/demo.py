@@ -54,6 +54,7 @@ from alpa.runtime.widen import widened
 from alpa.tools import zoo
 from alpa.tools.arguments import count, count_or_auto
 from alpa.tools.devices import DevicesError, make_devices
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.zoo import TrainingProgram, TrainState
 
 # A GPT of 3.1 million parameters: large enough for a plan, small enough for a laptop.
@@ -424,11 +425,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runtime.WorkerError,
     ) as error:
         message = str(error)
-    except KeyboardInterrupt:
-        message = "interrupted"
     print(f"error: {message}", file=sys.stderr)
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("demo", main))

@@ -30,6 +30,7 @@ from alpa.passes.stages.layer_classes import equal_layers, layer_members
 from alpa.tools.arguments import amount, count_or_auto, share
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
+from alpa.tools.interrupts import until_interrupted
 
 _EXAMPLE = """\
 example:
@@ -239,4 +240,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     guard("fold_table")
-    sys.exit(main())
+    sys.exit(until_interrupted("fold_table", main))

@@ -7,43 +7,66 @@ process, and some make it run forever.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import stat
 import sys
+import time
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from alpa.dialects import ir, parse, parse_file
+from alpa.tools.interrupts import INTERRUPTED
 
 _MOST_BYTES = 1 << 31
 """Of a pipe or a device: no program is as large, and an endless one fills the memory."""
 _MOST_SECONDS = 600
 """Until a pipe or a device ends."""
+_SAME_SECONDS = 0.5
+"""Between two signals of one Ctrl-C, at most."""
 
 
 def guard(name: str) -> None:
     """Continues in a new process; this one waits for it, and reports a signal that ends it.
 
-    Call it first, while there are no threads. The exit status is that of the new process, or 1.
+    SIGINT and SIGTERM to this process are for the new one. Call `guard` first, while there are no
+    threads. The exit status is that of the new process, 130 if SIGINT has ended it, or 1.
     """
     with warnings.catch_warnings():
         # JAX warns about threads, but has none before it uses a device.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, _Interrupts().hear)
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal interrupts both
-    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(child, number))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGINT:
+        code = INTERRUPTED
     if code < 0:
         number = signal.Signals(-code)
         print(f"{name}: error: {_sentence(number)}", file=sys.stderr, flush=True)
         code = 1
     os._exit(code)
+
+
+class _Interrupts:
+    """SIGINT in the new process. A terminal sends it to both processes, and the other one passes it
+    on, so the second one within a moment is the same."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    def hear(self, *_: object) -> None:
+        """Raises KeyboardInterrupt, once for each Ctrl-C."""
+        before, self._last = self._last, time.monotonic()
+        if self._last - before > _SAME_SECONDS:
+            raise KeyboardInterrupt
 
 
 def _sentence(number: signal.Signals) -> str:

@@ -47,6 +47,7 @@ from alpa.runtime.planning import PlanningError
 from alpa.tools import zoo
 from alpa.tools.arguments import count
 from alpa.tools.devices import DevicesError
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.search_times import CASES, Case, SearchError, lower, measure_file
 from alpa.tools.steps_here import COLUMNS, TINY, CaseHere, conditions, measure_steps
@@ -353,4 +354,4 @@ def _cells(step: Step, *, ranking: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("measured_steps", main))

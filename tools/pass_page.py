@@ -23,6 +23,7 @@ from typing import Self
 
 from alpa.passes.base import Option, Pass
 from alpa.passes.pipeline import PASSES, load_pass
+from alpa.tools.interrupts import until_interrupted
 
 SECTIONS = ("Before", "After", "Requires", "Ensures", "Options", "Fails when")
 _BEGIN, _END = "<!-- contract -->\n", "<!-- end of contract -->\n"
@@ -165,4 +166,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("pass_page", main))

@@ -13,6 +13,7 @@ from alpa.passes import PassError
 from alpa.passes.plan.table import plan_table
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
+from alpa.tools.interrupts import until_interrupted
 
 _EXAMPLE = """\
 example:
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command `python -m alpa.tools.plan_table`."""
     guard("plan_table")
-    sys.exit(main(arguments))
+    sys.exit(until_interrupted("plan_table", lambda: main(arguments)))
 
 
 if __name__ == "__main__":

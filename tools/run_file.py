@@ -35,6 +35,7 @@ from alpa.tools.arguments import count, parse_size
 from alpa.tools.devices import make_devices
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
+from alpa.tools.interrupts import until_interrupted
 
 _EXAMPLES = """\
 examples:
@@ -115,4 +116,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     guard("run_file")
-    sys.exit(main())
+    sys.exit(until_interrupted("run_file", main))

@@ -29,6 +29,7 @@ from alpa.passes.alpa import STEPS
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.text import seconds_text
 from alpa.tools.arguments import count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 
 PHASES = ("parse", *(step.name for step in STEPS), "report")
@@ -265,4 +266,4 @@ def _cells(times: Times) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("search_times", main))

@@ -31,6 +31,7 @@ from alpa.runtime.shrink import elided_to_arguments, shrink
 from alpa.tools.arguments import parse_size
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
+from alpa.tools.interrupts import until_interrupted
 
 _EXAMPLE = """\
 example:
@@ -84,4 +85,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     guard("shrink")
-    sys.exit(main())
+    sys.exit(until_interrupted("shrink", main))

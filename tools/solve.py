@@ -23,6 +23,7 @@ import numpy as np
 from alpa.passes.solve.sharding import ilp
 from alpa.passes.solve.sharding.ilp import Edge, Problem, Usage
 from alpa.tools.arguments import amount, share
+from alpa.tools.interrupts import until_interrupted
 
 FORBIDDEN = 1e18
 """The cost that stands for "never" in the contest's files."""
@@ -190,4 +191,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("solve", main))

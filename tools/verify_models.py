@@ -26,6 +26,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.text import seconds_text
 from alpa.tools.arguments import count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.search_times import CASES, Case, SearchError, lower
 
@@ -273,4 +274,4 @@ def _far(found: Verified) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("verify_models", main))

@@ -30,6 +30,7 @@ from alpa.tools.bench.planted import plant
 from alpa.tools.bench.posing import POSED, pose
 from alpa.tools.bench.summary import Summary
 from alpa.tools.errors import fail
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.solve import CaseError
 
@@ -188,4 +189,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("bench", main))

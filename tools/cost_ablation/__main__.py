@@ -36,6 +36,7 @@ from alpa.tools.cost_ablation.candidates import Strategies
 from alpa.tools.cost_ablation.conditions import Conditions, text
 from alpa.tools.cost_ablation.programs import PROGRAMS
 from alpa.tools.cost_ablation.table import Measured, table
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.plan_ranking.plans import RankedPlan
 from alpa.tools.plan_ranking.programs import RankedProgram
 from alpa.tools.plan_ranking.times import measured_seconds
@@ -150,4 +151,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("cost_ablation", main))

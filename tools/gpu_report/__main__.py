@@ -29,6 +29,7 @@ from alpa.tools.gpu_report.machine import calibrate, machine
 from alpa.tools.gpu_report.meshes import try_meshes
 from alpa.tools.gpu_report.report import Report
 from alpa.tools.gpu_report.steps import MODELS, TINY_MODELS, StepTimes, time_model
+from alpa.tools.interrupts import until_interrupted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -201,4 +202,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("gpu_report", main))

@@ -27,6 +27,7 @@ from alpa.runtime.hlo_text import HloError
 from alpa.runtime.loading import LoadError
 from alpa.runtime.planning import PlanningError
 from alpa.tools.arguments import count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from alpa.tools.plan_ranking.plans import distinct_plans
 from alpa.tools.plan_ranking.programs import FOR_CPU, FOR_GPUS, RankedProgram
@@ -167,4 +168,4 @@ def _cells(ranking: Ranking) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("plan_ranking", main))

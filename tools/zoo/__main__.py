@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from alpa.tools import zoo
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import until_the_reader_goes
 
 
@@ -56,4 +57,4 @@ def _list() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("zoo", main))
