@@ -8,15 +8,41 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
-from alpa.runtime.checkpoints.stored_array import Shape, Write, shard_shape, write_shards
+from alpa.runtime.checkpoints.shards import (
+    HostCopy,
+    Write,
+    copy_shards,
+    shard_shape,
+    write_copies,
+    write_shards,
+)
+from alpa.runtime.checkpoints.stored_array import Shape
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.mesh_array import MeshArray
 
 Answer = TypeVar("Answer")
+
+
+class Copies(ABC):
+    """Copies of arrays in the host memory of the processes that hold the arrays."""
+
+    @abstractmethod
+    def write(self, writes: Sequence[Write]) -> None:
+        """Writes the copies to a checkpoint beside running steps, and frees them.
+
+        Raises:
+            CheckpointError: they cannot be written.
+            WorkerError: a worker has failed.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Frees the copies, if they are not written."""
 
 
 class Keeper(ABC):
@@ -36,8 +62,30 @@ class Keeper(ABC):
         """
 
     @abstractmethod
+    def copy(self, arrays: Sequence[Any]) -> Copies:
+        """Copies arrays to host memory, in all processes that have shards in parallel.
+
+        Raises:
+            RuntimeError: as for `write`.
+        """
+
+    @abstractmethod
     def are_finite(self, arrays: Sequence[Any]) -> list[bool]:
         """Whether all numbers of each array are finite."""
+
+
+class CopiesHere(Copies):
+    """Copies in this process."""
+
+    def __init__(self, copies: Sequence[HostCopy]) -> None:
+        self._copies = copies
+
+    def write(self, writes: Sequence[Write]) -> None:
+        write_copies(zip(self._copies, writes, strict=True))
+        self.drop()
+
+    def drop(self) -> None:
+        self._copies = ()
 
 
 class Here(Keeper):
@@ -48,6 +96,9 @@ class Here(Keeper):
 
     def write(self, arrays: Sequence[Any], writes: Sequence[Write]) -> None:
         write_shards(zip(arrays, writes, strict=True))
+
+    def copy(self, arrays: Sequence[Any]) -> Copies:
+        return CopiesHere(copy_shards(arrays))
 
     def are_finite(self, arrays: Sequence[Any]) -> list[bool]:
         # Start all computations before waiting for the first.
@@ -94,6 +145,30 @@ def ask(
     for keeper, mine in numbers.items():
         answers.update(zip(mine, question(keeper, mine), strict=True))
     return [answers[number] for number in range(len(arrays))]
+
+
+class AllCopies(Copies):
+    """Copies of arrays, each in the host memory of its keeper."""
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        self._parts: list[tuple[Copies, list[int]]] = []
+
+        def copy(keeper: Keeper, mine: list[int]) -> list[None]:
+            self._parts.append((keeper.copy([arrays[i] for i in mine]), mine))
+            return [None] * len(mine)
+
+        with ExitStack() as undo:
+            undo.callback(self.drop)
+            ask(arrays, copy)
+            undo.pop_all()
+
+    def write(self, writes: Sequence[Write]) -> None:
+        for copies, mine in self._parts:
+            copies.write([writes[i] for i in mine])
+
+    def drop(self) -> None:
+        for copies, _ in self._parts:
+            copies.drop()
 
 
 def not_finite(arrays: Sequence[Any]) -> list[int]:

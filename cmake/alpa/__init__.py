@@ -10,7 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from alpa.runtime.checkpoints.checkpoint import latest_step, restore, resume, save
+    from alpa.runtime.checkpoints.checkpoint import (
+        latest_step,
+        restore,
+        resume,
+        save,
+        wait_for_saves,
+    )
     from alpa.runtime.compare_with_jax import compare_with_jax
     from alpa.runtime.create_state import create_state
     from alpa.runtime.jit import parallelize
@@ -27,6 +33,7 @@ __all__ = [
     "resume",
     "save",
     "value_and_grad",
+    "wait_for_saves",
 ]
 
 _MODULES = {
@@ -40,6 +47,7 @@ _MODULES = {
     "resume": "alpa.runtime.checkpoints.checkpoint",
     "save": "alpa.runtime.checkpoints.checkpoint",
     "value_and_grad": "alpa.runtime.markers",
+    "wait_for_saves": "alpa.runtime.checkpoints.checkpoint",
 }
 
 

@@ -166,6 +166,11 @@ class Manifest:
         }
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder has a manifest, which says that Alpa has written it."""
+    return (folder / _FILE).is_file()
+
+
 def fingerprint(types: Mapping[str, str]) -> str:
     """A hash of the names and types of a state's arrays."""
     return hashlib.sha256(json.dumps(sorted(types.items())).encode()).hexdigest()

@@ -36,8 +36,6 @@ from alpa.runtime.checkpoints.errors import CheckpointError
 
 _CHUNK_BYTES = 64 << 20
 """the largest chunk, so that a device with a smaller shard reads little beyond it"""
-_IN_FLIGHT_BYTES = 1 << 30
-"""of host memory for pending writes"""
 _CRC = struct.Struct("<I")
 """CRC-32C, behind the bytes of each chunk"""
 _OPENERS = 16
@@ -75,22 +73,13 @@ class StoredArray:
     chunk: Shape
     checksums: tuple[int, ...] = ()
 
-    def create(self) -> None:
-        """Creates the array, without elements.
-
-        Raises:
-            CheckpointError: it cannot be written, or exists already.
-        """
-        with _errors("cannot write", self.path):
-            ts.open(self._spec(create=True)).result()
-
     def read(self, sharding: NamedSharding, part: Slice | None) -> jax.Array:
         """Reads a part of the array, or the whole, in a sharding; only this process's shards.
 
         Raises:
             CheckpointError: it is missing or damaged.
         """
-        with _errors("cannot read", self.path):
+        with store_errors("cannot read", self.path):
             whole = self._open()
             if part is not None:
                 rows = slice(part.start, part.stop)
@@ -113,19 +102,23 @@ class StoredArray:
         Raises:
             CheckpointError: it is missing or damaged.
         """
-        with _errors("cannot read", self.path):
+        with store_errors("cannot read", self.path):
             whole = self._open()
             self._check_chunks(whole, None)
             return whole.read().result()
 
-    def written_checksums(self) -> tuple[int, ...]:
-        """The checksums of all chunks, read from their files.
+    def written_checksums(self, parallel: bool) -> tuple[int, ...]:
+        """The checksums of all chunks, read from their files, several at a time if `parallel`.
 
         Raises:
             CheckpointError: a chunk is missing or incomplete.
         """
-        with _errors("cannot read", self.path), ThreadPoolExecutor(_OPENERS) as pool:
-            return tuple(pool.map(self._checksum, product(*map(range, self._grid))))
+        chunks = product(*map(range, self._grid))
+        with store_errors("cannot read", self.path):
+            if not parallel:
+                return tuple(map(self._checksum, chunks))
+            with ThreadPoolExecutor(_OPENERS) as pool:
+                return tuple(pool.map(self._checksum, chunks))
 
     def _open(self) -> Any:
         with open_regular(Path(self.path, "zarr.json")):
@@ -172,16 +165,27 @@ class StoredArray:
             raise ValueError(f"chunk {at} is missing") from None
         return checksum
 
-    def begin_write(self, at: Sequence[int], shard: np.ndarray) -> Any:
-        """Starts to write a part of the array; returns a future of tensorstore."""
+    def begin_write(self, at: Sequence[int], shard: np.ndarray, threads: int | None = None) -> Any:
+        """Starts to write a part of the array; returns a future of tensorstore.
+
+        `threads` limits the threads that encode chunks and those that write files.
+        """
         region = tuple(
             slice(start, start + size) for start, size in zip(at, shard.shape, strict=True)
         )
         # The driver has written the array's description, so it is not read again.
-        target = ts.open(self._spec(open=True, assume_metadata=True)).result()
+        spec = self._spec(open=True, assume_metadata=True)
+        if threads is not None:
+            limit = {"limit": threads}
+            spec["context"] = {"data_copy_concurrency": limit, "file_io_concurrency": limit}
+        target = ts.open(spec).result()
         return target[region].write(shard)
 
-    def _spec(self, **mode: bool) -> dict[str, Any]:
+    def creation(self) -> dict[str, Any]:
+        """The specification with which tensorstore creates the array."""
+        return self._spec(create=True)
+
+    def _spec(self, **mode: Any) -> dict[str, Any]:
         """The specification for tensorstore. `mode` replaces keyword arguments of `ts.open`.
 
         Each call with keyword arguments leaves up to three dead entries in Python's table of
@@ -229,61 +233,8 @@ def open_regular(path: Path) -> Generator[int]:
         os.close(file)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Write:
-    """An array, or a piece of one, to be written at `start`."""
-
-    stored: StoredArray
-    start: Shape
-
-
-def write_shards(writes: Iterable[tuple[Any, Write]]) -> None:
-    """Writes this process's shards of arrays; one process writes each shard.
-
-    Raises:
-        CheckpointError: they cannot be written.
-    """
-    futures: list[tuple[str, Any]] = []
-    size = 0
-    for array, write in writes:
-        for at, shard in _shards(array):
-            start = [a + b for a, b in zip(write.start, at, strict=True)]
-            with _errors("cannot write", write.stored.path):
-                futures.append((write.stored.path, write.stored.begin_write(start, shard)))
-            size += shard.nbytes
-            if size > _IN_FLIGHT_BYTES:
-                _finish(futures)
-                size = 0
-    _finish(futures)
-
-
-def shard_shape(array: Any) -> Shape:
-    """The shape of an array's shards, or of the array if it is not sharded."""
-    return (
-        tuple(array.sharding.shard_shape(array.shape))
-        if isinstance(array, jax.Array)
-        else tuple(np.shape(array))
-    )
-
-
-def _shards(array: Any) -> Iterable[tuple[list[int], np.ndarray]]:
-    if not isinstance(array, jax.Array):
-        yield [0] * np.ndim(array), np.asarray(array)
-        return
-    for shard in array.addressable_shards:
-        if shard.replica_id == 0:
-            yield [at.start or 0 for at in shard.index], np.asarray(shard.data)
-
-
-def _finish(futures: list[tuple[str, Any]]) -> None:
-    for path, future in futures:
-        with _errors("cannot write", path):
-            future.result()
-    futures.clear()
-
-
 @contextmanager
-def _errors(what: str, path: str) -> Any:
+def store_errors(what: str, path: str) -> Any:
     """Turns tensorstore's errors into a CheckpointError."""
     try:
         yield
@@ -291,3 +242,15 @@ def _errors(what: str, path: str) -> Any:
         # After the reason, tensorstore repeats the request and names its source line.
         reason, *_ = re.split(r" \[(?:tensorstore_spec|source locations)=", str(error))
         raise CheckpointError(f"{what} {path}: {reason}") from error
+
+
+def create_stored(arrays: Iterable[StoredArray]) -> None:
+    """Creates arrays without elements, all at the same time.
+
+    Raises:
+        CheckpointError: one cannot be written, or exists already.
+    """
+    futures = [(it.path, ts.open(it.creation())) for it in arrays]
+    for path, future in futures:
+        with store_errors("cannot write", path):
+            future.result()

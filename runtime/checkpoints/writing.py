@@ -1,18 +1,22 @@
 """Writes a state as an Orbax checkpoint; each process writes its own shards.
 
-Orbax does the work of one process here. It writes the folder of a step under another name and
-renames it when it is complete, and it writes the description of the tree. To save `jax.Array`s from
-several processes, Orbax needs one world of `jax.distributed` that all of them have joined, with
-barriers between them. The workers of a plan have no such world: each mesh is a world of its own, so
-that other meshes survive when one is lost. Therefore the arrays are written below Orbax by
-tensorstore. This process writes each array's description, and the processes with shards write their
-chunks (`stored_array`). For Orbax this is a `TypeHandler`. The result is an Orbax checkpoint, zarr
-3 without OCDBT, which `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` reads without Alpa.
+Orbax writes the description of the tree, in this process. To save `jax.Array`s from several
+processes, Orbax needs one world of `jax.distributed` that all of them have joined, with barriers
+between them. The workers of a plan have no such world: each mesh is a world of its own, so that
+other meshes survive when one is lost. Therefore the arrays are written below Orbax by tensorstore.
+This process writes each array's description, and the processes with shards write their chunks
+(`shards`). The result is an Orbax checkpoint, zarr 3 without OCDBT, which
+`orbax.checkpoint.PyTreeCheckpointer().restore(folder)` reads without Alpa.
+
+Until it is complete, the folder has another name (`unfinished`). Orbax starts threads, which a
+process cannot do while it ends. So a save in the background calls Orbax before it returns, and the
+rest uses no other threads than its own and tensorstore's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +29,10 @@ from orbax.checkpoint import type_handlers
 
 from alpa.runtime import keepers
 from alpa.runtime.checkpoints.manifest import Entry, Manifest, type_text
-from alpa.runtime.checkpoints.stored_array import Shape, Write, chunk_shape
-from alpa.runtime.keepers import Keeper
+from alpa.runtime.checkpoints.shards import Write
+from alpa.runtime.checkpoints.stored_array import Shape, chunk_shape, create_stored
+from alpa.runtime.checkpoints.unfinished import Unfinished
+from alpa.runtime.keepers import AllCopies, Keeper
 from alpa.runtime.mesh_array import MeshArray
 
 
@@ -48,55 +54,147 @@ class StateLeaf:
 
 
 def write(folder: Path, step: int, leaves: Mapping[str, StateLeaf]) -> None:
-    """Writes a checkpoint: completely, or without anything that `latest_step` would find.
+    """Writes a checkpoint: completely, or without any trace.
 
     Raises:
         CheckpointError: it cannot be written.
         RuntimeError: an array was deleted, or the step that makes it has failed.
+        WorkerError: a worker has failed.
     """
-    arrays = _ArrayHandler()
-    handler = _StateHandler(
-        lambda: Manifest(step=step, arrays=arrays.entries),
+    layout = _Layout.of(leaves)
+    unfinished = Unfinished(folder)
+    with unfinished.kept_if_successful() as there:
+        _describe(there, leaves)
+        entries = layout.write(there, layout.write_arrays, parallel=True)
+        Manifest(step=step, arrays=entries).write(there)
+        unfinished.complete()
+
+
+def copy(folder: Path, step: int, leaves: Mapping[str, StateLeaf]) -> Callable[[], None]:
+    """Copies a state to the host memory of its processes; returns a function that writes it.
+
+    The arrays may be changed or donated as soon as this returns. The function raises as `write`.
+
+    Raises:
+        CheckpointError, RuntimeError, WorkerError: as in `write`.
+    """
+    layout = _Layout.of(leaves)
+    copies = AllCopies(layout.pieces)
+    unfinished = Unfinished(folder)
+    with ExitStack() as undo:
+        undo.callback(copies.drop)
+        with unfinished.kept_if_successful() as there:
+            _describe(there, leaves)
+        undo.pop_all()
+
+    def finish() -> None:
+        with unfinished.kept_if_successful() as there, ExitStack() as after:
+            after.callback(copies.drop)
+            entries = layout.write(there, copies.write, parallel=False)
+            Manifest(step=step, arrays=entries).write(there)
+            unfinished.complete()
+
+    return finish
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """How a state is stored.
+
+    `pieces` are its arrays, in parts if they are split between meshes. `starts` are the offsets of
+    each array's pieces.
+    """
+
+    entries: Mapping[str, Entry]
+    starts: Mapping[str, Sequence[Shape]]
+    pieces: Sequence[Any]
+
+    @classmethod
+    def of(cls, leaves: Mapping[str, StateLeaf]) -> _Layout:
+        parts = {name: keepers.pieces(leaf.array) for name, leaf in leaves.items()}
+        starts = {name: [start for start, _ in them] for name, them in parts.items()}
+        flat = [array for them in parts.values() for _, array in them]
+        shards = iter(keepers.ask(flat, lambda it, mine: it.shard_shapes([flat[i] for i in mine])))
+        entries: dict[str, Entry] = {}
+        for name, leaf in leaves.items():
+            shape: Shape = tuple(leaf.array.shape)
+            dtype = jnp.dtype(leaf.array.dtype)
+            ends = [(start, next(shards)) for start in starts[name]]
+            entries[name] = Entry(
+                type=leaf.type,
+                shape=shape,
+                dtype=dtype.name,
+                chunk=chunk_shape(shape, dtype.itemsize, ends),
+                checksums=(),
+            )
+        return cls(entries=entries, starts=starts, pieces=flat)
+
+    def write(
+        self, folder: Path, write: Callable[[Sequence[Write]], None], parallel: bool
+    ) -> dict[str, Entry]:
+        """Writes the arrays to a folder; returns their entries in the manifest.
+
+        `write` writes all pieces to the given places. `parallel` allows further threads.
+        """
+        stored = {name: entry.at(folder, name) for name, entry in self.entries.items()}
+        create_stored(stored.values())
+        write(
+            [
+                Write(stored=stored[name], start=at)
+                for name, them in self.starts.items()
+                for at in them
+            ]
+        )
+        return {
+            name: replace(entry, checksums=stored[name].written_checksums(parallel))
+            for name, entry in self.entries.items()
+        }
+
+    def write_arrays(self, writes: Sequence[Write]) -> None:
+        """Writes the pieces themselves."""
+
+        def order(keeper: Keeper, mine: Sequence[int]) -> list[None]:
+            keeper.write([self.pieces[i] for i in mine], [writes[i] for i in mine])
+            return [None] * len(mine)
+
+        keepers.ask(self.pieces, order)
+
+
+def _describe(folder: Path, leaves: Mapping[str, StateLeaf]) -> None:
+    """Writes Orbax's description of a tree to a new folder."""
+    handler = _TreeHandler(
         use_ocdbt=False,
         use_zarr3=True,
         type_handler_registry=type_handlers.create_type_handler_registry(
-            (StateLeaf, arrays),
+            (StateLeaf, _LeafHandler()),
             # Not used: Orbax asks it where the descriptions of jax.Arrays are kept.
             (jax.Array, type_handlers.ArrayHandler(array_metadata_store=None)),
         ),
     )
     with ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(folder, args=_StateSave(dict(leaves)))
+        checkpointer.save(folder, args=_TreeSave(dict(leaves)))
 
 
-class _StateHandler(ocp.PyTreeCheckpointHandler):
-    def __init__(self, manifest: Callable[[], Manifest], **options: Any) -> None:
-        super().__init__(**options)
-        self._manifest = manifest
-
+class _TreeHandler(ocp.PyTreeCheckpointHandler):
     def finalize(self, directory: Any) -> None:
-        """Writes the manifest after all arrays; there is no OCDBT to merge."""
-        self._manifest().write(Path(directory))
+        """Does nothing: there is no OCDBT to merge."""
 
 
 # Orbax finds the handler by the class of its arguments.
-@ocp.args.register_with_handler(_StateHandler, for_save=True)
+@ocp.args.register_with_handler(_TreeHandler, for_save=True)
 @dataclass
-class _StateSave(ocp.args.PyTreeSave):
+class _TreeSave(ocp.args.PyTreeSave):
     pass
 
 
-@ocp.args.register_with_handler(_StateHandler, for_restore=True)
+@ocp.args.register_with_handler(_TreeHandler, for_restore=True)
 @dataclass
-class _StateRestore(ocp.args.PyTreeRestore):
+class _TreeRestore(ocp.args.PyTreeRestore):
     pass
 
 
-class _ArrayHandler(type_handlers.TypeHandler):
-    """Writes each leaf where it lies."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
+class _LeafHandler(type_handlers.TypeHandler):
+    """Names the types of leaves, whose elements are written elsewhere."""
 
     def typestr(self) -> str:
         return "np.ndarray"  # the type that readers without Alpa get
@@ -104,12 +202,6 @@ class _ArrayHandler(type_handlers.TypeHandler):
     async def serialize(
         self, values: Sequence[StateLeaf], infos: Sequence[Any], args: Any = None
     ) -> list[Any]:
-        for info in infos:
-            await info.await_path_creation()
-        folder = Path(infos[0].parent_dir)
-        self.entries |= _write(
-            folder, {info.name: value for info, value in zip(infos, values, strict=True)}
-        )
         return []
 
     async def deserialize(self, infos: Any, args: Any = None) -> Any:
@@ -117,35 +209,3 @@ class _ArrayHandler(type_handlers.TypeHandler):
 
     async def metadata(self, infos: Any) -> Any:
         raise NotImplementedError("the manifest describes a state's arrays")
-
-
-def _write(folder: Path, leaves: Mapping[str, StateLeaf]) -> dict[str, Entry]:
-    parts = {name: keepers.pieces(leaf.array) for name, leaf in leaves.items()}
-    flat = [array for pieces in parts.values() for _, array in pieces]
-    shards = iter(keepers.ask(flat, lambda it, mine: it.shard_shapes([flat[i] for i in mine])))
-    entries: dict[str, Entry] = {}
-    writes: list[Write] = []
-    for name, leaf in leaves.items():
-        shape: Shape = tuple(leaf.array.shape)
-        dtype = jnp.dtype(leaf.array.dtype)
-        ends = [(start, next(shards)) for start, _ in parts[name]]
-        entries[name] = Entry(
-            type=leaf.type,
-            shape=shape,
-            dtype=dtype.name,
-            chunk=chunk_shape(shape, dtype.itemsize, ends),
-            checksums=(),
-        )
-        stored = entries[name].at(folder, name)
-        stored.create()
-        writes += [Write(stored=stored, start=start) for start, _ in ends]
-
-    def order(keeper: Keeper, mine: Sequence[int]) -> list[None]:
-        keeper.write([flat[i] for i in mine], [writes[i] for i in mine])
-        return [None] * len(mine)
-
-    keepers.ask(flat, order)
-    return {
-        name: replace(entry, checksums=entry.at(folder, name).written_checksums())
-        for name, entry in entries.items()
-    }

@@ -17,6 +17,7 @@ from alpa.dialects.attributes import Slice
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.instructions import write_script
 from alpa.runtime.argument_checks import ArgumentChecks
+from alpa.runtime.checkpoints.background import background
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.executable import CLOSED, Executable, Stage
@@ -214,8 +215,11 @@ class RayExecutable(Executable):
     def close(self) -> None:
         """Stops the workers and releases their resources; the arrays are lost.
 
-        Executables that share the workers are closed, too.
+        Executables that share the workers are closed, too. A save in the background is completed
+        first.
         """
+        if not self._group.is_stopped:
+            background().settle()
         self._group.close(
             f"{CLOSED}. The arrays of its workers are lost with it: restore the state from a "
             "checkpoint (alpa.resume), or create it again (alpa.create_state)"

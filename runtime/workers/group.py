@@ -56,6 +56,8 @@ _DOING = {
     "create": "while it made a state",
     "shard_shapes": "while it wrote a checkpoint",
     "write": "while it wrote a checkpoint",
+    "copy": "while it copied a state for a checkpoint",
+    "write_copies": "while it wrote a checkpoint",
     "restore": "while it read a checkpoint",
     "are_finite": "while it checked for NaN",
 }
@@ -273,6 +275,12 @@ class WorkerGroup:
         self.close(f"the workers of this plan were stopped, load it again: {reason}")
         return WorkerError(reason)
 
+    def wait_until_ended(self) -> None:
+        """Waits for some seconds until workers that were stopped have ended."""
+        watches = list(self.watches)
+        if ray.is_initialized():
+            ray.wait(watches, num_returns=len(watches), timeout=_GRACE_SECONDS)
+
     def close(self, reason: str) -> None:
         """Stops all workers and releases their resources; later calls raise WorkerError."""
         self._failure = self._failure or reason
@@ -283,7 +291,7 @@ class WorkerGroup:
     ) -> None:
         remote: Any = ray.remote  # its type has no options of actors
         level = logging.getLogger("alpa").getEffectiveLevel()
-        actor = remote(concurrency_groups={"io": 1, "watch": 1})(Worker)
+        actor = remote(concurrency_groups={"io": 1, "save": 1, "watch": 1})(Worker)
         for post in self._posts:
             strategy = PlacementGroupSchedulingStrategy(
                 placement_group=placement,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 
 from alpa.passes.plan.data import ProgramArgument
 from alpa.runtime.argument_checks import ArgumentChecks, Placed
-from alpa.runtime.checkpoints.stored_array import Shape, Write
-from alpa.runtime.keepers import Keeper, KeptArray
+from alpa.runtime.checkpoints.shards import Write
+from alpa.runtime.checkpoints.stored_array import Shape
+from alpa.runtime.keepers import Copies, Keeper, KeptArray
+from alpa.runtime.workers.errors import WorkerError
 from alpa.runtime.workers.group import Call, WorkerGroup, wait_for
 from alpa.runtime.workers.messages import ArrayId
 
@@ -38,32 +41,77 @@ class Workers(Keeper):
     def write(self, arrays: Sequence[RemoteArray], writes: Sequence[Write]) -> None:
         self._ask(arrays, "write", writes)
 
+    def copy(self, arrays: Sequence[RemoteArray]) -> RemoteCopies:
+        number, (mine, keys) = self.group.next_number(), _by_mesh(arrays)
+        self.call(mine, "copy", number, items=[keys])
+        return RemoteCopies(self, number, mine)
+
     def are_finite(self, arrays: Sequence[RemoteArray]) -> list[bool]:
         return self._ask(arrays, "are_finite")
 
+    def call(
+        self,
+        mine: Mapping[str, list[int]],
+        method: str,
+        *arguments: Any,
+        items: Sequence[Sequence[Any]],
+    ) -> dict[str, Call]:
+        """Calls the workers of all meshes in parallel, and waits for them.
+
+        `mine` are the numbers of each mesh's arrays. `items` are further arguments, with an item
+        for each array.
+        """
+        try:
+            calls = {
+                mesh: self.group.call(
+                    mesh, method, *arguments, *([them[i] for i in numbers] for them in items)
+                )
+                for mesh, numbers in mine.items()
+            }
+            wait_for(calls.values(), "checkpoint_timeout_seconds")
+        except WorkerError:
+            # The caller deletes what they have written, and until they end they may write more.
+            self.group.wait_until_ended()
+            raise
+        return calls
+
     def _ask(self, arrays: Sequence[RemoteArray], method: str, *others: Sequence[Any]) -> list[Any]:
-        """Asks one mesh of each array, all meshes in parallel; returns the first worker's answers.
+        """Asks one mesh of each array; returns the first worker's answers.
 
         `others` are further arguments, an item for each array.
         """
-        mine: dict[str, list[int]] = {}
-        keys: list[ArrayId] = []
-        for number, array in enumerate(arrays):
-            copy = array.first_copy()
-            mine.setdefault(copy.mesh, []).append(number)
-            keys.append(copy.key)
-        calls = {
-            mesh: self.group.call(
-                mesh, method, *([them[i] for i in numbers] for them in (keys, *others))
-            )
-            for mesh, numbers in mine.items()
-        }
-        wait_for(calls.values(), "checkpoint_timeout_seconds")
+        mine, keys = _by_mesh(arrays)
+        calls = self.call(mine, method, items=[keys, *others])
         answers: dict[int, Any] = {}
         for mesh, numbers in mine.items():
             first = calls[mesh].wait()[0] or [None] * len(numbers)
             answers.update(zip(numbers, first, strict=True))
         return [answers[number] for number in range(len(arrays))]
+
+
+class RemoteCopies(Copies):
+    """Copies in the host memory of workers, under a number."""
+
+    def __init__(self, workers: Workers, number: int, mine: Mapping[str, list[int]]) -> None:
+        self._workers, self._number, self._mine = workers, number, mine
+
+    def write(self, writes: Sequence[Write]) -> None:
+        self._workers.call(self._mine, "write_copies", self._number, items=[writes])
+        self._mine = {}
+
+    def drop(self) -> None:
+        for mesh in self._mine:
+            with suppress(WorkerError):  # The workers have ended.
+                self._workers.group.call(mesh, "drop_copies", self._number)
+
+
+def _by_mesh(arrays: Sequence[RemoteArray]) -> tuple[dict[str, list[int]], list[ArrayId]]:
+    """The numbers of the arrays of each mesh, and the names of the arrays there."""
+    copies = [array.first_copy() for array in arrays]
+    mine: dict[str, list[int]] = {}
+    for number, copy in enumerate(copies):
+        mine.setdefault(copy.mesh, []).append(number)
+    return mine, [copy.key for copy in copies]
 
 
 class RemoteArray(KeptArray):

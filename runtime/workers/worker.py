@@ -21,10 +21,12 @@ from jaxlib import version
 from alpa.dialects import parse
 from alpa.dialects.attributes import Slice
 from alpa.passes.plan.instructions import Instruction, Script
-from alpa.runtime.checkpoints.stored_array import Shape, StoredArray, Write
+from alpa.runtime.checkpoints.background import lower_priority
+from alpa.runtime.checkpoints.shards import Write
+from alpa.runtime.checkpoints.stored_array import Shape, StoredArray
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.interpreter import Interpreter, Store
-from alpa.runtime.keepers import HERE
+from alpa.runtime.keepers import HERE, Copies
 from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module
 from alpa.runtime.placement import Placement
 from alpa.runtime.process_usage import ProcessUsage
@@ -71,6 +73,7 @@ class Worker:
         self._post, self._options = post, options
         self._platform: Platform = platform
         self._held: dict[ArrayId, jax.Array | Store] = {}
+        self._copies: dict[int, Copies] = {}
         self._programs: dict[int, _Loaded] = {}
         self._transport: Transport
         self._cache = CompileCache(directory=options.cache_path)
@@ -256,6 +259,24 @@ class Worker:
         """Writes this process's shards, as for every keeper."""
         HERE.write([self._array(key) for key in keys], writes)
         _give_back_memory()
+
+    def copy(self, number: int, keys: Sequence[ArrayId]) -> None:
+        """Copies this process's shards to host memory, under a number, as for every keeper."""
+        self._copies[number] = HERE.copy([self._array(key) for key in keys])
+
+    @ray.method(concurrency_group="save")
+    def write_copies(self, number: int, writes: Sequence[Write]) -> None:
+        """Writes copies while steps run, and frees them."""
+        lower_priority()
+        copies = self._copies.pop(number)
+        copies.write(writes)
+        del copies
+        _give_back_memory()
+
+    @ray.method(concurrency_group="save")
+    def drop_copies(self, number: int) -> None:
+        """Frees copies that may have been written."""
+        self._copies.pop(number, None)
 
     def are_finite(self, keys: Sequence[ArrayId]) -> list[bool]:
         """Checks arrays for NaN and infinity, as for every keeper."""

@@ -57,7 +57,10 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         passes.register_sharding_rule,
         {"target": "fuzz", "rule": lambda op: None},
     ),
-    "save": (alpa.save, {"directory": "steps", "step": 1, "state": {"x": np.ones(4)}}),
+    "save": (
+        alpa.save,
+        {"directory": "steps", "step": 1, "state": {"x": np.ones(4)}, "wait": True},
+    ),
     "restore": (alpa.restore, {"directory": "steps", "init_fn": lambda: {"x": np.ones(4)}}),
     "latest_step": (alpa.latest_step, {"directory": "steps"}),
     "create_state": (

@@ -8,6 +8,7 @@ A line with `pyright: ignore` has to be an error: pyright reports an unneeded ig
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, assert_type
 
 import jax
@@ -61,3 +62,5 @@ def results(state: dict[str, jax.Array], shape: jax.ShapeDtypeStruct) -> None:
 def others(loss: Callable[..., jax.Array]) -> None:
     assert_type(alpa.value_and_grad(loss), Callable[..., Any])
     assert_type(alpa.latest_step("checkpoints"), int | None)
+    assert_type(alpa.save("checkpoints", 1, {}, keep=2, wait=False), Path)
+    assert_type(alpa.wait_for_saves(), None)

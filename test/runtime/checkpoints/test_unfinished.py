@@ -1,0 +1,107 @@
+"""A save that fails deletes what it has written, and leaves everything else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import alpa
+from alpa.runtime import CheckpointError
+from alpa.runtime.checkpoints import checkpoint, writing
+
+
+def new() -> dict[str, Any]:
+    return {"a": jnp.arange(4.0), "b": jnp.zeros((2, 3))}
+
+
+def donated() -> dict[str, Any]:
+    state = new()
+    state["b"].delete()
+    return state
+
+
+def below(folder: Path) -> list[str]:
+    return sorted(str(it.relative_to(folder)) for it in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_donated_array(wait: bool, tmp_path: Path) -> None:
+    alpa.save(tmp_path, 1, new())
+    before = below(tmp_path)
+    with pytest.raises(RuntimeError, match="deleted"):
+        alpa.save(tmp_path, 2, donated(), wait=wait)
+    assert below(tmp_path) == before
+    alpa.save(tmp_path, 2, new())
+    assert alpa.latest_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_folders_that_the_save_has_created(wait: bool, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="deleted"):
+        alpa.save(tmp_path / "new" / "newer", 2, donated(), wait=wait)
+    assert below(tmp_path) == []
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_file_in_the_place_of_the_directory(wait: bool, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    with pytest.raises(CheckpointError, match=r"cannot write .*file/1: .*Not a directory"):
+        alpa.save(file, 1, new(), wait=wait)
+    assert file.read_text() == "not a folder"
+
+
+@pytest.mark.parametrize("how", [writing.write, lambda *given: writing.copy(*given)()])
+def test_another_process_has_written_the_folder(how: Callable[..., Any], tmp_path: Path) -> None:
+    """Everything is written, and the folder cannot get its name."""
+    folder = tmp_path / "1"
+    folder.mkdir()
+    (folder / "theirs").write_text("kept")
+    with pytest.raises(CheckpointError, match=r"cannot write .*1: .*not empty"):
+        how(folder, 1, checkpoint._leaves(new()))
+    assert below(tmp_path) == ["1", "1/theirs"]
+
+
+def test_an_interrupted_save_is_deleted_by_the_next(tmp_path: Path) -> None:
+    remains = alpa.save(tmp_path, 1, new())
+    remains.rename(tmp_path / "1.orbax-checkpoint-tmp")
+    (tmp_path / "notes.txt").write_text("kept")
+    assert alpa.latest_step(tmp_path) is None
+    alpa.save(tmp_path, 2, new())
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["2", "notes.txt"]
+
+
+FULL = """
+    import resource, sys
+    import jax.numpy as jnp
+    import alpa
+    state = {"a": jnp.arange(100_000)}
+    alpa.save(sys.argv[1], 1, state)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    alpa.save(sys.argv[1], 2, state, wait=sys.argv[2] == "True")
+    try:
+        alpa.wait_for_saves()
+    finally:
+        print("waited")
+"""
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_full_disk(wait: bool, tmp_path: Path) -> None:
+    """A limit on file sizes, set by the process itself, stands for a full disk."""
+    command = [sys.executable, "-c", textwrap.dedent(FULL), tmp_path, str(wait)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(r"CheckpointError: cannot write .*state\.a.*File too large", done.stderr)
+    assert done.stdout == ("" if wait else "waited\n")
+    assert ("This happened in the background, while" in done.stderr) is not wait
+    assert [it.name for it in tmp_path.iterdir()] == ["1"]
+    assert alpa.latest_step(tmp_path) == 1
