@@ -24,7 +24,7 @@ from pathlib import Path
 from alpa.runtime.checkpoints.errors import CheckpointError
 from alpa.runtime.workers.errors import WorkerError
 
-_NICENESS = 10
+_NICENESS = 19
 """added to that of the process: beside a step on the same core, the writer gets a tenth of it"""
 _LOWEST = 19
 
@@ -38,6 +38,12 @@ class Background:
         self._lock = threading.RLock()
         self._save: tuple[Path, Future[None]] | None = None
         atexit.register(self._at_exit)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save is in flight."""
+        save = self._save
+        return save is not None and not save[1].done()
 
     def start(self, folder: Path, write: Callable[[], None]) -> None:
         """Writes a checkpoint in a thread, once the earlier save has succeeded."""
