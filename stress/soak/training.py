@@ -1,7 +1,8 @@
 """The training under observation: a zoo model on meshes, with everything that a long run does.
 
 Batches are placed ahead of their steps, and the loss of each step is read while the next one runs.
-Checkpoints are saved regularly and old ones deleted, and the same meshes evaluate the state.
+Checkpoints are saved regularly in the background and old ones deleted, and the same meshes evaluate
+the state.
 """
 
 from __future__ import annotations
@@ -111,12 +112,13 @@ class Training:
                 found = self._evaluate(jax.tree.unflatten(structure, leaves), self._batch(number))
                 _check_finite("the evaluation after step", number, found)
             if number % self.save_every == 0:
-                alpa.save(
-                    self.folder, number, jax.tree.unflatten(structure, leaves), keep=self.keep
-                )
+                state = jax.tree.unflatten(structure, leaves)
+                alpa.save(self.folder, number, state, keep=self.keep, wait=False)
+                del state
 
     def close(self) -> None:
         """Stops its executor, and with Ray the workers."""
+        alpa.wait_for_saves()
         close = getattr(self.executable, "close", None)
         if close is not None:
             close()
