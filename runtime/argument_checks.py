@@ -16,7 +16,8 @@ import numpy as np
 from jax.core import Tracer
 
 from alpa.runtime.cut_array import CutArray
-from alpa.runtime.mesh_array import MeshArray
+from alpa.runtime.interrupts import Lost
+from alpa.runtime.mesh_array import LOST, MeshArray
 from alpa.runtime.pjrt import ARRAY
 from alpa.runtime.workers.errors import WorkerError
 
@@ -74,6 +75,7 @@ class ArgumentChecks:
         self.expected = dict(expected)
         self.donated = frozenset(n for n, it in self.expected.items() if it.donated)
         self._count = 1 + max(self.expected, default=-1)
+        self.lost = Lost()
 
     def check(self, arguments: Sequence[Any]) -> list[Any]:
         """Returns the arguments of a call, with Python numbers converted to arrays.
@@ -92,7 +94,7 @@ class ArgumentChecks:
             )
         arrays = [self._array(number, given) for number, given in enumerate(arguments)]
         self._check_types(dict(enumerate(arrays)))
-        check_usable(arrays, numbered)
+        check_usable(arrays, numbered, self.lost)
         check_donations(arrays, self.donated, numbered)
         return arrays
 
@@ -103,7 +105,7 @@ class ArgumentChecks:
             return given
         array = self._array(number, given)
         self._check_types({number: array})
-        check_usable([array], lambda _: numbered(number))
+        check_usable([array], lambda _: numbered(number), self.lost)
         return array
 
     def _array(self, number: int, given: Any) -> Any:
@@ -181,8 +183,8 @@ def numbered(number: int) -> str:
     return f"argument {number}"
 
 
-def check_usable(arrays: Sequence[Any], label: Label) -> None:
-    """Checks that arrays have data.
+def check_usable(arrays: Sequence[Any], label: Label, lost: Lost) -> None:
+    """Checks that arrays have data; `lost` knows those that went with an interrupted step.
 
     Raises:
         TypeError: one is only a shape.
@@ -207,10 +209,13 @@ def check_usable(arrays: Sequence[Any], label: Label) -> None:
             except WorkerError as error:
                 raise WorkerError(f"{label(number)} is lost with its workers: {error}") from None
         if is_deleted():
+            deleted = f"Array has been deleted with shape={array.dtype}{_text(array.shape)}"
+            if lost.has(array):
+                raise RuntimeError(f"{deleted}: {label(number)} {LOST}")
             raise RuntimeError(
-                f"Array has been deleted with shape={array.dtype}{_text(array.shape)}: "
-                f"{label(number)} was donated to an earlier call, or deleted. Pass the array that "
-                "this call returned in its place, or donate a copy (jax.numpy.copy)"
+                f"{deleted}: {label(number)} was donated to an earlier call, or deleted. Pass the "
+                "array that this call returned in its place, or donate a copy (jax.numpy.copy); if "
+                "the call was interrupted, restore the state from a checkpoint (alpa.resume)"
             )
 
 

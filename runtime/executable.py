@@ -138,7 +138,9 @@ class Executable(ABC):
             TypeError, ValueError: number, shape or dtype of the arguments are not the program's.
             RuntimeError: an argument was deleted or donated, or a donated one is given twice.
         """
-        return self.run(self._checks.check(arguments))
+        checked = self._checks.check(arguments)
+        with self._checks.lost.step(checked):
+            return self.run(checked)
 
     @abstractmethod
     def run(self, arguments: Sequence[Any]) -> tuple[Any, ...]:

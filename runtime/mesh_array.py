@@ -27,6 +27,13 @@ _OF_DEVICES = (
 )
 
 
+LOST = (
+    "was donated to a step that was interrupted, and is lost; restore it from a checkpoint "
+    "(alpa.resume), or create it again (alpa.create_state)"
+)
+"""What has become of a state whose step was interrupted."""
+
+
 def _fetching(name: str, declared: Any) -> Any:
     """Delegates a method or property of `jax.Array` to the fetched array."""
     if isinstance(declared, property):
@@ -83,6 +90,9 @@ class MeshArray(jax.Array):
 
     # numpy leaves operators to this class, as it does for the arrays of JAX.
     __array_priority__ = 100
+
+    is_lost = False
+    """whether it was donated to a step that was interrupted"""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._shape, self._dtype = shape, dtype
@@ -166,6 +176,10 @@ class MeshArray(jax.Array):
 
     def deleted_error(self) -> RuntimeError:
         """JAX's error for the use of a deleted array."""
+        if self.is_lost:
+            return RuntimeError(
+                f"Array has been deleted with shape={self.aval.str_short()}. It {LOST}"
+            )
         return RuntimeError(
             f"Array has been deleted with shape={self.aval.str_short()}. It was donated to a step, "
             "or deleted; use the array that the step returned"

@@ -313,11 +313,12 @@ class Prepared:
                 self._check_placed(executable, n, array)
             elif n not in self._sliced:
                 arguments[n] = np.asarray(array)
-        results = executable.run(arguments)  # the call's key fixes the types
-        self._calls += 1
-        if self._target.check_finite:
-            self._check_finite(results)
-        return self.lowered.result(results)
+        with self._target.family.lost.step(call.values):
+            results = executable.run(arguments)  # the call's key fixes the types
+            self._calls += 1
+            if self._target.check_finite:
+                self._check_finite(results)
+            return self.lowered.result(results)
 
     def place(self, batch: Any) -> Any | None:
         """A batch with its arrays where the step reads them; see `batches.placed_batch`."""
@@ -340,7 +341,7 @@ class Prepared:
         def label(number: int) -> str:
             return call.arrays[number].label
 
-        check_usable(arrays, label)
+        check_usable(arrays, label, self._target.family.lost)
         check_donations(arrays, self._donated, label)
 
     @cached_property

@@ -24,6 +24,7 @@ from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.stages.given_meshes import Places, meshes_text
 from alpa.runtime.calls import Leaf, LeafType, Path
 from alpa.runtime.executable import Executable
+from alpa.runtime.interrupts import Lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,3 +143,5 @@ class Family:
     executables: list[Executable] = field(default_factory=list[Executable])
     """those on Ray"""
     states: list[PlannedState] = field(default_factory=list[PlannedState])
+    lost: Lost = field(default_factory=Lost)
+    """what was donated to their steps that were interrupted"""

@@ -22,6 +22,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alpa.passes.plan.data import Program
+from alpa.runtime.interrupts import held_back
 from alpa.runtime.planning import Capabilities
 from alpa.runtime.progress import Show, quiet
 from alpa.runtime.workers.caller import keep_caller_off
@@ -110,7 +111,8 @@ def lowering_platform(needed: int, options: WorkerOptions) -> str:
 
 def _joined(needed: int, options: WorkerOptions) -> Platform:
     if not ray.is_initialized():
-        with warnings.catch_warnings():
+        # A start of Ray that is cut in two crashes the process at the next one.
+        with warnings.catch_warnings(), held_back():
             # Ray forks to start its own program, which needs no thread of JAX.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             _connect(needed, options.address)

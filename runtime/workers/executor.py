@@ -22,6 +22,7 @@ from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.executable import CLOSED, Executable, Stage
 from alpa.runtime.host_calls import refuse_host_calls
+from alpa.runtime.interrupts import held_back
 from alpa.runtime.pjrt import CompilerOptions, bytecode
 from alpa.runtime.placement import abstract_mesh, sharding_of
 from alpa.runtime.process_usage import ProcessUsage
@@ -61,7 +62,12 @@ class RayExecutable(Executable):
         groups = (other._group for other in beside if isinstance(other, RayExecutable))
         shared = next((group for group in groups if group.can_run(posts)), None)
         self._group = shared or WorkerGroup(posts, options, show)
-        self._loaded = self._group.load(self._script, modules, compiler_options, folders, show)
+        try:
+            self._loaded = self._group.load(self._script, modules, compiler_options, folders, show)
+        except KeyboardInterrupt:
+            if shared is None:
+                self._group.close("the workers were stopped while they compiled: interrupted")
+            raise
         self._under_way: deque[_Step] = deque()
         self._placing: deque[Call] = deque()
         self._stages = {
@@ -98,14 +104,17 @@ class RayExecutable(Executable):
         array = self._checks.check_one(number, array)
         call_number = self._group.next_number()
         copies: list[Copy] = []
-        for position in positions:
-            argument = self._program.arguments[position]
-            given = np.asarray(self._signature.part(argument, array))
-            mesh = self._program.values[argument.value].mesh
-            key = (call_number, position)
-            self._placing.append(self._group.call(mesh, "place", self._loaded, key, given))
-            copies.append(Copy(mesh=mesh, value=argument.value, key=key))
-        return PlacedArgument(self._checks, number, self._group, copies)
+        parts = [
+            np.asarray(self._signature.part(self._program.arguments[position], array))
+            for position in positions
+        ]
+        with held_back():
+            for position, given in zip(positions, parts, strict=True):
+                value = self._program.arguments[position].value
+                mesh, key = self._program.values[value].mesh, (call_number, position)
+                self._placing.append(self._group.call(mesh, "place", self._loaded, key, given))
+                copies.append(Copy(mesh=mesh, value=value, key=key))
+            return PlacedArgument(self._checks, number, self._group, copies)
 
     def create(
         self, numbers: Sequence[int], function: Callable[[], Sequence[jax.Array]]
@@ -166,12 +175,25 @@ class RayExecutable(Executable):
             else:
                 feeds[mesh][position] = len(sent[mesh])
                 sent[mesh].append(np.asarray(given))
+        # An interrupt of these waits leaves the arguments as they are, and nothing half done.
         while self._placing:
-            self._placing.popleft().wait()
-        while len(self._under_way) >= self._group.options.steps_ahead:
-            self._under_way.popleft().wait()
-        for array in donated:
-            array.delete()
+            self._placing[0].wait()
+            self._placing.popleft()
+        self._wait_until_fewer_than(self._group.options.steps_ahead)
+        with held_back():  # Meshes that get no order would keep the others waiting.
+            for array in donated:
+                array.delete()
+            step = self._ordered(feeds, sent)
+            results = self._results(step)
+        if self._trace is not None:
+            times = (it for them in self.wait().values() for it in them)
+            self._trace.add([it.spans for it in times if it.spans is not None])
+        return results
+
+    def _ordered(
+        self, feeds: Mapping[str, dict[int, ArrayId | int]], sent: Mapping[str, list[np.ndarray]]
+    ) -> _Step:
+        """Orders a step from all meshes."""
         step = _Step(self._group.next_number())
         for mesh, sources in feeds.items():
             call = StepCall(
@@ -183,10 +205,15 @@ class RayExecutable(Executable):
             )
             step.calls[mesh] = self._group.call(mesh, "step", call, *sent[mesh])
         self._under_way.append(step)
-        if self._trace is not None:
-            times = (it for them in self.wait().values() for it in them)
-            self._trace.add([it.spans for it in times if it.spans is not None])
-        return self._results(step)
+        return step
+
+    def _wait_until_fewer_than(self, count: int) -> dict[str, list[StepTimes]]:
+        """Waits for the oldest steps; returns the seconds of the last of them, by mesh."""
+        times: dict[str, list[StepTimes]] = {}
+        while len(self._under_way) >= count:
+            times = self._under_way[0].wait()
+            self._under_way.popleft()
+        return times
 
     def wait(self) -> dict[str, list[StepTimes]]:
         """Waits for all steps; returns the seconds of each mesh's workers in the last one.
@@ -194,10 +221,7 @@ class RayExecutable(Executable):
         Raises:
             WorkerError: one of them has failed.
         """
-        times: dict[str, list[StepTimes]] = {}
-        while self._under_way:
-            times = self._under_way.popleft().wait()
-        return times
+        return self._wait_until_fewer_than(1)
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes that the devices of each mesh hold between steps; waits for all steps."""

@@ -170,9 +170,13 @@ class WorkerGroup:
         self.watches: dict[Any, Post] = {}
         """calls that return only when the worker of a post has died"""
         self._stop = weakref.finalize(self, _stop, self._actors, placement)
-        self._start(platform, placement, bundles)
-        self.lowering_platform = self._connect()
-        """the workers' platform in JAX's lowering"""
+        try:
+            self._start(platform, placement, bundles)
+            self.lowering_platform = self._connect()
+            """the workers' platform in JAX's lowering"""
+        except KeyboardInterrupt:  # A traceback may keep the group for long.
+            self._stop()
+            raise
         self._show = None
 
     def can_run(self, posts: Sequence[Post]) -> bool:

@@ -14,7 +14,7 @@ from jax.errors import JaxRuntimeError
 
 import alpa
 import alpa.runtime
-from alpa.runtime import WorkerError
+from alpa.runtime import WorkerError, interrupts
 from alpa.runtime.argument_checks import ArgumentTypeError, check_usable
 from alpa.runtime.mesh_array import MeshArray
 
@@ -265,4 +265,4 @@ def test_arrays_whose_workers_are_gone() -> None:
 
     lost = Lost((3,), np.dtype(np.float32))
     with pytest.raises(WorkerError, match=r"^state\['w'\] is lost with its workers: mesh_0 on"):
-        check_usable([W, lost], ["x", "state['w']"].__getitem__)
+        check_usable([W, lost], ["x", "state['w']"].__getitem__, interrupts.Lost())
