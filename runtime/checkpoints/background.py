@@ -22,11 +22,8 @@ from functools import cache
 from pathlib import Path
 
 from alpa.runtime.checkpoints.errors import CheckpointError
+from alpa.runtime.checkpoints.priority import lower_priority
 from alpa.runtime.workers.errors import WorkerError
-
-_NICENESS = 19
-"""added to that of the process: beside a step on the same core, the writer gets a tenth of it"""
-_LOWEST = 19
 
 _log = logging.getLogger("alpa")
 
@@ -114,13 +111,3 @@ class Background:
 def background() -> Background:
     """This process's save in flight."""
     return Background()
-
-
-def lower_priority() -> None:
-    """Lets this thread, and threads that it starts, run when others leave the core to them."""
-    if sys.platform != "linux":
-        return  # Elsewhere the priority is the process's, and steps would slow down.
-    thread = threading.get_native_id()
-    wanted = min(_LOWEST, os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICENESS)
-    if os.getpriority(os.PRIO_PROCESS, thread) < wanted:
-        os.setpriority(os.PRIO_PROCESS, thread, wanted)

@@ -9,10 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from alpa.runtime.checkpoints.priority import lower_priority
 from alpa.runtime.checkpoints.stored_array import Shape, StoredArray, store_errors
 
 _IN_FLIGHT_BYTES = 1 << 30
 """of host memory for pending writes"""
+_BETWEEN_CHECKS = 16 << 20
+"""bytes that new threads of tensorstore may write before their priority is lowered, too"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +80,21 @@ def write_shards(writes: Iterable[tuple[Any, Write]]) -> None:
 
 
 def write_copies(writes: Iterable[tuple[HostCopy, Write]]) -> None:
-    """Writes copies with one thread for copying and one for files, beside running steps.
+    """Writes copies beside running steps: one at a time, by threads of low priority.
 
     Raises:
         CheckpointError: they cannot be written.
     """
+    since = _BETWEEN_CHECKS  # bytes since the threads' priorities were lowered
     for copied, write in writes:
         for at, shard in copied.shards:
+            if since >= _BETWEEN_CHECKS:
+                lower_priority()
+                since = 0
+            since += shard.nbytes
             start = [a + b for a, b in zip(write.start, at, strict=True)]
             with store_errors("cannot write", write.stored.path):
-                write.stored.begin_write(start, shard, threads=1).result()
+                write.stored.begin_slow_write(start, shard).result()
 
 
 def _shards(array: Any) -> Iterable[tuple[Shape, np.ndarray]]:

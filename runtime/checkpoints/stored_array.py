@@ -165,21 +165,24 @@ class StoredArray:
             raise ValueError(f"chunk {at} is missing") from None
         return checksum
 
-    def begin_write(self, at: Sequence[int], shard: np.ndarray, threads: int | None = None) -> Any:
-        """Starts to write a part of the array; returns a future of tensorstore.
+    def begin_write(self, at: Sequence[int], shard: np.ndarray) -> Any:
+        """Starts to write a part of the array; returns a future of tensorstore."""
+        return ts.open(self._writing()).result()[_region(at, shard)].write(shard)
 
-        `threads` limits the threads that encode chunks and those that write files.
+    def begin_slow_write(self, at: Sequence[int], shard: np.ndarray) -> Any:
+        """Like `begin_write`, with one thread for encoding and one for files.
+
+        Nothing may change the shard any more: tensorstore reads it in place, which takes a quarter
+        less processor time.
         """
-        region = tuple(
-            slice(start, start + size) for start, size in zip(at, shard.shape, strict=True)
-        )
+        one = {"limit": 1}
+        threads = {"data_copy_concurrency": one, "file_io_concurrency": one}
+        target = ts.open(self._writing(context=threads)).result()[_region(at, shard)]
+        return target.write(shard, can_reference_source_data_indefinitely=True)
+
+    def _writing(self, **others: Any) -> dict[str, Any]:
         # The driver has written the array's description, so it is not read again.
-        spec = self._spec(open=True, assume_metadata=True)
-        if threads is not None:
-            limit = {"limit": threads}
-            spec["context"] = {"data_copy_concurrency": limit, "file_io_concurrency": limit}
-        target = ts.open(spec).result()
-        return target[region].write(shard)
+        return self._spec(open=True, assume_metadata=True, **others)
 
     def creation(self) -> dict[str, Any]:
         """The specification with which tensorstore creates the array."""
@@ -213,6 +216,10 @@ class StoredArray:
             "fill_missing_data_reads": False,
             **mode,
         }
+
+
+def _region(at: Sequence[int], shard: np.ndarray) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(at, shard.shape, strict=True))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Unfinished:
             for there in _unfinished(self._folder.parent, self._folder.name):
                 shutil.rmtree(there)
             for folder in self._new:
-                if folder.exists():
+                if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
         except OSError as error:
             reason.add_note(f"Its temporary folder {self._there} cannot be deleted: {error}")

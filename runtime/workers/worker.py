@@ -21,7 +21,6 @@ from jaxlib import version
 from alpa.dialects import parse
 from alpa.dialects.attributes import Slice
 from alpa.passes.plan.instructions import Instruction, Script
-from alpa.runtime.checkpoints.background import lower_priority
 from alpa.runtime.checkpoints.shards import Write
 from alpa.runtime.checkpoints.stored_array import Shape, StoredArray
 from alpa.runtime.compile_cache import CompileCache
@@ -267,7 +266,6 @@ class Worker:
     @ray.method(concurrency_group="save")
     def write_copies(self, number: int, writes: Sequence[Write]) -> None:
         """Writes copies while steps run, and frees them."""
-        lower_priority()
         copies = self._copies.pop(number)
         copies.write(writes)
         del copies
