@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,9 @@ class Measured:
     save_waits: list[float] = field(default_factory=list[float])
 
 
-def time_saving(model: Chain, executor: str, rounds: int, steps: int, folder: Path) -> Measured:
+def time_saving(
+    model: Chain, executor: Literal["local", "ray"], rounds: int, steps: int, folder: Path
+) -> Measured:
     """Times steps and saves of a chain; the checkpoints are written to a folder."""
     step: Any = alpa.parallelize(
         train_step,

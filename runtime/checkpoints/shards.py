@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from alpa.runtime.checkpoints.priority import lower_priority
-from alpa.runtime.checkpoints.stored_array import Shape, StoredArray, store_errors
+from alpa.runtime.checkpoints.stored_array import Shape, StoredArray, finish_all, store_errors
 
 _IN_FLIGHT_BYTES = 1 << 30
 """of host memory for pending writes"""
@@ -67,16 +67,22 @@ def write_shards(writes: Iterable[tuple[Any, Write]]) -> None:
     """
     futures: list[tuple[str, Any]] = []
     size = 0
-    for array, write in writes:
-        for at, shard in _shards(array):
-            start = [a + b for a, b in zip(write.start, at, strict=True)]
-            with store_errors("cannot write", write.stored.path):
-                futures.append((write.stored.path, write.stored.begin_write(start, shard)))
-            size += shard.nbytes
-            if size > _IN_FLIGHT_BYTES:
-                _finish(futures)
-                size = 0
-    _finish(futures)
+    try:
+        for array, write in writes:
+            for at, shard in _shards(array):
+                start = [a + b for a, b in zip(write.start, at, strict=True)]
+                with store_errors("cannot write", write.stored.path):
+                    futures.append((write.stored.path, write.stored.begin_write(start, shard)))
+                size += shard.nbytes
+                if size > _IN_FLIGHT_BYTES:
+                    finish_all(futures)
+                    futures, size = [], 0
+    except BaseException:
+        # The caller deletes the folder, in which these would go on writing.
+        for _, future in futures:
+            future.exception()
+        raise
+    finish_all(futures)
 
 
 def write_copies(writes: Iterable[tuple[HostCopy, Write]]) -> None:
@@ -114,10 +120,3 @@ def _own(array: Any, shard: np.ndarray) -> np.ndarray:
         and all(device.platform != "cpu" for device in array.sharding.device_set)
     )
     return shard if fetched else np.array(shard)
-
-
-def _finish(futures: list[tuple[str, Any]]) -> None:
-    for path, future in futures:
-        with store_errors("cannot write", path):
-            future.result()
-    futures.clear()

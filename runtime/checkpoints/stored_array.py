@@ -257,7 +257,17 @@ def create_stored(arrays: Iterable[StoredArray]) -> None:
     Raises:
         CheckpointError: one cannot be written, or exists already.
     """
-    futures = [(it.path, ts.open(it.creation())) for it in arrays]
+    finish_all([(it.path, ts.open(it.creation())) for it in arrays])
+
+
+def finish_all(futures: Sequence[tuple[str, Any]]) -> None:
+    """Waits until the writes of arrays, by their paths, have ended; raises the first error.
+
+    Raises:
+        CheckpointError: one of them has failed.
+    """
+    for _, future in futures:
+        future.exception()
     for path, future in futures:
         with store_errors("cannot write", path):
             future.result()
