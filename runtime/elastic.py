@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, TypeVar
 
 from alpa.passes.cost.cluster import Cluster, with_hosts
+from alpa.runtime.interrupts import imported
 from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.target import Target
 from alpa.runtime.workers.errors import ClusterSizeError, WorkerError
@@ -75,4 +75,4 @@ def take_hosts(name: str, target: Target, hosts: int) -> None:
 
 def _ray_cluster() -> Any:
     """The module about Ray's nodes; it takes seconds to import, and local steps do not need it."""
-    return import_module("alpa.runtime.workers.cluster")
+    return imported("alpa.runtime.workers.cluster")

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from alpa.runtime.mesh_array import LOST, MeshArray
@@ -71,3 +72,9 @@ def held_back() -> Generator[None]:
         signal.signal(signal.SIGINT, before)
     if held:
         signal.raise_signal(signal.SIGINT)
+
+
+def imported(name: str) -> Any:
+    """Imports a module. Ctrl-C is held back: the modules of an import cut in two stay broken."""
+    with held_back():
+        return import_module(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from alpa.dialects.checks import CheckError
 from alpa.passes.base import PassError, check_kind
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.executable import Executable
+from alpa.runtime.interrupts import imported
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.option_checks import (
     check_compiler_options,
@@ -96,7 +96,7 @@ def _loaded(
     modules = {name: bytecode(stages.nested[name]) for name in names}
     if executor == "ray":
         # Importing Ray takes seconds, and commands without Ray must not wait for it.
-        ray_executor = import_module("alpa.runtime.workers.executor")
+        ray_executor = imported("alpa.runtime.workers.executor")
         return ray_executor.RayExecutable(
             program, modules, workers or WorkerOptions(), compiler_options, beside, folders, show
         )

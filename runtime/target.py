@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
 from alpa.passes.cost.cluster import parse_cluster
+from alpa.runtime.interrupts import imported
 from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, lowering_platform
 from alpa.runtime.planning import Capabilities, Settings
 from alpa.runtime.sharing import Family
@@ -58,7 +58,7 @@ class Target:
         if self.executor == "local":
             return lowering_platform((self.devices or all_devices())[0])
         # Importing Ray takes seconds, and local steps must not wait for it.
-        ray_cluster = import_module("alpa.runtime.workers.cluster")
+        ray_cluster = imported("alpa.runtime.workers.cluster")
         needed = parse_cluster(self.settings.cluster).num_devices
         return ray_cluster.lowering_platform(needed, self.workers or WorkerOptions())
 
@@ -66,7 +66,7 @@ class Target:
         """What the executor can run; with Ray, joins its cluster."""
         if self.executor == "local":
             return Capabilities()
-        ray_cluster = import_module("alpa.runtime.workers.cluster")
+        ray_cluster = imported("alpa.runtime.workers.cluster")
         needed = parse_cluster(self.settings.cluster).num_devices
         return ray_cluster.capabilities(needed, self.workers or WorkerOptions())
 
