@@ -74,7 +74,7 @@ def step_on(cluster: str, executor: str = "local", **options: Any) -> Paralleliz
         executor=executor,
         num_micro_batches=BATCHES,
         batch_argnums=1,
-        workers=WorkerOptions(cache_directory=None, timeout_seconds=60),
+        workers=WorkerOptions(cache_directory=None, timeout_seconds=300),
         **options,
     )
 

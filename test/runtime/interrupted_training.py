@@ -42,7 +42,7 @@ def main(executor: Any, rounds: int) -> None:
         donate_argnums=0,
         num_stages=2,
         executor=executor,
-        workers=WorkerOptions(cache_directory=None, timeout_seconds=60),
+        workers=WorkerOptions(cache_directory=None, timeout_seconds=300),
     )
     with step:
         state, loss = new_state(), jnp.zeros(())

@@ -21,7 +21,7 @@ from alpa.runtime.workers.executor import RayExecutable
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
+WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=300)
 X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 
 

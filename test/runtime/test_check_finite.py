@@ -11,7 +11,7 @@ import pytest
 import alpa
 from alpa.runtime import WorkerOptions
 
-WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
+WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=300)
 
 
 def descend(state: Any, x: Any) -> Any:

@@ -34,7 +34,7 @@ def parallelized(executor: Literal["local", "ray"]) -> Any:
         cluster="cpu:1x2",
         batch_argnums=1,
         executor=executor,
-        workers=WorkerOptions(cache_directory=None, timeout_seconds=60)
+        workers=WorkerOptions(cache_directory=None, timeout_seconds=300)
         if executor == "ray"
         else None,
     )

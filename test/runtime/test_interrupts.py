@@ -27,7 +27,7 @@ LOST = (
     r"was donated to a step that was interrupted, and is lost; restore it from a checkpoint "
     r"\(alpa\.resume\), or create it again"
 )
-WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
+WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=300)
 
 
 def train(w: Any, x: Any) -> Any:

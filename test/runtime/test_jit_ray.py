@@ -20,7 +20,7 @@ from alpa.runtime.workers.remote_array import RemoteArray
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
+WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=300)
 adam = optax.adam(0.01)
 # Two meshes of two devices each.
 two_stages = partial(

@@ -54,7 +54,7 @@ def test_on_local_meshes(moves: str) -> None:
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_on_ray(moves: str) -> None:
-    workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=300)
     with alpa.runtime.load(moves, executor="ray", workers=workers) as step:
         check(step, moves)
         assert sum(step.held_bytes().values()) == 0  # states and batches are collected
@@ -111,7 +111,7 @@ def test_of_a_function_on_local_meshes() -> None:
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_of_a_function_on_ray() -> None:
-    check_function(executor="ray", workers=WorkerOptions(cache_directory=None, timeout_seconds=60))
+    check_function(executor="ray", workers=WorkerOptions(cache_directory=None, timeout_seconds=300))
 
 
 def test_of_a_function_with_several_batch_arguments() -> None:

@@ -19,7 +19,7 @@ from alpa.runtime.progress import progress
 from alpa.runtime.workers import waiting
 from alpa.runtime.workers.waiting import Waiting
 
-WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
+WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=300)
 
 
 class Terminal(io.StringIO):

@@ -118,7 +118,7 @@ def test_local_steps(moves: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_steps_on_ray(moves: str, tmp_path: Path) -> None:
-    workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=300)
     with alpa.runtime.load(moves, executor="ray", workers=workers) as step:
         trace, events = traced(step, tmp_path / "step.json", 2)
         check_events(step, events, 2)
@@ -140,7 +140,7 @@ def test_a_training_step_under_1f1b_on_ray(tmp_path: Path) -> None:
     batch = jax.tree.leaves(program.random_batch(0, 8))
     state: list[Any] = [np.asarray(leaf) for leaf in jax.tree.leaves(program.init_state())]
     path = tmp_path / "step.json"
-    workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=300)
     with alpa.runtime.load(planned, executor="ray", workers=workers) as step:
         *state, _ = step(*state, *batch)
         with step.trace(path) as trace:

@@ -176,7 +176,7 @@ def test_what_is_a_finding(line: str, problem: str | None, tmp_path: Path) -> No
 def test_what_a_guarded_command_says(line: str, status: int, words: str) -> None:
     script = f"import os, signal, sys, time\nfrom alpa.tools.guard import guard\nguard('x')\n{line}"
     process = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
     )
     assert process.returncode == status
     assert words in process.stderr + process.stdout

@@ -26,7 +26,7 @@ def interrupted(words: list[str], fifo: Path, send: Callable[[int], None]) -> st
         fifo.open("w"),
     ):  # waits until the command reads
         send(process.pid)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert out == ""
     with pytest.raises(ProcessLookupError):  # no process of its session is left

@@ -18,7 +18,7 @@ from alpa.runtime import WorkerOptions
 class Training:
     """Two layers of a perceptron with dropout, under gradient descent with momentum."""
 
-    workers = WorkerOptions(cache_directory=None, timeout_seconds=60)
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=300)
 
     def init(self) -> dict[str, Any]:
         keys = jax.random.split(jax.random.key(3))

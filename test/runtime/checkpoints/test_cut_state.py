@@ -16,7 +16,7 @@ from alpa.runtime import WorkerOptions
 from alpa.runtime.checkpoints.manifest import Manifest
 from alpa.runtime.cut_array import CutArray
 
-WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=60)
+WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=300)
 
 
 def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:

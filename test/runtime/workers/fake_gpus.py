@@ -97,7 +97,7 @@ def error_of_training() -> str:
         inter="equal-layers",
         mesh_shape="1x1",
         executor="ray",
-        workers=WorkerOptions(timeout_seconds=60),
+        workers=WorkerOptions(timeout_seconds=300),
     )
     try:
         step([np.eye(2, dtype=np.float32)] * 2, np.ones((4, 2), np.float32))
@@ -108,7 +108,7 @@ def error_of_training() -> str:
 
 def main() -> None:
     ray.init(address="local", num_cpus=8, num_gpus=4, include_dashboard=False)
-    options = WorkerOptions(timeout_seconds=60)
+    options = WorkerOptions(timeout_seconds=300)
     assert jax.config.jax_platforms is None
     three = posts((0,), (2, 3), (1,))
     found = {
