@@ -216,11 +216,14 @@ def test_a_few_steps_are_recorded(tmp_path: Path) -> None:
         assert MIB < usage.own_bytes <= usage.resident_bytes
         assert 0 < usage.sockets < usage.open_files
     assert last.object_store_bytes is not None
-    # The eighth step of all was called, and not saved; two checkpoints remain.
+    # The eighth step of all was called, and not saved; two checkpoints remain once the last save in
+    # the background has ended.
+    alpa.wait_for_saves()
     assert alpa.latest_step(tmp_path) == 6
     assert len([it for it in tmp_path.iterdir() if it.is_dir()]) == 2
     files = [it for it in tmp_path.rglob("*") if it.is_file()]
-    assert last.checkpoint_files == len(files)
+    now = Sample.of(training.executable, tmp_path, seconds=1.0, steps=7, window=[1.0])
+    assert now.checkpoint_files == len(files)
     training.close()
     # Ray's head keeps nothing of its calls, which would grow with each step.
     assert not [name for name in records_of_ray() if "Worker" in name]
