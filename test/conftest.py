@@ -6,6 +6,7 @@ JAX reads its environment when it starts, so this file sets it before any test i
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -33,6 +34,9 @@ def explores(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell ignores SIGINT in what it starts in the background, and so would all processes that
+    # tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile("explore" if explores(config) else "alpa")
 
 

@@ -21,6 +21,7 @@ import alpa.runtime
 from alpa.runtime import WorkerOptions
 from alpa.runtime.interpreter import Interpreter
 from alpa.runtime.interrupts import held_back
+from test.processes import ended_on_failure
 
 X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 LOST = (
@@ -122,14 +123,17 @@ def check_training(executor: str, rounds: int) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop("XLA_FLAGS", None)
     environment.pop("RAY_ADDRESS", None)
-    with subprocess.Popen(
-        [sys.executable, script, executor, str(rounds)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    ) as process:
+    with (
+        subprocess.Popen(
+            [sys.executable, script, executor, str(rounds)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        ) as process,
+        ended_on_failure(process),
+    ):
         assert process.stdout is not None
         lost = 0
         for number in range(rounds):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from test.processes import ended_on_failure
+
 
 def interrupted(words: list[str], fifo: Path, send: Callable[[int], None]) -> str:
     """What a command says that is interrupted while it reads a pipe that has no end."""
@@ -23,6 +25,7 @@ def interrupted(words: list[str], fifo: Path, send: Callable[[int], None]) -> st
             text=True,
             start_new_session=True,
         ) as process,
+        ended_on_failure(process),
         fifo.open("w"),
     ):  # waits until the command reads
         send(process.pid)
