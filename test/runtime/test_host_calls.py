@@ -95,7 +95,7 @@ def test_all_frames_are_shown_where_jax_shows_its_own() -> None:
             step(W, X)
     finally:
         jax.config.update("jax_traceback_filtering", "auto")
-    assert "jit.py" in files_of(raised.value)
+    assert "parallelized.py" in files_of(raised.value)
 
 
 def test_a_state_that_is_made_with_a_print() -> None:
