@@ -42,7 +42,8 @@ def main(executor: Any, rounds: int) -> None:
         donate_argnums=0,
         num_stages=2,
         executor=executor,
-        workers=WorkerOptions(cache_directory=None, timeout_seconds=300),
+        # A cluster of its own: one that runs here may have no CPU left.
+        workers=WorkerOptions(address="local", cache_directory=None, timeout_seconds=300),
     )
     with step:
         state, loss = new_state(), jnp.zeros(())
