@@ -119,7 +119,7 @@ ATTACKS: dict[str, Attack] = {
     "garbage": _sends(bytes(i * 37 % 251 for i in range(4096))),
     "http": _sends(b"GET / HTTP/1.1\r\nHost: alpa\r\n\r\n"),
     "zeros": _sends(bytes(4096)),
-    "flood": _hold(400, lambda _: None),
+    "flood": _hold(200, lambda _: None),
     "slow": _slowly,
     "replay": _replay,
     "wrong secret": _wrong_secret,
