@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from alpa.passes.cost.cluster import Cluster, with_hosts
-from alpa.runtime.interrupts import imported
 from alpa.runtime.parallelized import Parallelized
-from alpa.runtime.target import Target
+from alpa.runtime.target import Target, ray_cluster
 from alpa.runtime.workers.errors import ClusterSizeError, WorkerError
 from alpa.runtime.workers.options import WorkerOptions
 
@@ -42,12 +41,12 @@ def on_living_hosts(step: Parallelized[..., Any], make: Callable[[], T]) -> T:
         return make()
     while True:
         take_hosts(step.__name__, target, living_hosts(target))
-        nodes = _ray_cluster().living_nodes()
+        nodes = ray_cluster().living_nodes()
         try:
             return make()
         except (ClusterSizeError, WorkerError):
             deadline = time.monotonic() + _NOTICED
-            while nodes <= _ray_cluster().living_nodes():
+            while nodes <= ray_cluster().living_nodes():
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_TICK)
@@ -57,7 +56,7 @@ def living_hosts(target: Target) -> int:
     """How many of the named hosts live. Raises ClusterSizeError if none does."""
     named = Cluster.parse(target.named.cluster)
     options = target.workers or WorkerOptions()
-    return _ray_cluster().living_hosts(named.hosts, named.devices_per_host, options)
+    return ray_cluster().living_hosts(named.hosts, named.devices_per_host, options)
 
 
 def take_hosts(name: str, target: Target, hosts: int) -> None:
@@ -71,8 +70,3 @@ def take_hosts(name: str, target: Target, hosts: int) -> None:
     family.cluster = cluster
     for executable in family.executables:
         executable.close()  # Its arrays are on other meshes than those of the new plan.
-
-
-def _ray_cluster() -> Any:
-    """The module about Ray's nodes; it takes seconds to import, and local steps do not need it."""
-    return imported("alpa.runtime.workers.cluster")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from alpa.passes.cost.cluster import parse_cluster
 from alpa.runtime.interrupts import imported
@@ -45,6 +45,11 @@ class Target:
         """What is planned for, with the hosts of the cluster that live."""
         return replace(self.named, cluster=self.family.cluster)
 
+    @property
+    def _needed(self) -> int:
+        """How many devices the cluster has."""
+        return parse_cluster(self.settings.cluster).num_devices
+
     def join(self) -> None:
         """Joins the Ray cluster of the workers, if there are any.
 
@@ -57,28 +62,27 @@ class Target:
         """The devices' platform in JAX's lowering; with Ray, joins its cluster."""
         if self.executor == "local":
             return lowering_platform((self.devices or all_devices())[0])
-        # Importing Ray takes seconds, and local steps must not wait for it.
-        ray_cluster = imported("alpa.runtime.workers.cluster")
-        needed = parse_cluster(self.settings.cluster).num_devices
-        return ray_cluster.lowering_platform(needed, self.workers or WorkerOptions())
+        return ray_cluster().lowering_platform(self._needed, self.workers or WorkerOptions())
 
     def capabilities(self) -> Capabilities:
         """What the executor can run; with Ray, joins its cluster."""
         if self.executor == "local":
             return Capabilities()
-        ray_cluster = imported("alpa.runtime.workers.cluster")
-        needed = parse_cluster(self.settings.cluster).num_devices
-        return ray_cluster.capabilities(needed, self.workers or WorkerOptions())
+        return ray_cluster().capabilities(self._needed, self.workers or WorkerOptions())
 
     def check_devices(self) -> None:
         """Raises ValueError if the cluster has more devices than this process."""
         if self.executor != "local" or self.saved is not None:
             return
-        there = len(self.devices or all_devices())
-        needed = parse_cluster(self.settings.cluster).num_devices
+        there, needed = len(self.devices or all_devices()), self._needed
         if needed > there:
             raise ValueError(
                 f"the cluster {self.settings.cluster} has {needed} devices and {there} are there; "
                 "name a smaller cluster, or, on a CPU, make virtual devices before JAX starts: "
                 f'jax.config.update("jax_num_cpu_devices", {needed})'
             )
+
+
+def ray_cluster() -> Any:
+    """The module about Ray's nodes; it takes seconds to import, and local steps do not need it."""
+    return imported("alpa.runtime.workers.cluster")

@@ -119,9 +119,7 @@ class Training:
     def close(self) -> None:
         """Stops its executor, and with Ray the workers."""
         alpa.wait_for_saves()
-        close = getattr(self.executable, "close", None)
-        if close is not None:
-            close()
+        self.executable.close()
 
     def _init(self) -> TrainState:
         return self.program.init_state(self.seed)

@@ -99,7 +99,7 @@ class Listener:
             self._server.close()
             with self._lock:
                 for connection in self._unknown:
-                    _end(connection)
+                    end_connection(connection)
             self._ended.set()
 
     def _is_waiting(self) -> bool:
@@ -130,7 +130,7 @@ class Listener:
             over = len(self._unknown) - most
             for number, (connection, deadline) in enumerate(self._unknown.items()):
                 if number < over or deadline < now:
-                    _end(connection)
+                    end_connection(connection)
 
     def _greet(self, connection: socket.socket) -> None:
         link: Link | None = None
@@ -215,8 +215,8 @@ def _is_same_user(connection: socket.socket) -> bool:
     return user == os.geteuid()
 
 
-def _end(connection: socket.socket) -> None:
-    """Wakes the thread that reads from a connection."""
+def end_connection(connection: socket.socket) -> None:
+    """Ends a connection for the thread that reads from it, which then closes it."""
     with suppress(OSError):  # its other side has gone, or its thread has closed it
         # The method of SSLSocket would make it a socket without TLS first.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

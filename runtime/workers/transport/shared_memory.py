@@ -15,13 +15,12 @@ import struct
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from alpa.runtime.workers.transport.base import Group
 from alpa.runtime.workers.transport.handshake import read
 from alpa.runtime.workers.transport.host_memory import Inbox, Parts, Way, places
-from alpa.runtime.workers.transport.listener import Listener, call
+from alpa.runtime.workers.transport.listener import Listener, call, end_connection
 from alpa.runtime.workers.transport.segments import Pool, Segment
 
 _HEAD = struct.Struct("!QQI")
@@ -71,8 +70,7 @@ class SharedMemory(Way):
         for sender in self._outgoing.values():
             sender.connection.close()
         for connection in self._incoming:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            end_connection(connection)
 
     def _arrived(self, peer: int, _: int, connection: socket.socket) -> None:
         connection.settimeout(None)

@@ -14,7 +14,6 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from alpa.runtime.workers.options import TlsFiles
 from alpa.runtime.workers.transport.base import Group
 from alpa.runtime.workers.transport.handshake import read, read_into
 from alpa.runtime.workers.transport.host_memory import Inbox, Parts, Way, places
-from alpa.runtime.workers.transport.listener import Listener, call, family_of
+from alpa.runtime.workers.transport.listener import Listener, call, end_connection, family_of
 from alpa.runtime.workers.transport.segments import Pool
 
 _HEAD = struct.Struct("!QI")
@@ -75,8 +74,7 @@ class Tcp(Way):
         for sender in self._outgoing.values():
             sender.close()
         for connection in self._incoming:
-            with suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+            end_connection(connection)
 
     def _arrived(self, peer: int, stream: int, connection: socket.socket) -> None:
         # The next message may take long: its receiver waits, with its own deadline.
