@@ -169,6 +169,31 @@ def test_the_thread_has_a_low_priority() -> None:
     assert found == [19 if sys.platform == "linux" else 0]
 
 
+BESIDE_RAY = """
+    import os, sys
+    from pathlib import Path
+    import jax.numpy as jnp
+    import alpa
+    os.nice(15)
+    alpa.save(sys.argv[1], 1, {str(n): jnp.zeros((1024, 1024)) for n in range(8)}, wait=False)
+    alpa.wait_for_saves()
+    print(os.sched_getscheduler(0))
+    for thread in Path("/proc/self/task").iterdir():
+        if (thread / "comm").read_text().strip() == "ts_pool_worker":
+            print(os.sched_getscheduler(int(thread.name)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the policy of a thread is Linux's")
+def test_the_writers_of_a_process_of_low_priority_are_idle_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(BESIDE_RAY), tmp_path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    main, *writers = map(int, done.stdout.split())
+    assert main == os.SCHED_OTHER
+    assert writers
+    assert set(writers) == {os.SCHED_IDLE}
+
+
 ENDS = """
     import resource, sys
     import jax.numpy as jnp
