@@ -8,6 +8,10 @@ S = 2 stages would divide this time by S B / (B + S - 1). A second chain is so s
 computation does not count. It measures the minimal cost of a step: for the caller, who calls once
 per mesh, and for each worker for running, sending and receiving.
 
+Two cores share caches, memory and, on many virtual machines, the execution units of one core. What
+that costs is measured by two processes of plain JAX beside each other, and the last ratio leaves it
+out.
+
 The fastest of several steps counts, because other work on the machine only makes steps longer. On a
 busy machine, compare processor times. The two meshes together use more than plain JAX by the
 runtime's overhead; waiting in the pipeline is not included.
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +41,7 @@ from alpa.runtime.workers.executor import RayExecutable
 from alpa.runtime.workers.messages import StepTimes
 from alpa.runtime.workers.options import Transport
 from alpa.tools.arguments import count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row
 from alpa.tools.zoo.program import Input, TrainingProgram
 
@@ -115,17 +121,24 @@ def time_pipeline(
     return best
 
 
-def time_plain(chain: Chain, num_micro_batches: int, steps: int) -> tuple[float, float]:
+def time_plain(
+    chain: Chain, num_micro_batches: int, steps: int, *, processes: int
+) -> list[tuple[float, float]]:
     """Times plain JAX on one core: gradients of each micro-batch, added up, and the update.
 
-    Returns the seconds of the fastest step, and its processor seconds.
+    Returns, for each of the processes, which run beside each other on a core each, the seconds of
+    the fastest step, and its processor seconds.
     """
-    actor: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": _ONE_THREAD})
-    return ray.get(actor(_plain_seconds).remote(chain, num_micro_batches, steps))
+    actor: Any = ray.remote(num_cpus=1, runtime_env={"env_vars": _ONE_THREAD})(_plain_seconds)
+    return ray.get(
+        [actor.remote(chain, num_micro_batches, steps, core) for core in range(processes)]
+    )
 
 
-def _plain_seconds(chain: Chain, num_micro_batches: int, steps: int) -> tuple[float, float]:
-    os.sched_setaffinity(0, {0})
+def _plain_seconds(
+    chain: Chain, num_micro_batches: int, steps: int, core: int
+) -> tuple[float, float]:
+    os.sched_setaffinity(0, {core})
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     program = program_of(chain)
@@ -173,7 +186,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     small = Chain(width=4, num_layers=_STAGES, global_batch_size=2)
     run = (batches, given.schedule, given.transport, given.steps)
     large_step, small_step = time_pipeline(large, *run), time_pipeline(small, *run)
-    plain, plain_processor = time_plain(large, batches, given.steps)
+    [(plain, plain_processor)] = time_plain(large, batches, given.steps, processes=1)
+    beside = time_plain(large, batches, given.steps, processes=_STAGES)
     ideal = _STAGES * batches / (batches + _STAGES - 1)
     stage = plain / batches / _STAGES
     gain = plain / large_step.step
@@ -181,6 +195,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"plain JAX on one core {1e3 * plain:.1f} ms, two meshes {1e3 * large_step.step:.1f} ms")
     print(f"speed-up {gain:.3f} of the ideal {ideal:.3f}: {gain / ideal:.3f}")
     print(f"processor time of plain JAX {1e3 * plain_processor:.1f} ms")
+    shared = max(seconds for seconds, _ in beside) / plain
+    print(f"two processes of plain JAX beside each other take {shared:.3f} times as long as one;")
+    print(f"of the ideal on such cores: {gain / ideal * shared:.3f}")
     print()
     print(markdown_header(["ms per step", "in all", "processor", "run", "send", "receive"]))
     for text, measured in (("large", large_step), ("small", small_step)):
@@ -197,4 +214,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(until_interrupted("bench_overhead", main))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ import alpa
 from alpa.runtime import WorkerOptions
 from alpa.runtime.checkpoints.background import background
 from alpa.tools.arguments import count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row
 
 _STATE_PER_PARAMETER = 2 * 4  # bytes: it and its momentum, in f32
@@ -171,4 +173,4 @@ def _cells(found: Measured) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(until_interrupted("bench_saving", main))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,7 @@ from alpa.runtime.workers.options import Transport as Name
 from alpa.runtime.workers.transport.base import Address, Group, Transport
 from alpa.runtime.workers.transport.opening import host_identity, open_transport
 from alpa.tools.arguments import count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row
 
 _SIZES = (4, 1 << 16, 1 << 20, 64 << 20)
@@ -145,4 +147,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(until_interrupted("bench_transport", main))

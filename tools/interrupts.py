@@ -9,13 +9,13 @@ INTERRUPTED = 130
 """The exit status of a command that SIGINT ends, as shells have it: 128 and the signal's number."""
 
 
-def until_interrupted(name: str, main: Callable[[], int]) -> int:
-    """Runs a command; returns its exit status, or that of an interrupted one.
+def until_interrupted(name: str, main: Callable[[], int | None]) -> int:
+    """Runs a command; returns its exit status (None is 0), or that of an interrupted one.
 
     Processes and files that the command has open end with it, as after an error.
     """
     try:
-        return main()
+        return main() or 0
     except KeyboardInterrupt:
         print(f"{name}: error: interrupted", file=sys.stderr, flush=True)
         return INTERRUPTED

@@ -31,6 +31,7 @@ from typing import Any
 import jax
 
 from alpa.tools.arguments import amount, count
+from alpa.tools.interrupts import until_interrupted
 from stress.fuzz import calls, checkpoints, commands, plans
 from stress.fuzz.commands import CommandCase
 from stress.fuzz.corpus import DEVICES, Corpus, Seed, make, read_seeds
@@ -204,4 +205,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("fuzz", main))

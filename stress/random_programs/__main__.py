@@ -25,6 +25,7 @@ from typing import get_args
 import jax
 
 from alpa.tools.arguments import amount, count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row
 from stress.random_programs import options as random_options
 from stress.random_programs.check import Kind, Outcome
@@ -164,4 +165,4 @@ def _sentence(reason: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("random_programs", main))

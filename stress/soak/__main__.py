@@ -34,6 +34,7 @@ from alpa.passes.cost.cluster import ClusterError
 from alpa.passes.cost.device import size_text
 from alpa.runtime.planning import PlanningError
 from alpa.tools.arguments import amount, count, count_or_zero, share
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
 from stress.soak.samples import Sample
 from stress.soak.training import SoakError, Training, started
@@ -245,4 +246,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("soak", main))

@@ -10,12 +10,14 @@ some of their processor time all the same.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import get_args
 
 import jax
 
 from alpa.tools.arguments import count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row
 from stress.strangers.attacks import ATTACKS
 from stress.strangers.pace import Name, pace
@@ -41,4 +43,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(until_interrupted("strangers", main))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import jax
 
 from alpa.tools.arguments import count
+from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row
 from stress.random_programs.faults import FAULTS
 from stress.random_programs.faults.search import Finding, search
@@ -57,4 +58,4 @@ def row(finding: Finding) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted("faults", main))
