@@ -33,6 +33,8 @@ RESULT = "alpa.result"
 OUTPUT = "alpa.output"
 SLICE = "alpa.slice"
 HELD = "alpa.held"
+FORCED = "alpa.forced"
+FORCED_RESULT = "alpa.forced_result"
 ALIASING_OUTPUT = "tf.aliasing_output"
 BUFFER_DONOR = "jax.buffer_donor"
 

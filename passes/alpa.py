@@ -86,7 +86,7 @@ from math import inf
 from typing import ClassVar, Literal, Self, cast
 
 from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import HELD, PROGRAM, read_part, read_remat
+from alpa.dialects.attributes import FORCED, HELD, PROGRAM, read_part, read_remat
 from alpa.dialects.plan import Dropped, MeshAssignment, Plan, Schedule, read_meshes
 from alpa.passes.base import (
     Driver,
@@ -131,6 +131,22 @@ _WORTH = 0.02
 """Of a step's seconds: the gap of the finished stages is as large (`ilp-shard-annotate`)."""
 
 
+@dataclass
+class Kept:
+    """What a run of `alpa` leaves for questions about its plan, filled in at its end."""
+
+    program: ir.Module | None = None
+    """what was planned"""
+    layers: ir.Module | None = None
+    """the program after `layer-cluster`"""
+    stages: ir.Module | None = None
+    """the plan's stages, before their shardings are chosen"""
+    cut: StageMeshPartition | None = None
+    """the pass that cut them, with the costs of the layers"""
+    to_plan: tuple[Pass, ...] = ()
+    """the passes that make a plan of stages, with the solutions that are known"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alpa(Driver):
     """Plans a program: finds layers, stages on device meshes, shardings and transfers."""
@@ -148,6 +164,8 @@ class Alpa(Driver):
     to_layers: tuple[Pass, ...] = field(default_factory=lambda: tuple(it() for it in _TO_LAYERS))
     cut: StageMeshPartition = field(default_factory=StageMeshPartition)
     to_plan: tuple[Pass, ...] = field(default_factory=lambda: tuple(it() for it in _TO_PLAN))
+    kept: Kept | None = None
+    """where to leave what later questions need; None: nowhere"""
 
     @classmethod
     def options(cls) -> dict[str, Option]:
@@ -170,6 +188,8 @@ class Alpa(Driver):
 
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
         program = fingerprint(module)
+        if self.kept is not None:
+            self.kept.program = _copied(module)
         stages = self.cut.known_stages()
 
         def run_checked(step: Pass, inner: ir.Module, say: Remark) -> None:
@@ -184,7 +204,14 @@ class Alpa(Driver):
         if self.faster_than is not None:
             self._check_bound(module, self.faster_than)
         costs = self.cut.costs or self.cut.new_costs()
-        best = _Search(alpa=self, layers=module, costs=costs, run_pass=run_checked).run()
+        search = _Search(alpa=self, layers=module, costs=costs, run_pass=run_checked)
+        best = search.run()
+        if self.kept is not None:
+            self.kept.layers = _copied(module)
+            self.kept.stages = best.stages[-1]
+            schedule = best.plan.schedule
+            self.kept.cut = replace(self.cut, schedule=schedule, costs=costs, is_checked=True)
+            self.kept.to_plan = search.to_plan
         for location, message in best.remarks:
             remark(location, message)
         _move(best.module, module)
@@ -208,11 +235,13 @@ class Alpa(Driver):
 def fingerprint(module: ir.Module) -> str:
     """A hash of a program's text without locations: what a plan remembers of its program.
 
-    Where its state lies (`alpa.held`) is no part of it.
+    Where its state lies (`alpa.held`) and forced shardings (`alpa.forced`) are no part of it.
     """
-    if HELD in main_function(module).attributes:
+    given = [it for it in (HELD, FORCED) if it in main_function(module).attributes]
+    if given:
         module = _copied(module)
-        del main_function(module).attributes[HELD]
+        for name in given:
+            del main_function(module).attributes[name]
     text = cast(str, module.operation.get_asm(enable_debug_info=False))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -229,6 +258,8 @@ class _Candidate:
 
     module: ir.Module
     remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
+    stages: list[ir.Module] = field(default_factory=list[ir.Module])
+    """a copy before shardings are chosen, where later questions need it"""
 
     def remark(self, location: ir.Location, message: str) -> None:
         self.remarks.append((location, message))
@@ -376,10 +407,18 @@ class _Search:
 
     def _finish(self, candidate: _Candidate) -> None:
         """Makes a plan of stages."""
-        for step in self.alpa.to_plan:
-            if isinstance(step, IlpShardAnnotate):
-                step = replace(step, solved=self.solved)
+        if self.alpa.kept is not None:
+            candidate.stages.append(_copied(candidate.module))
+        for step in self.to_plan:
             self.run_pass(step, candidate.module, candidate.remark)
+
+    @cached_property
+    def to_plan(self) -> tuple[Pass, ...]:
+        """The passes that make a plan of stages, which share the solutions of meshes."""
+        return tuple(
+            replace(step, solved=self.solved) if isinstance(step, IlpShardAnnotate) else step
+            for step in self.alpa.to_plan
+        )
 
 
 def _write_dropped(module: ir.Module, dropped: Dropped) -> None:

@@ -83,6 +83,7 @@ from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.decoder import annotate
 from alpa.passes.sharding.fold import fold, unfold
+from alpa.passes.sharding.forced_results import force_results
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.sharding.rules import populated
@@ -189,6 +190,7 @@ class IlpShardAnnotate(Pass):
                 mesh = MeshProblem.of(function, assignment, its, plan, rule_of, works)
                 for location, text in mesh.graph.remarks:
                     remark(location, text)
+                force_results(function, mesh.graph)
                 if batch is not None:
                     restrict(mesh.graph, self.intra, batch, mesh.tensors())
                 # Each mesh is posed while those before it are being solved.

@@ -75,9 +75,26 @@ def run(
         PipelineError: the pipeline's text is wrong.
         ir.MLIRError: the program does not parse, or a pass cannot go on; with file, line, column.
     """
-    steps = _steps(pipeline)
+    steps = parsed(pipeline)
     check_kind("source", source, ir.Module, str, bytes)
     module = source if isinstance(source, ir.Module) else parse(source)
+    run_steps(module, steps, on_remark=on_remark, on_error=on_error, on_pass=on_pass)
+    return module
+
+
+def run_steps(
+    module: ir.Module,
+    steps: Sequence[Pass | str],
+    *,
+    on_remark: Remark | None = None,
+    on_error: OnError | None = None,
+    on_pass: OnPass = nullcontext,
+) -> None:
+    """As `run`, of passes that are made already, and the texts of MLIR's.
+
+    Raises:
+        ir.MLIRError: a pass cannot go on; with file, line, column.
+    """
     manager = passmanager.PassManager("builtin.module", context=module.context)
     runner = _Runner(remark=on_remark or _log_remark, on_error=on_error, on_pass=on_pass)
     runner.add(manager, steps)
@@ -85,12 +102,11 @@ def run(
         manager.run(module.operation)
     finally:
         forget()
-    return module
 
 
 def check(text: str) -> None:
     """Raises PipelineError if `run` would, without a program."""
-    _steps(text)
+    parsed(text)
 
 
 def add_to(
@@ -116,7 +132,7 @@ def add_to(
         PipelineError: the pipeline's text is wrong; nothing was added.
     """
     runner = _Runner(remark=on_remark or _log_remark, on_pass=on_pass, on_manager=on_manager)
-    runner.add(manager, _steps(pipeline))
+    runner.add(manager, parsed(pipeline))
 
 
 def upstream_names() -> list[str]:
@@ -130,7 +146,7 @@ def load_pass(name: str) -> type[Pass]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _steps(text: str) -> list[Pass | str]:
+def parsed(text: str) -> list[Pass | str]:
     """Our passes, and the texts of MLIR's between them.
 
     Raises:

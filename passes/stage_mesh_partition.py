@@ -81,6 +81,8 @@ from alpa.passes.stages.accumulators import widen_accumulators
 from alpa.passes.stages.clustered import Clustered, require_forwards, require_roles
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.costs_folder import FolderError
+from alpa.passes.stages.fixed_stages import parse_stages
+from alpa.passes.stages.forced_shardings import forced, take_forced
 from alpa.passes.stages.given_meshes import parse_meshes, parse_shape, take_held
 from alpa.passes.stages.merge import FragmentBuilder
 from alpa.passes.stages.policy import AnyMeshes, ExistingMeshes, Policy, ProgramMesh
@@ -134,6 +136,11 @@ class StageMeshPartition(Pass):
         "auto",
         "the devices and the logical shape of every mesh, in the order of the stages, such as "
         "`0-3:2x2,4-7:4`, instead of a search; a mesh may get no layers",
+    )
+    fixed_stages: str = option(
+        "",
+        "stages that the plan must have, while the others are searched: first and last layer, "
+        "hosts x devices, and, if wanted, the logical shape, such as `0-7:1x8,8-11:1x4:2x2`",
     )
     meshes_over_hosts: bool = option(
         True,
@@ -198,6 +205,7 @@ class StageMeshPartition(Pass):
         add_tied_gradients(function, lambda layer: layer)
         widened = widen_accumulators(function, results, plan)
         policy = self._policy(function, cluster, given, remark)
+        shardings = take_forced(function)
         program = Clustered(
             function=function,
             cluster=cluster,
@@ -217,6 +225,7 @@ class StageMeshPartition(Pass):
                 stages = policy.cut(program, costs, workers)
         except FolderError as error:
             raise PassError(function, f"costs-folder={self.costs_folder}: {error}") from error
+        stages = forced(stages, shardings, function.arguments)
         if costs.read:
             text = f"the costs of {costs.read} meshes were read from {self.costs_folder}"
             remark(function.location, text)
@@ -306,7 +315,11 @@ class StageMeshPartition(Pass):
                 text = f"the program's shardings over @{name} fix its mesh, not the option meshes"
                 remark(function.location, text)
             self._allow_only(
-                {"num_stages": ("auto", 1), "mesh_shape": ("auto", shape)},
+                {
+                    "num_stages": ("auto", 1),
+                    "mesh_shape": ("auto", shape),
+                    "fixed_stages": ("",),
+                },
                 function,
                 f"the program's shardings over @{name} fix one mesh of {shape}",
                 "the shardings",
@@ -314,7 +327,12 @@ class StageMeshPartition(Pass):
             return ProgramMesh(given=given, over_hosts=self.meshes_over_hosts)
         if meshes:
             self._allow_only(
-                {"num_stages": ("auto",), "mesh_shape": ("auto",), "equal_layers": (False,)},
+                {
+                    "num_stages": ("auto",),
+                    "mesh_shape": ("auto",),
+                    "equal_layers": (False,),
+                    "fixed_stages": ("",),
+                },
                 function,
                 f"meshes={self.meshes} fixes all meshes",
                 "meshes",
@@ -331,6 +349,7 @@ class StageMeshPartition(Pass):
             mesh_shape=parse_shape(self.mesh_shape),
             mesh_rank=int(self.mesh_rank),
             equal_layers=self.equal_layers,
+            fixed=parse_stages(self.fixed_stages),
             over_hosts=self.meshes_over_hosts,
         )
 

@@ -28,6 +28,7 @@ from alpa.passes.cost.cluster import Cluster, parse_cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Parameters
+from alpa.runtime.choices import read_hints
 from alpa.runtime.loading import Folders, check_run_options
 from alpa.runtime.option_checks import check_count, check_count_or_auto, check_folders
 from alpa.runtime.parallelized import Parallelized
@@ -67,6 +68,8 @@ class Options(TypedDict, total=False):
     remat: Remat
     mesh_shape: str
     accumulate_dtype: AccumulateDtype
+    force: str | Iterable[str]
+    hints: str | Path | None
     executor: Literal["local", "ray"]
     devices: Sequence[Device] | None
     workers: WorkerOptions | None
@@ -111,6 +114,8 @@ def parallelize(
     remat: Remat = "auto",
     mesh_shape: str = "auto",
     accumulate_dtype: AccumulateDtype = "f32",
+    force: str | Iterable[str] = (),
+    hints: str | Path | None = None,
     executor: Literal["local", "ray"] = "local",
     devices: Sequence[Device] | None = None,
     workers: WorkerOptions | None = None,
@@ -154,6 +159,9 @@ def parallelize(
             the marks.
         accumulate_dtype: the narrowest type that adds up gradients and other sums or means over
             the micro-batches: "f32", "f64", or "same", the type of each value.
+        force: choices that the plan must have, while the search finds the rest: arguments'
+            shardings ("state.params['wte'] = [axis0, -]") and stages ("layers 0-7 on 1x8").
+        hints: a file of such choices, as `alpa-plan --save-hints` writes it.
         executor, devices, workers, executables: as in `alpa.runtime.load`.
         elastic: whether `alpa.resume` plans for the hosts of the Ray cluster that live, up to those
             of `cluster`, instead of waiting for lost ones.
@@ -198,6 +206,7 @@ def parallelize(
             remat=remat,
             mesh_shape=mesh_shape,
             accumulate_dtype=accumulate_dtype,
+            force=_forced(force, hints),
         )
     check_kind("cluster", settings.cluster, str)
     parse_cluster(settings.cluster)
@@ -263,6 +272,8 @@ _LIKE_OPTIONS: dict[str, Any] = {
     "remat": "auto",
     "mesh_shape": "auto",
     "accumulate_dtype": "f32",
+    "force": (),
+    "hints": None,
     "executor": "local",
     "devices": None,
     "workers": None,
@@ -302,6 +313,21 @@ def _batch(
             )
         found.update(dict.fromkeys(parameters.select("batch_argnums", [one]), int(dim)))
     return found
+
+
+def _forced(force: Any, hints: Any) -> tuple[str, ...]:
+    """Returns the choices of both options.
+
+    Raises:
+        TypeError: an option holds another type.
+        ChoiceError: the file cannot be read.
+    """
+    check_kind("hints", hints, str, Path, type(None))
+    check_kind("force", force, str, Iterable)
+    found = [force] if isinstance(force, str) else [*force]
+    for text in found:
+        check_kind("force", text, str)
+    return (*(() if hints is None else read_hints(hints)), *found)
 
 
 def _number(num_micro_batches: Any) -> int | Literal["auto"]:

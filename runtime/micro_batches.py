@@ -70,6 +70,8 @@ def best_number(
     settings: Settings,
     clock: Clock,
     on_attempt: Callable[[Attempt], None] = lambda _: None,
+    *,
+    keep: bool = False,
 ) -> Found:
     """Finds the number of micro-batches with the shortest predicted step.
 
@@ -79,6 +81,7 @@ def best_number(
         settings: what to plan for, except for the number of micro-batches.
         clock: adds up the seconds of all attempts.
         on_attempt: called with each attempt when it ends.
+        keep: whether to keep what questions about the plan need.
 
     Raises:
         PlanningError: none of them can be planned. The message gives the reason for the smallest
@@ -90,6 +93,7 @@ def best_number(
         settings=settings,
         clock=clock,
         on_attempt=on_attempt,
+        keep=keep,
     )
     return search.run()
 
@@ -101,6 +105,7 @@ class _Search:
     settings: Settings
     clock: Clock
     on_attempt: Callable[[Attempt], None]
+    keep: bool
     attempts: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
     best: Planned | None = None
 
@@ -118,7 +123,7 @@ class _Search:
         try:
             with self.clock.phase("lower"):
                 module = self.lower(number)
-            planned = plan(module, settings, self.clock, faster_than=limit)
+            planned = plan(module, settings, self.clock, faster_than=limit, keep=self.keep)
         except PlanningError as error:
             if isinstance(error.reason, NotFasterError):
                 return Attempt(num_micro_batches=number, bound=error.reason.bound)

@@ -8,8 +8,8 @@ planned.plan.predicted_step_seconds, clock.seconds["ilp-shard-annotate"]
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from alpa import passes
@@ -17,14 +17,24 @@ from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import State
 from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.dialects.sharding import Sharding
-from alpa.passes.base import MeshOverHostsError, PassError
+from alpa.passes import pipeline
+from alpa.passes.alpa import Kept
+from alpa.passes.base import MeshOverHostsError, Pass, PassError, location_of
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.text import element_text
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.sharding.baselines import Intra
+from alpa.passes.stages.forced_shardings import write_forced
 from alpa.passes.stages.given_meshes import Places, write_held
 from alpa.passes.stages.remat import Remat
+from alpa.runtime.choices import (
+    Choice,
+    ChoiceError,
+    fixed_stages,
+    forced_shardings,
+    parse_choice,
+)
 
 Inter = Literal["auto", "none", "equal-layers", "equal-ops"]
 Count = int | Literal["auto"]
@@ -58,10 +68,12 @@ class Settings:
 
     `mesh_shape` fixes the logical shape of every mesh, such as `4x2`. `meshes` fixes the meshes
     themselves, so `inter` and `num_stages` do not set their number. `held` gives the states'
-    shardings on these meshes (`runtime/sharing.py`).
+    shardings on these meshes (`runtime/sharing.py`). `force` are choices that the plan must have
+    (`runtime/choices.py`).
 
     Raises:
-        ValueError: `inter` is none, and `num_stages` more than one.
+        ValueError: `inter` is none, and `num_stages` more than one; or a text of `force` is no
+            choice.
     """
 
     cluster: str
@@ -79,14 +91,22 @@ class Settings:
     objective: Literal["step", "throughput"] = "step"
     accumulate_dtype: AccumulateDtype = "f32"
     costs_folder: str = ""
+    force: tuple[str, ...] = ()
     capabilities: Capabilities = Capabilities()
 
     def __post_init__(self) -> None:
+        for text in self.force:
+            parse_choice(text)
         if self.inter == "none" and self.num_stages not in ("auto", 1):
             raise ValueError(
                 f"inter=none plans one stage, and num_stages is {self.num_stages}; leave one of "
                 "them out"
             )
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What is forced."""
+        return tuple(map(parse_choice, self.force))
 
     def options(self) -> dict[str, str]:
         """The options of `alpa`, by their names with dashes."""
@@ -102,6 +122,8 @@ class Settings:
         else:
             number = {"num-stages": str(self.num_stages)}
             stages = {**number, **inter[self.inter], "mesh-shape": self.mesh_shape}
+        if fixed := fixed_stages(self.choices):
+            stages["fixed-stages"] = fixed
         return {
             "cluster": self.cluster,
             "num-micro-batches": str(self.num_micro_batches),
@@ -124,6 +146,8 @@ class Planned:
 
     module: ir.Module
     remarks: tuple[Diagnostic, ...]
+    kept: Kept | None = None
+    """what questions about the plan need (`runtime/questions`), if that was to be kept"""
 
     @property
     def plan(self) -> Plan:
@@ -137,7 +161,12 @@ class Planned:
 
 
 def plan(
-    module: ir.Module, settings: Settings, clock: Clock, *, faster_than: float | None = None
+    module: ir.Module,
+    settings: Settings,
+    clock: Clock,
+    *,
+    faster_than: float | None = None,
+    keep: bool = False,
 ) -> Planned:
     """Plans a copy of a program.
 
@@ -146,6 +175,7 @@ def plan(
         settings: what to plan for.
         clock: adds up the seconds of the passes.
         faster_than: the option `faster-than` of `alpa`.
+        keep: whether to keep what questions about the plan need.
 
     Raises:
         PlanningError: a pass fails, no plan takes less than `faster_than` seconds, or none keeps to
@@ -154,14 +184,25 @@ def plan(
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     copy = ir.Module.parse(buffer.getvalue(), module.context)
-    if settings.held:
-        with copy.context:
-            write_held(main_function(copy), settings.held)
+    function = main_function(copy)
+    with copy.context:
+        if settings.held:
+            write_held(function, settings.held)
+        try:
+            forced = forced_shardings(settings.choices, function)
+        except ChoiceError as error:
+            place = place_of(location_of(function))
+            raise PlanningError((Diagnostic("error", place, str(error)),)) from error
+        if forced:
+            write_forced(function, forced)
     options = settings.options()
     if faster_than is not None:
         options["faster-than"] = repr(faster_than)
     try:
-        return Planned(module=copy, remarks=run_pass("alpa", options, copy, clock))
+        step, kept = _configured("alpa", options), Kept() if keep else None
+        if kept is not None:
+            step = replace(step, kept=kept)
+        return Planned(module=copy, remarks=run_steps([step], copy, clock), kept=kept)
     except PlanningError as error:
         reason = settings.capabilities.reason
         if not reason or not isinstance(error.reason, MeshOverHostsError):
@@ -178,6 +219,25 @@ def run_pass(
     Raises:
         PlanningError: the pass fails, or does not have one of the options.
     """
+    return run_steps([_configured(name, options)], module, clock)
+
+
+def _configured(name: str, options: Mapping[str, str]) -> Pass:
+    """A pass with its options. Raises PlanningError."""
+    try:
+        (step,) = pipeline.parsed(element_text(name, options))
+    except passes.PipelineError as error:
+        raise PlanningError((Diagnostic("error", Place(name), error.message),)) from error
+    assert isinstance(step, Pass)
+    return step
+
+
+def run_steps(steps: Sequence[Pass], module: ir.Module, clock: Clock) -> tuple[Diagnostic, ...]:
+    """Runs passes in place and returns their remarks.
+
+    Raises:
+        PlanningError: a pass fails.
+    """
     said: list[Diagnostic] = []
     failed: list[PassError] = []
 
@@ -186,17 +246,15 @@ def run_pass(
 
     with listening(module.context, said.append):
         try:
-            passes.run(
+            pipeline.run_steps(
                 module,
-                element_text(name, options),
+                steps,
                 on_remark=remark,
                 on_error=failed.append,
                 on_pass=clock.phase,
             )
         except ir.MLIRError as error:
             problems = tuple(one for one in said if one.severity in ("error", "note"))
-            problems = problems or (Diagnostic("error", Place(name), error.message),)
+            problems = problems or (Diagnostic("error", Place(steps[0].name), error.message),)
             raise PlanningError(problems, failed[0] if failed else None) from error
-        except passes.PipelineError as error:
-            raise PlanningError((Diagnostic("error", Place(name), error.message),)) from error
     return tuple(said)

@@ -31,6 +31,8 @@ from alpa.runtime.loading import load, refusing
 from alpa.runtime.micro_batches import best_number, divisors
 from alpa.runtime.planning import Planned, PlanningError, Settings, plan
 from alpa.runtime.progress import progress
+from alpa.runtime.questions.explain import explain
+from alpa.runtime.questions.explanation import Explanation
 from alpa.runtime.sharing import PlannedState
 from alpa.runtime.step import Lowered, Step
 from alpa.runtime.target import Target
@@ -60,6 +62,29 @@ class StepPlan(PlanReport):
     def save(self, path: str | Path) -> None:
         """Writes the planned module for `parallelize(..., plan=path)`."""
         Path(path).write_text(f"{self.module.operation.get_asm()}\n", encoding="utf-8")
+
+    def explain(self, what: str) -> tuple[Explanation, ...]:
+        """Prints and returns why the plan is so, and what every other choice would cost.
+
+        The function is planned once more, with what questions need. Each other choice is then
+        forced, and the rest solved again.
+
+        Args:
+            what: an argument ("state.params['wte']"), a line of a file whose ops are meant
+                ("model.py:42"), or a stage ("stage 1").
+
+        Returns:
+            One explanation for each mesh that has the argument, else one.
+
+        Raises:
+            ValueError: the plan has no such argument, line or stage, or was read from a file.
+        """
+        step = self.step()
+        if step is None:
+            raise ValueError("the function of this plan is gone; plan it again to ask about it")
+        found = step.explain(what)
+        sys.stdout.write("\n".join(map(str, found)))
+        return found
 
     def close(self) -> None:
         """Ends the workers that run the plan, if there are any; see `Parallelized.close`."""
@@ -91,6 +116,10 @@ class Prepared:
         self._target = target
         self._loaded: Executable | None = None
         self._calls = 0
+        self._given: Settings | None = None
+        """what the plan was searched with, but for the number of micro-batches"""
+        self._asked: Planned | None = None
+        """the plan with what questions about it need"""
 
     @cached_property
     def _lowered_and_plan(self) -> tuple[Lowered, StepPlan]:
@@ -112,6 +141,7 @@ class Prepared:
         target = self._target
         possible = target.capabilities()
         given = replace(self._settings_on_meshes(), capabilities=possible)
+        self._given = given
         if not possible.meshes_over_hosts and parse_cluster(given.cluster).hosts > 1:
             _logger.warning(
                 "%s is planned without meshes over several hosts: %s",
@@ -153,6 +183,26 @@ class Prepared:
         found = self._plan_of(planned.module, report)
         return lowered[planned.plan.num_micro_batches], found
 
+    def explain(self, what: str) -> tuple[Explanation, ...]:
+        """As `StepPlan.explain`, without printing."""
+        if self._target.saved is not None:
+            raise ValueError(
+                f"the plan was read from {self._target.saved}, and only a search can be asked; "
+                "leave out plan=, or use alpa-plan --explain on the program"
+            )
+        with progress(f"explain {what}") as show:
+            clock = Clock(lambda phase: show(f"explain {what}: {phase}"))
+            return explain(what, self._kept(clock), clock)
+
+    def _kept(self, clock: Clock) -> Planned:
+        """The plan, once more, with what questions need."""
+        if self._asked is None:
+            lowered, number = self.lowered, self.plan.num_micro_batches
+            assert self._given is not None, "the plan was searched"
+            settings = replace(self._given, num_micro_batches=number)
+            self._asked = plan(lowered.module, settings, clock, keep=True)
+        return self._asked
+
     def _plan_of(self, module: ir.Module, report: PlanReport) -> StepPlan:
         return StepPlan(
             module=module,
@@ -183,8 +233,8 @@ class Prepared:
         A function that is like another one always gets the other's meshes.
         """
         target, settings, step = self._target, self.settings, self.step
-        if not target.leads:  # The number of layers is that of another function.
-            settings = replace(settings, num_layers="auto")
+        if not target.leads:  # The layers and arguments are those of another function.
+            settings = replace(settings, num_layers="auto", force=())
         batch = () if self._batch_is_guessed else step.batch
         leaves = {n: leaf for n, leaf in enumerate(step.call.arrays) if n not in batch}
         for state in reversed(target.family.states):

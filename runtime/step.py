@@ -259,6 +259,9 @@ class Step:
         main = main_function(module)
         with module.context:
             write_interface(main, arguments, results)
+            # The traced function has other names for the caller's arrays.
+            for leaf, argument in zip(self.call.arrays, main.arguments, strict=False):
+                argument.set_location(ir.Location.name(leaf.label))
             # The names exist at this point; the passes rely on markers instead.
             inline_calls(module, main)
             mark_gradients(body(main))

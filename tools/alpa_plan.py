@@ -44,13 +44,24 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
+from alpa.runtime.choices import ChoiceError
 from alpa.runtime.compile_cache import UnsafeCacheError
 from alpa.runtime.compile_options import compile_options
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Capabilities, Planned, PlanningError, Settings, plan
 from alpa.runtime.progress import progress
-from alpa.tools.alpa_plan_arguments import parser
+from alpa.runtime.questions.compare import ComparisonError
+from alpa.runtime.questions.explain import QuestionError
+from alpa.tools.alpa_plan_arguments import parse
+from alpa.tools.alpa_plan_questions import (
+    answers,
+    are_asked,
+    compared,
+    given_hints,
+    hints_of,
+    price,
+)
 from alpa.tools.exporting import write_modules
 from alpa.tools.guard import guard
 from alpa.tools.interrupts import until_interrupted
@@ -81,13 +92,13 @@ class _Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
-    return _run(parser().parse_args(arguments))
+    return _run(parse(arguments))
 
 
 def command(arguments: Sequence[str] | None = None) -> NoReturn:
     """The command `alpa-plan`."""
     guard("alpa-plan")
-    options = parser().parse_args(arguments)
+    options = parse(arguments)
     if _uses_jax(options):
         from alpa.tools.devices import stay_on_cpu  # noqa: PLC0415 - it needs jax
 
@@ -97,14 +108,23 @@ def command(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _uses_jax(options: argparse.Namespace) -> bool:
     """Whether anything is lowered, compiled or run."""
+    if options.compare is not None:
+        return False
     compiles = options.verify is not None or _exports_executables(options)
     return options.program.startswith(ZOO) or compiles or options.compare_with_jax
 
 
 def _run(options: argparse.Namespace) -> int:
     try:
+        if options.compare is not None:
+            text = compared(*options.compare)
+            with until_the_reader_goes():
+                print(text, end="")
+            return 0
         return 0 if _process(options) else 1
     except _CommandError as error:
+        _say(f"alpa-plan: error: {error}")
+    except (QuestionError, ChoiceError, ComparisonError) as error:
         _say(f"alpa-plan: error: {error}")
     except ClusterError as error:
         _say(f"{error.place or 'alpa-plan'}: error: {error.message}")
@@ -131,7 +151,7 @@ def _process(options: argparse.Namespace) -> bool:
             make_devices(cluster.num_devices)
         except DevicesError as error:
             raise _CommandError(str(error)) from error
-    for path in (options.output, options.json):
+    for path in (options.output, options.json, options.save_hints):
         if path is not None and not path.absolute().parent.is_dir():
             raise _CommandError(f"cannot write {path}: there is no folder {path.parent}")
         if path is not None and path.is_dir():
@@ -157,6 +177,9 @@ def _process(options: argparse.Namespace) -> bool:
         raise _CommandError(str(error)) from error
     with _progress() as clock:
         find = _plan_zoo if options.program.startswith(ZOO) else _plan_file
+        free = None
+        if options.force:  # Its price is that against the plan without it.
+            free = find(options, replace(settings, force=given_hints(options)), roles, clock)
         result = find(options, settings, roles, clock)
         verification = None
         if options.verify is not None:
@@ -181,13 +204,18 @@ def _process(options: argparse.Namespace) -> bool:
         if verification is not None:
             both = json.loads(numbers) | {"verification": verification.to_json()}
             numbers = json.dumps(both, indent=2)
-        executables = _write_outputs(options, result.planned, numbers, clock)
+        answered = list(answers(options, result.planned, clock))
+        executables = _write_outputs(options, result, numbers, clock)
     for remark in result.planned.remarks:
         _say(str(placed(remark, options.program)))
     with until_the_reader_goes():
         print(table)
         if len(result.attempts) > 1:
             print("\n".join(_tried(result.attempts, report.num_micro_batches)), end="\n\n")
+        for answer in answered:
+            print(answer)
+        if free is not None:
+            print(price(free.planned, numbers))
         print(f"search: {report.search_seconds:.2f} s ({_phases(report.phases)})")
         if verification is not None:
             print(f"\n{verification}")
@@ -212,6 +240,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         objective=options.objective,
         accumulate_dtype=options.accumulate_dtype,
         costs_folder=options.costs_folder,
+        force=(*given_hints(options), *options.force),
         capabilities=Capabilities(meshes_over_hosts=not options.no_meshes_over_hosts),
     )
 
@@ -288,7 +317,7 @@ def _plan_file(
     if roles is not None:
         roles.apply(module)
     settings = replace(settings, num_micro_batches=options.num_micro_batches or 1)
-    planned = plan(module, settings, clock)
+    planned = plan(module, settings, clock, keep=are_asked(options))
     devices, sizes = parse_cluster(options.cluster).num_devices, dict(options.shrink)
 
     def compare(clock: Clock) -> Comparison:
@@ -325,7 +354,13 @@ def _plan_zoo(
                 f"{' and '.join(map(str, sorted(near)))} divide it"
             )
         numbers = [number]
-    found = best_number(numbers, lambda n: lowered(program, batch // n), settings, clock)
+    found = best_number(
+        numbers,
+        lambda n: lowered(program, batch // n),
+        settings,
+        clock,
+        keep=are_asked(options),
+    )
     devices, sizes = parse_cluster(options.cluster).num_devices, dict(options.shrink)
     number = found.planned.plan.num_micro_batches
 
@@ -339,13 +374,15 @@ def _plan_zoo(
 
 
 def _write_outputs(
-    options: argparse.Namespace, planned: Planned, json_text: str, clock: Clock
+    options: argparse.Namespace, result: _Result, json_text: str, clock: Clock
 ) -> Executables | None:
     """Writes the requested files, the plan and its numbers last. Exports the module in place.
 
     Raises _CommandError.
     """
-    texts: dict[Path, str] = {}
+    planned, texts = result.planned, dict[Path, str]()
+    if options.save_hints is not None:
+        texts[options.save_hints] = hints_of(planned)
     if options.output is not None:  # The export changes the module.
         texts[options.output] = str(planned.module.operation.get_asm())
     if options.json is not None:

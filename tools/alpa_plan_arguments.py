@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -10,7 +11,7 @@ from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.planning import Inter
-from alpa.tools.arguments import compiler_option, count, count_or_auto, parse_size
+from alpa.tools.arguments import choice, compiler_option, count, count_or_auto, parse_size
 
 _EXAMPLES = """\
 examples:
@@ -19,6 +20,8 @@ examples:
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 32 --intra data-parallel --inter none
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 16 --compare-with-jax
   alpa-plan zoo:gpt-2.6b --cluster v100-16gb:1x8 --num-micro-batches 128 --verify=repair
+  alpa-plan --compare a.json b.json
+  alpa-plan step.mlir --cluster h100:1x8 --explain 'stage 1' --force-stage 'layers 0-7 on 1x4'
   alpa-plan step.mlir --cluster h100:1x8 -o planned.mlir --export stages \\
       --compiler-option xla_gpu_enable_triton_gemm=false  # executables in stages/executables
 """
@@ -29,8 +32,21 @@ class _Parser(argparse.ArgumentParser):
         self.exit(1, f"{self.format_usage()}alpa-plan: error: {message}\n")
 
 
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of a command line; an invalid one ends the command with status 1."""
+    known = parser()
+    options = known.parse_args(arguments)
+    given = {"FILE|zoo:NAME": options.program, "--cluster": options.cluster}
+    missing = [name for name, value in given.items() if value is None]
+    if options.compare is None and missing:
+        known.error(f"the following arguments are required: {', '.join(missing)}")
+    if options.compare is not None and len(missing) < len(given):
+        known.error("--compare plans nothing: leave out the program and --cluster")
+    return options
+
+
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command; an invalid command line ends it with status 1."""
+    """The parser of the command."""
     result = _Parser(
         prog="alpa-plan",
         description="Finds pipeline stages, meshes and shardings for a training step, and prints "
@@ -40,8 +56,21 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = result.add_argument
-    add("program", metavar="FILE|zoo:NAME", help="StableHLO, text or bytecode, or a zoo program")
-    add("--cluster", required=True, metavar="C", help="preset:HOSTSxDEVICES, or a TOML file")
+    add(
+        "program",
+        nargs="?",
+        metavar="FILE|zoo:NAME",
+        help="StableHLO, text or bytecode, or a zoo program; not with --compare",
+    )
+    add("--cluster", metavar="C", help="preset:HOSTSxDEVICES, or a TOML file; not with --compare")
+    add(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A.json", "B.json"),
+        help="plan nothing; show how two plans that --json wrote differ, and what each difference "
+        "is worth in seconds and bytes",
+    )
     add(
         "--num-micro-batches",
         type=count_or_auto,
@@ -136,6 +165,47 @@ def parser() -> argparse.ArgumentParser:
         default="",
         help="keeps what layers cost on meshes, and reads what an earlier search of the same model "
         "with as many micro-batches and the same schedule has kept; default: none",
+    )
+    add(
+        "--force",
+        action="append",
+        default=[],
+        type=choice,
+        metavar="CHOICE",
+        help="an argument's sharding that the plan must have, such as \"state.params['wte'] = "
+        '[axis0, -]"; the rest is searched, and the price against the free plan is shown; may be '
+        "repeated",
+    )
+    add(
+        "--force-stage",
+        dest="force",
+        action="append",
+        default=[],
+        type=choice,
+        metavar="CHOICE",
+        help="a stage that the plan must have, such as 'layers 0-7 on 1x8' (hosts x devices) or "
+        "'layers 0-7 on 1x8 as 2x4'; as --force otherwise",
+    )
+    add(
+        "--hints",
+        type=Path,
+        metavar="FILE",
+        help="choices that the plan must have, one per line, as --save-hints writes them",
+    )
+    add(
+        "--save-hints",
+        type=Path,
+        metavar="FILE",
+        help="where to write the plan's stages and the shardings of its arguments as choices",
+    )
+    add(
+        "--explain",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="say what was chosen for an argument (\"state.params['wte']\"), for what a line of "
+        "the program computes (model.py:42) or for a stage ('stage 1'), and what every other "
+        "choice would cost, with the rest solved again; may be repeated",
     )
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")

@@ -24,19 +24,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from alpa.dialects import func, ir, main_function
+from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import (
     Argument,
     ResultRole,
     Role,
     read_arguments,
     read_results,
-    signature_attrs,
     write_interface,
 )
+from alpa.passes.analysis.interface_names import Names
 from alpa.passes.text_files import read_text
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _ENTRY = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[\w-]+)\s*[=.]""")
 _HEADER = re.compile(r"\s*\[\s*(\w+)\s*\]")
 
@@ -116,7 +115,8 @@ class RolesFile:
         """
         function = main_function(module)
         arguments, results = read_arguments(function), read_results(function)
-        given, returned = _Names.of_arguments(function), _Names.of_results(function)
+        given = _Selected(Names.of_arguments(function))
+        returned = _Selected(Names.of_results(function))
         for number, entry in given.chosen(self.arguments).items():
             arguments[number] = _argument(entry, given, number, arguments[number])
         for number, entry in returned.chosen(self.results).items():
@@ -141,27 +141,10 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
 
 
 @dataclass(frozen=True)
-class _Names:
-    """Arguments or results of @main: their names, where the program has them, and types."""
+class _Selected:
+    """Arguments or results that the entries of a file name."""
 
-    noun: str
-    names: Sequence[str | None]
-    types: Sequence[ir.Type]
-
-    @classmethod
-    def of_arguments(cls, function: func.FuncOp) -> _Names:
-        arguments = list(function.entry_block.arguments)
-        places = [argument.location for argument in arguments]
-        names = [place.name_str if isinstance(place, ir.NameLoc) else None for place in places]
-        return cls("argument", names, [argument.type for argument in arguments])
-
-    @classmethod
-    def of_results(cls, function: func.FuncOp) -> _Names:
-        types = list(function.type.results)
-        known = signature_attrs(function, "res_attrs", len(types))
-        infos = [attrs.get("jax.result_info") for attrs in known]
-        names = [None if info is None else ir.StringAttr(info).value for info in infos]
-        return cls("result", names, types)
+    names: Names
 
     def chosen(self, entries: Sequence[_Entry]) -> dict[int, _Entry]:
         """The entry of each number that one names."""
@@ -169,50 +152,26 @@ class _Names:
         for entry in entries:
             for number in self.select(entry, entry.selector):
                 if number in found:
-                    line = found[number].line
-                    raise entry.error(f"{self.noun} {number} has a role from line {line} already")
+                    line, noun = found[number].line, self.names.noun
+                    raise entry.error(f"{noun} {number} has a role from line {line} already")
                 found[number] = entry
         return found
 
     def check_dim(self, entry: _Entry, number: int, dim: int) -> None:
-        type_ = self.types[number]
+        type_, noun = self.names.types[number], self.names.noun
         rank = type_.rank if isinstance(type_, ir.RankedTensorType) else 0
         if not 0 <= dim < rank:
-            raise entry.error(f"{self.noun} {number} is {type_}, which has no dimension {dim}")
+            raise entry.error(f"{noun} {number} is {type_}, which has no dimension {dim}")
 
     def select(self, entry: _Entry, selector: str) -> list[int]:
         """The numbers that a selector of an entry means; there is one at least."""
-        if selector.isascii() and (match := _RANGE.fullmatch(selector)):
-            first = int(match[1])
-            last = first if match[2] is None else int(match[2])
-            if last < first:
-                raise entry.error(f"{selector} is no range: its end comes before its start")
-            if last >= len(self.names):
-                raise entry.error(
-                    f"there is no {self.noun} {last}; @main has {len(self.names)} {self.noun}s, "
-                    "counted from 0"
-                )
-            return list(range(first, last + 1))
-        prefix = selector.removesuffix("*")
-        found = [
-            number
-            for number, name in enumerate(self.names)
-            if name is not None
-            if name == selector or (prefix != selector and name.startswith(prefix))
-        ]
-        if found:
-            return found
-        known = [name for name in self.names if name is not None]
-        if not known:
-            raise entry.error(
-                f"no {self.noun} is called {selector}: the program has no names of its "
-                f"{self.noun}s; use numbers, or keep the names (debug_info=True in jax)"
-            )
-        shown = ", ".join(known[:4]) + (", ..." if len(known) > 4 else "")
-        raise entry.error(f"no {self.noun} is called {selector}; there are {shown}")
+        try:
+            return self.names.select(selector)
+        except ValueError as error:
+            raise entry.error(str(error)) from error
 
 
-def _argument(entry: _Entry, given: _Names, number: int, old: Argument) -> Argument:
+def _argument(entry: _Entry, given: _Selected, number: int, old: Argument) -> Argument:
     """An argument with the role that an entry gives it."""
     value = {"role": entry.value} if isinstance(entry.value, str) else entry.value
     if not isinstance(value, dict) or not set(value) <= {"role", "batch_dim"}:
@@ -232,7 +191,7 @@ def _argument(entry: _Entry, given: _Names, number: int, old: Argument) -> Argum
     return replace(old, role="batch", batch_dim=dim)
 
 
-def _role(entry: _Entry, given: _Names, returned: _Names, number: int) -> ResultRole:
+def _role(entry: _Entry, given: _Selected, returned: _Selected, number: int) -> ResultRole:
     """The role that an entry gives a result."""
     text = entry.value
     if not isinstance(text, str):
@@ -251,7 +210,7 @@ def _role(entry: _Entry, given: _Names, returned: _Names, number: int) -> Result
     return role
 
 
-def _state(entry: _Entry, which: str, given: _Names, returned: _Names, number: int) -> int:
+def _state(entry: _Entry, which: str, given: _Selected, returned: _Selected, number: int) -> int:
     """The argument whose new value a result is."""
     news, olds = returned.select(entry, entry.selector), given.select(entry, which)
     if len(news) != len(olds):
@@ -260,7 +219,7 @@ def _state(entry: _Entry, which: str, given: _Names, returned: _Names, number: i
             "each result is the new value of one argument"
         )
     old = olds[news.index(number)]
-    before, after = given.types[old], returned.types[number]
+    before, after = given.names.types[old], returned.names.types[number]
     if before != after:
         raise entry.error(
             f"result {number} is {after} and cannot be the new value of argument {old}, which is "

@@ -17,16 +17,17 @@ import numpy as np
 
 from alpa.dialects.plan import Dropped, MeshAssignment
 from alpa.dialects.sharding import Sharding
-from alpa.passes.base import MeshOverHostsError, PassError
+from alpa.passes.base import MeshOverHostsError, NoRoomError, PassError
 from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
-from alpa.passes.solve.stages.problem import Given, Objective
+from alpa.passes.solve.stages.problem import Given, Objective, Problem
 from alpa.passes.solve.stages.schedule import in_flight
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered, even_seconds
 from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.fixed_stages import FixedStage, check_fixed, restricted, with_shapes
 from alpa.passes.stages.intervals import intervals
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.search import Cut, Search
@@ -79,6 +80,8 @@ class AnyMeshes:
     """the logical shape of every mesh; None: searched"""
     mesh_rank: int
     equal_layers: bool
+    fixed: tuple[FixedStage, ...]
+    """stages that the cut must have"""
     over_hosts: bool
 
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
@@ -97,19 +100,39 @@ class AnyMeshes:
                 f"{program.cluster.num_devices} device(s); num-stages can be at most {limit}",
             )
         self._check_stages(program)
-        cut = Search(
-            program=program,
-            costs=costs,
-            workers=workers,
-            submeshes=self._submeshes(program),
-            most_stages=self.num_stages,
-            restrict=lambda problem, _: replace(
+        check_fixed(self.fixed, program.num_layers, program.cluster)
+        submeshes = with_shapes(self._submeshes(program), self.fixed)
+
+        def restrict(problem: Problem, numbers: Sequence[int]) -> Problem:
+            problem = replace(
                 problem,
                 minimise=self.objective,
                 num_stages=self.num_stages,
                 equal_layers=self.equal_layers,
-            ),
-        ).run()
+            )
+            return restricted(problem, self.fixed, [submeshes[n][1] for n in numbers])
+
+        search = Search(
+            program=program,
+            costs=costs,
+            workers=workers,
+            submeshes=submeshes,
+            most_stages=self.num_stages,
+            restrict=restrict,
+        )
+        try:
+            cut = search.run()
+        except NoRoomError:
+            raise
+        except PassError as error:
+            if not self.fixed:
+                raise
+            text = ",".join(map(str, self.fixed))
+            raise PassError(
+                program.function,
+                f"no cut has the stages fixed-stages={text}: {error.message}; stages use all "
+                "devices of the cluster",
+            ) from error
         meshes = _placed(cut, program.cluster)
         stages = _stages(program, cut, meshes, range(len(meshes)))
         stages = replace(stages, dropped=(*stages.dropped, *self._left_out(program)))
@@ -182,7 +205,7 @@ class AnyMeshes:
     def _sizes(self, program: Clustered, kind: Cluster) -> Sequence[tuple[int, int]]:
         """The submeshes of one kind of hosts, as they are tried; few if there are many hosts."""
         hosts = kind.hosts, kind.devices_per_host
-        if self.mesh_shape is not None:
+        if self.mesh_shape is not None or self.fixed:
             found = placement.submeshes(*hosts)
         else:
             found = placement.few_submeshes(*hosts, self.num_stages or program.num_layers)

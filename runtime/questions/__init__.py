@@ -1,0 +1,1 @@
+"""Questions about a plan: why it is so (`explain`), and how two plans differ (`compare`)."""
