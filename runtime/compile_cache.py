@@ -233,7 +233,7 @@ def _read(path: Path) -> bytes:
         _RefusedError: it is something else, or damaged.
     """
     try:
-        _check_owner(path.parent, os.stat(path.parent))
+        check_owner(path.parent, os.stat(path.parent))
         # Opening a pipe without a writer would block.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
@@ -244,7 +244,7 @@ def _read(path: Path) -> bytes:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise _RefusedError("it is not a regular file")
-        _check_owner(path, status)
+        check_owner(path, status)
         digest, head = _first_lines(stream)
         executable = stream.read()
     if digest is None:
@@ -296,7 +296,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def _check_owner(path: Path, status: os.stat_result) -> None:
+def check_owner(path: Path, status: os.stat_result) -> None:
+    """Raises UnsafeCacheError if others than this user and root can write to a file or folder."""
     if status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_WRITE:
         return
     raise UnsafeCacheError(

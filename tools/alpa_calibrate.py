@@ -33,7 +33,7 @@ from alpa.runtime.calibration.in_programs import in_programs
 from alpa.runtime.calibration.measure import Sample, Sizes, measure
 from alpa.runtime.calibration.programs import CPU_MODELS, GPU_MODELS, program_samples
 from alpa.runtime.calibration.text import cluster_text, comparison_text
-from alpa.tools.arguments import count
+from alpa.tools.arguments import add_version, count
 from alpa.tools.devices import make_devices
 from alpa.tools.interrupts import until_interrupted
 
@@ -79,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(result)
     add = result.add_argument
     add("-o", "--output", type=Path, metavar="CLUSTER.toml", help="default: standard output")
     add(

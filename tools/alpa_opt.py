@@ -22,6 +22,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
+from alpa.tools.arguments import add_version
 from alpa.tools.guard import guard, parsing, read_input
 from alpa.tools.interrupts import until_interrupted
 
@@ -75,7 +76,7 @@ class _Source:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         if options.list_passes:
             _write("-", "\n".join(_pass_list()).encode())
@@ -99,26 +100,28 @@ class _Parser(argparse.ArgumentParser):
         self.exit(1, f"{self.format_usage()}alpa-opt: error: {message}\n")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command; an invalid command line ends it with status 1."""
+    result = _Parser(
         prog="alpa-opt",
         description="Runs passes on a StableHLO program and prints the result.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
+    add_version(result)
+    result.add_argument(
         "file", nargs="?", default="-", metavar="FILE", help="text or bytecode; - is standard input"
     )
-    parser.add_argument(
+    result.add_argument(
         "--pipeline",
         default="",
         help="comma-separated passes, also MLIR's; see --list-passes",
     )
-    parser.add_argument("-o", default="-", dest="output", metavar="OUT", help="where to write")
+    result.add_argument("-o", default="-", dest="output", metavar="OUT", help="where to write")
     for flag, text in _FLAGS.items():
-        parser.add_argument(flag, action="store_true", help=text)
-    return parser
+        result.add_argument(flag, action="store_true", help=text)
+    return result
 
 
 def _process(options: argparse.Namespace) -> int:

@@ -11,8 +11,16 @@ from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.planning import Inter
-from alpa.tools.arguments import choice, compiler_option, count, count_or_auto, parse_size
+from alpa.tools.arguments import (
+    add_version,
+    choice,
+    compiler_option,
+    count,
+    count_or_auto,
+    parse_size,
+)
 
+VERIFY_CACHE = Path("~/.cache/alpa/verified")
 _EXAMPLES = """\
 examples:
   alpa-plan step.mlir --cluster h100:1x8 --num-micro-batches 16 -o planned.mlir
@@ -55,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(result)
     add = result.add_argument
     add(
         "program",
@@ -245,7 +254,7 @@ def parser() -> argparse.ArgumentParser:
         "--verify-cache",
         type=Path,
         metavar="DIR",
-        default=Path("~/.cache/alpa/verified"),
+        default=VERIFY_CACHE,
         help="where --verify and --export keep results of equal stages; default: %(default)s",
     )
     add(

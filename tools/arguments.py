@@ -1,8 +1,27 @@
-"""Types of command line arguments that several commands take."""
+"""Command line arguments that several commands take, and their types."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
+
+import alpa
+
+
+class _Version(argparse.Action):
+    """Prints the version. argparse's own action needs it when the parser is made, which takes a
+    tenth of a second."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        print(f"{parser.prog} {alpa.__version__}")
+        parser.exit()
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Adds `--version`."""
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="print the version of Alpa and exit"
+    )
 
 from alpa.runtime.choices import ChoiceError, parse_choice
 

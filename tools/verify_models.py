@@ -25,6 +25,7 @@ from typing import Any
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.text import seconds_text
+from alpa.tools.alpa_plan_arguments import VERIFY_CACHE
 from alpa.tools.arguments import count
 from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes
@@ -33,7 +34,6 @@ from alpa.tools.search_times import CASES, Case, SearchError, lower
 MODELS = [name for name, case in CASES.items() if Cluster.parse(case.cluster).num_devices <= 8]
 """Those that are verified if none is named."""
 GPUS = ("v100-16gb", "h100")
-CACHE = Path("~/.cache/alpa/verified")
 _SHAPE_OF_FILES = "1x8"
 _NEAR, _SLACK = 0.1, 2**20
 _EXAMPLES = """\
@@ -207,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--verify-cache",
         type=Path,
-        default=CACHE,
+        default=VERIFY_CACHE,
         metavar="DIR",
         help="where results of equal stages are kept; default: %(default)s",
     )

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from alpa.runtime.jit import parallelize
     from alpa.runtime.markers import grad, mark_layer_boundary, value_and_grad
 
+    __version__: str
+    """the installed version"""
+
 __all__ = [
     "compare_with_jax",
     "create_state",
@@ -53,6 +56,8 @@ _MODULES = {
 
 # The compiler does not import jax. The package imports it only when a name that needs it is used.
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("alpa-mlir")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

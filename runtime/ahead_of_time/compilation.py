@@ -95,8 +95,7 @@ def gpu_of(device: str) -> Gpu | None:
             f"no description of {device!r} to compile for; use the name of one of "
             f"{', '.join(TARGETS)} as the cluster file's device.name"
         )
-    is_old = TARGETS[device].compute_capability < _FIRST_OF_CUDA_13
-    missing = _missing(_CUDA_12) if is_old else missing_packages()
+    missing = missing_packages(TARGETS[device])
     if missing:
         raise NoCompilerError(
             f"compiling for {device} needs {' and '.join(missing)}; run "
@@ -116,8 +115,13 @@ def gpus_of(stages: Exported) -> dict[str, Gpu | None]:
     return {mesh.name: gpu_of(cluster.of(mesh.hosts).device.name) for mesh in stages.program.meshes}
 
 
-def missing_packages() -> list[str]:
-    """The packages that compiling for GPUs needs and that are not installed."""
+def missing_packages(gpu: Gpu | None = None) -> list[str]:
+    """The packages that compiling for a GPU needs and that are not installed.
+
+    By default for one that every version of CUDA compiles for.
+    """
+    if gpu is not None and gpu.compute_capability < _FIRST_OF_CUDA_13:
+        return _missing(_CUDA_12)
     return _missing(_CUDA_12) if _missing(_CUDA_13) else []
 
 

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
 import argparse
+from importlib import metadata
+from typing import Any
 
 import pytest
 
+import alpa as package
+from alpa.tools import alpa, alpa_calibrate, alpa_opt, alpa_plan
 from alpa.tools.arguments import amount, compiler_option, share
+
+
+@pytest.mark.parametrize("tool", [alpa, alpa_calibrate, alpa_opt, alpa_plan])
+def test_commands_print_the_version(tool: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    version = metadata.version("alpa-mlir")
+    with pytest.raises(SystemExit, match=r"^0$"):
+        tool.main(["--version"])
+    name = tool.__name__.removeprefix("alpa.tools.").replace("_", "-")
+    assert capsys.readouterr().out == f"{name} {version}\n"
+    assert package.__version__ == version
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e999"])

@@ -1,0 +1,1 @@
+"""`alpa doctor`: checks that Alpa can plan and run on this machine."""
