@@ -19,6 +19,7 @@ from alpa.passes.alpa import fingerprint, planned_for
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.plan.html import plan_html
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
 from alpa.runtime.argument_checks import Placed, check_donations, check_usable
@@ -105,6 +106,10 @@ class StepPlan(PlanReport):
     def __repr__(self) -> str:
         first, *_ = str(self).splitlines()
         return f"<{first}>"
+
+    def _repr_html_(self) -> str:
+        """The stages and what limits them, as notebooks show it."""
+        return plan_html(self)
 
 
 class Prepared:

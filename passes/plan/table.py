@@ -43,9 +43,9 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
     report = report or PlanReport.of(module)
     program = read_planned(module)
     sections = (
-        _header(report),
+        headlines(report),
         _stages(report),
-        _limits(report),
+        limits(report),
         _collectives(report),
         _transfers(report),
         _strategy(program),
@@ -55,7 +55,7 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
     return printable("\n\n".join(text for text in texts if text) + "\n")
 
 
-def _header(report: PlanReport) -> Iterator[str]:
+def headlines(report: PlanReport) -> Iterator[str]:
     """What was planned for which machine, and what is proven about it."""
     machine, idle = report.cluster or "a cluster of no name", set[int]()
     cluster = cluster_here(report.cluster)
@@ -95,7 +95,8 @@ def _header(report: PlanReport) -> Iterator[str]:
         yield f"left out of the search: {one.what}: {one.reason}"
 
 
-def _stages(report: PlanReport) -> Iterator[str]:
+def stage_rows(report: PlanReport) -> list[list[str]]:
+    """The table of stages: first the names of its columns, then a row for each stage."""
     cluster = cluster_here(report.cluster)
     columns = ["stage", "mesh", "hosts", "devices", "shape", "layers", "forward", "backward"]
     columns += ["update", "state", "peak"] + (["memory"] if cluster is not None else [])
@@ -118,13 +119,22 @@ def _stages(report: PlanReport) -> Iterator[str]:
             mine = cluster.of(mesh.hosts).device.memory
             row.append("-" if stage.peak_bytes is None else percent(stage.peak_bytes / mine))
         rows.append(row)
-    yield from aligned(rows)
-    share = ""
+    return rows
+
+
+def stage_units(report: PlanReport) -> str:
+    """What the numbers of the stages are."""
+    cluster, share = cluster_here(report.cluster), ""
     if cluster is not None:
         sizes = [size_text(kind.device.memory) for kind in cluster.kinds]
         of = sizes[0] if len(sizes) == 1 else "the device's memory"
         share = f"; peak as a share of {of}"
-    yield f"(seconds per micro-batch, of the update per step; bytes per device{share})"
+    return f"seconds per micro-batch, of the update per step; bytes per device{share}"
+
+
+def _stages(report: PlanReport) -> Iterator[str]:
+    yield from aligned(stage_rows(report))
+    yield f"({stage_units(report)})"
     alike: dict[tuple[str, str], list[int]] = {}
     for number, stage in enumerate(report.stages):
         if stage.splits:
@@ -259,7 +269,8 @@ def _total(sizes: Sequence[int | None]) -> str:
     return size_text(sum(known)) if len(known) == len(sizes) else "-"
 
 
-def _limits(report: PlanReport) -> Iterator[str]:
+def limits(report: PlanReport) -> Iterator[str]:
+    """What the predicted step and the memory consist of; the first line is the title."""
     yield "what limits it"
     stages, batches, count = report.stages, report.num_micro_batches, len(report.stages)
     total = sum(stage.seconds for stage in stages)

@@ -346,6 +346,7 @@ def test_a_plan_prints_its_table_and_is_taken_again(
     plan = step.plan(shapes, batch)
     assert capsys.readouterr().out == str(plan)
     assert str(plan).startswith("plan for cpu:1x2")
+    assert "<table>" in plan._repr_html_()
     assert json.loads(plan.to_json())["num_micro_batches"] == plan.num_micro_batches
     plan.save(tmp_path / "planned.mlir")
     again = alpa.parallelize(train_step, cluster="cpu:1x2", plan=tmp_path / "planned.mlir")
