@@ -1,7 +1,7 @@
-"""`alpa`: checks the installation and prints what shells need to complete Alpa's commands.
+"""`alpa`: checks the installation, and prints the schemas of Alpa's files.
 
     alpa doctor
-    alpa completion bash
+    alpa schema plan
 
 `alpa-plan`, `alpa-opt` and `alpa-calibrate` are commands of their own.
 """
@@ -11,24 +11,31 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import resources
 from typing import NoReturn
 
 from alpa.tools.arguments import add_version
 from alpa.tools.interrupts import until_interrupted
+from alpa.tools.output import until_the_reader_goes
 
 _EXAMPLES = """\
 examples:
   alpa doctor                    is everything there to plan and run?
   alpa doctor --json > doctor.json
+  alpa schema cluster > cluster.schema.json
   alpa --version
 """
+_SCHEMAS = {
+    "plan": ("alpa.passes.plan", "plan.schema.json"),
+    "cluster": ("alpa.passes.cost", "cluster.schema.json"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command."""
     result = argparse.ArgumentParser(
         prog="alpa",
-        description="Checks the installation of Alpa.",
+        description="Checks the installation of Alpa, and prints the schemas of its files.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -45,12 +52,24 @@ def parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON, for machines")
     doctor.add_argument("--no-ray", action="store_true", help="neither join nor start Ray")
+    schema = commands.add_parser(
+        "schema",
+        help="print the JSON schema of PLAN.json or of cluster files",
+        description="Prints a JSON schema, which describes each entry and its unit.",
+        allow_abbrev=False,
+    )
+    schema.add_argument("file", choices=[*_SCHEMAS], help="plan: PLAN.json; cluster: TOML files")
     return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
     options = parser().parse_args(arguments)
+    if options.command == "schema":
+        package, name = _SCHEMAS[options.file]
+        with until_the_reader_goes():
+            print(resources.files(package).joinpath(name).read_text(encoding="utf-8"), end="")
+        return 0
     try:
         from alpa.tools.doctor import command as doctor  # noqa: PLC0415 - packages may be missing
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from alpa import runtime
 from alpa.dialects import parse_file
@@ -24,6 +25,7 @@ from alpa.tools import alpa_plan, zoo
 from alpa.tools.alpa_plan import main
 from alpa.tools.zoo import GPT_TINY
 from alpa.tools.zoo.gpt import GPTConfig
+from test.schemas import read_schema
 
 MINI = GPTConfig(
     hidden_size=16,
@@ -89,7 +91,9 @@ def test_a_plan_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     captured = capsys.readouterr()
     assert captured.err == ""
     assert captured.out.splitlines()[-1].endswith("fits")
-    verified = json.loads(numbers.read_text())["verification"]
+    plan = json.loads(numbers.read_text())
+    Draft202012Validator(read_schema("alpa.passes.plan", "plan.schema.json")).validate(plan)
+    verified = plan["verification"]
     assert verified["fits"]
     assert [it["name"] for it in verified["meshes"]] == ["mesh_0"]
 
