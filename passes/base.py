@@ -9,7 +9,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from alpa.dialects import body, file_position, func, ir, terminator
 from alpa.dialects.checks import CheckError
@@ -84,6 +84,18 @@ class OptionError(ValueError):
 Remark = Callable[[ir.Location, str], None]
 
 
+class Show(Protocol):
+    """Hears what is being done and, where that can be counted, how much of it has ended."""
+
+    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
+        """`done` of `total` have ended; 0 of 0 if nothing is counted."""
+        ...
+
+
+def quiet(what: str, done: int = 0, total: int = 0) -> None:
+    """Shows nothing."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """An option of a pass. `type` is that of the pass's field, or a union of types."""
@@ -113,6 +125,8 @@ class Pass(ABC):
     name: ClassVar[str]
     is_checked: bool = False
     """another pass has checked all shapes of the module (`check_input`)"""
+    show: Show = quiet
+    """hears how far the pass is"""
 
     @abstractmethod
     def run(self, module: ir.Module, remark: Remark) -> None:

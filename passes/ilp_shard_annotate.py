@@ -195,7 +195,8 @@ class IlpShardAnnotate(Pass):
                     restrict(mesh.graph, self.intra, batch, mesh.tensors())
                 # Each mesh is posed while those before it are being solved.
                 posed.append((mesh, self._search(mesh, workers)))
-            for mesh, answer in posed:
+            for number, (mesh, answer) in enumerate(posed):
+                self.show(f"{number} of {len(posed)} meshes", number, len(posed))
                 choice, report = answer(remark)
                 reports.append(report)
                 assignments.append((mesh, choice))

@@ -7,7 +7,7 @@ import importlib
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from alpa.dialects import ir, parse, passmanager
@@ -43,7 +43,7 @@ PASSES = {
 }
 
 OnError = Callable[[PassError], None]
-OnPass = Callable[[str], AbstractContextManager[None]]
+OnPass = Callable[[str], AbstractContextManager[object]]
 OnManager = Callable[[passmanager.PassManager], None]
 
 _logger = logging.getLogger("alpa")
@@ -65,7 +65,8 @@ def run(
         on_remark: receives what passes say that is no error; by default the logger `alpa` does.
         on_error: receives why a pass of ours cannot go on, before that is raised as an MLIRError.
         on_pass: gives a context in which a pass of this name runs, such as one that takes its time;
-            `alpa` runs other passes, and each of them has one instead.
+            `alpa` runs other passes, and each of them has one instead. If the context gives a
+            `Show`, that hears how far the pass is.
 
     Returns:
         The rewritten module.
@@ -243,8 +244,9 @@ class _Runner:
                 step.drive(module, remark, self._run_nested)
                 return
             try:
-                with self.on_pass(step.name), _without_collector():
-                    step.run(module, remark)
+                with self.on_pass(step.name) as show, _without_collector():
+                    told = replace(step, show=show) if callable(show) else step
+                    told.run(module, remark)
             except OptionError as error:
                 raise PassError(operation, f"{step.name}: {error}") from error
             except RuntimeError as error:

@@ -214,6 +214,7 @@ class StageMeshPartition(Pass):
             remat=self.remat,
             reserve=self.reserve,
             widened_bytes=widened,
+            show=self.show,
         )
         if not program.graph.ops:
             raise PassError(

@@ -42,7 +42,7 @@ def load(
     workers: WorkerOptions | None = None,
     executables: Folders = (),
     beside: Iterable[Executable] = (),
-    on_progress: Show | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Executable:
     """Compiles a planned module, given as a path, text, bytecode or a module.
 
@@ -75,7 +75,7 @@ def load(
     check_kind("on_progress", on_progress, Callable, type(None))
     folders = check_folders("executables", executables)
     module = _module(planned)
-    with progress("load") if on_progress is None else nullcontext(on_progress) as show:
+    with progress("load") if on_progress is None else nullcontext(_heard(on_progress)) as show:
         return _loaded(module, executor, devices, compiler_options, workers, folders, beside, show)
 
 
@@ -106,6 +106,11 @@ def _loaded(
         modules, placement, compiler_options=compiler_options, cache=cache, show=show
     )
     return LocalExecutable(placement, compiled)
+
+
+def _heard(hear: Callable[[str], None]) -> Show:
+    """Tells a caller what is being done, without the numbers."""
+    return lambda what, done=0, total=0: hear(what)
 
 
 def check_run_options(

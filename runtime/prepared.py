@@ -139,8 +139,13 @@ class Prepared:
 
     def _search(self) -> tuple[Lowered, StepPlan]:
         """Searches a plan, for the meshes of the state that the step takes, if there are any."""
-        with progress(f"plan {self.step.name}") as show:
-            return self._searched(Clock(lambda phase: show(f"plan {self.step.name}: {phase}")))
+        name = f"plan {self.step.name}"
+        with progress(name) as show:
+
+            def show_phase(what: str, done: int = 0, total: int = 0) -> None:
+                show(f"{name}: {what}", done, total)
+
+            return self._searched(Clock(show_phase))
 
     def _searched(self, clock: Clock) -> tuple[Lowered, StepPlan]:
         target = self._target

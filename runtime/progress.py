@@ -1,55 +1,124 @@
-"""Shows what takes its time: one line of a terminal, with its seconds."""
+"""Shows what takes its time in one line, with its seconds and those that are left.
+
+A terminal shows the line while the work runs, a notebook with each message. Files and pipes get
+nothing.
+"""
 
 from __future__ import annotations
 
+import importlib
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
-Show = Callable[[str], None]
-"""Hears what begins."""
+from alpa.passes.base import Show, quiet
+
+__all__ = ["Show", "progress", "quiet"]
 
 _TICK = 0.2  # seconds between two lines
+_SHORT = 0.5  # seconds that need no estimate
 _CLEAR = "\r\x1b[K"
-
-
-def quiet(what: str) -> None:
-    """Shows nothing."""
 
 
 @contextmanager
 def progress(first: str = "begin") -> Generator[Show]:
     """Returns a function that shows what begins, and the seconds since the start of `with`.
 
-    The line is gone at the end. If standard error is no terminal, nothing is shown.
+    The line is gone at the end.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr.isatty():
+        with _on_terminal(_Line(first)) as show:
+            yield show
+        return
+    display = _notebook_display()
+    if display is None:
         yield quiet
         return
-    start, done = time.perf_counter(), threading.Event()
-    now = [first]
+    line = _Line(first)
 
-    def show() -> None:
-        line = f"{_CLEAR}{now[0]}: {time.perf_counter() - start:.1f} s"
-        sys.stderr.write(line)
+    def update(text: str) -> None:
+        display.update({"text/plain": text}, raw=True)
+
+    def show(what: str, done: int = 0, total: int = 0) -> None:
+        line.tell(what, done, total)
+        update(str(line))
+
+    try:
+        yield show
+    finally:
+        update("")
+
+
+class _Line:
+    """What is being done, its seconds until now, and an estimate of those that are left."""
+
+    def __init__(self, first: str) -> None:
+        self._begin = self._since = self._last = time.perf_counter()
+        self._what = first
+        self._done = self._total = self._first = 0
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Takes a message, as `Show`."""
+        now = time.perf_counter()
+        if total != self._total or done < self._done:  # Another thing is counted.
+            self._since, self._first = now, done
+        if done != self._done:
+            self._last = now
+        self._what, self._done, self._total = what, done, total
+
+    def __str__(self) -> str:
+        now = time.perf_counter()
+        text = f"{self._what}: {now - self._begin:.1f} s"
+        finished = self._done - self._first
+        if finished <= 0:
+            return text
+        each = (self._last - self._since) / finished
+        left = each * (self._total - self._done) - (now - self._last)
+        return f"{text}, about {_rough(left)} left" if left > _SHORT else text
+
+
+def _rough(seconds: float) -> str:
+    """Whole seconds, or minutes: the estimate is no better."""
+    return f"{seconds:.0f} s" if seconds < 99.5 else f"{seconds / 60:.0f} min"
+
+
+@contextmanager
+def _on_terminal(line: _Line) -> Generator[Show]:
+    done = threading.Event()
+
+    def draw() -> None:
+        width = shutil.get_terminal_size().columns - 1  # A full line would wrap.
+        sys.stderr.write(f"{_CLEAR}{str(line)[:width]}")
         sys.stderr.flush()
 
-    def begin(what: str) -> None:
-        now[0] = what
-        show()
+    def show(what: str, done: int = 0, total: int = 0) -> None:
+        line.tell(what, done, total)
+        draw()
 
-    def keep_showing() -> None:
+    def keep_drawing() -> None:
         while not done.wait(_TICK):
-            show()
+            draw()
 
-    thread = threading.Thread(target=keep_showing, daemon=True)
+    thread = threading.Thread(target=keep_drawing, daemon=True)
     thread.start()
     try:
-        yield begin
+        yield show
     finally:
         done.set()
         thread.join()
         sys.stderr.write(_CLEAR)
         sys.stderr.flush()
+
+
+def _notebook_display() -> Any | None:
+    """An output of the running cell that can be updated; None if this is no notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if not hasattr(shell, "kernel"):
+        return None
+    display = importlib.import_module("IPython.display").display
+    return display({"text/plain": ""}, raw=True, display_id=True)

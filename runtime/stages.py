@@ -76,7 +76,7 @@ def compile_stages(
     mine = [fragment for fragment in program.fragments if fragment.mesh in placement.meshes]
     for number, fragment in enumerate(mine):
         name = module_name(fragment)
-        show(f"compile {name} ({number + 1} of {len(mine)})")
+        show(f"compile {name} ({number + 1} of {len(mine)})", number, len(mine))
         returned = (*fragment.outputs, *(fragment.outputs[i] for i in fragment.extra_results))
         stages[name] = compile_module(
             parse(modules[name]),

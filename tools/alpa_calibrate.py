@@ -33,6 +33,7 @@ from alpa.runtime.calibration.in_programs import in_programs
 from alpa.runtime.calibration.measure import Sample, Sizes, measure
 from alpa.runtime.calibration.programs import CPU_MODELS, GPU_MODELS, program_samples
 from alpa.runtime.calibration.text import cluster_text, comparison_text
+from alpa.runtime.progress import progress
 from alpa.tools.arguments import add_version, count
 from alpa.tools.devices import make_devices
 from alpa.tools.interrupts import until_interrupted
@@ -200,13 +201,10 @@ def _about(devices: Sequence[Any], load: float) -> dict[str, str]:
 
 def _shown(samples: Iterable[Sample]) -> Iterator[Sample]:
     """Names on a terminal what is measured."""
-    for number, sample in enumerate(samples, start=1):
-        if sys.stderr.isatty():
-            line = f"measured {number}: {sample.what}, size {sample.size:.3g}"
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        yield sample
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    with progress("measure") as show:
+        for number, sample in enumerate(samples, start=1):
+            show(f"measured {number}: {sample.what}, size {sample.size:.3g}")
+            yield sample
 
 
 if __name__ == "__main__":

@@ -276,7 +276,8 @@ def _shown(clock: Clock) -> Callable[[Progress], None]:
 
     def show(progress: Progress) -> None:
         kept = f", {progress.kept} of them earlier" if progress.kept else ""
-        begun(f"compiled {progress.done} of {progress.distinct} stages{kept}")
+        text = f"compiled {progress.done} of {progress.distinct} stages{kept}"
+        begun(text, progress.done, progress.distinct)
 
     return show
 

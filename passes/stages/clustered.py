@@ -18,7 +18,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import Plan
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.base import PassError
+from alpa.passes.base import PassError, Show, quiet
 from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.op_seconds import Works
@@ -39,6 +39,8 @@ class Clustered:
     """the share of each device's memory that stages leave free, or if negative, may exceed"""
     widened_bytes: int
     """by how many bytes `accumulate_dtype` enlarges all sums over the micro-batches"""
+    show: Show = quiet
+    """hears how far the search is"""
 
     @cached_property
     def graph(self) -> Graph:

@@ -125,6 +125,11 @@ class MeshCandidates:
         """The number of devices of the submesh."""
         return self.submesh[0] * self.submesh[1]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether costs are known, with rematerialised layers or without."""
+        return bool(self._found)
+
     def candidates(self) -> list[Candidate]:
         """All candidates: with costs as far as these are known, else with bounds."""
         if self.is_only:

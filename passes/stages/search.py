@@ -153,6 +153,8 @@ class Search:
             self._begin_next(others, -len(wanted) % max(ones[0].workers.count, 1))
             for mesh in wanted:
                 mesh.finish()
+                known = sum(one.is_known for one in every)
+                self.program.show(f"costs of {known} of at most {len(every)} meshes")
 
     def _recall(self, ones: Sequence[OneDevice], meshes: Sequence[MeshCandidates]) -> bool:
         """Whether an earlier search of these layers found costs that this one did not know."""

@@ -97,7 +97,9 @@ class Call:
         seconds: float = getattr(group.options, timeout)
         waiting = Waiting(seconds, show)
         while self._waiting:
-            waiting.say(_workers(self._waiting.values(), self._method))
+            total = len(self._refs)
+            ready = total - len(self._waiting)
+            waiting.say(_workers(self._waiting.values(), self._method), ready, total)
             # These may wait for tiles of a dead worker that this call does not include.
             some = [*self._waiting, *group.watches]
             left = waiting.left

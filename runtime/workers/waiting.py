@@ -32,14 +32,15 @@ class Waiting:
         """The seconds until there is something to say, or the deadline."""
         return self.left if self._show is None else min(self.left, _LONG)
 
-    def say(self, what: str) -> None:
-        """Says for what this waits, such as `1 worker to start: mesh_0 on host 0`."""
+    def say(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Says for what this waits, such as `1 worker to start: mesh_0 on host 0`, and how many of
+        all have ended."""
         if self._show is None:
             return
         text = f"waiting for {what}"
         if text != self._shown:
             self._shown = text
-            self._show(text)
+            self._show(text, done, total)
         now = time.monotonic()
         if now - self._said >= _LONG:
             self._said = now

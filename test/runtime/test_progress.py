@@ -6,6 +6,7 @@ import io
 import re
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 import alpa
 import alpa.runtime
 from alpa.runtime import ClusterSizeError, WorkerError, WorkerOptions
-from alpa.runtime.progress import progress
+from alpa.runtime.progress import Show, _Line, progress
 from alpa.runtime.workers import waiting
 from alpa.runtime.workers.waiting import Waiting
 
@@ -30,7 +31,8 @@ class Terminal(io.StringIO):
     def shown(self) -> list[str]:
         """What was shown, without the seconds."""
         lines = self.getvalue().split("\r\x1b[K")
-        return list(dict.fromkeys(re.sub(r": \d+\.\d s$", "", line) for line in lines))
+        seconds = r": \d+\.\d s(, about \d+ (s|min) left)?$"
+        return list(dict.fromkeys(re.sub(seconds, "", line) for line in lines))
 
 
 def new_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
@@ -38,6 +40,11 @@ def new_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     return terminal
+
+
+def into(heard: list[str]) -> Show:
+    """Adds what is shown to a list, without the numbers."""
+    return lambda what, done=0, total=0: heard.append(what)
 
 
 def double(x: Any) -> Any:
@@ -55,11 +62,66 @@ def test_a_line_counts_the_seconds_and_is_gone_at_the_end(monkeypatch: pytest.Mo
     assert last == ""
 
 
+def test_what_is_counted_has_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    line = _Line("begin")
+    assert str(line) == "begin: 0.0 s"
+    line.tell("stage 3 of 10", 2, 10)  # Two are from a cache.
+    now = 103.0
+    assert str(line) == "stage 3 of 10: 3.0 s"
+    now = 106.0
+    line.tell("stage 5 of 10", 4, 10)  # 3 s for each
+    assert str(line) == "stage 5 of 10: 6.0 s, about 18 s left"
+    now = 108.0
+    assert str(line) == "stage 5 of 10: 8.0 s, about 16 s left"
+    now = 1000.0
+    assert str(line) == "stage 5 of 10: 900.0 s"
+    line.tell("stage 6 of 10", 5, 10)  # (1000 - 100) / 3 s for each
+    assert str(line).endswith(", about 25 min left")
+    line.tell("stage 1 of 10", 0, 10)  # of another plan
+    assert str(line) == "stage 1 of 10: 900.0 s"
+    line.tell("load", 0, 0)
+    assert str(line) == "load: 900.0 s"
+
+
+def test_a_long_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "20")
+    with progress("begin") as show:
+        show("0123456789" * 3)
+    assert "0123456789012345678" in terminal.getvalue().split("\r\x1b[K")
+
+
+def test_a_notebook_shows_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Display:
+        shown: list[str] = []  # noqa: RUF012 - of this test
+
+        def __init__(self, data: dict[str, str], *, raw: bool, display_id: bool) -> None:
+            assert raw
+            assert display_id
+
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            assert raw
+            self.shown.append(data["text/plain"])
+
+    shell = SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=Display))
+    with progress() as show:
+        show("next")
+    assert [text.partition(":")[0] for text in Display.shown] == ["next", ""]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
+    with progress() as show:
+        show("next")
+    assert len(Display.shown) == 2
+
+
 def test_planning_and_compiling_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = new_terminal(monkeypatch)
     alpa.parallelize(double, cluster="cpu:1x1")(jnp.ones(4))
     assert "plan double: simplify-trivial-ops" in terminal.shown
-    assert "plan double: ilp-shard-annotate" in terminal.shown
+    assert "plan double: ilp-shard-annotate: 0 of 1 meshes" in terminal.shown
     assert any(re.fullmatch(r"compile \S+ \(1 of 1\)", line) for line in terminal.shown)
     assert terminal.getvalue().endswith("\r\x1b[K")
 
@@ -82,7 +144,7 @@ def test_a_long_wait_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[str] = []
-    wait = Waiting(600, heard.append)
+    wait = Waiting(600, into(heard))
     wait.say("1 worker to start: mesh_1 on host 1")
     wait.say("1 worker to start: mesh_1 on host 1")
     assert heard == ["waiting for 1 worker to start: mesh_1 on host 1"]
@@ -129,7 +191,7 @@ class TestOnRay:
         heard: list[str] = []
         group: Any = Group()
         with pytest.raises(WorkerError, match=r"^mesh_1 on host 1: no answer while it started for"):
-            Call(group, "endpoint", [post], [hangs]).wait(show=heard.append)
+            Call(group, "endpoint", [post], [hangs]).wait(show=into(heard))
         assert heard == ["waiting for 1 worker to start: mesh_1 on host 1"]
         ray.cancel(hangs, force=True)
 
@@ -144,7 +206,7 @@ class TestOnRay:
         heard: list[str] = []
         try:
             with pytest.raises(ClusterSizeError, match=r"0 CPU of 16 are free after 1\.5 s"):
-                reserve([post], "cpu", WorkerOptions(timeout_seconds=1.5), heard.append)
+                reserve([post], "cpu", WorkerOptions(timeout_seconds=1.5), into(heard))
         finally:
             remove_placement_group(group)
         assert heard == ["waiting for 1 host with 16 CPU of Ray, which others use"]
