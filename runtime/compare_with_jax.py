@@ -53,7 +53,7 @@ def compare_with_jax(
 
     Args:
         train_step: a function that `alpa.parallelize` returned.
-        *args, **kwargs: the arguments of a step. They are not donated. For shapes
+        args, kwargs: the arguments of a step. They are not donated. For shapes
             (`jax.ShapeDtypeStruct`), random arrays are drawn that keep the step finite.
         reference: the program to compare with. "whole-batch" is the function itself with `jax.jit`
             on one device. "micro-batches" loops over the micro-batches in the same way. A function
