@@ -1,0 +1,100 @@
+"""Names in backticks exist: modules and functions, attributes of the IR, options, passes, files."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from test.docs.pages import PAGES, ROOT
+
+SOURCES = ("cmake/alpa", "dialects", "passes", "runtime", "stress", "tools")
+FOREIGN = {"--head", "--address", "--port", "--num-cpus"}
+"""Options of other commands: Ray's."""
+
+
+@cache
+def source() -> str:
+    files = [path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py"))]
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+@cache
+def words() -> frozenset[str]:
+    """What the source, the tests and the project's settings write, word by word."""
+    tests = [path for path in (ROOT / "test").rglob("*.py") if path.parent.name != "docs"]
+    others = [ROOT / "pyproject.toml", *tests, *(ROOT / "docs").glob("*.py")]
+    text = source() + "\n".join(path.read_text(encoding="utf-8") for path in others)
+    return frozenset(re.findall(r"[A-Za-z_][\w-]*", text))
+
+
+def spans(page: Path) -> Iterator[str]:
+    """The text between backticks, outside of fenced blocks and comments."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^ *```.*?^ *```\n", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    yield from re.findall(r"(?<!`)`([^`]+)`(?!`)", text)
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or leads to an attribute of one."""
+    parts = name.split(".")
+    for stop in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:stop]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[stop:]:
+            fields = getattr(found, "__annotations__", {})
+            if not hasattr(found, part) and part not in fields:
+                return False
+            found = getattr(found, part, None)
+        return True
+    return False
+
+
+def missing(page: Path) -> list[str]:
+    """The names of a page that do not exist."""
+    found: list[str] = []
+    for span in spans(page):
+        for name in re.findall(r"(?<![\w./@-])alpa(?:\.[A-Za-z_]\w*)+(?!\w*[/\"-])", span):
+            if not resolves(name) and f'"{name}"' not in source():
+                found.append(name)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span):
+            if f'"{option}"' not in source() and option not in FOREIGN:
+                found.append(option)
+        for option in re.findall(r"(?<![\w-])([a-z][a-z_-]*)=", span):
+            if option not in words():
+                found.append(option)
+        if re.fullmatch(r"[a-z]+(?:-[a-z0-9]+)+", span) and span not in words():
+            found.append(span)
+        if re.fullmatch(r"[a-z_]+(?:/[\w.-]+)+\.(?:py|mlir|md)", span) and not (
+            any((ROOT / folder / span).exists() for folder in ("", "passes", "test"))
+        ):
+            found.append(span)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_names_in_backticks_exist(page: Path) -> None:
+    assert missing(page) == []
+
+
+def test_names_that_do_not_exist_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`alpa.passes.runs` `alpa.passes.run(text)` `alpa.roles` `alpa.role` `--clusters` "
+        "`alpa-plan --cluster` `num-stage=2` `num-stages=2` `layer-clusters` `layer-cluster` `passes/alpha.py` `passes/alpa.py`"
+    )
+    assert missing(page) == [
+        "alpa.passes.runs",
+        "alpa.roles",
+        "--clusters",
+        "num-stage",
+        "layer-clusters",
+        "passes/alpha.py",
+    ]
