@@ -22,7 +22,7 @@ def combined_counts(collectives: Iterable[Placed]) -> Counter[str]:
     counts: Counter[str] = Counter()
     # Of combined collectives to which more may be added: the members, as bits, and their bytes.
     opened: dict[tuple[object, ...] | None, tuple[int, float]] = {}
-    for number, (one, key, waits_for) in enumerate(collectives):
+    for number, (one, key, waits_for, _) in enumerate(collectives):
         members, joined = opened.get(key, (0, inf))
         joined += one.result_bytes
         if members & waits_for or joined > LIMIT:

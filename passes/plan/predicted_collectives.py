@@ -97,6 +97,8 @@ class Placed(NamedTuple):
     it stays alone"""
     waits_for: int = 0
     """bit i: for the i-th collective of the fragment"""
+    op: ir.OpView | None = None
+    """that needs it; of a returned value the one that makes it, None if that is an argument"""
 
 
 def predicted_collectives(module: ir.Module) -> list[tuple[Collective, ...]]:
@@ -120,6 +122,7 @@ def collectives_in_order(annotated: Annotated) -> list[Placed]:
     walk.visit(body(annotated.fragment), 1)
     end = terminator(body(annotated.fragment))
     for value, result in zip(end.operands, annotated.fragment.results, strict=True):
+        walk.now = None if isinstance(value.owner, ir.Block) else value.owner.opview
         walk.bring(value, annotated.outer_layout(result), 1)
     return walk.found
 
@@ -161,6 +164,8 @@ class _Walk:
 
     annotated: Annotated
     found: list[Placed] = field(default_factory=list)
+    now: ir.OpView | None = None
+    """the op that is visited"""
     _tables: dict[int, ReshardTable] = field(default_factory=dict)
     # The collectives that a value waits for, as `Placed.waits_for`, if any; those in a layout too.
     _waits: dict[ir.Value, int] = field(default_factory=dict)
@@ -176,7 +181,7 @@ class _Walk:
     def visit(self, block: ir.Block, times: int) -> None:
         """All ops of a block that runs `times` times, but not its terminator."""
         for op in list(block.operations)[:-1]:
-            waits = self._waits_of(op.operands)
+            waits, self.now = self._waits_of(op.operands), op
             if isinstance(op, sdy.ShardingConstraintOp):
                 waits |= self.bring(op.operands[0], self.annotated.layout(op.results[0]), times)
             elif isinstance(op, stablehlo.WhileOp):
@@ -416,5 +421,5 @@ class _Walk:
         )
         joins = together.key is not None and kind in COMBINED_KINDS
         key = (kind, names, together.key) if joins else None
-        self.found.append(Placed(collective, key, waits))
+        self.found.append(Placed(collective, key, waits, self.now))
         return waits | 1 << (len(self.found) - 1)

@@ -270,7 +270,7 @@ def _total(sizes: Sequence[int | None]) -> str:
 
 
 def limits(report: PlanReport) -> Iterator[str]:
-    """What the predicted step and the memory consist of; the first line is the title."""
+    """What limits a plan: a title, then a line for each limit."""
     yield "what limits it"
     stages, batches, count = report.stages, report.num_micro_batches, len(report.stages)
     total = sum(stage.seconds for stage in stages)

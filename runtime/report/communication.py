@@ -1,0 +1,65 @@
+"""The section of the communication: the costliest collectives and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from alpa.passes.cost.device import size_text
+from alpa.passes.plan.communication import Communication
+from alpa.passes.plan.text import count_text, percent, seconds_text
+from alpa.runtime.report.content import Content
+from alpa.runtime.report.markup import Cell, Html, element, section, table
+
+_SHOWN = 20
+
+
+def communication(content: Content) -> Html:
+    """The section."""
+    entries = content.communications.entries
+    collectives = [it for it in entries if not it.is_transfer]
+    transfers = [it for it in entries if it.is_transfer]
+    step = content.numbers.predicted_step_seconds
+    return section(
+        "communication",
+        "The costliest collectives and transfers",
+        element(
+            "p",
+            "Seconds are those of a step, added up over its micro-batches; where the compiler "
+            "combines small collectives, each has its share. The source is the line of the op in "
+            "the program that was planned.",
+        ),
+        _table(collectives, "collective", step, content.name),
+        _table(transfers, "transfer", step, content.name),
+    )
+
+
+def _table(entries: Iterable[Communication], noun: str, step: float, name: str) -> Html:
+    its = list(entries)
+    total = sum(it.seconds for it in its)
+    if not its:
+        return element("p", f"The step has no {noun}s.")
+    header = ["kind", "mesh", "part", "axes", "op", "source", "bytes", "count", "seconds", "share"]
+    rows: list[list[Cell]] = []
+    for it in its[:_SHOWN]:
+        mesh = f"{it.source} to {it.target}" if it.is_transfer else it.source
+        place = str(it.place)
+        if it.place.file == "-":
+            place = f"{name}:{it.place.line}:{it.place.column}"
+        share = it.seconds / step if step else 0.0
+        rows.append(
+            [
+                it.kind,
+                mesh,
+                it.part or "-",
+                "+".join(it.axes) or "-",
+                it.op.partition(".")[2] or it.op or "-",
+                element("code", place),
+                element("data", size_text(it.bytes), value=str(it.bytes)),
+                str(it.count),
+                element("data", seconds_text(it.seconds), value=repr(it.seconds)),
+                percent(share),
+            ]
+        )
+    shown = f", the costliest {_SHOWN}" if len(its) > _SHOWN else ""
+    caption = f"{count_text(len(its), noun)}, {seconds_text(total)} on all meshes together{shown}"
+    return table(header, rows, caption=caption, left=range(6))

@@ -1,0 +1,65 @@
+"""What the report of a plan shows, read from the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alpa.dialects import ir
+from alpa.passes.pipelines.diagnostics import Diagnostic
+from alpa.passes.plan.communication import Communications
+from alpa.passes.plan.layer_shardings import StageShardings, layer_shardings
+from alpa.passes.plan.memory_over_time import MeshMemory, memory_over_time
+from alpa.passes.plan.predicted_memory import predicted_memory
+from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.timeline import Timeline
+from alpa.runtime.micro_batches import Attempt
+from alpa.runtime.stages import exported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """A plan in numbers, and its details.
+
+    `remarks` are those of the passes; `attempts` are the numbers of micro-batches that were tried.
+    """
+
+    name: str
+    """of the program"""
+    numbers: PlanReport
+    timeline: Timeline
+    communications: Communications
+    shardings: tuple[StageShardings, ...]
+    memory: tuple[MeshMemory, ...]
+    remarks: tuple[Diagnostic, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        module: ir.Module,
+        numbers: PlanReport,
+        name: str,
+        *,
+        remarks: Sequence[Diagnostic] = (),
+        attempts: Sequence[Attempt] = (),
+    ) -> Content:
+        """Reads a finished plan. Its stages are exported on a copy, for their memory.
+
+        Raises:
+            CheckError, PassError: the module is not planned, or its plan cannot be exported.
+        """
+        program = read_planned(module)
+        communications = Communications.of(module, program)
+        stages = exported(module)
+        return cls(
+            name=name,
+            numbers=numbers,
+            timeline=Timeline.of(program, communications.fragment_seconds),
+            communications=communications,
+            shardings=tuple(layer_shardings(module, program)),
+            memory=tuple(memory_over_time(stages.program, predicted_memory(stages.module))),
+            remarks=tuple(remarks),
+            attempts=tuple(attempts),
+        )

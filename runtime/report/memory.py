@@ -1,0 +1,162 @@
+"""The section of the memory: what a device of each mesh holds during the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from bokeh.models import ColumnDataSource, HoverTool, Label, Span
+
+from alpa.passes.cost.device import size_text
+from alpa.passes.plan.attribute import cluster_here
+from alpa.passes.plan.memory_over_time import KINDS, Kind, MeshMemory
+from alpa.passes.plan.text import percent, seconds_text
+from alpa.runtime.report.content import Content
+from alpa.runtime.report.figures import Unit, add_legend, count_bytes, drawn, new_figure
+from alpa.runtime.report.markup import Cell, Html, details, element, number, section, table
+
+_COLORS: Mapping[Kind, str] = {
+    "parameters": "#4c7fd0",
+    "optimizer state": "#8d6cc9",
+    "gradients": "#46a37c",
+    "activations": "#e6a23c",
+    "inputs": "#8b95a3",
+    "temporaries": "#d9697e",
+}
+_SHOWN = 4
+"""Meshes whose figures are open."""
+
+
+def memory(content: Content) -> Html:
+    """The section."""
+    figures = [_mesh(content, n, one) for n, one in enumerate(content.memory)]
+    rest = figures[_SHOWN:]
+    return section(
+        "memory",
+        "Memory of a device over the step",
+        element(
+            "p",
+            "What exists follows from the instructions of the step and the modules that are "
+            "compiled. The dashed line is what the search counted for the mesh, with forward, "
+            "backward and update apart: the two differ by what XLA frees and reuses.",
+        ),
+        _table(content),
+        element("div", *figures[:_SHOWN], class_="pairs"),
+        *([details("The other meshes", element("div", *rest, class_="pairs"))] if rest else []),
+    )
+
+
+def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
+    planned = _planned(content, index)
+    capacity = _capacity(content, index)
+    title = f"{one.mesh}: at most {size_text(one.peak)}"
+    if capacity:
+        title += f", {percent(one.peak / capacity)} of {size_text(capacity)}"
+    end = content.timeline.seconds
+    unit = Unit.of(end)
+    most = max(one.peak, planned or 0)
+    shows_capacity = capacity is not None and most > 0.4 * capacity
+    top = 1.08 * (max(most, capacity) if shows_capacity and capacity else most)
+    made = new_figure(
+        270,
+        x_range=(0.0, end / unit.size),
+        y_range=(0.0, top),
+        tools="xpan,xwheel_zoom,reset,save",
+        active_scroll=None,
+        x_axis_label=f"time ({unit.name})",
+    )
+    count_bytes(made.yaxis)
+    source = _source(one, unit, end)
+    entries: list[tuple[str, list[object]]] = []
+    for kind in KINDS:
+        if any(one.bytes[kind]):
+            area = made.varea_step(
+                x="time",
+                y1=f"{kind} from",
+                y2=f"{kind} to",
+                step_mode="after",
+                source=source,
+                fill_color=_COLORS[kind],
+                fill_alpha=0.9,
+            )
+            entries.append((kind, [area]))
+    outline = made.step(
+        x="time", y="total", mode="after", source=source, line_color="#5f6b7a", line_width=1
+    )
+    tips = [("time", "@when"), ("in all", "@total_text")]
+    tips += [(kind, f"@{{{kind}}}") for kind in KINDS if any(one.bytes[kind])]
+    made.add_tools(HoverTool(renderers=[outline], tooltips=tips, mode="vline", line_policy="prev"))
+    if planned:
+        _line(made, planned, "counted by the search", "dashed")
+    if shows_capacity and capacity:
+        _line(made, capacity, "memory of a device", "solid")
+    add_legend(made, entries)
+    label = f"Memory of a device of {title}; the table above has its parts"
+    return element("div", element("h3", title), drawn(f"memory-{index}", made, label))
+
+
+def _line(made: object, size: int, text: str, dash: str) -> None:
+    """A horizontal line with words."""
+    color = "#d9485f" if dash == "solid" else "#7d8794"
+    line = Span(location=size, dimension="width", line_color=color, line_dash=dash, line_width=1.5)
+    label = Label(
+        x=6,
+        y=size,
+        x_units="screen",
+        text=text,
+        text_font_size="11px",
+        text_baseline="bottom" if dash == "solid" else "top",
+        text_color=color,
+    )
+    made.add_layout(line)  # type: ignore[attr-defined]
+    made.add_layout(label)  # type: ignore[attr-defined]
+
+
+def _source(one: MeshMemory, unit: Unit, end: float) -> ColumnDataSource:
+    """The layers of bytes over time, up to the end of the step."""
+    times = [*one.seconds, end]
+    columns: dict[str, object] = {"time": np.array(times) / unit.size}
+    below = np.zeros(len(times))
+    for kind in KINDS:
+        held = np.array([*one.bytes[kind], one.bytes[kind][-1]], dtype=float)
+        columns[f"{kind} from"] = below
+        below = below + held
+        columns[f"{kind} to"] = below
+        columns[kind] = [size_text(size) for size in held]
+    columns["total"] = below
+    columns["total_text"] = [size_text(size) for size in below]
+    columns["when"] = [seconds_text(time) for time in times]
+    return ColumnDataSource(columns)
+
+
+def _planned(content: Content, index: int) -> int | None:
+    peaks = content.numbers.predicted_peak_bytes
+    return peaks[index] if index < len(peaks) else None
+
+
+def _capacity(content: Content, index: int) -> int | None:
+    cluster = cluster_here(content.numbers.cluster)
+    hosts = content.numbers.meshes[index].hosts
+    return None if cluster is None else cluster.of(hosts).device.memory
+
+
+def _table(content: Content) -> Html:
+    header = ["mesh", "at the fullest time", *KINDS, "when", "counted by the search", "capacity"]
+    return table(header, _rows(content), caption="Bytes per device at the fullest time of the step")
+
+
+def _rows(content: Content) -> Iterator[list[Cell]]:
+    for index, one in enumerate(content.memory):
+        at = one.fullest
+        planned, capacity = _planned(content, index), _capacity(content, index)
+        counted = "-"
+        if planned is not None:
+            counted = number(f"predicted_peak_bytes.{index}", planned, size_text(planned))
+        yield [
+            one.mesh,
+            element("data", size_text(one.peak), value=str(one.peak), class_="peak"),
+            *(size_text(one.bytes[kind][at]) for kind in KINDS),
+            seconds_text(one.seconds[at]),
+            counted,
+            "-" if capacity is None else size_text(capacity),
+        ]

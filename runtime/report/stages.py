@@ -1,0 +1,158 @@
+"""The section of the stages: where they are on the cluster, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from bokeh.models import ColumnDataSource, HoverTool
+
+from alpa.passes.cost.device import size_text
+from alpa.passes.plan.attribute import cluster_here
+from alpa.passes.plan.report import PlanReport, StageReport
+from alpa.passes.plan.text import ranges_text, seconds_text
+from alpa.runtime.report.content import Content
+from alpa.runtime.report.figures import GREY, STAGES, drawn, new_figure
+from alpa.runtime.report.markup import Cell, Html, element, number, section, table
+
+_LABELLED = 256
+"""The most devices with words on them."""
+_NAMED_HOSTS = 64
+"""The most hosts with a label each."""
+
+
+def stages(content: Content) -> Html:
+    """The section."""
+    it = content.numbers
+    words = element("ul", *_strategies(it), class_="limits")
+    return section("stages", "Stages on the cluster", _map(it), _numbers(it), words)
+
+
+def _map(it: PlanReport) -> Html:
+    """The devices of each host, coloured by stage."""
+    sizes, source = _host_sizes(it), _devices(it)
+    hosts = len(sizes)
+    made = new_figure(
+        86 + max(24, 44 - hosts // 2) * min(hosts, _NAMED_HOSTS),
+        x_range=(-0.5, max(sizes) - 0.5),
+        y_range=(hosts - 0.5, -0.5),
+        tools="pan,reset,save",
+        x_axis_label="device of the host",
+    )
+    cells = made.rect(
+        x="number",
+        y="host",
+        width=0.94,
+        height=0.86,
+        source=source,
+        fill_color="color",
+        line_color=None,
+        border_radius=4,
+    )
+    if sum(sizes) <= _LABELLED:
+        made.text(
+            x="number",
+            y="host",
+            text="stage",
+            source=source,
+            text_align="center",
+            text_baseline="middle",
+            text_color="white",
+            text_font_size="12px",
+        )
+    shown = ["device", "stage", "mesh", "layers", "peak"]
+    tips = [(name, f"@{name}") for name in shown]
+    made.add_tools(HoverTool(renderers=[cells], tooltips=tips))
+    made.grid.grid_line_color = None
+    made.xaxis.ticker = list(range(max(sizes)))
+    made.yaxis.ticker = list(range(0, hosts, ceil(hosts / _NAMED_HOSTS)))
+    made.yaxis.major_label_overrides = {host: f"host {host}" for host in range(hosts)}
+    made.axis.axis_line_color = None
+    made.axis.major_tick_line_color = None
+    made.axis.minor_tick_line_color = None
+    spoken = "; ".join(
+        f"stage {n} on hosts {ranges_text(mesh.hosts)}, devices {ranges_text(mesh.devices)}"
+        for n, mesh in enumerate(it.meshes)
+    )
+    return drawn("stage-map", made, f"The cluster's devices by stage: {spoken}")
+
+
+def _host_sizes(it: PlanReport) -> tuple[int, ...]:
+    """The devices of each host; as the meshes need them if the cluster is not known here."""
+    cluster = cluster_here(it.cluster)
+    if cluster is not None:
+        return cluster.host_sizes
+    hosts = 1 + max(host for mesh in it.meshes for host in mesh.hosts)
+    devices = 1 + max(device for mesh in it.meshes for device in mesh.devices)
+    return (ceil(devices / hosts),) * hosts
+
+
+def _devices(it: PlanReport) -> ColumnDataSource:
+    """A row for each device of the cluster."""
+    stage_of = {device: n for n, mesh in enumerate(it.meshes) for device in mesh.devices}
+    rows: list[tuple[object, ...]] = []
+    for host, size in enumerate(_host_sizes(it)):
+        for place in range(size):
+            device = len(rows)
+            stage = stage_of.get(device)
+            if stage is None:
+                rows.append((device, host, place, GREY, "idle", "-", "-", "-"))
+                continue
+            report = it.stages[stage]
+            peak = "-" if report.peak_bytes is None else size_text(report.peak_bytes)
+            color, name = STAGES[stage % len(STAGES)], f"stage {stage}"
+            rows.append((device, host, place, color, name, report.mesh, _layers(report), peak))
+    names = ("device", "host", "number", "color", "stage", "mesh", "layers", "peak")
+    columns = zip(*rows, strict=True)
+    return ColumnDataSource(dict(zip(names, map(list, columns), strict=True)))
+
+
+def _numbers(it: PlanReport) -> Html:
+    header = ["stage", "mesh", "hosts", "devices", "shape", "layers", "forward", "backward"]
+    header += ["update", "parameters and optimizer state", "activations", "peak"]
+    rows: list[list[Cell]] = []
+    for n, (mesh, stage) in enumerate(zip(it.meshes, it.stages, strict=True)):
+        entry = f"stages.{n}"
+        swatch = element(
+            "span", class_="swatch", style=f"background:{STAGES[n % len(STAGES)]}"
+        )
+        row: list[Cell] = [
+            Html(f"{swatch} {n}"),
+            mesh.name,
+            ranges_text(mesh.hosts),
+            ranges_text(mesh.devices),
+            "x".join(map(str, mesh.logical_shape)),
+            _layers(stage),
+        ]
+        for name in ("forward_seconds", "backward_seconds", "update_seconds"):
+            value = getattr(stage, name)
+            row.append(number(f"{entry}.{name}", value, seconds_text(value)))
+        for name in ("state_bytes", "activation_bytes", "peak_bytes"):
+            value = getattr(stage, name)
+            text = "-" if value is None else size_text(value)
+            row.append(number(f"{entry}.{name}", value, text))
+        rows.append(row)
+    caption = "Seconds per micro-batch, of the update per step; bytes per device"
+    return table(header, rows, caption=caption)
+
+
+def _strategies(it: PlanReport) -> Iterator[Html]:
+    """What is split in which stages, in words."""
+    alike: dict[str, list[int]] = {}
+    for n, stage in enumerate(it.stages):
+        if stage.strategy:
+            alike.setdefault(stage.strategy, []).append(n)
+    for text, numbers in alike.items():
+        noun = "stage" if len(numbers) == 1 else "stages"
+        yield element("li", f"{noun} {ranges_text(numbers)}: {text}")
+    for n, stage in enumerate(it.stages):
+        if stage.remat:
+            names = ", ".join(stage.remat)
+            yield element("li", f"stage {n} computes activations again in the backward of {names}")
+
+
+def _layers(stage: StageReport) -> str:
+    numbers = [name.removeprefix("layer_") for name in stage.layers]
+    if all(name.isdigit() for name in numbers):
+        return ranges_text(sorted(map(int, numbers))) or "-"
+    return ", ".join(stage.layers)
