@@ -153,7 +153,7 @@ class Planned:
     def plan(self) -> Plan:
         return Plan.read(main_function(self.module)) or Plan()
 
-    def report(self, clock: Clock) -> PlanReport:
+    def numbers(self, clock: Clock) -> PlanReport:
         """The plan in numbers, with the seconds of all phases until now."""
         with clock.phase("report"):
             report = PlanReport.of(self.module)

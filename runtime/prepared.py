@@ -34,6 +34,7 @@ from alpa.runtime.planning import Planned, PlanningError, Settings, plan
 from alpa.runtime.progress import progress
 from alpa.runtime.questions.explain import explain
 from alpa.runtime.questions.explanation import Explanation
+from alpa.runtime.report import check_can_draw, write_report
 from alpa.runtime.sharing import PlannedState
 from alpa.runtime.step import Lowered, Step
 from alpa.runtime.target import Target
@@ -86,6 +87,20 @@ class StepPlan(PlanReport):
         found = step.explain(what)
         sys.stdout.write("\n".join(map(str, found)))
         return found
+
+    def report(self, path: str | Path) -> None:
+        """Writes a report of the plan: one HTML page that needs no network.
+
+        Raises:
+            ReportError: Bokeh is missing, which `pip install 'alpa-mlir[report]'` installs.
+            OSError: the file cannot be written.
+        """
+        from alpa.runtime.report.content import Content  # noqa: PLC0415 - few plans need it
+
+        check_can_draw()
+        step = self.step()
+        name = "a step" if step is None else step.step.name
+        write_report(path, Content.of(self.module, self, name))
 
     def close(self) -> None:
         """Ends the workers that run the plan, if there are any; see `Parallelized.close`."""
@@ -189,7 +204,7 @@ class Prepared:
             planned = best_number(numbers, lower, given, clock).planned
         for remark in planned.remarks:
             _logger.info("%s", remark)
-        report = planned.report(clock)
+        report = planned.numbers(clock)
         found = self._plan_of(planned.module, report)
         return lowered[planned.plan.num_micro_batches], found
 

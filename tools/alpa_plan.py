@@ -42,6 +42,7 @@ from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError, parse_cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
 from alpa.runtime.choices import ChoiceError
@@ -53,6 +54,7 @@ from alpa.runtime.planning import Capabilities, Planned, PlanningError, Settings
 from alpa.runtime.progress import progress
 from alpa.runtime.questions.compare import ComparisonError
 from alpa.runtime.questions.explain import QuestionError
+from alpa.runtime.report import ReportError, check_can_draw
 from alpa.tools.alpa_plan_arguments import parse
 from alpa.tools.alpa_plan_questions import (
     answers,
@@ -151,13 +153,18 @@ def _process(options: argparse.Namespace) -> bool:
             make_devices(cluster.num_devices)
         except DevicesError as error:
             raise _CommandError(str(error)) from error
-    for path in (options.output, options.json, options.save_hints):
+    for path in (options.output, options.json, options.report, options.save_hints):
         if path is not None and not path.absolute().parent.is_dir():
             raise _CommandError(f"cannot write {path}: there is no folder {path.parent}")
         if path is not None and path.is_dir():
             raise _CommandError(f"cannot write {path}: it is a folder")
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise _CommandError(f"cannot write into {options.export}: it is not a folder")
+    if options.report is not None:
+        try:
+            check_can_draw()
+        except ReportError as error:
+            raise _CommandError(str(error)) from error
     if options.no_executables and options.export is None:
         raise _CommandError("--no-executables is for --export; add it, or remove --no-executables")
     if options.compiler_option and options.verify is None and not _exports_executables(options):
@@ -198,14 +205,19 @@ def _process(options: argparse.Namespace) -> bool:
                 result = find(options, settings, roles, clock)
                 usable = verification.meshes[0].usable
                 verification = _verify(options, result.planned, clock, usable)
-        report = result.planned.report(clock)
+        report = result.planned.numbers(clock)
         table = plan_table(result.planned.module, report)
         numbers = report.to_json()
         if verification is not None:
             both = json.loads(numbers) | {"verification": verification.to_json()}
             numbers = json.dumps(both, indent=2)
         answered = list(answers(options, result.planned, clock))
-        executables = _write_outputs(options, result, numbers, clock)
+        texts = {
+            options.json: numbers,
+            options.report: _page(options, result, report, clock),
+            options.save_hints: hints_of(result.planned) if options.save_hints else None,
+        }
+        executables = _write_outputs(options, result.planned, texts, clock)
     for remark in result.planned.remarks:
         _say(str(placed(remark, options.program)))
     with until_the_reader_goes():
@@ -355,13 +367,12 @@ def _plan_zoo(
                 f"{' and '.join(map(str, sorted(near)))} divide it"
             )
         numbers = [number]
-    found = best_number(
-        numbers,
-        lambda n: lowered(program, batch // n),
-        settings,
-        clock,
-        keep=are_asked(options),
-    )
+    named = options.report is not None or bool(options.force) or are_asked(options)
+
+    def lower(number: int) -> ir.Module:
+        return lowered(program, batch // number, locations=named)
+
+    found = best_number(numbers, lower, settings, clock, keep=are_asked(options))
     devices, sizes = parse_cluster(options.cluster).num_devices, dict(options.shrink)
     number = found.planned.plan.num_micro_batches
 
@@ -374,20 +385,41 @@ def _plan_zoo(
     return _Result(planned=found.planned, attempts=found.attempts, compare=compare)
 
 
+def _page(
+    options: argparse.Namespace, result: _Result, numbers: PlanReport, clock: Clock
+) -> str | None:
+    """The report of a plan, if it is asked for."""
+    if options.report is None:
+        return None
+    from alpa.runtime.report.content import Content  # noqa: PLC0415 - it needs jax
+    from alpa.runtime.report.page import page  # noqa: PLC0415 - it needs Bokeh
+
+    with clock.phase("write the report"):
+        content = Content.of(
+            result.planned.module,
+            numbers,
+            options.program,
+            remarks=[placed(remark, options.program) for remark in result.planned.remarks],
+            attempts=result.attempts,
+        )
+        return page(content)
+
+
 def _write_outputs(
-    options: argparse.Namespace, result: _Result, json_text: str, clock: Clock
+    options: argparse.Namespace,
+    planned: Planned,
+    others: Mapping[Path | None, str | None],
+    clock: Clock,
 ) -> Executables | None:
-    """Writes the requested files, the plan and its numbers last. Exports the module in place.
+    """Writes the requested files, the plan and what else says of it last. Exports the module in
+    place.
 
     Raises _CommandError.
     """
-    planned, texts = result.planned, dict[Path, str]()
-    if options.save_hints is not None:
-        texts[options.save_hints] = hints_of(planned)
+    texts: dict[Path, str] = {}
     if options.output is not None:  # The export changes the module.
         texts[options.output] = str(planned.module.operation.get_asm())
-    if options.json is not None:
-        texts[options.json] = json_text
+    texts |= {path: text for path, text in others.items() if path is not None and text is not None}
     executables: Executables | None = None
     try:
         if options.export is not None:

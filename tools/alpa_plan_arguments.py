@@ -24,7 +24,7 @@ VERIFY_CACHE = Path("~/.cache/alpa/verified")
 _EXAMPLES = """\
 examples:
   alpa-plan step.mlir --cluster h100:1x8 --num-micro-batches 16 -o planned.mlir
-  alpa-plan zoo:gpt-2.6b --cluster v100-16gb:8x8 --json plan.json
+  alpa-plan zoo:gpt-2.6b --cluster v100-16gb:8x8 --json plan.json --report plan.html
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 32 --intra data-parallel --inter none
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 16 --compare-with-jax
   alpa-plan zoo:gpt-2.6b --cluster v100-16gb:1x8 --num-micro-batches 128 --verify=repair
@@ -219,6 +219,13 @@ def parser() -> argparse.ArgumentParser:
     add("--roles", metavar="ROLES.toml", help="roles of arguments and results")
     add("-o", dest="output", type=Path, metavar="PLANNED.mlir", help="where to write the plan")
     add("--json", type=Path, metavar="PLAN.json", help="where to write the plan's numbers")
+    add(
+        "--report",
+        type=Path,
+        metavar="PLAN.html",
+        help="where to write the plan as one HTML page, with its timeline, shardings, memory and "
+        "costliest communication; needs the extra report",
+    )
     add(
         "--export",
         type=Path,

@@ -23,6 +23,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
         "--version", action=_Version, nargs=0, help="print the version of Alpa and exit"
     )
 
+
 from alpa.runtime.choices import ChoiceError, parse_choice
 
 

@@ -34,10 +34,15 @@ def read(file: str) -> ir.Module:
             raise PlanningError(tuple(said) or (problem,)) from error
 
 
-def lowered(program: TrainingProgram, micro_batch_size: int) -> ir.Module:
-    """Lowers a zoo program at the size of a micro-batch. Raises PlanningError."""
+def lowered(
+    program: TrainingProgram, micro_batch_size: int, *, locations: bool = False
+) -> ir.Module:
+    """Lowers a zoo program at the size of a micro-batch. Raises PlanningError.
+
+    With `locations`, ops know their names in JAX and the lines of the model.
+    """
     try:
-        return parse(program.lower(micro_batch_size))
+        return parse(program.lower(micro_batch_size, locations=locations))
     except ValueError as error:
         # Some models require that their batch divides evenly.
         raise PlanningError((Diagnostic("error", Place("-"), str(error)),)) from error

@@ -19,6 +19,7 @@ Severity = Literal["error", "warning", "remark", "note"]
 _NOTE = re.compile(r"\n(.*):(\d+):(\d+): note: ")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HEX = re.compile(rb"\\([0-9A-F]{2})")
+_PARTS = 3  # of a name that JAX makes of the names of modules, transformations and ops
 _OPERATION_NOTE = "see current operation: "
 
 
@@ -62,6 +63,17 @@ def place_of(location: ir.Location) -> Place:
     if isinstance(location, ir.UnknownLoc):
         return Place("unknown")
     return Place(str(location).removeprefix("loc(").removesuffix(")").replace('"', ""))
+
+
+def name_of(location: ir.Location) -> str:
+    """The end of the name that JAX gives an op, such as `attention/qkv/dot_general`; empty where a
+    location has no name."""
+    location = ir.Location.from_attr(location.attr, location.context)
+    if isinstance(location, ir.NameLoc):
+        return "/".join(location.name_str.split("/")[-_PARTS:])
+    if isinstance(location, ir.CallSiteLoc):
+        return name_of(location.callee) or name_of(location.caller)
+    return ""
 
 
 def format_error(error: ir.MLIRError) -> str:

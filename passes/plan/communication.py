@@ -16,7 +16,7 @@ from alpa.dialects import body, ir, main_function, mpmd
 from alpa.dialects.attributes import Part
 from alpa.passes.cost import collectives as cost
 from alpa.passes.cost.collectives import LogicalMesh
-from alpa.passes.pipelines.diagnostics import Place, place_of
+from alpa.passes.pipelines.diagnostics import Place, name_of, place_of
 from alpa.passes.plan.annotated import annotated_fragments
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.predicted_collectives import Collective, Placed, collectives_in_order
@@ -46,7 +46,8 @@ class Communication:
     seconds: float
     """of a step"""
     op: str
-    """the name of the op that needs it; empty if an argument is brought to its result"""
+    """that needs it: the end of its name in JAX, or its kind; empty if an argument is brought to
+    its result"""
     place: Place
     """the op's, in the program's source"""
 
@@ -117,8 +118,9 @@ def _collectives(
     seconds: dict[_Key, float] = {}
     for placed, its in found:
         op, one = placed.op, placed.collective
+        name = "" if op is None else _op_name(op)
         place = Place("unknown") if op is None else place_of(op.location)
-        key = _Key(replace(one, count=1), "" if op is None else op.operation.name, place)
+        key = _Key(replace(one, count=1), name, place)
         counts[key] += one.count
         seconds[key] = seconds.get(key, 0.0) + its
     for key, count in counts.items():
@@ -136,11 +138,13 @@ def _collectives(
         )
 
 
+def _op_name(op: ir.OpView) -> str:
+    return name_of(op.location) or op.operation.name.partition(".")[2]
+
+
 def _transfers(module: ir.Module, program: Program) -> Iterator[Communication]:
     """The transfers; what micro-batches send goes once for each of them."""
-    ops = [
-        op for op in body(main_function(module)).operations if isinstance(op, mpmd.TransferOp)
-    ]
+    ops = [op for op in body(main_function(module)).operations if isinstance(op, mpmd.TransferOp)]
     for op, one in zip(ops, program.transfers, strict=True):
         count = program.num_micro_batches if one.target in program.micro_used else 0
         if not count or one.target in program.totals:
@@ -154,6 +158,6 @@ def _transfers(module: ir.Module, program: Program) -> Iterator[Communication]:
             bytes=program.values[one.target].bytes,
             count=count,
             seconds=count * one.seconds,
-            op="mpmd.transfer",
+            op=_op_name(op),
             place=place_of(op.location),
         )

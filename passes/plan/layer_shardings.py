@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from alpa.dialects import body, ir, main_function, stablehlo, walk
-from alpa.passes.pipelines.diagnostics import Place, place_of
+from alpa.passes.pipelines.diagnostics import Place, name_of, place_of
 from alpa.passes.plan.annotated import Annotated, annotated_fragments
 from alpa.passes.plan.data import Program
 from alpa.passes.sharding.batch_dims import BatchDims
@@ -54,7 +54,7 @@ class Contraction:
     op: str
     tensors: tuple[ShardedTensor, ...]
     name: str = field(compare=False)
-    """JAX's, the last part; the op's where there is none"""
+    """the end of JAX's, or the op's"""
     place: Place = field(compare=False)
 
 
@@ -142,8 +142,7 @@ def _contractions(annotated: Annotated, batch: BatchDims) -> list[Contraction]:
         )
         tensors = (*operands, _tensor(annotated, op.results[0], "activation"))
         kind = op.operation.name.partition(".")[2]
-        name = _name(op.location) or kind
-        place = place_of(op.location)
+        name, place = name_of(op.location) or kind, place_of(op.location)
         found.append(Contraction(op=kind, tensors=tensors, name=name, place=place))
     return found
 
@@ -164,12 +163,3 @@ def _tensor(annotated: Annotated, value: ir.Value, use: Use) -> ShardedTensor:
         unreduced=named(unreduced_axes(layout, type_.rank)),
         local_bytes=annotated.local_bytes(value),
     )
-
-
-def _name(location: ir.Location) -> str:
-    """The last two parts of the name that JAX gives an op: `qkv/dot_general`."""
-    if isinstance(location, ir.NameLoc):
-        return "/".join(location.name_str.split("/")[-2:])
-    if isinstance(location, ir.CallSiteLoc):
-        return _name(location.callee) or _name(location.caller)
-    return ""

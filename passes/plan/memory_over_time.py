@@ -20,9 +20,7 @@ from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Run, writ
 from alpa.passes.plan.predicted_memory import FragmentMemory
 from alpa.passes.plan.step_time import Event, simulate
 
-Kind = Literal[
-    "parameters", "optimizer state", "gradients", "activations", "inputs", "temporaries"
-]
+Kind = Literal["parameters", "optimizer state", "gradients", "activations", "inputs", "temporaries"]
 KINDS: tuple[Kind, ...] = (
     "parameters",
     "optimizer state",

@@ -59,9 +59,7 @@ class Timeline:
         end = max((event.end for event in events), default=0.0)
         cluster = cluster_here(program.plan.cluster)
         last = end if cluster is None else with_call(end, program, cluster)
-        inside = dict(
-            zip(map(id, program.fragments), collective_seconds, strict=True)
-        )
+        inside = dict(zip(map(id, program.fragments), collective_seconds, strict=True))
         spans: list[PredictedSpan] = []
         for mesh in program.meshes:
             mine = [it for it in events if it.mesh == mesh.name and it.end > it.start]

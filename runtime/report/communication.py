@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.communication import Communication
 from alpa.passes.plan.text import count_text, percent, seconds_text
 from alpa.runtime.report.content import Content
-from alpa.runtime.report.markup import Cell, Html, element, section, table
+from alpa.runtime.report.markup import Cell, Html, element, section, source, table
 
 _SHOWN = 20
 
@@ -18,7 +18,6 @@ def communication(content: Content) -> Html:
     entries = content.communications.entries
     collectives = [it for it in entries if not it.is_transfer]
     transfers = [it for it in entries if it.is_transfer]
-    step = content.numbers.predicted_step_seconds
     return section(
         "communication",
         "The costliest collectives and transfers",
@@ -28,13 +27,13 @@ def communication(content: Content) -> Html:
             "combines small collectives, each has its share. The source is the line of the op in "
             "the program that was planned.",
         ),
-        _table(collectives, "collective", step, content.name),
-        _table(transfers, "transfer", step, content.name),
+        _table(content, collectives, "collective"),
+        _table(content, transfers, "transfer"),
     )
 
 
-def _table(entries: Iterable[Communication], noun: str, step: float, name: str) -> Html:
-    its = list(entries)
+def _table(content: Content, its: Sequence[Communication], noun: str) -> Html:
+    step = content.numbers.predicted_step_seconds
     total = sum(it.seconds for it in its)
     if not its:
         return element("p", f"The step has no {noun}s.")
@@ -42,9 +41,6 @@ def _table(entries: Iterable[Communication], noun: str, step: float, name: str) 
     rows: list[list[Cell]] = []
     for it in its[:_SHOWN]:
         mesh = f"{it.source} to {it.target}" if it.is_transfer else it.source
-        place = str(it.place)
-        if it.place.file == "-":
-            place = f"{name}:{it.place.line}:{it.place.column}"
         share = it.seconds / step if step else 0.0
         rows.append(
             [
@@ -52,8 +48,8 @@ def _table(entries: Iterable[Communication], noun: str, step: float, name: str) 
                 mesh,
                 it.part or "-",
                 "+".join(it.axes) or "-",
-                it.op.partition(".")[2] or it.op or "-",
-                element("code", place),
+                it.op or "-",
+                source(it.place, content.name),
                 element("data", size_text(it.bytes), value=str(it.bytes)),
                 str(it.count),
                 element("data", seconds_text(it.seconds), value=repr(it.seconds)),

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bokeh.core.types import ID
 from bokeh.embed import json_item
-from bokeh.models import CustomJSTickFormatter, Legend, LegendItem
+from bokeh.models import AdaptiveTicker, CustomJSTickFormatter, Legend, LegendItem
 from bokeh.plotting import figure
 
 from alpa.passes.plan.text import seconds_text
 from alpa.runtime.report.markup import Html, element
 
 GREY = "#a7b0ba"
+WORDS = "#7d8794"
+"""Of words that no CSS variable colours."""
 STAGES = (
     "#4c7fd0",
     "#e08a3c",
@@ -60,22 +63,27 @@ def new_figure(height: int, **options: Any) -> figure:
         height=height,
         sizing_mode="stretch_width",
         min_border_right=24,
-        background_fill_alpha=0.0,
-        border_fill_alpha=0.0,
         outline_line_color=None,
         **options,
     )
     made.toolbar.logo = None
     made.toolbar.autohide = False
-    made.grid.grid_line_color = "#8884"
     made.axis.axis_label_text_font_style = "normal"
     made.axis.major_label_text_font_size = "12px"
     made.axis.axis_label_text_font_size = "12px"
     return made
 
 
+def without_lines(made: figure) -> None:
+    """Hides the grid, and the lines and ticks of the axes."""
+    made.grid.visible = False
+    made.axis.axis_line_alpha = 0.0
+    made.axis.major_tick_line_alpha = 0.0
+
+
 def count_bytes(axis: Any) -> None:
     """Lets an axis of bytes have labels such as 1.5 GiB."""
+    axis.ticker = AdaptiveTicker(base=2, mantissas=[1], desired_num_ticks=5)
     axis.formatter = CustomJSTickFormatter(
         code=f"""
         let size = Math.abs(tick), unit = "B"
@@ -99,7 +107,8 @@ def add_legend(made: figure, entries: Sequence[tuple[str, Sequence[Any]]]) -> No
         border_line_alpha=0.0,
         background_fill_alpha=0.0,
         label_text_font_size="12px",
-        padding=0,
+        label_text_color=WORDS,
+        padding=0,  # pyright: ignore[reportArgumentType] - its stubs want a property
         margin=0,
     )
     made.add_layout(legend, "above")
@@ -110,7 +119,7 @@ def drawn(identifier: str, model: Any, label: str, note: str = "") -> Html:
 
     `label` is what a screen reader says, and `note` stands below the figure.
     """
-    text = json.dumps(json_item(model, identifier), separators=(",", ":"))
+    text = json.dumps(json_item(model, ID(identifier)), separators=(",", ":"))
     script = Html(text.replace("<", "\\u003c").replace("&", "\\u0026"))
     return element(
         "figure",

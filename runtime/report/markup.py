@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 
-from alpa.passes.pipelines.diagnostics import printable
+from alpa.passes.pipelines.diagnostics import Place, printable
+
+_PARTS = 3
+"""Of a path that are shown."""
 
 
 class Html(str):
@@ -41,12 +46,8 @@ def number(entry: str, value: float | str | None, text: str) -> Html:
 
     `entry` is a path such as `stages.0.forward_seconds`.
     """
-    return element("data", text, value="" if value is None else repr_of(value), data_entry=entry)
-
-
-def repr_of(value: float | str) -> str:
-    """The value as PLAN.json writes it."""
-    return value if isinstance(value, str) else repr(value)
+    written = value if isinstance(value, str) else json.dumps(value)
+    return element("data", text, value=written, data_entry=entry)
 
 
 def table(
@@ -82,6 +83,16 @@ def table(
 def _of_cell(name: str, number: int, left: Sequence[int]) -> dict[str, str]:
     attributes = {"scope": "col"} if name == "th" else {}
     return attributes | ({"class_": "words"} if number in left else {})
+
+
+def source(place: Place, program: str) -> Html:
+    """A place in a program's source: the end of its path; the whole path where one hovers.
+
+    A program without a file of its own is called by its name.
+    """
+    whole = str(replace(place, file=program) if place.file == "-" else place)
+    parts = whole.rpartition("site-packages/")[2].split("/")
+    return element("code", "/".join(parts[-_PARTS:]), title=whole)
 
 
 def details(summary: str, *content: Cell) -> Html:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from bokeh.models import ColumnDataSource, HoverTool, Label, Span
+from bokeh.plotting import figure
 
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.memory_over_time import KINDS, Kind, MeshMemory
 from alpa.passes.plan.text import percent, seconds_text
 from alpa.runtime.report.content import Content
-from alpa.runtime.report.figures import Unit, add_legend, count_bytes, drawn, new_figure
+from alpa.runtime.report.figures import Unit, count_bytes, drawn, new_figure
 from alpa.runtime.report.markup import Cell, Html, details, element, number, section, table
 
 _COLORS: Mapping[Kind, str] = {
@@ -37,13 +39,27 @@ def memory(content: Content) -> Html:
         element(
             "p",
             "What exists follows from the instructions of the step and the modules that are "
-            "compiled. The dashed line is what the search counted for the mesh, with forward, "
-            "backward and update apart: the two differ by what XLA frees and reuses.",
+            "compiled, in XLA's order of ops. The dashed line is what the search counted for the "
+            "mesh when it chose the shardings: it takes the ops in program order, and forward, "
+            "backward and update apart.",
         ),
         _table(content),
+        _key(content),
         element("div", *figures[:_SHOWN], class_="pairs"),
         *([details("The other meshes", element("div", *rest, class_="pairs"))] if rest else []),
     )
+
+
+def _key(content: Content) -> Html:
+    """The colours."""
+    kinds: list[Kind] = [
+        kind for kind in KINDS if any(any(one.bytes[kind]) for one in content.memory)
+    ]
+    swatches = (
+        element("li", element("span", class_="swatch", style=f"background:{_COLORS[it]}"), it)
+        for it in reversed(kinds)
+    )
+    return element("ul", *swatches, class_="key")
 
 
 def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
@@ -67,10 +83,9 @@ def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
     )
     count_bytes(made.yaxis)
     source = _source(one, unit, end)
-    entries: list[tuple[str, list[object]]] = []
     for kind in KINDS:
         if any(one.bytes[kind]):
-            area = made.varea_step(
+            made.varea_step(
                 x="time",
                 y1=f"{kind} from",
                 y2=f"{kind} to",
@@ -79,7 +94,6 @@ def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
                 fill_color=_COLORS[kind],
                 fill_alpha=0.9,
             )
-            entries.append((kind, [area]))
     outline = made.step(
         x="time", y="total", mode="after", source=source, line_color="#5f6b7a", line_width=1
     )
@@ -90,12 +104,11 @@ def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
         _line(made, planned, "counted by the search", "dashed")
     if shows_capacity and capacity:
         _line(made, capacity, "memory of a device", "solid")
-    add_legend(made, entries)
     label = f"Memory of a device of {title}; the table above has its parts"
     return element("div", element("h3", title), drawn(f"memory-{index}", made, label))
 
 
-def _line(made: object, size: int, text: str, dash: str) -> None:
+def _line(made: figure, size: int, text: str, dash: str) -> None:
     """A horizontal line with words."""
     color = "#d9485f" if dash == "solid" else "#7d8794"
     line = Span(location=size, dimension="width", line_color=color, line_dash=dash, line_width=1.5)
@@ -108,14 +121,14 @@ def _line(made: object, size: int, text: str, dash: str) -> None:
         text_baseline="bottom" if dash == "solid" else "top",
         text_color=color,
     )
-    made.add_layout(line)  # type: ignore[attr-defined]
-    made.add_layout(label)  # type: ignore[attr-defined]
+    made.add_layout(line)
+    made.add_layout(label)
 
 
 def _source(one: MeshMemory, unit: Unit, end: float) -> ColumnDataSource:
     """The layers of bytes over time, up to the end of the step."""
     times = [*one.seconds, end]
-    columns: dict[str, object] = {"time": np.array(times) / unit.size}
+    columns: dict[str, Any] = {"time": np.array(times) / unit.size}
     below = np.zeros(len(times))
     for kind in KINDS:
         held = np.array([*one.bytes[kind], one.bytes[kind][-1]], dtype=float)

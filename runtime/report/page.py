@@ -44,9 +44,7 @@ def page(content: Content) -> str:
     )
     skip = element("a", "Skip to the report", href="#limits", class_="skip")
     heading = element("h1", title)
-    head = element(
-        "header", skip, heading, element("nav", *links, button, aria_label="Sections")
-    )
+    head = element("header", skip, heading, element("nav", *links, button, aria_label="Sections"))
     main = element("main", *(make(content) for _, make in _SECTIONS.values()))
     foot = element("footer", f"Written by Alpa, drawn with Bokeh {bokeh.__version__}.")
     return "\n".join(

@@ -25,19 +25,15 @@ def search(content: Content) -> Html:
 
 def _stages(content: Content) -> Iterator[Html]:
     it = content.numbers
-    if it.estimated_step_seconds:
-        estimate = number(
-            "estimated_step_seconds",
-            it.estimated_step_seconds,
-            seconds_text(it.estimated_step_seconds),
-        )
-        words: list[Cell] = ["The stages were cut at an estimate of ", estimate]
-        if it.estimated_step_bound:
-            bound = number(
-                "estimated_step_bound", it.estimated_step_bound, seconds_text(it.estimated_step_bound)
-            )
-            words += ["; no cut of these layers is estimated below ", bound]
-        yield element("p", *words, ".")
+    estimate, least = it.estimated_step_seconds, it.estimated_step_bound
+    if not estimate:
+        return
+    words: list[Cell] = ["The stages were cut at an estimate of "]
+    words.append(number("estimated_step_seconds", estimate, seconds_text(estimate)))
+    if least:
+        words.append("; no cut of these layers is estimated below ")
+        words.append(number("estimated_step_bound", least, seconds_text(least)))
+    yield element("p", *words, ".")
 
 
 def _solver(content: Content) -> Iterator[Html]:
@@ -81,8 +77,9 @@ def _attempts(content: Content) -> Iterator[Html]:
     taken = content.numbers.num_micro_batches
     rows = [
         [
-            f"{it.num_micro_batches} (taken)" if it.num_micro_batches == taken else
-            str(it.num_micro_batches),
+            f"{it.num_micro_batches} (taken)"
+            if it.num_micro_batches == taken
+            else str(it.num_micro_batches),
             _outcome(it),
         ]
         for it in ordered

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
+from typing import Any
 
-from bokeh.models import ColumnDataSource, HoverTool, Label
+from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Label
+from bokeh.plotting import figure
 
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.layer_shardings import Block, Contraction, ShardedTensor, StageShardings, Use
 from alpa.passes.plan.text import count_text, ranges_text
 from alpa.runtime.report.content import Content
-from alpa.runtime.report.figures import AXES, GREY, SEVERAL_AXES, drawn, new_figure
-from alpa.runtime.report.markup import Cell, Html, details, element, joined, section, table
+from alpa.runtime.report.figures import AXES, GREY, SEVERAL_AXES, drawn, new_figure, without_lines
+from alpa.runtime.report.markup import Cell, Html, details, element, joined, section, source, table
 
 _ROWS: tuple[Use, ...] = ("activation", "parameter", "input")
 """From below."""
 _MOST = 8
 """The most parts of a dimension that are drawn."""
+_LETTERS = 13
+"""Of a column's name."""
 _WIDTH, _HEIGHT = 0.86, 0.8
 
 
 def shardings(content: Content) -> Html:
     """The section."""
-    stages = {mesh.name: number for number, mesh in enumerate(content.numbers.meshes)}
     return section(
         "shardings",
         "How each layer is sharded",
@@ -35,12 +38,14 @@ def shardings(content: Content) -> Html:
             "colour is the mesh axis that cuts it; a grey tensor is whole on every device. "
             "Columns that repeat, such as those of equal layers, are shown once.",
         ),
-        *(_stage(number, one, stages) for number, one in enumerate(content.shardings)),
+        *(_stage(content, number, one) for number, one in enumerate(content.shardings)),
     )
 
 
-def _stage(figure_number: int, one: StageShardings, stages: Mapping[str, int]) -> Html:
+def _stage(content: Content, figure_number: int, one: StageShardings) -> Html:
     """Stages that are alike."""
+    stages = {mesh.name: number for number, mesh in enumerate(content.numbers.meshes)}
+    program = content.name
     numbers = [stages[mesh] for mesh in one.meshes]
     title = f"{'stage' if len(numbers) == 1 else 'stages'} {ranges_text(numbers)}"
     colors = {name: AXES[at % len(AXES)] for at, (name, _) in enumerate(one.axes)}
@@ -66,11 +71,11 @@ def _stage(figure_number: int, one: StageShardings, stages: Mapping[str, int]) -
             _figure(one, colors),
             f"Shardings of {title}: {count_text(count, 'column')}; the table below has them",
         ),
-        details(f"Shardings of {title} as a table", _table(one, colors)),
+        details(f"Shardings of {title} as a table", _table(one, colors, program)),
     )
 
 
-def _figure(one: StageShardings, colors: Mapping[str, str]) -> object:
+def _figure(one: StageShardings, colors: Mapping[str, str]) -> figure:
     sizes = dict(one.axes)
     count = sum(len(block.contractions) for block in one.blocks)
     spaces = len(one.blocks) - 1
@@ -82,20 +87,18 @@ def _figure(one: StageShardings, colors: Mapping[str, str]) -> object:
         tools="xpan,xwheel_zoom,reset,save",
         active_scroll=None,
     )
-    made.grid.grid_line_color = None
     made.yaxis.ticker = [0, 1, 2]
     made.yaxis.major_label_overrides = dict(enumerate(_ROWS))
-    made.axis.axis_line_color = None
-    made.axis.major_tick_line_color = None
-    made.axis.minor_tick_line_color = None
-    columns: dict[str, list[object]] = {
+    without_lines(made)
+    columns: dict[str, Any] = {
         name: []
         for name in ("x", "y", "width", "height", "color", "op", "use", "shape", "held", "place")
     }
-    ticks: dict[float, str] = {}
+    ticks: dict[float | str, Any] = {}
     at = 0.0
     for block in one.blocks:
-        _title(made, block, at)
+        if spaces or block.repeats > 1:
+            _title(made, block, at)
         for contraction in block.contractions:
             ticks[at] = _short(contraction)
             for row, x, width, tensor in _placed(contraction, at):
@@ -113,7 +116,7 @@ def _figure(one: StageShardings, colors: Mapping[str, str]) -> object:
                         column.append(cell)
             at += 1
         at += 0.5
-    made.xaxis.ticker = list(ticks)
+    made.xaxis.ticker = FixedTicker(ticks=list(ticks))
     made.xaxis.major_label_overrides = ticks
     made.xaxis.major_label_orientation = 0.0 if count <= 12 else 0.9
     tiles = made.rect(
@@ -123,7 +126,7 @@ def _figure(one: StageShardings, colors: Mapping[str, str]) -> object:
         height="height",
         fill_color="color",
         line_color=None,
-        border_radius=2,
+        border_radius=2,  # pyright: ignore[reportArgumentType] - its stubs want a property
         source=ColumnDataSource(columns),
     )
     tips = [
@@ -137,15 +140,16 @@ def _figure(one: StageShardings, colors: Mapping[str, str]) -> object:
     return made
 
 
-def _title(made: object, block: Block, at: float) -> None:
+def _title(made: figure, block: Block, at: float) -> None:
     """Writes how often a block comes over its first column."""
     text = f"{block.repeats} times" if block.repeats > 1 else "once"
     label = Label(x=at - _WIDTH / 2, y=2.55, text=text, text_font_size="12px")
-    made.add_layout(label)  # type: ignore[attr-defined]
+    made.add_layout(label)
 
 
 def _short(contraction: Contraction) -> str:
-    return contraction.name.rpartition("/")[0] or contraction.op
+    text = contraction.name.rpartition("/")[0].rpartition("/")[2] or contraction.op
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
 
 def _placed(
@@ -198,23 +202,19 @@ def _partial(tensor: ShardedTensor) -> str:
     return f", parts of a sum over {' and '.join(tensor.unreduced)}"
 
 
-def _table(one: StageShardings, colors: Mapping[str, str]) -> Html:
+def _table(one: StageShardings, colors: Mapping[str, str], program: str) -> Html:
     rows: list[list[Cell]] = []
     for block in one.blocks:
         for contraction in block.contractions:
             cells = (
                 joined(
-                    (
-                        _chips(tensor, colors)
-                        for tensor in contraction.tensors
-                        if tensor.use == use
-                    ),
+                    (_chips(tensor, colors) for tensor in contraction.tensors if tensor.use == use),
                     ", ",
                 )
                 for use in reversed(_ROWS)
             )
             times = str(block.repeats)
-            rows.append([contraction.name, *cells, times, str(contraction.place)])
+            rows.append([contraction.name, *cells, times, source(contraction.place, program)])
     header = ["op", "input", "parameter", "activation", "times", "source"]
     return table(header, rows, caption="Sizes, with the axes that cut them", left=(0, 1, 2, 3, 5))
 

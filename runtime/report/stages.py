@@ -12,7 +12,7 @@ from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.report import PlanReport, StageReport
 from alpa.passes.plan.text import ranges_text, seconds_text
 from alpa.runtime.report.content import Content
-from alpa.runtime.report.figures import GREY, STAGES, drawn, new_figure
+from alpa.runtime.report.figures import GREY, STAGES, drawn, new_figure, without_lines
 from alpa.runtime.report.markup import Cell, Html, element, number, section, table
 
 _LABELLED = 256
@@ -47,7 +47,7 @@ def _map(it: PlanReport) -> Html:
         source=source,
         fill_color="color",
         line_color=None,
-        border_radius=4,
+        border_radius=4,  # pyright: ignore[reportArgumentType] - its stubs want a property
     )
     if sum(sizes) <= _LABELLED:
         made.text(
@@ -63,13 +63,10 @@ def _map(it: PlanReport) -> Html:
     shown = ["device", "stage", "mesh", "layers", "peak"]
     tips = [(name, f"@{name}") for name in shown]
     made.add_tools(HoverTool(renderers=[cells], tooltips=tips))
-    made.grid.grid_line_color = None
     made.xaxis.ticker = list(range(max(sizes)))
     made.yaxis.ticker = list(range(0, hosts, ceil(hosts / _NAMED_HOSTS)))
     made.yaxis.major_label_overrides = {host: f"host {host}" for host in range(hosts)}
-    made.axis.axis_line_color = None
-    made.axis.major_tick_line_color = None
-    made.axis.minor_tick_line_color = None
+    without_lines(made)
     spoken = "; ".join(
         f"stage {n} on hosts {ranges_text(mesh.hosts)}, devices {ranges_text(mesh.devices)}"
         for n, mesh in enumerate(it.meshes)
@@ -113,9 +110,7 @@ def _numbers(it: PlanReport) -> Html:
     rows: list[list[Cell]] = []
     for n, (mesh, stage) in enumerate(zip(it.meshes, it.stages, strict=True)):
         entry = f"stages.{n}"
-        swatch = element(
-            "span", class_="swatch", style=f"background:{STAGES[n % len(STAGES)]}"
-        )
+        swatch = element("span", class_="swatch", style=f"background:{STAGES[n % len(STAGES)]}")
         row: list[Cell] = [
             Html(f"{swatch} {n}"),
             mesh.name,

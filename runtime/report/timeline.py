@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, CustomJS, HoverTool, RangeTool
+from bokeh.models import ColumnDataSource, CustomJS, HoverTool, Range1d, RangeTool
 from bokeh.plotting import figure
 
 from alpa.passes.cost.device import size_text
@@ -60,25 +60,24 @@ def _figures(content: Content) -> list[Any]:
     unit, end = Unit.of(content.timeline.seconds), content.timeline.seconds
     made = new_figure(
         110 + max(22, 54 - len(names)) * len(names),
-        x_range=(0.0, end / unit.size),
+        x_range=Range1d(start=0.0, end=end / unit.size, bounds=(0.0, end / unit.size)),
         y_range=(len(names) - 0.4, -0.6),
         tools="xpan,xwheel_zoom,xbox_zoom,xzoom_in,xzoom_out,reset,save",
         active_scroll=None,
         active_drag="xpan",
         x_axis_label=f"time ({unit.name})",
     )
-    made.x_range.bounds = (0.0, end / unit.size)
-    made.ygrid.grid_line_color = None
+    made.ygrid.visible = False
     _label_rows(made, names)
     small = new_figure(
-        56,
+        44,
         x_range=(0.0, end / unit.size),
         y_range=made.y_range,
         tools="",
         toolbar_location=None,
     )
-    small.yaxis.visible = False
-    small.grid.grid_line_color = None
+    small.axis.visible = False
+    small.grid.visible = False
     entries: list[tuple[str, list[Any]]] = []
     runs = list[ColumnDataSource]()
     for activity, color in COLORS.items():
@@ -86,7 +85,7 @@ def _figures(content: Content) -> list[Any]:
         if not spans:
             continue
         source = _source(spans, names, unit)
-        style = {"fill_color": color, "line_color": None, "source": source}
+        style: dict[str, Any] = {"fill_color": color, "line_color": None, "source": source}
         bars = made.hbar(y="row", left="left", right="right", height=0.76, **style)
         small.hbar(y="row", left="left", right="right", height=0.8, **style)
         made.add_tools(HoverTool(renderers=[bars], tooltips=_tips(activity)))
@@ -110,7 +109,9 @@ def _figures(content: Content) -> list[Any]:
         entries.append(("collectives of a run", strips))
     _number_runs(made, runs, content.timeline.seconds / unit.size)
     add_legend(made, entries)
-    small.add_tools(RangeTool(x_range=made.x_range))
+    window = RangeTool(x_range=made.x_range)
+    window.overlay.fill_alpha = 0.12
+    small.add_tools(window)
     return [made, small]
 
 
@@ -125,7 +126,7 @@ def _words(activity: Activity) -> str:
 
 def _source(spans: Iterable[PredictedSpan], names: Sequence[str], unit: Unit) -> ColumnDataSource:
     rows = {name: row for row, name in enumerate(names)}
-    columns: dict[str, list[object]] = {
+    columns: dict[str, Any] = {
         name: []
         for name in ("row", "foot", "left", "right", "sent", "collectives", "mesh", "what", "took")
     }
@@ -187,7 +188,8 @@ def _number_runs(made: figure, runs: Sequence[ColumnDataSource], end: float) -> 
 
 def _sums(content: Content) -> Html:
     """What each mesh does, in seconds of the step and shares of it."""
-    activities: list[Activity] = list(COLORS)
+    there = {span.activity for span in content.timeline.spans}
+    activities: list[Activity] = [activity for activity in COLORS if activity in there]
     header = ["mesh", *map(_words, activities), "collectives"]
     rows: list[list[Cell]] = []
     for mesh in content.numbers.meshes:

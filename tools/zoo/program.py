@@ -152,8 +152,10 @@ class TrainingProgram:
         rng = np.random.default_rng(seed)
         return {name: i.sample(rng, batch_size) for name, i in self.config.inputs().items()}
 
-    def lower(self, micro_batch_size: int) -> str:
-        """Returns the step at this micro-batch size as StableHLO text, without locations.
+    def lower(self, micro_batch_size: int, *, locations: bool = False) -> str:
+        """Returns the step at this micro-batch size as StableHLO text.
+
+        `locations` has the names of JAX and the lines of the model; they take time to read.
 
         It is lowered for CPU on every machine, without the custom calls of other platforms (random
         bits on GPUs). The step for one sample is derived from those for two and four, because JAX
@@ -163,7 +165,7 @@ class TrainingProgram:
         if micro_batch_size == 1:
             larger = self._lowered(4)
             resize(main_function(module), main_function(larger), (2, 4), 1)
-        return cast(str, module.operation.get_asm(enable_debug_info=False))
+        return cast(str, module.operation.get_asm(enable_debug_info=locations))
 
     def _lowered(self, micro_batch_size: int) -> ir.Module:
         state, batch = self.state_shapes(), self.batch_shapes(micro_batch_size)
