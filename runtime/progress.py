@@ -1,7 +1,7 @@
 """Shows what takes its time in one line, with its seconds and those that are left.
 
-A terminal shows the line while the work runs, a notebook with each message. Files and pipes get
-nothing.
+A terminal shows the line while the work runs, and nothing is left of it. A notebook shows it with
+each message, once the work has taken a second, and its seconds stay. Files and pipes get nothing.
 """
 
 from __future__ import annotations
@@ -21,36 +21,21 @@ __all__ = ["Show", "progress", "quiet"]
 
 _TICK = 0.2  # seconds between two lines
 _SHORT = 0.5  # seconds that need no estimate
+_PATIENCE = 1.0  # seconds of work that a notebook does not show
 _CLEAR = "\r\x1b[K"
 
 
 @contextmanager
 def progress(first: str = "begin") -> Generator[Show]:
-    """Returns a function that shows what begins, and the seconds since the start of `with`.
-
-    The line is gone at the end.
-    """
+    """Returns a function that shows what begins, and the seconds since the start of `with`."""
     if sys.stderr.isatty():
-        with _on_terminal(_Line(first)) as show:
+        with _on_terminal(first) as show:
             yield show
-        return
-    display = _notebook_display()
-    if display is None:
+    elif (display := _notebook_display()) is not None:
+        with _in_notebook(first, display) as show:
+            yield show
+    else:
         yield quiet
-        return
-    line = _Line(first)
-
-    def update(text: str) -> None:
-        display.update({"text/plain": text}, raw=True)
-
-    def show(what: str, done: int = 0, total: int = 0) -> None:
-        line.tell(what, done, total)
-        update(str(line))
-
-    try:
-        yield show
-    finally:
-        update("")
 
 
 class _Line:
@@ -70,9 +55,14 @@ class _Line:
             self._last = now
         self._what, self._done, self._total = what, done, total
 
+    @property
+    def seconds(self) -> float:
+        """Since the line was made."""
+        return time.perf_counter() - self._begin
+
     def __str__(self) -> str:
         now = time.perf_counter()
-        text = f"{self._what}: {now - self._begin:.1f} s"
+        text = f"{self._what}: {self.seconds:.1f} s"
         finished = self._done - self._first
         if finished <= 0:
             return text
@@ -87,8 +77,8 @@ def _rough(seconds: float) -> str:
 
 
 @contextmanager
-def _on_terminal(line: _Line) -> Generator[Show]:
-    done = threading.Event()
+def _on_terminal(first: str) -> Generator[Show]:
+    line, done = _Line(first), threading.Event()
 
     def draw() -> None:
         width = shutil.get_terminal_size().columns - 1  # A full line would wrap.
@@ -114,11 +104,30 @@ def _on_terminal(line: _Line) -> Generator[Show]:
         sys.stderr.flush()
 
 
+@contextmanager
+def _in_notebook(first: str, display: Any) -> Generator[Show]:
+    line, output = _Line(first), None
+
+    def show(what: str, done: int = 0, total: int = 0) -> None:
+        nonlocal output
+        line.tell(what, done, total)
+        data = {"text/plain": str(line)}
+        if output is not None:
+            output.update(data, raw=True)
+        elif line.seconds > _PATIENCE:
+            output = display(data, raw=True, display_id=True)
+
+    try:
+        yield show
+    finally:
+        if output is not None:
+            show(first)
+
+
 def _notebook_display() -> Any | None:
-    """An output of the running cell that can be updated; None if this is no notebook."""
+    """The function that makes an output of the running cell; None if this is no notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if not hasattr(shell, "kernel"):
         return None
-    display = importlib.import_module("IPython.display").display
-    return display({"text/plain": ""}, raw=True, display_id=True)
+    return importlib.import_module("IPython.display").display

@@ -10,10 +10,10 @@ from typing import NoReturn, get_args
 from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
+from alpa.runtime.choices import ChoiceError, parse_choice
 from alpa.runtime.planning import Inter
 from alpa.tools.arguments import (
     add_version,
-    choice,
     compiler_option,
     count,
     count_or_auto,
@@ -38,6 +38,15 @@ examples:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(1, f"{self.format_usage()}alpa-plan: error: {message}\n")
+
+
+def _choice(text: str) -> str:
+    """A choice that a plan must have, as `runtime/choices.py` describes it."""
+    try:
+        parse_choice(text)
+    except ChoiceError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -179,7 +188,7 @@ def parser() -> argparse.ArgumentParser:
         "--force",
         action="append",
         default=[],
-        type=choice,
+        type=_choice,
         metavar="CHOICE",
         help="an argument's sharding that the plan must have, such as \"state.params['wte'] = "
         '[axis0, -]"; the rest is searched, and the price against the free plan is shown; may be '
@@ -190,7 +199,7 @@ def parser() -> argparse.ArgumentParser:
         dest="force",
         action="append",
         default=[],
-        type=choice,
+        type=_choice,
         metavar="CHOICE",
         help="a stage that the plan must have, such as 'layers 0-7 on 1x8' (hosts x devices) or "
         "'layers 0-7 on 1x8 as 2x4'; as --force otherwise",

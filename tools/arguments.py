@@ -24,9 +24,6 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     )
 
 
-from alpa.runtime.choices import ChoiceError, parse_choice
-
-
 def count(text: str) -> int:
     """A number of at least 1."""
     number = int(text)
@@ -59,15 +56,6 @@ def amount(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{number} is not a finite number of at least 0")
     return number
-
-
-def choice(text: str) -> str:
-    """A choice that a plan must have, as `runtime/choices.py` describes it."""
-    try:
-        parse_choice(text)
-    except ChoiceError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 def compiler_option(text: str) -> tuple[str, str | bool | int | float]:

@@ -88,7 +88,8 @@ def test_names_that_do_not_exist_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "`alpa.passes.runs` `alpa.passes.run(text)` `alpa.roles` `alpa.role` `--clusters` "
-        "`alpa-plan --cluster` `num-stage=2` `num-stages=2` `layer-clusters` `layer-cluster` `passes/alpha.py` `passes/alpa.py`"
+        "`alpa-plan --cluster` `num-stage=2` `num-stages=2` `layer-clusters` `layer-cluster` "
+        "`passes/alpha.py` `passes/alpa.py`"
     )
     assert missing(page) == [
         "alpa.passes.runs",

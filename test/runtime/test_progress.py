@@ -98,8 +98,8 @@ def test_a_notebook_shows_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
         shown: list[str] = []  # noqa: RUF012 - of this test
 
         def __init__(self, data: dict[str, str], *, raw: bool, display_id: bool) -> None:
-            assert raw
             assert display_id
+            self.update(data, raw=raw)
 
         def update(self, data: dict[str, str], *, raw: bool) -> None:
             assert raw
@@ -108,13 +108,21 @@ def test_a_notebook_shows_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = SimpleNamespace(kernel=None)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=Display))
-    with progress() as show:
-        show("next")
-    assert [text.partition(":")[0] for text in Display.shown] == ["next", ""]
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    with progress("work") as show:
+        show("first")
+        now = 1.5
+        show("second")
+        now = 2.0
+        show("third")
+        now = 2.5
+    assert Display.shown == ["second: 1.5 s", "third: 2.0 s", "work: 2.5 s"]
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
     with progress() as show:
+        now = 9.0
         show("next")
-    assert len(Display.shown) == 2
+    assert len(Display.shown) == 3
 
 
 def test_planning_and_compiling_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
