@@ -22,6 +22,7 @@ project = "Alpa"
 html_title = "Alpa"
 html_theme = "furo"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 myst_fence_as_directive = ["math"]
 # Docstrings are Markdown in spirit: single backticks are code.

@@ -58,7 +58,7 @@ def blocks(page: Path) -> Iterator[Block]:
     at = 0
     while at < len(lines):
         line = lines[at]
-        if line in ("<!-- hidden", "<!-- hidden: slow"):
+        if line.strip() in ("<!-- hidden", "<!-- hidden: slow"):
             end = lines.index("-->", at)
             text, slow = "\n".join(lines[at + 1 : end]), line.partition(": ")[2]
             yield Block(page=page, line=at + 2, language="python", text=text, mark=slow)
@@ -80,7 +80,7 @@ def blocks(page: Path) -> Iterator[Block]:
             yield Block(page=page, line=at + 2, language=found[3], text=text, mark=mark, note=note)
             mark, note = "", ""
             at = end
-        elif line.strip() and not line.startswith("<!--"):
+        elif line.strip() and not line.lstrip().startswith("<!--"):
             mark, note = "", ""
         at += 1
 

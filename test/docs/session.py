@@ -51,7 +51,8 @@ class Session:
 
     def _python(self, block: Block) -> None:
         # With the page as its file, a traceback shows the line of the page.
-        code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+        text = "\n" * (block.line - 1) + block.text
+        code = compile(text, str(block.page), "exec", dont_inherit=True)
         captured = io.StringIO()
         with redirect_stdout(captured):
             exec(code, self.names)
