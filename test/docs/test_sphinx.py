@@ -41,6 +41,10 @@ def test_links_between_pages_and_files_exist() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_no_page_has_the_name_of_one_that_sphinx_writes() -> None:
+    assert not {"search", "genindex", "py-modindex"} & {page.stem for page in DOCS.glob("*.md")}
+
+
 def test_every_page_is_in_the_table_of_contents() -> None:
     entries = "\n".join(block.text for block in blocks(DOCS / "index.md")).splitlines()
     assert {f"{entry}.md" for entry in entries if entry and entry[0] != ":"} == {
