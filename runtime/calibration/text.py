@@ -57,7 +57,7 @@ def cluster_text(
     lines += [f'{key} = "{value}"' for key, value in about.items()]
     lines.append(f"spread = {fit.spread:.3f}  # median of half the distance of the quartiles")
     if fit.programs:
-        lines.append("# what programs take, over or beside chains of one op (docs/planning.md)")
+        lines.append("# what programs take, over or beside chains of one op (docs/clusters.md)")
         lines.append(f"programs = {_table(fit.programs)}")
     lines.append("# mean of |predicted / measured - 1|")
     lines += [f'residuals."{what}" = {error:.3f}' for what, error in fit.residuals.items()]

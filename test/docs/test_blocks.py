@@ -13,7 +13,11 @@ from test.docs.pages import PAGES, Block, blocks, prints_as
 
 SESSION = Path(__file__).parent / "session.py"
 LANGUAGES = {"python", "sh", "console", "toml", "mlir", "text", "json"}
-RUN = [page for page in PAGES if any(_.mark not in ("not run", "file") for _ in blocks(page))]
+RUN = [
+    page
+    for page in PAGES
+    if any(_.mark in ("", "slow") and not _.is_directive for _ in blocks(page))
+]
 
 
 def _run(page: Path, folder: Path, *options: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from alpa.tools.alpa_plan_arguments import parser
 from test.docs.pages import PAGES, ROOT
 
 SOURCES = ("cmake/alpa", "dialects", "passes", "runtime", "stress", "tools")
@@ -86,6 +87,16 @@ def missing(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_names_in_backticks_exist(page: Path) -> None:
     assert missing(page) == []
+
+
+def test_every_option_of_alpa_plan_is_described() -> None:
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    named = {"--help", *re.findall(r"(?<![\w-])--?[a-z][a-z-]*", page)}
+    assert not [
+        action.option_strings
+        for action in parser()._actions
+        if action.option_strings and not named.intersection(action.option_strings)
+    ]
 
 
 def test_names_that_do_not_exist_are_found(tmp_path: Path) -> None:
