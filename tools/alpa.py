@@ -1,7 +1,8 @@
-"""`alpa`: checks the installation, and prints the schemas of Alpa's files.
+"""`alpa`: checks the installation, and prints schemas and completion scripts.
 
     alpa doctor
     alpa schema plan
+    alpa completion bash
 
 `alpa-plan`, `alpa-opt` and `alpa-calibrate` are commands of their own.
 """
@@ -23,7 +24,14 @@ examples:
   alpa doctor                    is everything there to plan and run?
   alpa doctor --json > doctor.json
   alpa schema cluster > cluster.schema.json
+  alpa completion bash > ~/.alpa.bash
   alpa --version
+"""
+_COMPLETION = """\
+write it to a file that the shell reads when it starts, and again after an update of Alpa:
+  alpa completion bash > ~/.alpa.bash     in ~/.bashrc: source ~/.alpa.bash
+  alpa completion zsh > ~/.alpa.zsh       in ~/.zshrc, after compinit: source ~/.alpa.zsh
+  alpa completion fish > ~/.config/fish/conf.d/alpa.fish
 """
 _SCHEMAS = {
     "plan": ("alpa.passes.plan", "plan.schema.json"),
@@ -35,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the command."""
     result = argparse.ArgumentParser(
         prog="alpa",
-        description="Checks the installation of Alpa, and prints the schemas of its files.",
+        description="Checks the installation of Alpa, and prints schemas and completion scripts.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -59,6 +67,15 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     schema.add_argument("file", choices=[*_SCHEMAS], help="plan: PLAN.json; cluster: TOML files")
+    completion = commands.add_parser(
+        "completion",
+        help="print the script by which a shell completes Alpa's commands",
+        description="Prints the script by which a shell completes Alpa's commands.",
+        epilog=_COMPLETION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
     return result
 
 
@@ -71,11 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(resources.files(package).joinpath(name).read_text(encoding="utf-8"), end="")
         return 0
     try:
+        if options.command == "completion":
+            from alpa.tools.completion import script  # noqa: PLC0415 - it needs the extra
+
+            with until_the_reader_goes():
+                print(script(options.shell, parser()))
+            return 0
         from alpa.tools.doctor import command as doctor  # noqa: PLC0415 - packages may be missing
 
         return doctor.run(json=options.json, with_ray=not options.no_ray)
     except ModuleNotFoundError as error:
-        _say(f"{error.name} is not installed; run pip install {error.name}, then alpa doctor again")
+        again = f"alpa {options.command}"
+        _say(f"{error.name} is not installed; run pip install {error.name}, then {again} again")
         return 1
 
 
