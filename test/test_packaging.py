@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import alpa
 
@@ -42,6 +44,18 @@ def test_wheel_holds_the_files_of_the_packages(tmp_path: Path) -> None:
         f"{target}/{name}" for folder, target in PACKAGES.items() for name in source_files(folder)
     }
     assert {"alpa/py.typed", "alpa/AlpaConfig.cmake", "alpa/tools/alpa_opt.py"} <= packed
+
+
+def test_extras_are_known() -> None:
+    """The metadata parses, and what it names of other packages is there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    texts = [*project["dependencies"], *(text for extra in extras.values() for text in extra)]
+    of_jax = metadata.metadata("jax").get_all("Provides-Extra") or []
+    for requirement in map(Requirement, texts):
+        known = {"jax": of_jax, "alpa-mlir": extras}.get(requirement.name)
+        assert known is None or requirement.extras <= {*known}, requirement
+    assert {"cuda12", "cuda13"} <= {*extras}
 
 
 def test_console_scripts_load() -> None:

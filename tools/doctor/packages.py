@@ -38,26 +38,15 @@ class Package:
 
 
 def required() -> tuple[Package, ...]:
-    """The packages that Alpa always needs.
-
-    Raises:
-        PackageNotFoundError: Alpa itself is not installed.
-    """
-    return tuple(_package(it) for it in _requirements() if _applies(it.marker, ""))
+    """The packages that Alpa always needs."""
+    return tuple(_package(it) for it in _requirements(_ALPA, ""))
 
 
 def extras() -> dict[str, tuple[Package, ...]]:
     """The packages of each extra that a user may want, by the extra's name."""
     names = metadata.metadata(_ALPA).get_all("Provides-Extra") or []
-    found = {
-        name: tuple(
-            _package(it)
-            for it in _requirements()
-            if _applies(it.marker, name) and not _applies(it.marker, "")
-        )
-        for name in names
-        if name not in _FOR_DEVELOPERS
-    }
+    wanted = (name for name in names if name not in _FOR_DEVELOPERS)
+    found = {name: tuple(_of_extra(_ALPA, name)) for name in wanted}
     return {name: packages for name, packages in found.items() if packages}
 
 
@@ -78,11 +67,25 @@ def same(version: str, other: str) -> bool:
     return Version(version).release == Version(other).release
 
 
-def _requirements() -> Iterator[Requirement]:
-    for text in metadata.requires(_ALPA) or []:
-        requirement = Requirement(text)
-        if requirement.name != _ALPA:  # An extra may name others.
-            yield requirement
+def _of_extra(package: str, extra: str) -> Iterator[Package]:
+    """The packages of an extra, and of the extras that it names, as far as these are installed."""
+    for it in _requirements(package, extra):
+        yield _package(it)
+        for name in it.extras:
+            yield from _of_extra(it.name, name)
+
+
+def _requirements(package: str, extra: str) -> Iterator[Requirement]:
+    """What a package needs for an extra, or without any; nothing if it is not installed."""
+    try:
+        texts = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return
+    for it in map(Requirement, texts):
+        if it.name == package:  # An extra may name others of its package.
+            continue
+        if _applies(it.marker, extra) and (not extra or not _applies(it.marker, "")):
+            yield it
 
 
 def _applies(marker: Marker | None, extra: str) -> bool:

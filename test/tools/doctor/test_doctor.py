@@ -7,9 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +119,25 @@ def test_old_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         ("pip install 'jax>=0.10.2'", True),
         ("pip install 'flax>=0.10'", False),
     ]
+
+
+def test_extras_that_name_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {
+        "alpa-mlir": ['jax[cuda12]>=0.10.2; extra == "cuda12"', 'pip; extra == "dev"'],
+        "jax": ["numpy", 'jax-cuda12-plugin[with-cuda]>=0.10.2; extra == "cuda12"'],
+    }
+    names = {"Provides-Extra": ["cuda12", "dev"]}
+
+    def found(what: Mapping[str, Any], name: str) -> Any:
+        if name not in what:
+            raise metadata.PackageNotFoundError(name)
+        return what[name]
+
+    monkeypatch.setattr(metadata, "metadata", lambda _: SimpleNamespace(get_all=names.get))
+    monkeypatch.setattr(metadata, "requires", partial(found, needs))
+    monkeypatch.setattr(metadata, "version", partial(found, {"jax": "0.10.2"}))
+    (packages,) = extras().values()
+    assert [it.problem for it in packages] == ["", "jax-cuda12-plugin[with-cuda] is not installed"]
 
 
 def test_gpus_that_jax_does_not_see() -> None:
