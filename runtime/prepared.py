@@ -88,19 +88,24 @@ class StepPlan(PlanReport):
         sys.stdout.write("\n".join(map(str, found)))
         return found
 
-    def report(self, path: str | Path) -> None:
+    def report(self, path: str | Path, *, trace: str | Path | None = None) -> None:
         """Writes a report of the plan: one HTML page that needs no network.
 
+        Args:
+            path: where to write it.
+            trace: a file that `Executable.trace` wrote; the page compares a step of it.
+
         Raises:
-            ReportError: Bokeh is missing, which `pip install 'alpa-mlir[report]'` installs.
-            OSError: the file cannot be written.
+            ReportError: Bokeh is missing, which `pip install 'alpa-mlir[report]'` installs, or the
+                file is not a trace of this plan.
+            OSError: a file cannot be read or written.
         """
         from alpa.runtime.report.content import Content  # noqa: PLC0415 - few plans need it
 
         check_can_draw()
         step = self.step()
         name = "a step" if step is None else step.step.name
-        write_report(path, Content.of(self.module, self, name))
+        write_report(path, Content.of(self.module, self, name, trace=trace))
 
     def close(self) -> None:
         """Ends the workers that run the plan, if there are any; see `Parallelized.close`."""

@@ -160,6 +160,8 @@ def _process(options: argparse.Namespace) -> bool:
             raise _CommandError(f"cannot write {path}: it is a folder")
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise _CommandError(f"cannot write into {options.export}: it is not a folder")
+    if options.trace is not None and options.report is None:
+        raise _CommandError("--trace is for --report; add it, or remove --trace")
     if options.report is not None:
         try:
             check_can_draw()
@@ -401,6 +403,7 @@ def _page(
             options.program,
             remarks=[placed(remark, options.program) for remark in result.planned.remarks],
             attempts=result.attempts,
+            trace=options.trace,
         )
         return page(content)
 

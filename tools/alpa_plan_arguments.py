@@ -236,6 +236,12 @@ def parser() -> argparse.ArgumentParser:
         "costliest communication; needs the extra report",
     )
     add(
+        "--trace",
+        type=Path,
+        metavar="TRACE.json",
+        help="with --report: a trace of the plan's steps, which the page compares with the plan",
+    )
+    add(
         "--export",
         type=Path,
         metavar="DIR",

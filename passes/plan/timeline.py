@@ -20,7 +20,7 @@ Activity = Literal["forward", "backward", "update", "transfer", "bubble", "call"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedSpan:
+class StepSpan:
     """An activity of a mesh; `start` and `end` are seconds from the start of the step."""
 
     mesh: str
@@ -44,7 +44,7 @@ class PredictedSpan:
 class Timeline:
     """The spans of a step, mesh by mesh in time; `seconds` is its end."""
 
-    spans: tuple[PredictedSpan, ...]
+    spans: tuple[StepSpan, ...]
     seconds: float
 
     @classmethod
@@ -60,7 +60,7 @@ class Timeline:
         cluster = cluster_here(program.plan.cluster)
         last = end if cluster is None else with_call(end, program, cluster)
         inside = dict(zip(map(id, program.fragments), collective_seconds, strict=True))
-        spans: list[PredictedSpan] = []
+        spans: list[StepSpan] = []
         for mesh in program.meshes:
             mine = [it for it in events if it.mesh == mesh.name and it.end > it.start]
             free = 0.0
@@ -72,24 +72,24 @@ class Timeline:
             if end > free:
                 spans.append(_bubble(mesh.name, free, end))
             if last > end:
-                call = PredictedSpan(mesh=mesh.name, activity="call", start=end, end=last)
+                call = StepSpan(mesh=mesh.name, activity="call", start=end, end=last)
                 spans.append(call)
         return cls(spans=tuple(spans), seconds=last)
 
-    def on(self, mesh: str) -> Iterator[PredictedSpan]:
+    def on(self, mesh: str) -> Iterator[StepSpan]:
         """The spans of one mesh."""
         return (span for span in self.spans if span.mesh == mesh)
 
 
-def _bubble(mesh: str, start: float, end: float) -> PredictedSpan:
-    return PredictedSpan(mesh=mesh, activity="bubble", start=start, end=end)
+def _bubble(mesh: str, start: float, end: float) -> StepSpan:
+    return StepSpan(mesh=mesh, activity="bubble", start=start, end=end)
 
 
-def _span(program: Program, event: Event, inside: dict[int, float]) -> PredictedSpan:
+def _span(program: Program, event: Event, inside: dict[int, float]) -> StepSpan:
     it = event.instruction
     micro_batch = next((m for _, m in reads(it) if m is not None), None)
     if isinstance(it, Run):
-        return PredictedSpan(
+        return StepSpan(
             mesh=event.mesh,
             activity=it.fragment.part,
             start=event.start,
@@ -100,7 +100,7 @@ def _span(program: Program, event: Event, inside: dict[int, float]) -> Predicted
         )
     assert isinstance(it, Move), "sums take no time"
     source = program.values[it.source[0]]
-    return PredictedSpan(
+    return StepSpan(
         mesh=event.mesh,
         activity="transfer",
         start=event.start,

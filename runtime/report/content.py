@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from alpa.dialects import ir
 from alpa.passes.pipelines.diagnostics import Diagnostic
@@ -15,6 +16,8 @@ from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.timeline import Timeline
 from alpa.runtime.micro_batches import Attempt
+from alpa.runtime.report import ReportError
+from alpa.runtime.report.measured_step import MeasuredStep
 from alpa.runtime.stages import exported
 
 
@@ -31,7 +34,10 @@ class Content:
     timeline: Timeline
     communications: Communications
     shardings: tuple[StageShardings, ...]
+    compiled: Timeline
+    """of the modules that are compiled, which may hold several parts"""
     memory: tuple[MeshMemory, ...]
+    measured: MeasuredStep | None = None
     remarks: tuple[Diagnostic, ...] = ()
     attempts: tuple[Attempt, ...] = ()
 
@@ -44,12 +50,26 @@ class Content:
         *,
         remarks: Sequence[Diagnostic] = (),
         attempts: Sequence[Attempt] = (),
+        trace: str | Path | None = None,
     ) -> Content:
         """Reads a finished plan. Its stages are exported on a copy, for their memory.
 
+        Args:
+            module: the plan.
+            numbers: the plan in numbers.
+            name: of the program.
+            remarks: of the passes.
+            attempts: the numbers of micro-batches that were tried.
+            trace: the file of a trace of this plan's steps, if one was measured.
+
         Raises:
             CheckError, PassError: the module is not planned, or its plan cannot be exported.
+            ReportError: the file is not a trace of this plan.
+            OSError: the trace cannot be read.
         """
+        measured = None if trace is None else MeasuredStep.read(trace)
+        if measured is not None:
+            _check_meshes(measured, numbers, trace)
         program = read_planned(module)
         communications = Communications.of(module, program)
         stages = exported(module)
@@ -59,7 +79,19 @@ class Content:
             timeline=Timeline.of(program, communications.fragment_seconds),
             communications=communications,
             shardings=tuple(layer_shardings(module, program)),
+            compiled=Timeline.of(stages.program, [0.0] * len(stages.program.fragments)),
+            measured=measured,
             memory=tuple(memory_over_time(stages.program, predicted_memory(stages.module))),
             remarks=tuple(remarks),
             attempts=tuple(attempts),
+        )
+
+
+def _check_meshes(measured: MeasuredStep, numbers: PlanReport, trace: str | Path | None) -> None:
+    traced = {measured.mesh_of(worker) for worker in measured.workers}
+    planned = {mesh.name for mesh in numbers.meshes}
+    if traced != planned:
+        raise ReportError(
+            f"{trace} is a trace of another plan: it has {', '.join(sorted(traced))}, and this "
+            f"plan has {', '.join(sorted(planned))}"
         )

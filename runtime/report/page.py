@@ -10,6 +10,7 @@ from bokeh.resources import Resources
 from alpa.runtime.report.communication import communication
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.markup import Html, element, html, joined
+from alpa.runtime.report.measured import measured
 from alpa.runtime.report.memory import memory
 from alpa.runtime.report.search import search
 from alpa.runtime.report.shardings import shardings
@@ -21,6 +22,7 @@ _SECTIONS = {
     "limits": ("Limits", summary),
     "stages": ("Stages", stages),
     "timeline": ("Timeline", timeline),
+    "measured": ("Measured", measured),
     "shardings": ("Shardings", shardings),
     "memory": ("Memory", memory),
     "communication": ("Communication", communication),
@@ -30,9 +32,12 @@ _SECTIONS = {
 
 def page(content: Content) -> str:
     """The whole page as text."""
+    sections = dict(_SECTIONS)
+    if content.measured is None:
+        del sections["measured"]
     title = f"Plan of {content.name} for {content.numbers.cluster or 'a cluster'}"
     links = (
-        element("a", text, href=f"#{identifier}") for identifier, (text, _) in _SECTIONS.items()
+        element("a", text, href=f"#{identifier}") for identifier, (text, _) in sections.items()
     )
     button = element(
         "button",
@@ -45,7 +50,7 @@ def page(content: Content) -> str:
     skip = element("a", "Skip to the report", href="#limits", class_="skip")
     heading = element("h1", title)
     head = element("header", skip, heading, element("nav", *links, button, aria_label="Sections"))
-    main = element("main", *(make(content) for _, make in _SECTIONS.values()))
+    main = element("main", *(make(content) for _, make in sections.values()))
     foot = element("footer", f"Written by Alpa, drawn with Bokeh {bokeh.__version__}.")
     return "\n".join(
         (
