@@ -12,6 +12,7 @@ from alpa.dialects.records import Int32, Record, entries, entry, one_of, typed
 
 Role = Literal["batch", "state", "key", "constant"]
 Part = Literal["forward", "backward", "update"]
+_PARTS = get_args(Part)
 ResultKind = Literal["concat", "mean", "sum", "last", "state"]
 Signature = Literal["arg_attrs", "res_attrs"]
 
@@ -243,7 +244,7 @@ def read_part(op: ir.OpView) -> Part | None:
     attr = op.attributes.get(PART)
     if attr is None:
         return None
-    return one_of(PART, typed(PART, attr, ir.StringAttr).value, get_args(Part))
+    return one_of(PART, typed(PART, attr, ir.StringAttr).value, _PARTS)
 
 
 def read_remat(op: ir.OpView) -> tuple[int, ...]:

@@ -84,8 +84,7 @@ from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.decoder import annotate
 from alpa.passes.sharding.fold import fold, unfold
 from alpa.passes.sharding.forced_results import force_results
-from alpa.passes.sharding.mesh_problem import MeshProblem
-from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.mesh_problem import MeshProblem, Shared
 from alpa.passes.sharding.rules import populated
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.sharding.tapas import Answer
@@ -184,10 +183,10 @@ class IlpShardAnnotate(Pass):
             workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
             posed: list[tuple[MeshProblem, Answer]] = []
-            works = Works()
+            shared = Shared()
             for assignment in meshes:
                 its = replace(cluster.of(assignment.hosts), equation=equation)
-                mesh = MeshProblem.of(function, assignment, its, plan, rule_of, works)
+                mesh = MeshProblem.of(function, assignment, its, plan, rule_of, shared)
                 for location, text in mesh.graph.remarks:
                     remark(location, text)
                 force_results(function, mesh.graph)

@@ -27,9 +27,17 @@ def combined_with(value: ir.Value, fragment: ir.OpView | None, mesh: LogicalMesh
     """
     if not mesh.combines or fragment is None:
         return 1
-    while not isinstance(value.owner, ir.Block) and len(value.owner.operands) == 1:
-        value = value.owner.operands[0]
-    is_argument = isinstance(value.owner, ir.Block) and value.owner.owner == fragment
-    if not is_argument and read_part(fragment) != "update":
+    if read_part(fragment) != "update" and not _is_of_argument(value, fragment):
         return 1
     return 1 << max(0, len(fragment.operands).bit_length() - 1)
+
+
+def _is_of_argument(value: ir.Value, fragment: ir.OpView) -> bool:
+    """Whether a value is made of one argument of a fragment alone, by ops of one operand."""
+    owner = value.owner
+    while not isinstance(owner, ir.Block):
+        operands = owner.operands
+        if len(operands) != 1:
+            return False
+        owner = operands[0].owner
+    return owner.owner == fragment

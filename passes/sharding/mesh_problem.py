@@ -27,6 +27,7 @@ from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import size_text
+from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.accumulation import accumulation_seconds, is_accumulated
 from alpa.passes.sharding.baselines import Intra, StateKind, Tensors
 from alpa.passes.sharding.copies import charge_storage, local_bytes
@@ -34,7 +35,7 @@ from alpa.passes.sharding.gradient_reductions import is_placed, reduced_later
 from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
 from alpa.passes.sharding.op_seconds import Works
-from alpa.passes.sharding.ops import OpReader
+from alpa.passes.sharding.ops import Cache, OpReader
 from alpa.passes.sharding.padding import is_even
 from alpa.passes.sharding.rules import RuleOf
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
@@ -45,6 +46,22 @@ from alpa.passes.solve.sharding.problem import (
     Solution,
     with_edges_of_usages,
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What the problems of a program's meshes share."""
+
+    works: Works = field(default_factory=Works)
+    """of fragments"""
+    _kinds: Cache = field(default_factory=Cache)
+    _caches: Cache = field(default_factory=Cache)
+
+    def graph(self, mesh: LogicalMesh, cluster: Cluster, rule_of: RuleOf) -> ShardGraph:
+        """An empty graph; those of equal meshes have one cache."""
+        cache = self._caches.once((mesh, cluster), Cache)
+        reader = OpReader(cluster.device, rule_of, self.works, self._kinds)
+        return ShardGraph(mesh, cluster, reader, cache)
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,7 @@ class MeshProblem:
         cluster: Cluster,
         plan: Plan,
         rule_of: RuleOf,
-        works: Works | None = None,
+        shared: Shared | None = None,
     ) -> MeshProblem:
         """The problem of one of a planned program's meshes.
 
@@ -80,7 +97,7 @@ class MeshProblem:
             cluster: its kind of hosts.
             plan: the micro-batches and the schedule.
             rule_of: gives the sharding rules of ops.
-            works: what fragments do, for all meshes of a program.
+            shared: what the problems of all meshes of a program share.
 
         Raises:
             PassError: an op cannot be on the mesh.
@@ -92,7 +109,7 @@ class MeshProblem:
         bandwidth = cluster.intra_host.between_meshes.bandwidth
         if cluster.hosts > 1:
             bandwidth = min(bandwidth, cluster.inter_host.between_meshes.bandwidth / devices)
-        graph = ShardGraph(mesh, cluster, OpReader(cluster.device, rule_of, works or Works()))
+        graph = (shared or Shared()).graph(mesh, cluster, rule_of)
         return cls(function, assignment.name, plan, graph, bandwidth).posed()
 
     def posed(self) -> MeshProblem:
@@ -299,15 +316,19 @@ class MeshProblem:
 
     def _evened(self, inner: ir.Value, outer: ir.Value) -> Placed | None:
         """A node with the even layouts of a fragment's result; None if it has no others."""
-        layouts, sizes = self.graph.placed[inner].layouts, self.graph.mesh.sizes
-        if not isinstance(inner.type, ir.RankedTensorType):
+        layouts, sizes, type_ = self.graph.placed[inner].layouts, self.graph.mesh.sizes, inner.type
+        if not isinstance(type_, ir.RankedTensorType):
             return None
-        shape, rank = tuple(inner.type.shape), inner.type.rank
-        even = [layout for layout in layouts if is_even(shape, sizes, layout)]
-        if len(even) == len(layouts):
+
+        def even() -> list[Layout]:
+            shape = tuple(type_.shape)
+            return [layout for layout in layouts if is_even(shape, sizes, layout)]
+
+        found = self.graph.cache.once(("even", layouts, type_), even)
+        if len(found) == len(layouts):
             return None
-        partial = list(dict.fromkeys(layout for layout in even if len(layout) > rank))
-        return self.graph.add_tensor(outer, inner.type, partial=partial)
+        partial = list(dict.fromkeys(layout for layout in found if len(layout) > type_.rank))
+        return self.graph.add_tensor(outer, type_, partial=partial)
 
     def _state_argument(self, value: ir.Value) -> Placed | None:
         """The argument on this mesh whose layout a returned state has to take."""

@@ -27,7 +27,7 @@ from alpa.dialects import body, ir, sdy, stablehlo
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
-from alpa.passes.analysis.op_kinds import CONTRACTIONS, TRIVIAL
+from alpa.passes.analysis.op_kinds import CONTRACTIONS
 from alpa.passes.base import PassError
 from alpa.passes.cost.device import Share, size_text
 from alpa.passes.sharding import sums
@@ -36,7 +36,7 @@ from alpa.passes.sharding.copies import charge_storage
 from alpa.passes.sharding.gradient_reductions import is_reduction
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
 from alpa.passes.sharding.op_seconds import work_seconds
-from alpa.passes.sharding.ops import Op
+from alpa.passes.sharding.ops import Kind, Op
 from alpa.passes.sharding.padded_ops import padding_axes
 from alpa.passes.sharding.shard_graph import (
     NO_LAYOUT,
@@ -131,27 +131,24 @@ class OpPoser:
 
     def _add_by_rule(self, op: Op, weight: float) -> None:
         graph = self.graph
-        rule = graph.reader.rule(op)
-        if rule is None:
+        kind = graph.reader.kind(op)
+        if kind is None:
             self._add_replicated(op, weight)
             return
-        graph.ruled.append(Ruled(op, rule, weight, len(graph.steps) - 1))
+        graph.ruled.append(Ruled(op, kind.rule, weight, len(graph.steps) - 1))
         leader = self._leader(op)
         result: int | None = None
         if leader is None:
-            space = self._space(op, rule)
+            space, costs, sum_costs = self._alone(op, kind, weight)
             node = graph.terms.add_node(np.zeros(len(space.strategies)))
             if space.sums is not None:
                 result = graph.terms.add_node(np.zeros(len(space.sums.layouts)))
-                graph.charge((node, result), weight * self._sum_costs(op, space, space.sums))
+                graph.charge((node, result), sum_costs)
             graph.ops.append(OpNode(op, node, space, result))
         else:
-            operand, placed = leader
-            node = placed.node
-            deferrable = op.results[0] in self.deferrable
-            linear = op.linear_operands if deferrable else ()
-            space = graph.following(rule, operand, placed.layouts, linear)
-        graph.charge((node,), self._op_costs(op, space, weight))
+            node = leader[1].node
+            space, costs = self._following(op, kind, weight, *leader)
+        graph.charge((node,), costs)
         for i, layouts in enumerate(space.operands):
             graph.need_operand(op, i, Need(node, layouts), weight)
         if result is not None and space.sums is not None:
@@ -161,10 +158,41 @@ class OpPoser:
         for value, layouts in zip(op.results, space.results, strict=True):
             graph.placed[value] = Placed(node, layouts, value.type)
 
-    def _space(self, op: Op, rule: ShardingRule) -> Space:
-        """The strategies of an op with a node of its own, with all that may become of its sums."""
-        view, sizes = op.view, self.graph.mesh.sizes
+    def _alone(
+        self, op: Op, kind: Kind, weight: float
+    ) -> tuple[Space, np.ndarray, np.ndarray | None]:
+        """The strategies of an op with a node of its own, their seconds per step, and those of what
+        may become of its sums."""
         stays = op.results[0] in self.deferrable and op.starts_sums
+
+        def make() -> tuple[Space, np.ndarray, np.ndarray | None]:
+            space = self._space(op, kind.rule, stays=stays)
+            costs = self._op_costs(op, space, weight)
+            if space.sums is None:
+                return space, costs, None
+            return space, costs, weight * self._sum_costs(op, space, space.sums)
+
+        key = ("alone", kind, weight, stays, self.graph.timed_mesh.backward)
+        return self.graph.cache.once(key, make)
+
+    def _following(
+        self, op: Op, kind: Kind, weight: float, operand: int, placed: Placed
+    ) -> tuple[Space, np.ndarray]:
+        """The strategies of an op that takes an operand as it lies, and their seconds per step."""
+        linear = op.linear_operands if op.results[0] in self.deferrable else ()
+
+        def make() -> tuple[Space, np.ndarray]:
+            space = self.graph.following(kind.rule, operand, placed.layouts, linear)
+            return space, self._op_costs(op, space, weight)
+
+        backward = self.graph.timed_mesh.backward
+        key = ("follows", kind, weight, operand, placed.layouts, linear, backward)
+        return self.graph.cache.once(key, make)
+
+    def _space(self, op: Op, rule: ShardingRule, *, stays: bool) -> Space:
+        """The strategies of an op with a node of its own, with all that may become of its sums,
+        which may stay partial if the op `stays`."""
+        view, sizes = op.view, self.graph.mesh.sizes
         padding = padding_axes(view, rule, sizes)
 
         def make() -> Space:
@@ -198,30 +226,17 @@ class OpPoser:
 
     def _sum_costs(self, op: Op, space: Space, of: Sums) -> np.ndarray:
         """Seconds from each strategy to each layout of the result, infinite where none leads."""
-
-        def make() -> np.ndarray:
-            costs = np.full((len(space.strategies), len(of.layouts)), np.inf)
-            rows, columns = zip(*of.ways, strict=True)
-            costs[rows, columns] = self._reduce_seconds(op, list(of.ways.values()))
-            return costs
-
-        backward = self.graph.timed_mesh.backward
-        return self.graph.cache.once(("sums", of, op.results[0].type, backward), make)
+        costs = np.full((len(space.strategies), len(of.layouts)), np.inf)
+        rows, columns = zip(*of.ways, strict=True)
+        costs[rows, columns] = self._reduce_seconds(op, list(of.ways.values()))
+        return costs
 
     def _op_costs(self, op: Op, space: Space, weight: float) -> np.ndarray:
-        """Seconds per step of each strategy; computed once for all trivial ops of equal types."""
-
-        def make() -> np.ndarray:
-            seconds = self._seconds(op, space.shares, self._byte_shares(op, space))
-            if space.sums is None:  # Sums with a node of their own are charged there.
-                seconds += self._reduce_seconds(op, space.strategies)
-            return weight * seconds
-
-        if op.name not in TRIVIAL:
-            return make()
-        backward = self.graph.timed_mesh.backward
-        key = ("op", space, op.name, op.work, weight, backward, *op.types)
-        return self.graph.cache.once(key, make)
+        """Seconds per step of each strategy."""
+        seconds = self._seconds(op, space.shares, self._byte_shares(op, space))
+        if space.sums is None:  # Sums with a node of their own are charged there.
+            seconds += self._reduce_seconds(op, space.strategies)
+        return weight * seconds
 
     def _seconds(self, op: Op, share: Share, byte_share: Share | None = None) -> Share:
         if self.graph.cluster.equation is not None:

@@ -92,6 +92,14 @@ class Op:
 
 
 @dataclass(frozen=True, eq=False)
+class Kind:
+    """Ops of one name with equal rules, work and types. Where their operands are alike, so are
+    their strategies and costs on a mesh."""
+
+    rule: ShardingRule
+
+
+@dataclass(frozen=True, eq=False)
 class OpReader:
     """Reads the ops of one program, each once. Problems of the program on all meshes share it."""
 
@@ -99,6 +107,8 @@ class OpReader:
     rule_of: RuleOf
     works: Works = field(default_factory=Works)
     """of fragments; readers of programs with equal ones share them"""
+    kinds: Cache = field(default_factory=Cache)
+    """of ops; readers of problems that share what is made for a mesh share them, too"""
     kept: Cache = field(default_factory=Cache)
     """what else depends on no mesh"""
 
@@ -132,6 +142,20 @@ class OpReader:
             return rule
 
         return self.kept.once(("rule", op), make)
+
+    def kind(self, op: Op) -> Kind | None:
+        """The kind of an op that has a sharding rule. Raises PassError."""
+
+        def make() -> Kind | None:
+            rule = self.rule(op)
+            if rule is None:
+                return None
+            # What is sound for a convolution depends on more than its rule.
+            alone = op if isinstance(op.view, stablehlo.ConvolutionOp) else None
+            key = op.name, rule, op.work, op.types, alone
+            return self.kinds.once(key, lambda: Kind(rule))
+
+        return self.kept.once(("kind", op), make)
 
     def deferrable(self, block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
         """The values of a fragment that may stay unreduced (`sums.deferrable`)."""

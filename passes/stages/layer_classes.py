@@ -90,10 +90,11 @@ class LayerClasses:
     def readers(self, device: Device) -> list[OpReader]:
         """Of the programs, for all meshes. A device and its `for_bounds` share them."""
         key = "readers", device.name, device.efficiency is None
-        return self.kept.once(key, lambda: [self._reader(device) for _ in self.classes])
+        return self.kept.once(key, lambda: self._readers(device))
 
-    def _reader(self, device: Device) -> OpReader:
-        return OpReader(device, rule_of, self.works)
+    def _readers(self, device: Device) -> list[OpReader]:
+        kinds = Cache()
+        return [OpReader(device, rule_of, self.works, kinds) for _ in self.classes]
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = [
