@@ -42,7 +42,6 @@ from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError, parse_cluster
 from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
-from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
 from alpa.runtime.choices import ChoiceError
@@ -54,7 +53,7 @@ from alpa.runtime.planning import Capabilities, Planned, PlanningError, Settings
 from alpa.runtime.progress import progress
 from alpa.runtime.questions.compare import ComparisonError
 from alpa.runtime.questions.explain import QuestionError
-from alpa.runtime.report import ReportError, check_can_draw
+from alpa.runtime.report import ReportError
 from alpa.tools.alpa_plan_arguments import parse
 from alpa.tools.alpa_plan_questions import (
     answers,
@@ -69,6 +68,7 @@ from alpa.tools.guard import guard
 from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import until_the_reader_goes
 from alpa.tools.programs import ZOO, lowered, placed, read
+from alpa.tools.reporting import check_report, report_page
 
 # Planning a file needs no jax, which takes a second to import, so what needs it is imported by the
 # functions that use it.
@@ -124,7 +124,7 @@ def _run(options: argparse.Namespace) -> int:
                 print(text, end="")
             return 0
         return 0 if _process(options) else 1
-    except _CommandError as error:
+    except (_CommandError, ReportError) as error:
         _say(f"alpa-plan: error: {error}")
     except (QuestionError, ChoiceError, ComparisonError) as error:
         _say(f"alpa-plan: error: {error}")
@@ -141,7 +141,7 @@ def _run(options: argparse.Namespace) -> int:
 def _process(options: argparse.Namespace) -> bool:
     """Plans and prints. Returns whether what was asked to be checked is right.
 
-    Raises _CommandError, ClusterError, RolesError, PlanningError.
+    Raises _CommandError, ReportError, ClusterError, RolesError, PlanningError.
     """
     cluster = parse_cluster(options.cluster)
     if options.shrink and not options.compare_with_jax:
@@ -160,13 +160,7 @@ def _process(options: argparse.Namespace) -> bool:
             raise _CommandError(f"cannot write {path}: it is a folder")
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise _CommandError(f"cannot write into {options.export}: it is not a folder")
-    if options.trace is not None and options.report is None:
-        raise _CommandError("--trace is for --report; add it, or remove --trace")
-    if options.report is not None:
-        try:
-            check_can_draw()
-        except ReportError as error:
-            raise _CommandError(str(error)) from error
+    check_report(options)
     if options.no_executables and options.export is None:
         raise _CommandError("--no-executables is for --export; add it, or remove --no-executables")
     if options.compiler_option and options.verify is None and not _exports_executables(options):
@@ -216,7 +210,9 @@ def _process(options: argparse.Namespace) -> bool:
         answered = list(answers(options, result.planned, clock))
         texts = {
             options.json: numbers,
-            options.report: _page(options, result, report, clock),
+            options.report: report_page(
+                options, result.planned, report, result.attempts, clock
+            ),
             options.save_hints: hints_of(result.planned) if options.save_hints else None,
         }
         executables = _write_outputs(options, result.planned, texts, clock)
@@ -385,27 +381,6 @@ def _plan_zoo(
         return compare_zoo(program, batch, found.planned.module, devices, clock)
 
     return _Result(planned=found.planned, attempts=found.attempts, compare=compare)
-
-
-def _page(
-    options: argparse.Namespace, result: _Result, numbers: PlanReport, clock: Clock
-) -> str | None:
-    """The report of a plan, if it is asked for."""
-    if options.report is None:
-        return None
-    from alpa.runtime.report.content import Content  # noqa: PLC0415 - it needs jax
-    from alpa.runtime.report.page import page  # noqa: PLC0415 - it needs Bokeh
-
-    with clock.phase("write the report"):
-        content = Content.of(
-            result.planned.module,
-            numbers,
-            options.program,
-            remarks=[placed(remark, options.program) for remark in result.planned.remarks],
-            attempts=result.attempts,
-            trace=options.trace,
-        )
-        return page(content)
 
 
 def _write_outputs(

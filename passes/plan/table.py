@@ -108,7 +108,7 @@ def stage_rows(report: PlanReport) -> list[list[str]]:
             ranges_text(mesh.hosts),
             ranges_text(mesh.devices),
             "x".join(map(str, mesh.logical_shape)),
-            _layers(stage.layers),
+            layers_text(stage.layers),
             seconds_text(stage.forward_seconds),
             seconds_text(stage.backward_seconds),
             seconds_text(stage.update_seconds),
@@ -146,7 +146,7 @@ def _stages(report: PlanReport) -> Iterator[str]:
             yield f"{' ' * len(name)}  {held}"
     for number, stage in enumerate(report.stages):
         if stage.remat:
-            yield f"{_stage_name([number])}: remat: layers {_layers(stage.remat)}"
+            yield f"{_stage_name([number])}: remat: layers {layers_text(stage.remat)}"
 
 
 def _stage_name(numbers: Sequence[int]) -> str:
@@ -381,7 +381,7 @@ def _roles(program: Program) -> Iterator[str]:
                 yield f"  {role}: {count_text(len(numbers), noun)} ({ranges_text(sorted(numbers))})"
 
 
-def _layers(names: Sequence[str]) -> str:
+def layers_text(names: Sequence[str]) -> str:
     """`layer_2`, `layer_3` as `2-3`; other names as they are."""
     numbers = [name.removeprefix("layer_") for name in names]
     if numbers and all(number.isdigit() for number in numbers):

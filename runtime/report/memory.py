@@ -94,12 +94,11 @@ def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
                 fill_color=_COLORS[kind],
                 fill_alpha=0.9,
             )
-    outline = made.step(
-        x="time", y="total", mode="after", source=source, line_color="#5f6b7a", line_width=1
-    )
+    made.step(x="time", y="total", mode="after", source=source, line_color="#5f6b7a", line_width=1)
+    areas = made.quad(left="time", right="until", bottom=0.0, top=top, source=source, alpha=0.0)
     tips = [("time", "@when"), ("in all", "@total_text")]
     tips += [(kind, f"@{{{kind}}}") for kind in KINDS if any(one.bytes[kind])]
-    made.add_tools(HoverTool(renderers=[outline], tooltips=tips, mode="vline", line_policy="prev"))
+    made.add_tools(HoverTool(renderers=[areas], tooltips=tips, point_policy="follow_mouse"))
     if planned:
         _line(made, planned, "counted by the search", "dashed")
     if shows_capacity and capacity:
@@ -129,6 +128,7 @@ def _source(one: MeshMemory, unit: Unit, end: float) -> ColumnDataSource:
     """The layers of bytes over time, up to the end of the step."""
     times = [*one.seconds, end]
     columns: dict[str, Any] = {"time": np.array(times) / unit.size}
+    columns["until"] = np.append(columns["time"][1:], columns["time"][-1])
     below = np.zeros(len(times))
     for kind in KINDS:
         held = np.array([*one.bytes[kind], one.bytes[kind][-1]], dtype=float)

@@ -44,7 +44,17 @@ function drawIn(part) {
 for (const one of document.querySelectorAll("details")) {
   one.addEventListener("toggle", () => drawIn(one))
 }
+// Paper is light, and shows what is closed on the screen.
+let onScreen
 window.addEventListener("beforeprint", () => {
   for (const one of document.querySelectorAll("details")) one.open = true
+  onScreen = root.dataset.theme
+  root.dataset.theme = "light"
+  showTheme()
+})
+window.addEventListener("afterprint", () => {
+  if (onScreen) root.dataset.theme = onScreen
+  else delete root.dataset.theme
+  showTheme()
 })
 drawIn(document)

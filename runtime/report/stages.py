@@ -9,7 +9,8 @@ from bokeh.models import ColumnDataSource, HoverTool
 
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.attribute import cluster_here
-from alpa.passes.plan.report import PlanReport, StageReport
+from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.table import layers_text
 from alpa.passes.plan.text import ranges_text, seconds_text
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.figures import GREY, STAGES, drawn, new_figure, without_lines
@@ -98,7 +99,8 @@ def _devices(it: PlanReport) -> ColumnDataSource:
             report = it.stages[stage]
             peak = "-" if report.peak_bytes is None else size_text(report.peak_bytes)
             color, name = STAGES[stage % len(STAGES)], f"stage {stage}"
-            rows.append((device, host, place, color, name, report.mesh, _layers(report), peak))
+            layers = layers_text(report.layers)
+            rows.append((device, host, place, color, name, report.mesh, layers, peak))
     names = ("device", "host", "number", "color", "stage", "mesh", "layers", "peak")
     columns = zip(*rows, strict=True)
     return ColumnDataSource(dict(zip(names, map(list, columns), strict=True)))
@@ -117,7 +119,7 @@ def _numbers(it: PlanReport) -> Html:
             ranges_text(mesh.hosts),
             ranges_text(mesh.devices),
             "x".join(map(str, mesh.logical_shape)),
-            _layers(stage),
+            layers_text(stage.layers),
         ]
         for name in ("forward_seconds", "backward_seconds", "update_seconds"):
             value = getattr(stage, name)
@@ -142,12 +144,5 @@ def _strategies(it: PlanReport) -> Iterator[Html]:
         yield element("li", f"{noun} {ranges_text(numbers)}: {text}")
     for n, stage in enumerate(it.stages):
         if stage.remat:
-            names = ", ".join(stage.remat)
-            yield element("li", f"stage {n} computes activations again in the backward of {names}")
-
-
-def _layers(stage: StageReport) -> str:
-    numbers = [name.removeprefix("layer_") for name in stage.layers]
-    if all(name.isdigit() for name in numbers):
-        return ranges_text(sorted(map(int, numbers))) or "-"
-    return ", ".join(stage.layers)
+            text = f"stage {n} computes activations again in the backward of layers "
+            yield element("li", text + layers_text(stage.remat))
