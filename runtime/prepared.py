@@ -17,11 +17,11 @@ from alpa import passes
 from alpa.dialects import ir, is_bytecode, parse, parse_file
 from alpa.passes.alpa import fingerprint, planned_for
 from alpa.passes.base import NoRoomError
-from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.html import plan_html
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
+from alpa.passes.stages.policy import OVER_HOSTS
 from alpa.runtime.argument_checks import Placed, check_donations, check_usable
 from alpa.runtime.batches import placed_batch
 from alpa.runtime.calls import Call
@@ -172,12 +172,6 @@ class Prepared:
         possible = target.capabilities()
         given = replace(self._settings_on_meshes(), capabilities=possible)
         self._given = given
-        if not possible.meshes_over_hosts and parse_cluster(given.cluster).hosts > 1:
-            _logger.warning(
-                "%s is planned without meshes over several hosts: %s",
-                self.step.name,
-                possible.reason,
-            )
         if target.num_micro_batches == "auto":
             numbers = divisors(self.step.batch_size or 1)
         else:
@@ -209,6 +203,12 @@ class Prepared:
             planned = best_number(numbers, lower, given, clock).planned
         for remark in planned.remarks:
             _logger.info("%s", remark)
+        if any(one.what == OVER_HOSTS for one in planned.plan.dropped):
+            _logger.warning(
+                "%s is planned without meshes over several hosts: %s",
+                self.step.name,
+                possible.reason,
+            )
         report = planned.numbers(clock)
         found = self._plan_of(planned.module, report)
         return lowered[planned.plan.num_micro_batches], found

@@ -211,14 +211,20 @@ class AnyMeshes:
             found = placement.few_submeshes(*hosts, self.num_stages or program.num_layers)
         return found if self.over_hosts else [(n, m) for n, m in found if n == 1]
 
+    def _has_room(self, program: Clustered, size: int) -> bool:
+        """Whether a mesh may have so many devices, if each other stage has one at least."""
+        others = (self.num_stages or 1) - 1
+        is_right = self.mesh_shape is None or size == prod(self.mesh_shape)
+        return is_right and size + others <= program.cluster.num_devices
+
     def _left_out(self, program: Clustered) -> Iterator[Dropped]:
         """The submeshes that are not tried."""
         for kind in program.cluster.kinds:
             sizes = self._sizes(program, kind)
             every = placement.submeshes(kind.hosts, kind.devices_per_host)
             if not self.over_hosts:
-                if kind.hosts > 1:
-                    yield Dropped(what="every mesh over several hosts", reason=_WITHIN)
+                if any(n > 1 and self._has_room(program, n * m) for n, m in every):
+                    yield Dropped(what=OVER_HOSTS, reason=_WITHIN)
                 every = [(n, m) for n, m in every if n == 1]
             if len(sizes) < len(every):
                 tried = ", ".join(f"{n}x{m}" for n, m in sizes)
@@ -286,6 +292,9 @@ Policy = ProgramMesh | AnyMeshes | ExistingMeshes
 """Cuts a program into the best stages that are allowed. `cut` raises PassError."""
 
 
+OVER_HOSTS = "every mesh over several hosts"
+"""`Dropped.what` of a search that kept to meshes inside hosts, though the cluster has room for
+others."""
 _WITHIN = "meshes-over-hosts=false keeps each mesh inside one host"
 
 

@@ -17,6 +17,7 @@ from alpa.dialects import body, func, ir, main_function, mpmd, parse, terminator
 from alpa.dialects.attributes import read_arguments, read_part, read_remat, read_results
 from alpa.dialects.plan import Plan, read_meshes
 from alpa.passes.analysis.graph import replace_operands
+from alpa.passes.stages.policy import OVER_HOSTS
 from alpa.runtime.reference import compare, random_arguments, run_unplanned
 
 CLUSTERED = "simplify-trivial-ops,layer-cluster{num-layers=3}"
@@ -277,6 +278,27 @@ def test_a_mesh_shape_decides_the_number_of_stages() -> None:
 def test_many_hosts_without_meshes_over_them() -> None:
     one_each = "meshes-over-hosts=false num-stages=10"
     assert [shape for shape, _ in meshes(f"cluster=cpu:10x2 {one_each}", layers=10)] == [(2,)] * 10
+
+
+@pytest.mark.parametrize(
+    ("options", "loses"),
+    [
+        ("cluster=cpu:2x2", True),
+        ("cluster=cpu:2x2 num-stages=2", False),  # A mesh over both hosts leaves no device.
+        ("cluster=cpu:3x2 num-stages=3", True),  # 4, 1 and 1 devices
+        ("cluster=cpu:2x2 mesh-shape=2", False),
+        ("cluster=cpu:1x4", False),
+        ("cluster=cpu:1x2+cpu:1x4", False),
+        ("cluster=cpu:2x2 num-stages=2 meshes-over-hosts=true", False),
+    ],
+)
+def test_meshes_over_hosts_are_only_left_out_if_there_is_room(options: str, loses: bool) -> None:
+    off = "" if "over-hosts" in options else " meshes-over-hosts=false"
+    pipeline = f"{CLUSTERED},stage-mesh-partition{{{options}{off}}}"
+    planned = alpa.passes.run(step_text(optax.sgd(0.1)), pipeline)
+    plan = Plan.read(main_function(planned))
+    assert plan is not None
+    assert [one.what for one in plan.dropped] == [OVER_HOSTS] * loses
 
 
 def test_hosts_of_several_kinds_without_meshes_over_them() -> None:

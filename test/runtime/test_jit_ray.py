@@ -154,6 +154,17 @@ def test_the_first_program_on_two_hosts(caplog: pytest.LogCaptureFixture) -> Non
         assert dropped.what == "every mesh over several hosts"
 
 
+def test_nothing_is_said_of_meshes_over_hosts_if_none_could_be(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    two = alpa.parallelize(
+        train_step, cluster="cpu:2x4", num_stages=2, executor="ray", workers=WORKERS
+    )
+    with caplog.at_level("WARNING", "alpa"):
+        assert two.prepare(jax.eval_shape(init), random_batch()).plan.dropped == ()
+    assert caplog.text == ""
+
+
 @pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="meshes may span CPU hosts")
 def test_one_mesh_over_two_hosts_is_refused_before_workers_start() -> None:
     before = groups_of_workers()
