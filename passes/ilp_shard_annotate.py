@@ -66,7 +66,7 @@ ends before its list is proven.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -182,8 +182,8 @@ class IlpShardAnnotate(Pass):
             needed = ("alpa.passes.solve.sharding.ilp", "highspy")
             workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
-            posed: list[tuple[MeshProblem, Answer]] = []
-            shared = Shared()
+            posed: list[tuple[MeshProblem, Callable[[], Answer]]] = []
+            shared, solved = Shared(), self.solved or Solved()
             for assignment in meshes:
                 its = replace(cluster.of(assignment.hosts), equation=equation)
                 mesh = MeshProblem.of(function, assignment, its, plan, rule_of, shared)
@@ -193,8 +193,10 @@ class IlpShardAnnotate(Pass):
                 if batch is not None:
                     restrict(mesh.graph, self.intra, batch, mesh.tensors())
                 # Each mesh is posed while those before it are being solved.
-                posed.append((mesh, self._search(mesh, workers)))
-            for number, (mesh, answer) in enumerate(posed):
+                posed.append((mesh, self._search(mesh, solved, workers)))
+            # Later stages keep less for micro-batches in flight.
+            answers = [(mesh, begun()) for mesh, begun in reversed(posed)]
+            for number, (mesh, answer) in enumerate(reversed(answers)):
                 self.show(f"{number} of {len(posed)} meshes", number, len(posed))
                 choice, report = answer(remark)
                 reports.append(report)
@@ -212,22 +214,29 @@ class IlpShardAnnotate(Pass):
         except ValueError as error:
             raise PassError(function, str(error)) from error
 
-    def _search(self, mesh: MeshProblem, workers: Workers) -> Answer:
-        """Starts the search of a mesh's assignment. The answer waits for its end."""
+    def _search(self, mesh: MeshProblem, solved: Solved, workers: Workers) -> Callable[[], Answer]:
+        """Starts the search of a mesh's assignment, unless it may be that of a mesh before. The
+        result does so if it is not. The answer waits for the end of the search."""
         if self.intra != "tapas":
             small, node_class = fold(mesh.problem)
-            pending = self._submit(workers, small)
-            return partial(self._solved, mesh, node_class, pending, workers)
+            begun = self._begun(small, solved, workers)
+            return lambda: partial(self._solved, mesh, node_class, begun(), solved, workers)
         settings = Settings(
             variant=self.tapas_variant, min_support=self.min_support, min_size=self.min_size
         )
-        return tapas.search(
+        answer = tapas.search(
             mesh, settings, time_limit=self.time_limit, gap=self.gap, workers=workers
         )
+        return lambda: answer
 
-    def _submit(
-        self, workers: Workers, problem: Problem, known: Sequence[int] | None = None
-    ) -> Future[Solution]:
+    def _begun(
+        self,
+        problem: Problem,
+        solved: Solved,
+        workers: Workers,
+        known: Sequence[int] | None = None,
+    ) -> Callable[[], Future[Solution]]:
+        """See `Solved.once`."""
         from alpa.passes.solve.sharding import ilp  # noqa: PLC0415 - costs start-up time
 
         def begin() -> Future[Solution]:
@@ -235,12 +244,12 @@ class IlpShardAnnotate(Pass):
                 ilp.solve, problem, time_limit=self.time_limit, branch_gap=self.gap, known=known
             )
 
-        if self.solved is None:
-            return begin()
         start = None if known is None else tuple(known)
-        return self.solved.once((problem.digest(), self.time_limit, self.gap, start), begin)
+        return solved.once(problem, (self.time_limit, self.gap, start), begin)
 
-    def _untied(self, problem: Problem, choice: Sequence[int], workers: Workers) -> Solution | None:
+    def _untied(
+        self, problem: Problem, choice: Sequence[int], solved: Solved, workers: Workers
+    ) -> Solution | None:
         """What is better than an assignment that shards equal layers alike, or a proof that it is
         good enough; None if the problem is large, or memory decides.
 
@@ -249,7 +258,7 @@ class IlpShardAnnotate(Pass):
         """
         if problem.num_variables > UNTIED_VARIABLES:
             return None
-        free = self._submit(workers, replace(problem, usages=()), choice).result()
+        free = self._begun(replace(problem, usages=()), solved, workers, choice)().result()
         peak = Memory(problem).peak(free.choice)[0]
         if peak > problem.memory_limit:
             peak, objective = Memory(problem).peak(choice)[0], problem.cost(choice)
@@ -266,6 +275,7 @@ class IlpShardAnnotate(Pass):
         mesh: MeshProblem,
         node_class: Sequence[int],
         of_folded: Future[Solution],
+        solved: Solved,
         workers: Workers,
         remark: Remark,
     ) -> tuple[list[int], SolverReport]:
@@ -276,10 +286,11 @@ class IlpShardAnnotate(Pass):
             solution = folded = of_folded.result()
             choice = unfold(solution.choice, node_class)
             if is_folded and not self.fold:
-                solution, is_whole = self._submit(workers, mesh.problem, choice).result(), True
+                begun = self._begun(mesh.problem, solved, workers, choice)
+                solution, is_whole = begun().result(), True
                 choice = list(solution.choice)
             elif is_folded:
-                untied = self._untied(mesh.problem, choice, workers)
+                untied = self._untied(mesh.problem, choice, solved, workers)
                 if untied is not None:
                     solution, is_whole = untied, True
                     choice = list(untied.choice)

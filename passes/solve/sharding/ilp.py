@@ -118,7 +118,13 @@ def solve(
 
 
 def _known(
-    problem: Problem, choice: Sequence[int], bound: float, search: _Targets, start: float
+    problem: Problem,
+    choice: Sequence[int],
+    bound: float,
+    search: _Targets,
+    start: float,
+    *,
+    is_free: bool = False,
 ) -> Solution:
     """A choice as a solution of which only this bound is proven."""
     objective = problem.cost(choice)
@@ -126,6 +132,7 @@ def _known(
         choice=tuple(choice),
         objective=objective,
         bound=min(bound, objective),
+        is_free=is_free,
         wanted_gap=search.branch_gap,
         peak_bytes=Memory(problem).peak(choice)[0],
         seconds=time.monotonic() - start,
@@ -141,7 +148,7 @@ def _solve(problem: Problem, search: _Targets, start: float) -> Solution:
     def solve_free(other: Problem, wanted: float, enough: float = inf) -> Solution:
         return _solve_free(other, replace(search, gap=wanted, enough=enough), start)
 
-    choice, bound = solve_within(
+    choice, bound, is_free = solve_within(
         problem,
         solve_free,
         deadline=search.deadline,
@@ -149,7 +156,7 @@ def _solve(problem: Problem, search: _Targets, start: float) -> Solution:
         gap=search.branch_gap,
         settings=search.settings,
     )
-    return _known(problem, choice, bound, search, start)
+    return _known(problem, choice, bound, search, start, is_free=is_free)
 
 
 def _solve_free(problem: Problem, search: _Targets, start: float) -> Solution:

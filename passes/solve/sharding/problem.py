@@ -320,6 +320,8 @@ class Solution:
     """seconds, the cost of ``choice``"""
     bound: float
     """seconds; no choice of this problem costs less"""
+    is_free: bool = False
+    """no choice that exceeds the memory costs less than the bound either"""
     wanted_gap: float = 0.0
     """with which the search was content"""
     peak_bytes: float = 0.0

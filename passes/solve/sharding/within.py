@@ -45,8 +45,9 @@ def solve_within(
     free_gap: float,
     gap: float,
     settings: Settings = DEFAULT,
-) -> tuple[tuple[int, ...], float]:
-    """The cheapest choice within memory, as far as the deadline lets, and a bound.
+) -> tuple[tuple[int, ...], float, bool]:
+    """The cheapest choice within memory, as far as the deadline lets, a bound, and whether that
+    holds for choices that exceed the memory, too.
 
     The gaps, as parts of the cost, are those wanted where memory does not bind and where it does.
     Raises ``OutOfMemoryError``, and ``TimeoutError`` where no choice within memory was found in
@@ -54,12 +55,15 @@ def solve_within(
     """
     try:
         fitting = without_oversized(problem, settings=settings)
+        costs = zip(fitting.node_costs, problem.node_costs, strict=True)
+        is_free = all(left is given for left, given in costs)
         reduction = Reduction(fitting, settings).run(deadline=deadline)
         rest = reduction.rest()
         if not rest.nodes:
-            return _only(problem, reduction.lift())
+            return *_only(problem, reduction.lift()), is_free
         search = MemorySearch(rest.problem, solve_free, deadline, gap, settings)
         if not _try_free(search, free_gap):
+            is_free = False
             if _largest_cost(rest.problem) > settings.tuning.never * search.value:
                 _run_without_dear(search)
             else:
@@ -79,7 +83,8 @@ def solve_within(
         raise TimeoutError(
             "the time limit came before any choice within memory was found; raise it"
         )
-    return reduction.lift(rest.numbered(search.best)), min(search.bound, search.value)
+    choice = reduction.lift(rest.numbered(search.best))
+    return choice, min(search.bound, search.value), is_free
 
 
 def _try_free(search: MemorySearch, gap: float) -> bool:

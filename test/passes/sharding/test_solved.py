@@ -80,13 +80,50 @@ def ended(result: Solution | Exception) -> Future[Solution]:
 
 
 def test_what_failed_or_has_not_ended_is_searched_again() -> None:
-    solved, solution = Solved(), ilp.solve(problem())
-    pending: Future[Solution] = Future()
-    for first in (ended(TimeoutError("no time")), pending):
-        assert solved.once("key", lambda first=first: first) is first
-    found = solved.once("key", lambda: ended(solution))
+    solved, given, solution = Solved(), problem(usages=()), ilp.solve(problem(usages=()))
+    failed = ended(TimeoutError("no time"))
+    assert solved.once(given, "", lambda: failed)() is failed
+    found = solved.once(given, "", lambda: ended(solution))()
     assert found.result() is solution
-    assert solved.once("key", lambda: ended(TimeoutError("never called"))) is found
+    assert solved.once(given, "", lambda: failed)() is found
+
+
+HALF = Usage(nodes=(0,), bytes=np.array([2.0, 1.0]), start=0, stop=2)
+LARGE = Usage(nodes=(0,), bytes=np.array([9.0, 2.0]), start=0, stop=2)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "solutions"),
+    [(problem(), problem(usages=(HALF,)), 1), (problem(), problem(usages=(LARGE,)), 2)],
+    ids=["fits", "too large"],
+)
+def test_the_solution_of_equal_costs_is_shared_if_it_fits(
+    first: Problem, other: Problem, solutions: int
+) -> None:
+    solved, calls = Solved(), list[Problem]()
+
+    def found(given: Problem) -> Solution:
+        def begin() -> Future[Solution]:
+            calls.append(given)
+            return ended(ilp.solve(given))
+
+        return solved.once(given, "", begin)().result()
+
+    assert found(first).is_free
+    shared, alone = found(other), ilp.solve(other)
+    assert len(calls) == solutions
+    assert (shared.objective, shared.bound) == (alone.objective, alone.bound)
+    assert shared.peak_bytes == alone.peak_bytes
+
+
+def test_a_solution_that_memory_decides_is_not_shared() -> None:
+    solved, tight = Solved(), problem(usages=(LARGE,))
+    assert not ilp.solve(tight).is_free
+    solved.once(tight, "", lambda: ended(ilp.solve(tight)))()
+    best = solved.once(problem(), "", lambda: ended(ilp.solve(problem())))().result()
+    assert best.objective == ilp.solve(problem()).objective < ilp.solve(tight).objective
+    again = solved.once(problem(usages=(HALF,)), "", lambda: ended(TimeoutError("never called")))()
+    assert again.result().choice == best.choice
 
 
 def test_a_mesh_that_another_cut_has_is_not_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
