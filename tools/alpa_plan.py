@@ -210,9 +210,7 @@ def _process(options: argparse.Namespace) -> bool:
         answered = list(answers(options, result.planned, clock))
         texts = {
             options.json: numbers,
-            options.report: report_page(
-                options, result.planned, report, result.attempts, clock
-            ),
+            options.report: report_page(options, result.planned, report, result.attempts, clock),
             options.save_hints: hints_of(result.planned) if options.save_hints else None,
         }
         executables = _write_outputs(options, result.planned, texts, clock)
