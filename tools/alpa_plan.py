@@ -33,7 +33,6 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from alpa import passes
@@ -45,9 +44,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
 from alpa.runtime.choices import ChoiceError
-from alpa.runtime.compile_cache import UnsafeCacheError
 from alpa.runtime.compile_options import compile_options
-from alpa.runtime.hlo_text import HloError
 from alpa.runtime.micro_batches import Attempt, best_number, divisors
 from alpa.runtime.planning import Capabilities, Planned, PlanningError, Settings, plan
 from alpa.runtime.progress import progress
@@ -55,6 +52,13 @@ from alpa.runtime.questions.compare import ComparisonError
 from alpa.runtime.questions.explain import QuestionError
 from alpa.runtime.report import ReportError
 from alpa.tools.alpa_plan_arguments import parse
+from alpa.tools.alpa_plan_outputs import (
+    CommandError,
+    exports_executables,
+    say,
+    verify,
+    write_outputs,
+)
 from alpa.tools.alpa_plan_questions import (
     answers,
     are_asked,
@@ -63,7 +67,6 @@ from alpa.tools.alpa_plan_questions import (
     hints_of,
     price,
 )
-from alpa.tools.exporting import write_modules
 from alpa.tools.guard import guard
 from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import until_the_reader_goes
@@ -73,14 +76,7 @@ from alpa.tools.reporting import check_report, report_page
 # Planning a file needs no jax, which takes a second to import, so what needs it is imported by the
 # functions that use it.
 if TYPE_CHECKING:
-    from alpa.runtime.ahead_of_time.compilation import Progress
-    from alpa.runtime.ahead_of_time.exporting import Executables
-    from alpa.runtime.ahead_of_time.verification import Verification
     from alpa.runtime.comparison import Comparison
-
-
-class _CommandError(Exception):
-    """The command cannot run. The message is complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +108,7 @@ def _uses_jax(options: argparse.Namespace) -> bool:
     """Whether anything is lowered, compiled or run."""
     if options.compare is not None:
         return False
-    compiles = options.verify is not None or _exports_executables(options)
+    compiles = options.verify is not None or exports_executables(options)
     return options.program.startswith(ZOO) or compiles or options.compare_with_jax
 
 
@@ -124,47 +120,47 @@ def _run(options: argparse.Namespace) -> int:
                 print(text, end="")
             return 0
         return 0 if _process(options) else 1
-    except (_CommandError, ReportError) as error:
-        _say(f"alpa-plan: error: {error}")
+    except (CommandError, ReportError) as error:
+        say(f"alpa-plan: error: {error}")
     except (QuestionError, ChoiceError, ComparisonError) as error:
-        _say(f"alpa-plan: error: {error}")
+        say(f"alpa-plan: error: {error}")
     except ClusterError as error:
-        _say(f"{error.place or 'alpa-plan'}: error: {error.message}")
+        say(f"{error.place or 'alpa-plan'}: error: {error.message}")
     except RolesError as error:
-        _say(str(error))
+        say(str(error))
     except PlanningError as error:
         for diagnostic in error.diagnostics:
-            _say(str(placed(diagnostic, options.program)))
+            say(str(placed(diagnostic, options.program)))
     return 1
 
 
 def _process(options: argparse.Namespace) -> bool:
     """Plans and prints. Returns whether what was asked to be checked is right.
 
-    Raises _CommandError, ReportError, ClusterError, RolesError, PlanningError.
+    Raises CommandError, ReportError, ClusterError, RolesError, PlanningError.
     """
     cluster = parse_cluster(options.cluster)
     if options.shrink and not options.compare_with_jax:
-        raise _CommandError("--shrink is for --compare-with-jax; add it, or remove --shrink")
+        raise CommandError("--shrink is for --compare-with-jax; add it, or remove --shrink")
     if options.compare_with_jax:
         from alpa.tools.devices import DevicesError, make_devices  # noqa: PLC0415 - it needs jax
 
         try:
             make_devices(cluster.num_devices)
         except DevicesError as error:
-            raise _CommandError(str(error)) from error
+            raise CommandError(str(error)) from error
     for path in (options.output, options.json, options.report, options.save_hints):
         if path is not None and not path.absolute().parent.is_dir():
-            raise _CommandError(f"cannot write {path}: there is no folder {path.parent}")
+            raise CommandError(f"cannot write {path}: there is no folder {path.parent}")
         if path is not None and path.is_dir():
-            raise _CommandError(f"cannot write {path}: it is a folder")
+            raise CommandError(f"cannot write {path}: it is a folder")
     if options.export is not None and options.export.exists() and not options.export.is_dir():
-        raise _CommandError(f"cannot write into {options.export}: it is not a folder")
+        raise CommandError(f"cannot write into {options.export}: it is not a folder")
     check_report(options)
     if options.no_executables and options.export is None:
-        raise _CommandError("--no-executables is for --export; add it, or remove --no-executables")
-    if options.compiler_option and options.verify is None and not _exports_executables(options):
-        raise _CommandError(
+        raise CommandError("--no-executables is for --export; add it, or remove --no-executables")
+    if options.compiler_option and options.verify is None and not exports_executables(options):
+        raise CommandError(
             "--compiler-option is for stages that --verify or --export compiles; add one of them, "
             "or remove --compiler-option"
         )
@@ -172,12 +168,12 @@ def _process(options: argparse.Namespace) -> bool:
         platform = "cpu" if cluster.kinds[0].device.name == "CPU" else "gpu"
         compile_options(platform, dict(options.compiler_option))
     except ValueError as error:
-        raise _CommandError(str(error)) from error
+        raise CommandError(str(error)) from error
     roles = None if options.roles is None else RolesFile.read(options.roles)
     try:
         settings = _settings(options)
     except ValueError as error:
-        raise _CommandError(str(error)) from error
+        raise CommandError(str(error)) from error
     with _progress() as clock:
         find = _plan_zoo if options.program.startswith(ZOO) else _plan_file
         free = None
@@ -186,21 +182,21 @@ def _process(options: argparse.Namespace) -> bool:
         result = find(options, settings, roles, clock)
         verification = None
         if options.verify is not None:
-            verification = _verify(options, result.planned, clock)
+            verification = verify(options, result.planned, clock)
         if options.verify == "repair":
             machine = options.cluster.partition(",memory=")[0]
             if len(cluster.kinds) > 1 and verification is not None and not verification.fits:
-                raise _CommandError(
+                raise CommandError(
                     f"{verification.problem}; --verify repair is for hosts of one kind: give the "
                     "kinds less memory, such as v100-16gb:2x8,memory=13GiB+a100-40gb:2x8"
                 )
             while verification is not None and not verification.fits:
                 memory = verification.memory_to_plan_with(Cluster.parse(settings.cluster))
                 settings = replace(settings, cluster=f"{machine},memory={memory}B")
-                _say(f"{verification.problem}; planning again with {size_text(memory)} per device")
+                say(f"{verification.problem}; planning again with {size_text(memory)} per device")
                 result = find(options, settings, roles, clock)
                 usable = verification.meshes[0].usable
-                verification = _verify(options, result.planned, clock, usable)
+                verification = verify(options, result.planned, clock, usable)
         report = result.planned.numbers(clock)
         table = plan_table(result.planned.module, report)
         numbers = report.to_json()
@@ -213,9 +209,9 @@ def _process(options: argparse.Namespace) -> bool:
             options.report: report_page(options, result.planned, report, result.attempts, clock),
             options.save_hints: hints_of(result.planned) if options.save_hints else None,
         }
-        executables = _write_outputs(options, result.planned, texts, clock)
+        executables = write_outputs(options, result.planned, texts, clock)
     for remark in result.planned.remarks:
-        _say(str(placed(remark, options.program)))
+        say(str(placed(remark, options.program)))
     with until_the_reader_goes():
         print(table)
         if len(result.attempts) > 1:
@@ -253,47 +249,10 @@ def _settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def _verify(
-    options: argparse.Namespace, planned: Planned, clock: Clock, usable: int | None = None
-) -> Verification:
-    """Compiles the plan's stages. Raises _CommandError."""
-    from alpa.runtime.ahead_of_time.compilation import CompilationError  # noqa: PLC0415 - it needs jax
-    from alpa.runtime.ahead_of_time.verification import verify_plan  # noqa: PLC0415 - it needs jax
-
-    try:
-        with clock.phase("verify"):
-            return verify_plan(
-                planned.module,
-                compiler_options=dict(options.compiler_option),
-                cache=options.verify_cache.expanduser(),
-                executables=_exports_executables(options),
-                usable=usable,
-                on_progress=_shown(clock),
-            )
-    except (CompilationError, HloError, UnsafeCacheError) as error:
-        raise _CommandError(f"the plan cannot be verified: {error}") from error
-
-
-def _exports_executables(options: argparse.Namespace) -> bool:
-    return options.export is not None and not options.no_executables
-
-
-def _shown(clock: Clock) -> Callable[[Progress], None]:
-    """Shows how many stages are compiled, where the clock shows phases."""
-    begun = clock.on_phase
-
-    def show(progress: Progress) -> None:
-        kept = f", {progress.kept} of them earlier" if progress.kept else ""
-        text = f"compiled {progress.done} of {progress.distinct} stages{kept}"
-        begun(text, progress.done, progress.distinct)
-
-    return show
-
-
 def _is_equal(result: _Result) -> bool:
     """Runs the plan and prints the comparison with plain JAX.
 
-    Raises _CommandError, PlanningError.
+    Raises CommandError, PlanningError.
     """
     from alpa.runtime.loading import LoadError  # noqa: PLC0415 - it needs jax
 
@@ -302,7 +261,7 @@ def _is_equal(result: _Result) -> bool:
             comparison = result.compare(clock)
     except (LoadError, ValueError, ir.MLIRError, passes.PassError) as error:
         message = error.message if isinstance(error, passes.PassError) else str(error)
-        raise _CommandError(f"the plan cannot be compared: {message}") from error
+        raise CommandError(f"the plan cannot be compared: {message}") from error
     with until_the_reader_goes():
         print(f"\n{comparison}")
     return not comparison.is_fault
@@ -312,12 +271,12 @@ def _plan_file(
     options: argparse.Namespace, settings: Settings, roles: RolesFile | None, clock: Clock
 ) -> _Result:
     if options.num_micro_batches == "auto":
-        raise _CommandError(
+        raise CommandError(
             "--num-micro-batches auto lowers the program for each number, which is impossible for "
             "a file; pass the number of micro-batches of its size per step"
         )
     if options.batch_size is not None:
-        raise _CommandError(
+        raise CommandError(
             "--batch-size is for zoo programs; a file has the size of one micro-batch, and "
             "--num-micro-batches sets their number"
         )
@@ -347,18 +306,18 @@ def _plan_zoo(
 
     name = options.program.removeprefix(ZOO)
     if roles is not None:
-        raise _CommandError(f"--roles is for files; {options.program} has its roles")
+        raise CommandError(f"--roles is for files; {options.program} has its roles")
     try:
         program = zoo.get(name)
     except ValueError as error:
-        raise _CommandError(str(error)) from error
+        raise CommandError(str(error)) from error
     batch = options.batch_size or program.global_batch_size
     numbers = divisors(batch)
     number = options.num_micro_batches
     if number not in (None, "auto"):
         if number not in numbers:
             near = sorted(numbers, key=lambda n: abs(n - number))[:2]
-            raise _CommandError(
+            raise CommandError(
                 f"a batch of {batch} samples cannot be cut into {number} equal micro-batches; "
                 f"{' and '.join(map(str, sorted(near)))} divide it"
             )
@@ -379,68 +338,6 @@ def _plan_zoo(
         return compare_zoo(program, batch, found.planned.module, devices, clock)
 
     return _Result(planned=found.planned, attempts=found.attempts, compare=compare)
-
-
-def _write_outputs(
-    options: argparse.Namespace,
-    planned: Planned,
-    others: Mapping[Path | None, str | None],
-    clock: Clock,
-) -> Executables | None:
-    """Writes the requested files, the plan and what else says of it last. Exports the module in
-    place.
-
-    Raises _CommandError.
-    """
-    texts: dict[Path, str] = {}
-    if options.output is not None:  # The export changes the module.
-        texts[options.output] = str(planned.module.operation.get_asm())
-    texts |= {path: text for path, text in others.items() if path is not None and text is not None}
-    executables: Executables | None = None
-    try:
-        if options.export is not None:
-            with clock.phase("export-stages"):
-                write_modules(planned.module, options.export)
-        if _exports_executables(options):
-            executables = _export_executables(options, planned, clock)
-    except OSError as error:
-        where = error.filename or options.export
-        raise _CommandError(f"cannot write {where}: {error.strerror}") from error
-    new = [path for path in texts if not path.exists()]
-    for path, text in texts.items():
-        try:
-            path.write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            for other in new:  # Either all is written or nothing.
-                other.unlink(missing_ok=True)
-            raise _CommandError(f"cannot write {path}: {error.strerror}") from error
-    return executables
-
-
-def _export_executables(
-    options: argparse.Namespace, planned: Planned, clock: Clock
-) -> Executables | None:
-    """Compiles the stages, if this machine can. Raises OSError, _CommandError."""
-    from alpa.runtime.ahead_of_time.compilation import (  # noqa: PLC0415 - it needs jax
-        CompilationError,
-        NoCompilerError,
-    )
-    from alpa.runtime.ahead_of_time.exporting import export_executables  # noqa: PLC0415 - it needs jax
-
-    try:
-        with clock.phase("compile"):
-            return export_executables(
-                planned.module,
-                options.export / "executables",
-                compiler_options=dict(options.compiler_option),
-                cache=options.verify_cache.expanduser(),
-                on_progress=_shown(clock),
-            )
-    except NoCompilerError as error:
-        _say(f"alpa-plan: no executables are exported: {error}")
-        return None
-    except (CompilationError, HloError, UnsafeCacheError) as error:
-        raise _CommandError(f"executables cannot be exported: {error}") from error
 
 
 def _tried(attempts: Sequence[Attempt], taken: int) -> list[str]:
@@ -467,10 +364,6 @@ def _progress() -> Generator[Clock]:
     """Returns a clock whose phases a terminal shows."""
     with progress() as show:
         yield Clock(on_phase=show)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

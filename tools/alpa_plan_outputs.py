@@ -1,0 +1,128 @@
+"""What `alpa-plan` compiles and writes: the check by XLA, the files, the executables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alpa.passes.pipelines.clock import Clock
+from alpa.runtime.compile_cache import UnsafeCacheError
+from alpa.runtime.hlo_text import HloError
+from alpa.runtime.planning import Planned
+from alpa.tools.exporting import write_modules
+
+# Planning a file needs no jax, which takes a second to import.
+if TYPE_CHECKING:
+    from alpa.runtime.ahead_of_time.compilation import Progress
+    from alpa.runtime.ahead_of_time.exporting import Executables
+    from alpa.runtime.ahead_of_time.verification import Verification
+
+
+class CommandError(Exception):
+    """The command cannot run. The message is complete."""
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def verify(
+    options: argparse.Namespace, planned: Planned, clock: Clock, usable: int | None = None
+) -> Verification:
+    """Compiles the plan's stages. Raises CommandError."""
+    from alpa.runtime.ahead_of_time.compilation import CompilationError  # noqa: PLC0415 - it needs jax
+    from alpa.runtime.ahead_of_time.verification import verify_plan  # noqa: PLC0415 - it needs jax
+
+    try:
+        with clock.phase("verify"):
+            return verify_plan(
+                planned.module,
+                compiler_options=dict(options.compiler_option),
+                cache=options.verify_cache.expanduser(),
+                executables=exports_executables(options),
+                usable=usable,
+                on_progress=_shown(clock),
+            )
+    except (CompilationError, HloError, UnsafeCacheError) as error:
+        raise CommandError(f"the plan cannot be verified: {error}") from error
+
+
+def exports_executables(options: argparse.Namespace) -> bool:
+    return options.export is not None and not options.no_executables
+
+
+def write_outputs(
+    options: argparse.Namespace,
+    planned: Planned,
+    others: Mapping[Path | None, str | None],
+    clock: Clock,
+) -> Executables | None:
+    """Writes the requested files, the plan and what else says of it last. Exports the module in
+    place.
+
+    Raises CommandError.
+    """
+    texts: dict[Path, str] = {}
+    if options.output is not None:  # The export changes the module.
+        texts[options.output] = str(planned.module.operation.get_asm())
+    texts |= {path: text for path, text in others.items() if path is not None and text is not None}
+    executables: Executables | None = None
+    try:
+        if options.export is not None:
+            with clock.phase("export-stages"):
+                write_modules(planned.module, options.export)
+        if exports_executables(options):
+            executables = _export_executables(options, planned, clock)
+    except OSError as error:
+        where = error.filename or options.export
+        raise CommandError(f"cannot write {where}: {error.strerror}") from error
+    new = [path for path in texts if not path.exists()]
+    for path, text in texts.items():
+        try:
+            path.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            for other in new:  # Either all is written or nothing.
+                other.unlink(missing_ok=True)
+            raise CommandError(f"cannot write {path}: {error.strerror}") from error
+    return executables
+
+
+def _shown(clock: Clock) -> Callable[[Progress], None]:
+    """Shows how many stages are compiled, where the clock shows phases."""
+    begun = clock.on_phase
+
+    def show(progress: Progress) -> None:
+        kept = f", {progress.kept} of them earlier" if progress.kept else ""
+        text = f"compiled {progress.done} of {progress.distinct} stages{kept}"
+        begun(text, progress.done, progress.distinct)
+
+    return show
+
+
+def _export_executables(
+    options: argparse.Namespace, planned: Planned, clock: Clock
+) -> Executables | None:
+    """Compiles the stages, if this machine can. Raises OSError, CommandError."""
+    from alpa.runtime.ahead_of_time.compilation import (  # noqa: PLC0415 - it needs jax
+        CompilationError,
+        NoCompilerError,
+    )
+    from alpa.runtime.ahead_of_time.exporting import export_executables  # noqa: PLC0415 - it needs jax
+
+    try:
+        with clock.phase("compile"):
+            return export_executables(
+                planned.module,
+                options.export / "executables",
+                compiler_options=dict(options.compiler_option),
+                cache=options.verify_cache.expanduser(),
+                on_progress=_shown(clock),
+            )
+    except NoCompilerError as error:
+        say(f"alpa-plan: no executables are exported: {error}")
+        return None
+    except (CompilationError, HloError, UnsafeCacheError) as error:
+        raise CommandError(f"executables cannot be exported: {error}") from error
