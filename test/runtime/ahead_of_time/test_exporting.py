@@ -136,7 +136,8 @@ def test_on_ray_no_stage_is_compiled(
         assert files == set(export.written.files)
         found = [np.asarray(it) for it in step(*arguments())]
     assert_equal(found, results_without(export.plan))
-    assert caplog.records == []
+    # A busy machine may say for which workers it waits.
+    assert [it for it in caplog.records if it.name != "alpa.runtime.workers.waiting"] == []
 
 
 def test_on_ray_executables_of_another_worker_are_loaded_first(
