@@ -89,6 +89,15 @@ def test_names_in_backticks_exist(page: Path) -> None:
     assert missing(page) == []
 
 
+def test_every_formula_has_its_place_in_the_code() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    formulas = [section for section in page.split("\n## ") if "```math" in section]
+    assert len(formulas) >= 4
+    for section in formulas:
+        *_, last = section.split("```math")
+        assert "* Code: `alpa." in last, section.partition("\n")[0]
+
+
 def test_every_option_of_alpa_plan_is_described() -> None:
     page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
     named = {"--help", *re.findall(r"(?<![\w-])--?[a-z][a-z-]*", page)}

@@ -44,7 +44,7 @@ def test_a_message_that_is_gone_is_found() -> None:
     assert not occurs("cannot make … stages of … layers on … devices")
 
 
-def test_every_message_has_a_cause_and_a_way_out() -> None:
+def test_every_message_has_a_cause_and_a_remedy() -> None:
     for section in PAGE.read_text(encoding="utf-8").split("\n### ")[1:]:
         assert "\n**Cause.** " in section, section
-        assert "\n**Way out.** " in section, section
+        assert "\n**Remedy.** " in section, section
