@@ -123,7 +123,7 @@ def drawn(identifier: str, model: Any, label: str, note: str = "") -> Html:
     script = Html(text.replace("<", "\\u003c").replace("&", "\\u0026"))
     return element(
         "figure",
-        element("div", id=identifier, class_="drawing", role="img", aria_label=label),
+        element("div", id=identifier, class_="drawing", role="group", aria_label=label),
         element("script", script, type="application/json", class_="figure"),
         *([element("figcaption", note)] if note else []),
     )

@@ -12,7 +12,7 @@ from bokeh.plotting import figure
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.memory_over_time import KINDS, Kind, MeshMemory
-from alpa.passes.plan.text import percent, seconds_text
+from alpa.passes.plan.text import count_text, percent, seconds_text
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.figures import Unit, count_bytes, drawn, new_figure
 from alpa.runtime.report.markup import Cell, Html, details, element, number, section, table
@@ -27,12 +27,17 @@ _COLORS: Mapping[Kind, str] = {
 }
 _SHOWN = 4
 """Meshes whose figures are open."""
+_DRAWN = 16
+"""Meshes with a figure."""
 
 
 def memory(content: Content) -> Html:
     """The section."""
-    figures = [_mesh(content, n, one) for n, one in enumerate(content.memory)]
-    rest = figures[_SHOWN:]
+    figures = [_mesh(content, n, one) for n, one in enumerate(content.memory[:_DRAWN])]
+    rest, left = figures[_SHOWN:], len(content.memory) - len(figures)
+    title = count_text(len(rest), "other mesh", "other meshes")
+    if left:
+        title += f"; {count_text(left, 'more is', 'more are')} in the table only"
     return section(
         "memory",
         "Memory of a device over the step",
@@ -46,7 +51,7 @@ def memory(content: Content) -> Html:
         _table(content),
         _key(content),
         element("div", *figures[:_SHOWN], class_="pairs"),
-        *([details("The other meshes", element("div", *rest, class_="pairs"))] if rest else []),
+        *([details(title, element("div", *rest, class_="pairs"))] if rest else []),
     )
 
 

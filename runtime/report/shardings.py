@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
-from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Label
+from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Label, PlainText
 from bokeh.plotting import figure
 
 from alpa.passes.cost.device import size_text
@@ -100,7 +100,7 @@ def _figure(one: StageShardings, colors: Mapping[str, str]) -> figure:
         if spaces or block.repeats > 1:
             _title(made, block, at)
         for contraction in block.contractions:
-            ticks[at] = _short(contraction)
+            ticks[at] = PlainText(text=_short(contraction))
             for row, x, width, tensor in _placed(contraction, at):
                 for tile in _tiles(tensor, (x, row), (width, _HEIGHT), sizes):
                     cells = (
@@ -116,7 +116,7 @@ def _figure(one: StageShardings, colors: Mapping[str, str]) -> figure:
                         column.append(cell)
             at += 1
         at += 0.5
-    made.xaxis.ticker = FixedTicker(ticks=list(ticks))
+    made.xaxis.ticker = FixedTicker(ticks=[float(at) for at in ticks])
     made.xaxis.major_label_overrides = ticks
     made.xaxis.major_label_orientation = 0.0 if count <= 12 else 0.9
     tiles = made.rect(

@@ -42,6 +42,7 @@ class Seen:
         self.problems: list[str] = []
         self.requests: list[str] = []
         self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
+        self.page.set_default_timeout(120_000)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
