@@ -15,7 +15,7 @@ from pygments.token import Keyword, Name, Punctuation, Token, Whitespace
 import alpa
 import alpa.passes
 import alpa.runtime
-from test.docs.pages import PAGES, ROOT, blocks
+from test.docs.pages import ROOT, blocks
 
 DOCS = ROOT / "docs"
 
@@ -35,10 +35,20 @@ def test_the_reference_has_every_public_name(module: ModuleType) -> None:
     assert sorted(named) == sorted(module.__all__)
 
 
-def test_links_between_pages_and_files_exist() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *DOCS.glob("*.md")], ids=lambda it: it.stem)
+def test_links_to_pages_and_files_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
 def test_no_page_has_the_name_of_one_that_sphinx_writes() -> None:
