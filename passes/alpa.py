@@ -81,8 +81,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import inf
 from typing import ClassVar, Literal, Self, cast
 
 from alpa.dialects import body, ir, main_function
@@ -100,7 +98,7 @@ from alpa.passes.base import (
     option,
 )
 from alpa.passes.combine_micro_batches import CombineMicroBatches
-from alpa.passes.cost.cluster import AnyCluster, parse_cluster
+from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
@@ -111,6 +109,7 @@ from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.overcommitment import Overcommitment
 
 _TO_LAYERS = (CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
@@ -335,34 +334,18 @@ class _Search:
 
     def _best(self, step: StageMeshPartition, schedule: Schedule) -> _Candidate:
         """The better plan of two: of stages cut for the memory that there is, and for more."""
-        over = self._cut(step, schedule, step.reserve - _OVER)
-        if isinstance(over, _Candidate) and self._fits(over):
-            # The best cut for more memory needs no more.
-            return self._fitting(step, schedule, over)
-        cut = self._cut(step, schedule, step.reserve)
-        estimate = cut.step_seconds if isinstance(cut, _Candidate) else inf
-        if isinstance(over, NoRoomError) or over.step_seconds > (1 - _WORTH) * estimate:
-            return self._fitting(step, schedule, cut)
+        over = Overcommitment(share=_OVER, worth=_WORTH)
+        first = self._cut(replace(step, over=over), schedule, step.reserve)
+        if isinstance(first, NoRoomError) or over.within is None:
+            return self._fitting(step, schedule, first)
         try:
-            self._finish(over)
+            self._finish(first)
         except NoRoomError:
-            return self._fitting(step, schedule, cut)
-        if over.step_seconds <= estimate:
-            return over
-        fitting = self._fitting(step, schedule, cut)
-        return min(over, fitting, key=lambda it: it.step_seconds)
-
-    def _fits(self, candidate: _Candidate) -> bool:
-        """Whether the stages of a cut do, by what is estimated."""
-        share, peaks = 1 - self.alpa.cut.reserve, candidate.plan.predicted_peak_bytes
-        return all(
-            peak <= share * self._cluster.of(mesh.hosts).device.memory
-            for mesh, peak in zip(candidate.meshes, peaks, strict=False)
-        )
-
-    @cached_property
-    def _cluster(self) -> AnyCluster:
-        return parse_cluster(self.alpa.cut.cluster)
+            return self._fitting(step, schedule, self._cut(step, schedule, step.reserve))
+        if first.step_seconds <= over.within:
+            return first
+        fitting = self._fitting(step, schedule, self._cut(step, schedule, step.reserve))
+        return min(first, fitting, key=lambda it: it.step_seconds)
 
     def _cut(
         self, step: StageMeshPartition, schedule: Schedule, reserve: float

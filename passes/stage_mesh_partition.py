@@ -84,7 +84,8 @@ from alpa.passes.stages.costs_folder import FolderError
 from alpa.passes.stages.fixed_stages import parse_stages
 from alpa.passes.stages.forced_shardings import forced, take_forced
 from alpa.passes.stages.given_meshes import parse_meshes, parse_shape, take_held
-from alpa.passes.stages.merge import FragmentBuilder
+from alpa.passes.stages.merge import FragmentBuilder, Stages
+from alpa.passes.stages.overcommitment import Overcommitment
 from alpa.passes.stages.policy import AnyMeshes, ExistingMeshes, Policy, ProgramMesh
 from alpa.passes.stages.remat import Remat, rematerialise
 from alpa.passes.stages.tied_gradients import add_tied_gradients
@@ -182,6 +183,8 @@ class StageMeshPartition(Pass):
 
     costs: LayerCosts | None = None
     """of the layers, where the planner keeps them from cut to cut; None: found anew"""
+    over: Overcommitment | None = None
+    """from the planner; None: stages keep to the memory"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module, is_checked=self.is_checked)
@@ -223,7 +226,12 @@ class StageMeshPartition(Pass):
         costs = self.costs or self.new_costs()
         try:
             with Workers(self.processes) as workers:
-                stages = policy.cut(program, costs, workers)
+
+                def find(program: Clustered) -> Stages:
+                    return policy.cut(program, costs, workers)
+
+                over = self.over
+                stages = find(program) if over is None else over.cut(program, find)
         except FolderError as error:
             raise PassError(function, f"costs-folder={self.costs_folder}: {error}") from error
         stages = forced(stages, shardings, function.arguments)
