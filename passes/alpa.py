@@ -81,6 +81,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal, Self, cast
 
 from alpa.dialects import body, ir, main_function
