@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.communication import Communication
-from alpa.passes.plan.text import count_text, percent, seconds_text
+from alpa.passes.plan.text import percent, seconds_text
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.markup import Cell, Html, element, section, source, table
 
@@ -56,6 +56,6 @@ def _table(content: Content, its: Sequence[Communication], noun: str) -> Html:
                 percent(share),
             ]
         )
-    shown = f", the costliest {_SHOWN}" if len(its) > _SHOWN else ""
-    caption = f"{count_text(len(its), noun)}, {seconds_text(total)} on all meshes together{shown}"
+    shown = f"; the costliest {_SHOWN} of {len(its)} entries" if len(its) > _SHOWN else ""
+    caption = f"{noun.capitalize()}s: {seconds_text(total)} on all meshes together{shown}"
     return table(header, rows, caption=caption, left=range(6))
