@@ -4,7 +4,8 @@ These are the matrix products and convolutions of the forward parts, as in figur
 paper. Contractions in a row that repeat, with the same shapes and shardings, are one block: equal
 layers are shown once, and so are stages of equal blocks.
 
-Parameters are operands that no sample of the batch goes into. Names and lines are those of the
+Parameters are operands that no sample of the batch goes into; if no argument is the batch, all
+operands are inputs. Names and lines are those of the
 program's locations, which a plan in a file lacks.
 """
 
@@ -137,7 +138,7 @@ def _contractions(annotated: Annotated, batch: BatchDims) -> list[Contraction]:
         if not isinstance(op, stablehlo.DotGeneralOp | stablehlo.ConvolutionOp):
             continue
         operands = (
-            _tensor(annotated, value, "input" if value in batch.of else "parameter")
+            _tensor(annotated, value, "input" if value in batch.of or not batch.of else "parameter")
             for value in op.operands
         )
         tensors = (*operands, _tensor(annotated, op.results[0], "activation"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from alpa.passes.plan.text import percent, seconds_text
 from alpa.runtime.micro_batches import Attempt
 from alpa.runtime.report.content import Content
-from alpa.runtime.report.markup import Cell, Html, element, number, section, table
+from alpa.runtime.report.markup import Cell, Html, element, number, section, source, table
 
 
 def search(content: Content) -> Html:
@@ -106,7 +106,10 @@ def _left_out(content: Content) -> Iterator[Html]:
     else:
         yield element("p", "Nothing was left out of the search.")
     if content.remarks:
-        items = (element("li", it.message) for it in content.remarks)
+        items = (
+            element("li", source(it.place, content.name), f" {it.message}")
+            for it in content.remarks
+        )
         yield element("h3", "Remarks of the passes")
         yield element("ul", *items, class_="limits")
 

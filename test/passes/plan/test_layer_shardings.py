@@ -5,10 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alpa import passes
 from alpa.dialects import ir
 from alpa.passes.pipelines.diagnostics import Place
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.layer_shardings import Block, Contraction, blocks, layer_shardings
+from alpa.passes.plan.reader import read_planned
 
 
 def test_data_parallelism_cuts_the_batch(two_stages: ir.Module, program: Program) -> None:
@@ -56,3 +58,16 @@ def test_blocks_hold_all_columns(letters: str) -> None:
         "".join(block.repeats * "".join(it.op for it in block.contractions) for block in found)
         == letters
     )
+
+
+def test_without_a_batch_all_operands_are_inputs() -> None:
+    module = passes.run(
+        "func.func public @main(%x: tensor<64x8xf32>, %w: tensor<8x8xf32>) -> tensor<64x8xf32> {\n"
+        "  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]\n"
+        "    : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>\n"
+        "  return %y : tensor<64x8xf32>\n}",
+        "alpa{cluster=cpu:1x2}",
+    )
+    (stage,) = layer_shardings(module, read_planned(module))
+    ((contraction,),) = (block.contractions for block in stage.blocks)
+    assert [it.use for it in contraction.tensors] == ["input", "input", "activation"]
