@@ -84,11 +84,14 @@ def _parse(block: Block) -> None:
 
 
 def main(page: Path, *, slow: bool) -> None:
-    session = Session()
+    session, ran = Session(), True
     for block in blocks(page):
-        if block.is_directive or block.mark == "not run" or (block.mark == "slow" and not slow):
+        if block.is_directive:
             continue
-        session.run(block)
+        if block.mark != "output":  # Output is that of the block before it.
+            ran = block.mark != "not run" and (block.mark != "slow" or slow)
+        if ran:
+            session.run(block)
 
 
 if __name__ == "__main__":
