@@ -141,7 +141,7 @@ class OpPoser:
         if leader is None:
             space, costs, sum_costs = self._alone(op, kind, weight)
             node = graph.terms.add_node(np.zeros(len(space.strategies)))
-            if space.sums is not None:
+            if space.sums is not None and sum_costs is not None:
                 result = graph.terms.add_node(np.zeros(len(space.sums.layouts)))
                 graph.charge((node, result), sum_costs)
             graph.ops.append(OpNode(op, node, space, result))
