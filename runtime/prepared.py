@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -159,13 +160,18 @@ class Prepared:
 
     def _search(self) -> tuple[Lowered, StepPlan]:
         """Searches a plan, for the meshes of the state that the step takes, if there are any."""
-        name = f"plan {self.step.name}"
+        with self._shown(f"plan {self.step.name}") as clock:
+            return self._searched(clock)
+
+    @contextmanager
+    def _shown(self, name: str) -> Generator[Clock]:
+        """Returns a clock whose phases a terminal shows."""
         with progress(name) as show:
 
             def show_phase(what: str, done: int = 0, total: int = 0) -> None:
                 show(f"{name}: {what}", done, total)
 
-            return self._searched(Clock(show_phase))
+            yield Clock(show_phase)
 
     def _searched(self, clock: Clock) -> tuple[Lowered, StepPlan]:
         target = self._target
@@ -220,8 +226,7 @@ class Prepared:
                 f"the plan was read from {self._target.saved}, and only a search can be asked; "
                 "leave out plan=, or use alpa-plan --explain on the program"
             )
-        with progress(f"explain {what}") as show:
-            clock = Clock(lambda phase: show(f"explain {what}: {phase}"))
+        with self._shown(f"explain {what}") as clock:
             return explain(what, self._kept(clock), clock)
 
     def _kept(self, clock: Clock) -> Planned:
