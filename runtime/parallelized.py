@@ -15,8 +15,9 @@ from alpa.runtime.calls import Call, LeafType, Parameters
 from alpa.runtime.executable import Executable
 from alpa.runtime.option_checks import check_literal
 from alpa.runtime.planning import Inter
-from alpa.runtime.prepared import Prepared, StepPlan
+from alpa.runtime.prepared import Prepared
 from alpa.runtime.step import LossReduction, Lowered, MicroBatches, Step
+from alpa.runtime.step_plan import StepPlan
 from alpa.runtime.step_roles import Declared
 from alpa.runtime.target import Target
 from alpa.runtime.tracebacks import ends_at_caller

@@ -17,7 +17,7 @@ import alpa
 from alpa.passes.plan.report import StageReport
 from alpa.runtime.executable import Executable
 from alpa.runtime.parallelized import Parallelized
-from alpa.runtime.prepared import StepPlan
+from alpa.runtime.step_plan import StepPlan
 
 
 def step(state: dict[str, jax.Array], batch: jax.Array, *, rate: float = 0.1) -> tuple[int, float]:
