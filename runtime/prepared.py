@@ -155,7 +155,7 @@ class Prepared:
         return StepPlan(
             module=module,
             roles=self.step.explanation(),
-            step=weakref.ref[Prepared](self),
+            step=weakref.ref(self),
             **vars(report),
         )
 

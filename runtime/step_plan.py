@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from alpa.dialects import ir
 from alpa.passes.plan.html import plan_html
@@ -14,9 +14,17 @@ from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
 from alpa.runtime.questions.explanation import Explanation
 from alpa.runtime.report import check_can_draw, write_report
+from alpa.runtime.step import Step
 
-if TYPE_CHECKING:
-    from alpa.runtime.prepared import Prepared
+
+class PlannedStep(Protocol):
+    """The step that runs a plan."""
+
+    step: Step
+
+    def explain(self, what: str) -> tuple[Explanation, ...]: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,7 +38,7 @@ class StepPlan(PlanReport):
     """the planned module"""
     roles: str = ""
     """the role of each argument, and the reason"""
-    step: weakref.ref[Prepared] = field(compare=False)
+    step: Callable[[], PlannedStep | None] = field(compare=False)
     """the step that runs the plan, while it is kept"""
 
     def save(self, path: str | Path) -> None:
