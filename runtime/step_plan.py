@@ -22,9 +22,13 @@ class PlannedStep(Protocol):
 
     step: Step
 
-    def explain(self, what: str) -> tuple[Explanation, ...]: ...
+    def explain(self, what: str) -> tuple[Explanation, ...]:
+        """As `StepPlan.explain`, without printing."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """As `StepPlan.close`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
