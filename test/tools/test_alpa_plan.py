@@ -500,8 +500,8 @@ def test_plan_that_computes_something_else_has_exit_status_1(
     other.write_text(NAMED.replace("stablehlo.subtract", "stablehlo.add"))
     whole = alpa_plan.plan
 
-    def another(module: object, settings: Settings, clock: Clock) -> object:
-        return whole(parse_file(other), settings, clock)
+    def another(module: object, settings: Settings, clock: Clock, *, keep: bool) -> object:
+        return whole(parse_file(other), settings, clock, keep=keep)
 
     monkeypatch.setattr(alpa_plan, "plan", another)
     assert main([str(named), "--cluster", "cpu:1x2", "--compare-with-jax"]) == 1

@@ -58,7 +58,7 @@ latency = 20e-6
 
 def blocks() -> Iterator[str]:
     """The TOML in the documentation of clusters and in the design of their files."""
-    text = (ROOT / "docs" / "planning.md").read_text()
+    text = (ROOT / "docs" / "clusters.md").read_text()
     yield from re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 

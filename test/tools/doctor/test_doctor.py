@@ -115,10 +115,9 @@ def test_old_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packages["jax"].problem == "jax is 0.9.0, which is not >=0.10.2"
     assert packages["ray"].problem == ""
     found = replace(FOUND, packages=tuple(packages.values()), extras=extras())
-    assert remedies(found)[:2] == [
-        ("pip install 'jax>=0.10.2'", True),
-        ("pip install 'flax>=0.10'", False),
-    ]
+    first, *others = remedies(found)
+    assert first == ("pip install 'jax>=0.10.2'", True)
+    assert ("pip install 'flax>=0.10'", False) in others
 
 
 def test_extras_that_name_extras(monkeypatch: pytest.MonkeyPatch) -> None:
