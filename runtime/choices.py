@@ -20,7 +20,7 @@ from alpa.dialects import func
 from alpa.passes.analysis.interface_names import Names
 from alpa.passes.base import OptionError
 from alpa.passes.stages.fixed_stages import FixedStage
-from alpa.passes.stages.forced_shardings import Dims
+from alpa.passes.stages.forced_shardings import Dims, dims_text
 from alpa.passes.text_files import read_text
 
 _STAGE = re.compile(r"layers?\s+(\d+(?:-\d+)?)\s+on\s+(\S+)(?:\s+as\s+(\S+))?")
@@ -72,11 +72,6 @@ def parse_choice(text: str) -> Choice:
     if len(set(used)) < len(used):
         raise ChoiceError(f"{text!r} is no choice: a mesh axis splits one dimension at most, once")
     return ForcedSharding(selector=sharding[1], dims=dims)
-
-
-def dims_text(dims: Dims) -> str:
-    """`[axis0+axis1, -]`."""
-    return f"[{', '.join('+'.join(axes) or '-' for axes in dims)}]"
 
 
 def stage_text(stage: FixedStage) -> str:

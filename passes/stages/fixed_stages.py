@@ -21,9 +21,9 @@ from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.solve.stages import placement
 from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.class_problem import Submesh
+from alpa.passes.stages.given_meshes import SHAPE
 
-_SHAPE = r"[1-9]\d*(?:x[1-9]\d*){0,3}"
-_STAGE = re.compile(rf"(\d+)(?:-(\d+))?:([1-9]\d*)x([1-9]\d*)(?::({_SHAPE}))?")
+_STAGE = re.compile(rf"(\d+)(?:-(\d+))?:([1-9]\d*)x([1-9]\d*)(?::({SHAPE}))?")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,8 +68,9 @@ def take_forced(function: func.FuncOp) -> dict[int, Sharding]:
         if len(sharding.dims) != rank:
             raise PassError(
                 location_of(value.location, function.location),
-                f"argument {number} of type {value.type} cannot be forced to {_words(sharding)}; "
-                f"give axes, or -, for each of its {rank} dimension(s)",
+                f"argument {number} of type {value.type} cannot be forced to "
+                f"{dims_text(sharding.axis_names)}; give axes, or -, for each of its {rank} "
+                "dimension(s)",
             )
         found[number] = sharding
     return found
@@ -95,12 +96,14 @@ def forced(
             problem = _problem(mine, _shape(value), sizes)
             given = found.get((number, m), mine)
             if given != mine:
-                problem = f"it is {_words(given)} in the program or where its state lies"
+                problem = (
+                    f"it is {dims_text(given.axis_names)} in the program or where its state lies"
+                )
             if problem:
                 raise PassError(
                     location_of(value.location),
-                    f"argument {number} of type {value.type} cannot be forced to {_words(mine)} "
-                    f"on @{mesh.name}: {problem}",
+                    f"argument {number} of type {value.type} cannot be forced to "
+                    f"{dims_text(mine.axis_names)} on @{mesh.name}: {problem}",
                 )
             found[number, m] = mine
     return replace(stages, shardings=found)
@@ -126,5 +129,6 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
     return tuple(value.type.shape) if isinstance(value.type, ir.RankedTensorType) else ()
 
 
-def _words(sharding: Sharding) -> str:
-    return f"[{', '.join('+'.join(axes) or '-' for axes in sharding.axis_names)}]"
+def dims_text(dims: Dims) -> str:
+    """`[axis0+axis1, -]`."""
+    return f"[{', '.join('+'.join(axes) or '-' for axes in dims)}]"

@@ -30,8 +30,9 @@ from alpa.passes.cost.cluster import AnyCluster
 Places = Mapping[State, tuple[Sharding, ...]]
 """The shardings of the arrays of a state, one for each mesh that has a copy."""
 
-_SHAPE = r"[1-9]\d*(?:x[1-9]\d*){0,3}"
-_MESH = re.compile(rf"(\d+)(?:-(\d+))?:({_SHAPE})")
+SHAPE = r"[1-9]\d*(?:x[1-9]\d*){0,3}"
+"""A logical mesh shape, such as `4x2`."""
+_MESH = re.compile(rf"(\d+)(?:-(\d+))?:({SHAPE})")
 
 
 def parse_shape(text: str) -> tuple[int, ...] | None:
@@ -42,7 +43,7 @@ def parse_shape(text: str) -> tuple[int, ...] | None:
     """
     if text == "auto":
         return None
-    if not re.fullmatch(_SHAPE, text):
+    if not re.fullmatch(SHAPE, text):
         raise OptionError(
             f"option 'mesh-shape' is '{text}'; expected auto or the sizes of one to four axes, "
             "such as 4x2"

@@ -28,8 +28,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.sharding.forced_results import write_forced_result
 from alpa.passes.sharding.strategies import tensor_layouts
-from alpa.passes.stages.forced_shardings import Dims
-from alpa.runtime.choices import dims_text
+from alpa.passes.stages.forced_shardings import Dims, dims_text
 from alpa.runtime.planning import Planned
 from alpa.runtime.questions.explanation import Alternative, Explanation
 from alpa.runtime.questions.stage_alternatives import explain_stage

@@ -10,8 +10,8 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.interface_names import Names
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.stages.fixed_stages import FixedStage
-from alpa.passes.stages.forced_shardings import Dims
-from alpa.runtime.choices import dims_text, stage_text
+from alpa.passes.stages.forced_shardings import Dims, dims_text
+from alpa.runtime.choices import stage_text
 from alpa.runtime.questions.variants import stages_text
 
 

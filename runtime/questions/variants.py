@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
-from alpa.dialects import ir, main_function
-from alpa.dialects.plan import Plan
+from alpa.dialects import ir
 from alpa.passes.alpa import Kept
 from alpa.passes.base import Pass
 from alpa.passes.pipelines.clock import Clock
@@ -68,8 +67,3 @@ def stages_text(report: PlanReport) -> list[str]:
         shape = "x".join(map(str, mesh.logical_shape))
         found.append(f"{layers[0]}-{layers[-1]}:{submesh}:{shape}" if layers else "")
     return found
-
-
-def predicted(module: ir.Module) -> Plan:
-    """What a planned module says of itself."""
-    return Plan.read(main_function(module)) or Plan()
