@@ -6,17 +6,19 @@ import io
 import re
 import sys
 import time
-from types import SimpleNamespace
+from textwrap import dedent
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rich.console
+import rich.progress
 
 import alpa
 import alpa.runtime
 from alpa.runtime import ClusterSizeError, WorkerError, WorkerOptions
-from alpa.runtime.progress import Show, _Line, progress
+from alpa.runtime.progress import Show, progress
 from alpa.runtime.workers import waiting
 from alpa.runtime.workers.waiting import Waiting
 
@@ -28,17 +30,23 @@ class Terminal(io.StringIO):
         return True
 
     @property
+    def lines(self) -> list[str]:
+        """Each state of the line, without colours and cursor moves."""
+        return re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", self.getvalue()).split("\r")
+
+    @property
     def shown(self) -> list[str]:
-        """What was shown, without the seconds."""
-        lines = self.getvalue().split("\r\x1b[K")
-        seconds = r": \d+\.\d s(, about \d+ (s|min) left)?$"
-        return list(dict.fromkeys(re.sub(seconds, "", line) for line in lines))
+        """What was shown, without the bar and the times."""
+        found = (re.match(r"(.*?) +━", line) for line in self.lines)
+        return list(dict.fromkeys(match.group(1) for match in found if match))
 
 
 def new_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Standard error; pytest sets its own behind the fixtures."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
     return terminal
 
 
@@ -54,75 +62,82 @@ def double(x: Any) -> Any:
 def test_a_line_counts_the_seconds_and_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = new_terminal(monkeypatch)
     with progress("begin") as show:
-        time.sleep(0.5)
-        show("next")
-    assert terminal.shown[:3] == ["", "begin", "next"]
-    *_, before, last = terminal.getvalue().split("\r\x1b[K")
-    assert float(before.removeprefix("next: ").removesuffix(" s")) >= 0.5
-    assert last == ""
+        time.sleep(1.1)
+        show("next [of all]")
+        assert sys.stderr is not terminal  # What is written meanwhile stands above the line.
+        sys.stderr.write("a warning\n")
+    assert sys.stderr is terminal
+    assert terminal.shown == ["begin", "next [of all]"]
+    assert "a warning\n" in terminal.getvalue()
+    assert any(
+        re.search(r"^next \[of all\] ━+ 0:00:0[1-9] *$", line, re.M) for line in terminal.lines
+    )
+    assert terminal.getvalue().endswith("\r\x1b[1A\x1b[2K")
 
 
 def test_what_is_counted_has_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = new_terminal(monkeypatch)
     now = 100.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    line = _Line("begin")
-    assert str(line) == "begin: 0.0 s"
-    line.tell("stage 3 of 10", 2, 10)  # Two are from a cache.
-    now = 103.0
-    assert str(line) == "stage 3 of 10: 3.0 s"
-    now = 106.0
-    line.tell("stage 5 of 10", 4, 10)  # 3 s for each
-    assert str(line) == "stage 5 of 10: 6.0 s, about 18 s left"
-    now = 108.0
-    assert str(line) == "stage 5 of 10: 8.0 s, about 16 s left"
-    now = 1000.0
-    assert str(line) == "stage 5 of 10: 900.0 s"
-    line.tell("stage 6 of 10", 5, 10)  # (1000 - 100) / 3 s for each
-    assert str(line).endswith(", about 25 min left")
-    line.tell("stage 1 of 10", 0, 10)  # of another plan
-    assert str(line) == "stage 1 of 10: 900.0 s"
-    line.tell("load", 0, 0)
-    assert str(line) == "load: 900.0 s"
+    monkeypatch.setattr(rich.progress.TimeRemainingColumn, "max_refresh", None)
+    monkeypatch.setattr(rich.console, "monotonic", lambda: now)
+
+    def times(line: str) -> list[str]:
+        return re.findall(r"[-\d]:[-\d]{2}:[-\d]{2}", line)
+
+    def last() -> list[str]:
+        return times([line for line in terminal.lines if line.strip()][-1])
+
+    with progress("begin") as show:
+        show("stage 3 of 10", 2, 10)  # Two are from a cache.
+        assert last() == ["0:00:00", "-:--:--"]
+        now = 103.0
+        show("stage 4 of 10", 3, 10)
+        now = 106.0
+        show("stage 5 of 10", 4, 10)
+        assert last() == ["0:00:06", "0:00:18"]  # 3 s for each
+        now = 1006.0
+        show("stage 6 of 10", 5, 10)
+        assert last() == ["0:15:06", "0:37:38"]  # 903 s for two
+        show("stage 1 of 10", 0, 10)  # of another plan
+        assert last() == ["0:15:06", "-:--:--"]
+        show("load")
+        assert last() == ["0:15:06"]
 
 
 def test_a_long_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = new_terminal(monkeypatch)
-    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("COLUMNS", "60")
     with progress("begin") as show:
-        show("0123456789" * 3)
-    assert "0123456789012345678" in terminal.getvalue().split("\r\x1b[K")
+        show("0123456789" * 10)
+    assert all(len(line.rstrip("\n")) <= 60 for line in terminal.lines)
 
 
-def test_a_notebook_shows_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Display:
-        shown: list[str] = []  # noqa: RUF012 - of this test
+def test_a_notebook_has_a_widget() -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    code = """
+        import time
+        from alpa.runtime.progress import progress
+        with progress("work") as show:
+            show("stage 1 of 2", 1, 2)
+            time.sleep(0.5)
+    """
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(dedent(code))])
+    client = nbclient.NotebookClient(notebook, timeout=300)
+    drawn: list[str] = []
+    write = client.process_message
 
-        def __init__(self, data: dict[str, str], *, raw: bool, display_id: bool) -> None:
-            assert display_id
-            self.update(data, raw=raw)
+    def listen(message: Any, cell: Any, index: int) -> Any:
+        drawn.append(str(message["content"]))
+        return write(message, cell, index)
 
-        def update(self, data: dict[str, str], *, raw: bool) -> None:
-            assert raw
-            self.shown.append(data["text/plain"])
-
-    shell = SimpleNamespace(kernel=None)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=Display))
-    now = 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    with progress("work") as show:
-        show("first")
-        now = 1.5
-        show("second")
-        now = 2.0
-        show("third")
-        now = 2.5
-    assert Display.shown == ["second: 1.5 s", "third: 2.0 s", "work: 2.5 s"]
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
-    with progress() as show:
-        now = 9.0
-        show("next")
-    assert len(Display.shown) == 3
+    client.process_message = listen
+    client.execute()
+    (cell,) = notebook.cells
+    assert any(
+        "application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in cell.outputs
+    )
+    assert any("stage 1 of 2" in text for text in drawn)
 
 
 def test_planning_and_compiling_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +146,7 @@ def test_planning_and_compiling_are_shown(monkeypatch: pytest.MonkeyPatch) -> No
     assert "plan double: simplify-trivial-ops" in terminal.shown
     assert "plan double: ilp-shard-annotate: 0 of 1 meshes" in terminal.shown
     assert any(re.fullmatch(r"compile \S+ \(1 of 1\)", line) for line in terminal.shown)
-    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert terminal.getvalue().endswith("\x1b[2K")
 
 
 def test_without_a_terminal_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
