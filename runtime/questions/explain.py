@@ -30,17 +30,13 @@ from alpa.passes.sharding.forced_results import write_forced_result
 from alpa.passes.sharding.strategies import tensor_layouts
 from alpa.passes.stages.forced_shardings import Dims, dims_text
 from alpa.runtime.planning import Planned
-from alpa.runtime.questions.explanation import Alternative, Explanation
+from alpa.runtime.questions.explanation import Alternative, Explanation, QuestionError
 from alpa.runtime.questions.stage_alternatives import explain_stage
 from alpa.runtime.questions.variants import Variant, Variants
 
 _STAGE = re.compile(r"stage (\d+)")
 _LINE = re.compile(r"(.+):(\d+)")
 _SHOWN = 3
-
-
-class QuestionError(ValueError):
-    """A question is about nothing that the plan has."""
 
 
 def explain(what: str, planned: Planned, clock: Clock) -> tuple[Explanation, ...]:

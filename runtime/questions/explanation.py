@@ -9,6 +9,10 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.plan.text import aligned, percent, seconds_text
 
 
+class QuestionError(ValueError):
+    """A question is about nothing that the plan has."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
     """Another choice, with the rest of the plan solved again around it.

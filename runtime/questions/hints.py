@@ -9,10 +9,9 @@ from alpa.dialects.attributes import input_number, read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.interface_names import Names
 from alpa.passes.plan.report import PlanReport
-from alpa.passes.stages.fixed_stages import FixedStage
 from alpa.passes.stages.forced_shardings import Dims, dims_text
 from alpa.runtime.choices import stage_text
-from alpa.runtime.questions.variants import stages_text
+from alpa.runtime.questions.variants import chosen_stages
 
 
 def hints(planned: ir.Module, program: ir.Module) -> str:
@@ -29,8 +28,8 @@ def _lines(planned: ir.Module, program: ir.Module) -> Iterator[str]:
     report = PlanReport.of(planned)
     yield f"# plan for {report.cluster}, {report.num_micro_batches} micro-batches"
     yield "# Remove lines to let the search decide; what follows a # does not matter."
-    for text in stages_text(report):
-        yield stage_text(FixedStage.parse(text)) if text else "# a mesh without layers"
+    for stage in chosen_stages(report):
+        yield "# a mesh without layers" if stage is None else stage_text(stage)
     names = Names.of_arguments(main_function(program)).names
     function = main_function(planned)
     found: dict[int, list[Dims]] = {}

@@ -11,17 +11,28 @@ from alpa.passes.solve.stages import placement
 from alpa.passes.stages.fixed_stages import FixedStage
 from alpa.passes.stages.policy import logical_shapes
 from alpa.runtime.choices import stage_text
-from alpa.runtime.questions.explanation import Alternative, Explanation
-from alpa.runtime.questions.variants import Variant, Variants, stages_text
+from alpa.runtime.questions.explanation import Alternative, Explanation, QuestionError
+from alpa.runtime.questions.variants import Variant, Variants, chosen_stages
 
 
 def explain_stage(number: int, report: PlanReport, variants: Variants) -> Explanation:
-    """What moving a boundary of a stage, or giving it another submesh or shape, would cost."""
-    stages = [FixedStage.parse(text) for text in stages_text(report)]
+    """What moving a boundary of a stage, or giving it another submesh or shape, would cost.
+
+    Raises:
+        QuestionError: the plan's meshes were given.
+    """
+    cut = variants.kept.cut
+    assert cut is not None, "the search has kept what questions need"
+    if cut.meshes != "auto":
+        raise QuestionError(
+            f"stage {number} cannot be explained: the plan's meshes were given "
+            f"({cut.meshes}), so there are no others; its shardings can be explained"
+        )
+    stages = [it for it in chosen_stages(report) if it is not None]
+    assert len(stages) == len(report.stages), "only given meshes may stay without layers"
     found = list[Alternative]()
     for text, fixed in _alternatives(number, stages, report):
-        variant = variants.of_stages(",".join(map(str, fixed)))
-        found.append(_alternative(text, variant))
+        found.append(_alternative(text, variants.of_stages(fixed)))
     found.sort(key=lambda it: (bool(it.refused), it.step_seconds or 0.0))
     chosen = replace(_alternative("", Variant(module=None, report=report)), refused="")
     return Explanation(
@@ -78,7 +89,7 @@ def _alternative(text: str, variant: Variant) -> Alternative:
     report = variant.report
     if report is None:
         return Alternative(choice=text, refused=variant.refused)
-    cut = ", ".join(stage_text(FixedStage.parse(it)) for it in stages_text(report))
+    cut = ", ".join(stage_text(it) for it in chosen_stages(report) if it is not None)
     return Alternative(
         choice=text,
         step_seconds=report.predicted_step_seconds,

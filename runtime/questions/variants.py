@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -11,6 +11,7 @@ from alpa.passes.alpa import Kept
 from alpa.passes.base import Pass
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
+from alpa.passes.stages.fixed_stages import FixedStage
 from alpa.runtime.planning import PlanningError, run_steps
 
 
@@ -35,11 +36,11 @@ class Variants:
         assert self.kept.stages is not None, "the search has kept what questions need"
         return self._planned(self.kept.stages, edit, self.kept.to_plan)
 
-    def of_stages(self, fixed: str) -> Variant:
-        """Cuts the layers again, with the stages of the option `fixed-stages`."""
+    def of_stages(self, fixed: Sequence[FixedStage]) -> Variant:
+        """Cuts the layers again, with these stages; layers of no stage are searched."""
         assert self.kept.layers is not None, "the search has kept what questions need"
         assert self.kept.cut is not None, "the search has kept what questions need"
-        cut = replace(self.kept.cut, fixed_stages=fixed)
+        cut = replace(self.kept.cut, fixed_stages=",".join(map(str, fixed)))
         return self._planned(self.kept.layers, lambda _: None, (cut, *self.kept.to_plan))
 
     def _planned(
@@ -55,15 +56,21 @@ class Variants:
         return Variant(module=module, report=PlanReport.of(module))
 
 
-def stages_text(report: PlanReport) -> list[str]:
-    """Each stage of a plan as an element of the option `fixed-stages`; empty without layers."""
+def chosen_stages(report: PlanReport) -> list[FixedStage | None]:
+    """The stages of a plan as choices; None for a mesh that runs no layer."""
     meshes = {mesh.name: mesh for mesh in report.meshes}
-    found: list[str] = []
+    found: list[FixedStage | None] = []
     for stage in report.stages:
         mesh = meshes[stage.mesh]
-        layers = sorted(int(name.rpartition("_")[2]) for name in stage.layers)
+        layers = [int(name.rpartition("_")[2]) for name in stage.layers]
         hosts = len(mesh.hosts)
-        submesh = f"{hosts}x{len(mesh.devices) // hosts}"
-        shape = "x".join(map(str, mesh.logical_shape))
-        found.append(f"{layers[0]}-{layers[-1]}:{submesh}:{shape}" if layers else "")
+        fixed = None
+        if layers:
+            fixed = FixedStage(
+                first=min(layers),
+                last=max(layers),
+                submesh=(hosts, len(mesh.devices) // hosts),
+                shape=tuple(mesh.logical_shape),
+            )
+        found.append(fixed)
     return found

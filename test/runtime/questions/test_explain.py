@@ -17,13 +17,13 @@ from alpa.passes.plan.report import PlanReport
 from alpa.runtime.planning import Planned, Settings, plan
 from alpa.runtime.questions.explain import QuestionError, explain
 from alpa.runtime.questions.explanation import Alternative, Explanation
-from alpa.runtime.questions.variants import Variants, stages_text
+from alpa.runtime.questions.variants import Variants, chosen_stages
 
 SIZES = (6, 8, 16, 32, 64)
 
 
 @cache
-def random_plan(seed: int) -> tuple[Planned, tuple[str, ...]]:
+def random_plan(seed: int, meshes: str = "auto") -> tuple[Planned, tuple[str, ...]]:
     """A plan of the training step of a random chain, and the names of its arguments."""
     rng = np.random.default_rng(seed)
     widths = [int(rng.choice(SIZES)) for _ in range(3 + seed % 2)]
@@ -43,7 +43,8 @@ def random_plan(seed: int) -> tuple[Planned, tuple[str, ...]]:
     params = {f"w{n}": jax.ShapeDtypeStruct(it, jnp.float32) for n, it in enumerate(shapes)}
     x = jax.ShapeDtypeStruct((int(rng.choice(SIZES)), widths[0]), jnp.float32)
     text = jax.jit(step, donate_argnums=0).lower(params, x).as_text(debug_info=True)
-    settings = Settings(cluster="cpu:1x4" if seed % 2 else "cpu:2x2", num_layers=2)
+    cluster = "cpu:1x4" if seed % 2 else "cpu:2x2"
+    settings = Settings(cluster=cluster, num_layers=2, meshes=meshes)
     planned = plan(parse(text), settings, Clock(), keep=True)
     return planned, tuple(f"params['{name}']" for name in params)
 
@@ -85,7 +86,7 @@ def test_no_other_sharding_is_better_than_is_proven(seed: int) -> None:
 def test_the_stages_that_were_chosen_give_the_plan_again(seed: int) -> None:
     planned, _ = random_plan(seed)
     report = PlanReport.of(planned.module)
-    again = variants(planned).of_stages(",".join(stages_text(report)))
+    again = variants(planned).of_stages([it for it in chosen_stages(report) if it is not None])
     assert again.report is not None, again.refused
     assert again.report.predicted_step_seconds == pytest.approx(report.predicted_step_seconds)
     assert again.report.meshes == report.meshes
@@ -134,3 +135,12 @@ def test_a_stage() -> None:
 def test_what_a_plan_lacks(what: str, problem: str) -> None:
     with pytest.raises(QuestionError, match=problem):
         explain(what, random_plan(0)[0], Clock())
+
+
+def test_stages_on_given_meshes_have_no_others() -> None:
+    planned, names = random_plan(0, meshes="0:1,1:1,2:1,3:1")
+    stages = chosen_stages(PlanReport.of(planned.module))
+    assert None in stages, "four meshes for two layers"
+    with pytest.raises(QuestionError, match=r"the plan's meshes were given \(0:1,1:1,2:1,3:1\)"):
+        explain("stage 0", planned, Clock())
+    assert explain(names[0], planned, Clock())
