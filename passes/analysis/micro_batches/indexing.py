@@ -40,7 +40,8 @@ def gather(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if x.is_mixed or (indices.is_mixed and own is None):
         return x if x.is_mixed else indices
     if not x.of_samples and not indices.of_samples and own is None:
-        return without_samples([x], [indices], linear=True)
+        found = without_samples([x], [indices], linear=True)
+        return replace(found, free=frozenset(at for d, at in slices.places.items() if d in x.free))
     rows, dim = _samples(op, slices, own, indices, x)
     if rows.is_mixed:
         return rows
@@ -173,7 +174,10 @@ def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     joined, adds = (x, updates), combiner(op) == "stablehlo.add"
     linear = adds or _replaces(op)
     if own is None and not any(it.of_samples for it in (*joined, indices)):
-        return without_samples(joined, [indices], linear=linear)
+        found = without_samples(joined, [indices], linear=linear)
+        whole = slices.whole_places.items()
+        equal = frozenset(d for d, at in whole if d in x.free and at in updates.free)
+        return replace(found, free=equal)
     dims = {at: dim for dim, at in slices.whole_places.items()}
     sliced = x if x.kind == "rows" else replace(updates, dim=dims.get(updates.dim, -1))
     rows, dim = _samples(op, slices, own, indices, sliced)

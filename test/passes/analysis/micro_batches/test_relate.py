@@ -498,6 +498,11 @@ def _cross_entropy(v: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     return -picked.mean()
 
 
+def _taken(v: jax.Array, x: jax.Array, k: jax.Array) -> jax.Array:
+    """As `optax.softmax_cross_entropy_with_integer_labels` takes the scores of the labels."""
+    return -jnp.take_along_axis(x @ v, k, axis=1).take(0, axis=1).sum()
+
+
 def _pool(i: jax.Array) -> jax.Array:
     return jax.lax.reduce_window(i, -np.inf, jax.lax.max, (1, 2, 1), (1, 2, 1), "VALID")
 
@@ -545,6 +550,19 @@ CASES: dict[str, Case] = {
     "masked mean": Case(lambda x, m: (x.sum(1) * m).sum() / m.sum(), "xm", "step"),
     "gradient of a masked mean": Case(
         jax.grad(lambda w, x, m: ((x @ w) ** 2 * m).sum() / m.sum()), "wxm", "sum"
+    ),
+    "gradient of scores of labels": Case(jax.grad(_taken), "vxk", "sum"),
+    "file: gradient of scores of labels": Case(
+        jax.grad(_taken), "vxk", "sum", whole_is_known=False
+    ),
+    "constants in a column": Case(
+        lambda x: (jnp.zeros_like(x).at[:, 1].set(2.0) * x[:, ::-1]).sum(1), "x", "rows"
+    ),
+    "constants in a row": Case(
+        lambda x: (jnp.zeros_like(x).at[1].set(2.0) * x[:, ::-1]).sum(1), "x", "mixed"
+    ),
+    "column of constants": Case(
+        lambda x: jnp.take(jnp.ones_like(x), jnp.array([2, 0]), axis=1) * x[:, :2], "x", "rows"
     ),
     "gradient of rmse": Case(jax.grad(_rmse), "wx", "sum"),
     "gradient of a bias under a root": Case(
@@ -1018,6 +1036,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "rows picked of the samples are samples": Fault(
         _rule(RULES, "stablehlo.gather", _claim(_rows())), lambda x, y: x[y], "xy"
+    ),
+    "constants written in a row are in all rows": Fault(
+        _rule(
+            RULES, "stablehlo.scatter", lambda right, *_: replace(right, free=frozenset(range(2)))
+        ),
+        lambda x: jnp.zeros_like(x).at[1].set(2.0) * x,
+        "x",
+        whole_is_known=False,
     ),
     "labels of all samples write rows": Fault(
         _rule(RULES, "stablehlo.scatter", _claim(_rows())),
