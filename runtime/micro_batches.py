@@ -58,6 +58,17 @@ def divisors(batch_size: int) -> list[int]:
     return sorted({*found, *(batch_size // n for n in found)})
 
 
+def indivisible(batch_size: int, number: int) -> str:
+    """What an error says of a number of micro-batches that does not divide the batch."""
+    near = sorted(divisors(batch_size), key=lambda n: abs(n - number))[:3]
+    *others, last = map(str, sorted(near))
+    fitting = f"{', '.join(others)} or {last}" if others else last
+    return (
+        f"a batch of {batch_size} samples cannot be cut into {number} equal micro-batches, but "
+        f"into {fitting}"
+    )
+
+
 def from_the_middle(numbers: Sequence[int]) -> list[int]:
     """Ascending numbers, from the middle outwards."""
     last = len(numbers) - 1

@@ -66,7 +66,7 @@ class Placement:
         needed = 1 + max(number for mesh in self.program.meshes for number in mesh.devices)
         if needed > len(self.devices):
             raise ValueError(
-                f"the plan needs {needed} devices and {len(self.devices)} are there. On a CPU, "
+                f"the plan needs {needed} devices, and {len(self.devices)} are there. On a CPU, "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={needed} makes virtual ones; "
                 "set it before JAX starts"
             )

@@ -19,6 +19,7 @@ from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.dialects.sharding import Sharding
 from alpa.passes import pipeline
 from alpa.passes.alpa import Kept
+from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import MeshOverHostsError, Pass, PassError, location_of
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
@@ -184,17 +185,9 @@ def plan(
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     copy = ir.Module.parse(buffer.getvalue(), module.context)
-    function = main_function(copy)
-    with copy.context:
-        if settings.held:
-            write_held(function, settings.held)
-        try:
-            forced = forced_shardings(settings.choices, function)
-        except ChoiceError as error:
-            place = place_of(location_of(function))
-            raise PlanningError((Diagnostic("error", place, str(error)),)) from error
-        if forced:
-            write_forced(function, forced)
+    if settings.held or settings.choices:
+        with copy.context:
+            _write_fixed(copy, settings)
     options = settings.options()
     if faster_than is not None:
         options["faster-than"] = repr(faster_than)
@@ -209,6 +202,24 @@ def plan(
             raise
         note = Diagnostic("note", error.diagnostics[0].place, reason)
         raise PlanningError((*error.diagnostics, note), error.reason) from error
+
+
+def _write_fixed(module: ir.Module, settings: Settings) -> None:
+    """Writes the shardings that arguments have already or must have. Raises PlanningError."""
+    try:
+        function = check_input(module, is_checked=True)
+    except PassError as error:
+        problem = Diagnostic("error", place_of(error.location), error.message)
+        raise PlanningError((problem,), error) from error
+    if settings.held:
+        write_held(function, settings.held)
+    try:
+        forced = forced_shardings(settings.choices, function)
+    except ChoiceError as error:
+        place = place_of(location_of(function))
+        raise PlanningError((Diagnostic("error", place, str(error)),)) from error
+    if forced:
+        write_forced(function, forced)
 
 
 def run_pass(

@@ -44,7 +44,7 @@ from alpa.runtime.argument_checks import Placed
 from alpa.runtime.calls import Call, Leaf, LeafType, ResultLeaf
 from alpa.runtime.keys import drawn_from
 from alpa.runtime.mesh_array import MeshArray
-from alpa.runtime.micro_batches import divisors
+from alpa.runtime.micro_batches import indivisible
 from alpa.runtime.pjrt import ARRAY
 from alpa.runtime.step_roles import Declared, find_batch, result_role, state_pairs
 from alpa.runtime.tracing import DataFlow, Traced, depends_on
@@ -180,11 +180,7 @@ class Step:
                 f"{self.call.arrays[n].label}; if that is wrong, name the arguments that hold them "
                 "in batch_argnums"
             )
-        near = sorted(divisors(size), key=lambda n: abs(n - num_micro_batches))[:2]
-        raise ValueError(
-            f"a batch of {size} samples cannot be cut into {num_micro_batches} equal "
-            f"micro-batches; {' and '.join(map(str, sorted(near)))} divide it{said}"
-        )
+        raise ValueError(f"{indivisible(size, num_micro_batches)}{said}")
 
     def lower(
         self, num_micro_batches: int, loss_reduction: LossReduction, platform: str

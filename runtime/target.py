@@ -74,13 +74,21 @@ class Target:
         """Raises ValueError if the cluster has more devices than this process."""
         if self.executor != "local" or self.saved is not None:
             return
-        there, needed = len(self.devices or all_devices()), self._needed
-        if needed > there:
+        devices, needed = self.devices or all_devices(), self._needed
+        if needed <= len(devices):
+            return
+        platform = devices[0].platform.upper()
+        text = (
+            f"the cluster {self.settings.cluster} has {needed} devices, and JAX sees "
+            f"{len(devices)} of {platform}; planning needs none of them (call .plan), but running "
+            "does: "
+        )
+        if platform == "CPU":
             raise ValueError(
-                f"the cluster {self.settings.cluster} has {needed} devices and {there} are there; "
-                "name a smaller cluster, or, on a CPU, make virtual devices before JAX starts: "
-                f'jax.config.update("jax_num_cpu_devices", {needed})'
+                f"{text}name a cpu cluster of {len(devices)}, or make virtual devices before JAX "
+                f'starts: jax.config.update("jax_num_cpu_devices", {needed})'
             )
+        raise ValueError(f"{text}name a smaller cluster, or use the hosts of Ray: executor='ray'")
 
 
 def ray_cluster() -> Any:

@@ -58,6 +58,10 @@ def test_extras_are_known() -> None:
     assert {"cuda12", "cuda13"} <= {*extras}
 
 
+def test_public_names_are_completed() -> None:
+    assert {*alpa.__all__, "__version__"} <= {*dir(alpa)}
+
+
 def test_console_scripts_load() -> None:
     scripts = metadata.distribution("alpa-mlir").entry_points.select(group="console_scripts")
     assert "alpa-opt" in scripts.names

@@ -45,7 +45,7 @@ from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
 from alpa.runtime.choices import ChoiceError
 from alpa.runtime.compile_options import compile_options
-from alpa.runtime.micro_batches import Attempt, best_number, divisors
+from alpa.runtime.micro_batches import Attempt, best_number, divisors, indivisible
 from alpa.runtime.planning import Capabilities, Planned, PlanningError, Settings, plan
 from alpa.runtime.progress import progress
 from alpa.runtime.questions.compare import ComparisonError
@@ -316,11 +316,7 @@ def _plan_zoo(
     number = options.num_micro_batches
     if number not in (None, "auto"):
         if number not in numbers:
-            near = sorted(numbers, key=lambda n: abs(n - number))[:2]
-            raise CommandError(
-                f"a batch of {batch} samples cannot be cut into {number} equal micro-batches; "
-                f"{' and '.join(map(str, sorted(near)))} divide it"
-            )
+            raise CommandError(indivisible(batch, number))
         numbers = [number]
     named = options.report is not None or bool(options.force) or are_asked(options)
 

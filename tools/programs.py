@@ -21,6 +21,9 @@ ZOO = "zoo:"
 
 def read(file: str) -> ir.Module:
     """Parses a file, text or bytecode. Raises PlanningError."""
+    if file.endswith(".py"):
+        text = "a Python file; write its program, train_step.lower(...).as_text(), to a file first"
+        raise PlanningError((Diagnostic("error", Place(file), text),))
     context = make_context()
     said: list[Diagnostic] = []
     with listening(context, said.append):

@@ -307,7 +307,7 @@ def _preset(text: str) -> tuple[int, int, Machine]:
         )
     match = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", shape)
     if not match or int(match[1]) < 1 or int(match[2]) < 1:
-        problem = f"{shape!r} is no shape" if shape else "the shape is missing"
+        problem = f"{shape!r} is not a shape" if shape else "the shape is missing"
         raise ClusterError(
             f"cluster {text!r}: {problem}; write hosts x devices per host, as in {name}:4x8"
         )

@@ -332,8 +332,7 @@ def _bubble(stages: int, batches: int) -> str:
     text = f"pipeline bubble: (S-1)/(S-1+B) = {percent(bubble)} with S={stages} stages"
     if batches == 1:
         return f"{text}; {_ONE_MICRO_BATCH}"
-    more = (stages - 1) / (stages - 1 + 4 * batches)
-    return f"{text} and B={batches} micro-batches; {4 * batches} would make it {percent(more)}"
+    return f"{text}, B={batches} micro-batches (auto finds the best B)"
 
 
 def _balance(stages: Sequence[StageReport], slowest: StageReport, total: float) -> str:

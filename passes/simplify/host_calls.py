@@ -29,8 +29,9 @@ def refuse_host_calls(main: func.FuncOp, ops: Iterable[ir.OpView]) -> None:
         if target is not None and _PYTHON.fullmatch(target):
             raise PassError(
                 op,
-                f"@{target} calls Python in the process that lowered the program, where a plan "
-                "does not run; lower it without callbacks, debug prints and inspections",
+                f"@{target} is a callback into Python (jax.debug.print, jax.pure_callback, "
+                "jax.debug.inspect_array_sharding), and the processes that run a plan do not have "
+                "that Python function; remove the call",
             )
         _refuse_tokens(op.results, op)
     _refuse_tokens(body(main).arguments, main)

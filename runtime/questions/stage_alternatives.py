@@ -66,6 +66,8 @@ def _alternatives(
     submeshes = {
         it for kind in kinds for it in placement.submeshes(kind.hosts, kind.devices_per_host)
     }
+    if len(stages) > 1:  # The other layers need devices, too.
+        submeshes -= {(kind.hosts, kind.devices_per_host) for kind in kinds if len(kinds) == 1}
     for submesh in sorted(submeshes - {mine.submesh}):
         text = f"{'x'.join(map(str, submesh))} for these layers, other stages searched"
         yield text, [replace(mine, submesh=submesh, shape=None)]

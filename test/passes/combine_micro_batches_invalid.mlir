@@ -15,7 +15,7 @@ func.func public @batch_norm(%x: !x {alpa.role = "batch", alpa.batch_dim = 0 : i
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
   %0 = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : (!x, tensor<f32>) -> tensor<3xf32>
   %1 = stablehlo.broadcast_in_dim %0, dims = [1] : (tensor<3xf32>) -> !x
-  // expected-error @+1 {{subtract computes samples with a sum over samples, and result 0 depends on it}}
+  // expected-error @+1 {{subtract combines each sample with a sum over samples, and result 0 depends on it}}
   %2 = stablehlo.subtract %x, %1 : !x
   return %2 : !x
 }

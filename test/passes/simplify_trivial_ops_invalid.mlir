@@ -94,7 +94,7 @@ func.func @gspmd_shard_map(%x: tensor<4xf32>) -> tensor<2xf32> {
 // -----
 
 func.func @callback(%x: tensor<4xf32>) -> tensor<4xf32> {
-  // expected-error @+1 {{@xla_ffi_python_cpu_callback calls Python in the process that lowered the program, where a plan does not run; lower it without callbacks, debug prints and inspections}}
+  // expected-error @+1 {{@xla_ffi_python_cpu_callback is a callback into Python (jax.debug.print, jax.pure_callback, jax.debug.inspect_array_sharding), and the processes that run a plan do not have that Python function; remove the call}}
   %0 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%x) {mhlo.backend_config = {index = 0 : ui64}} : (tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>
 }

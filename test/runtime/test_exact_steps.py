@@ -157,7 +157,7 @@ def test_a_mixed_gradient_stays_mixed_where_it_is_joined_with_others() -> None:
     planned = alpa.parallelize(
         flattened(loss), cluster="cpu:1x2", num_micro_batches=2, batch_argnums=(1, 2)
     )
-    with pytest.raises(PlanningError, match="computes samples with a"):
+    with pytest.raises(PlanningError, match="combines each sample with a"):
         planned({"a": W, "b": W}, X, CLASSES)
 
 

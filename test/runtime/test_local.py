@@ -429,7 +429,7 @@ def test_wrong_arguments() -> None:
 
 
 def test_too_few_devices() -> None:
-    with pytest.raises(ValueError, match=r"needs 8 devices and 4 are there.*device_count=8"):
+    with pytest.raises(ValueError, match=r"needs 8 devices, and 4 are there.*device_count=8"):
         alpa.runtime.load(tied(1), devices=jax.devices()[:4])
 
 

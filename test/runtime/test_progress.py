@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 import time
@@ -21,33 +20,9 @@ from alpa.runtime import ClusterSizeError, WorkerError, WorkerOptions
 from alpa.runtime.progress import Show, progress
 from alpa.runtime.workers import waiting
 from alpa.runtime.workers.waiting import Waiting
+from test.terminal import new_terminal
 
 WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=300)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-    @property
-    def lines(self) -> list[str]:
-        """Each state of the line, without colours and cursor moves."""
-        return re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", self.getvalue()).split("\r")
-
-    @property
-    def shown(self) -> list[str]:
-        """What was shown, without the bar and the times."""
-        found = (re.match(r"(.*?) +━", line) for line in self.lines)
-        return list(dict.fromkeys(match.group(1) for match in found if match))
-
-
-def new_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Standard error; pytest sets its own behind the fixtures."""
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("TERM", "xterm")
-    return terminal
 
 
 def into(heard: list[str]) -> Show:

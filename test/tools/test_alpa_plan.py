@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
@@ -26,6 +25,7 @@ from alpa.tools.alpa_plan import main
 from alpa.tools.zoo import GPT_TINY
 from alpa.tools.zoo.gpt import GPTConfig
 from test.schemas import read_schema
+from test.terminal import new_terminal
 
 MINI = GPTConfig(
     hidden_size=16,
@@ -327,7 +327,7 @@ def test_clusters_that_cannot_be_planned_for(
     ("command", "message"),
     [
         ("{file} --cluster no-such:1x2", "alpa-plan: error: unknown cluster 'no-such'"),
-        ("{file} --cluster cpu:2", "alpa-plan: error: cluster 'cpu:2': '2' is no shape"),
+        ("{file} --cluster cpu:2", "alpa-plan: error: cluster 'cpu:2': '2' is not a shape"),
         ("{file} --cluster cpu:1x0", "alpa-plan: error: cluster 'cpu:1x0': "),
         (
             "{file} --cluster none.toml",
@@ -335,12 +335,15 @@ def test_clusters_that_cannot_be_planned_for(
         ),
         ("none.mlir --cluster cpu:1x1", "none.mlir: error: No such file or directory"),
         ("{broken} --cluster cpu:1x1", "{broken}:1:16: error: expected"),
+        ("{empty} --cluster cpu:1x1", "{empty}: error: empty module: it holds no function to plan"),
+        ("{empty} --cluster cpu:1x1 --force 0=[-]", "{empty}: error: empty module: it holds no"),
+        ("train.py --cluster cpu:1x1", "train.py: error: a Python file; write its program,"),
         ("{dynamic} --cluster cpu:1x1", "{dynamic}:1:17: error: dimension 0 of argument 0"),
         ("zoo:gpt-mni --cluster cpu:1x1", "alpa-plan: error: no program is called 'gpt-mni'; try"),
         (
             "zoo:gpt-mini --cluster cpu:1x1 --num-micro-batches 3",
-            "alpa-plan: error: a batch of 4 samples cannot be cut into 3 equal micro-batches; "
-            "2 and 4 divide it",
+            "alpa-plan: error: a batch of 4 samples cannot be cut into 3 equal micro-batches, "
+            "but into 1, 2 or 4",
         ),
         (
             "{file} --cluster cpu:1x1 --num-micro-batches auto",
@@ -392,6 +395,7 @@ def test_errors(
 ) -> None:
     texts = {
         "broken": "func.func @main(",
+        "empty": "",
         "dynamic": "func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {\n"
         "  return %x : tensor<?xf32>\n}\n",
         "roles": ROLES,
@@ -434,18 +438,11 @@ def test_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_terminal_sees_the_phase(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = new_terminal(monkeypatch)
     assert main([str(named), "--cluster", "cpu:1x2"]) == 0
-    lines = terminal.getvalue().split("\r\x1b[K")
-    seen = [re.fullmatch(r"([a-z-]+): \d+\.\d s", line) for line in lines]
-    phases = {match[1] for match in seen if match is not None}
-    assert {"simplify-trivial-ops", "layer-cluster", "ilp-shard-annotate"} <= phases, lines
-    assert lines[-1] == ""  # the line is gone at the end
+    passes = {"simplify-trivial-ops", "layer-cluster", "ilp-shard-annotate"}
+    assert passes <= {line.partition(":")[0] for line in terminal.shown}
+    assert terminal.getvalue().endswith("\x1b[2K")  # the line is gone at the end
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ stage 1: batch on axis0
 
 what limits it
   stage 1 is the slowest: 180 us of 270 us per micro-batch, 67% where 50% would be even
-  pipeline bubble: (S-1)/(S-1+B) = 11% with S=2 stages and B=8 micro-batches; 32 would make it 3.0%
+  pipeline bubble: (S-1)/(S-1+B) = 11% with S=2 stages, B=8 micro-batches (auto finds the best B)
   step 2.4 ms = 60% slowest stage (8 x 180 us) + 3.8% fill and drain + 36% transfers and update
   memory: stage 0 is the fullest; 15 GiB of 16 GiB per device stay free (94%)
   stage 1 holds 2 KiB of state per device, more than its predicted peak, which assumes an even split

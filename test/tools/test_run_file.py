@@ -38,7 +38,7 @@ def test_command_says_where_a_program_is_wrong(
     path = tmp_path / "step.mlir"
     path.write_text("func.func @main(%x: tensor<4xf32>) {\n  return %y : tensor<4xf32>\n}\n")
     assert run_file.main([str(path), "--cluster", "cpu:0x4"]) == 1
-    assert "is no shape" in capsys.readouterr().err
+    assert "is not a shape" in capsys.readouterr().err
 
 
 def test_command_takes_roles_from_a_file(tmp_path: Path) -> None:

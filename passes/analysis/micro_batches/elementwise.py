@@ -97,11 +97,11 @@ def _of_rows(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> R
     for it, value in zip(operands, op.operands, strict=True):
         if it.kind in ("size", "sum", "step"):
             what = {
-                "size": "numbers made of the batch's size",
+                "size": "a number made of the batch's size",
                 "sum": "a sum over samples",
-                "step": "a function of all samples",
+                "step": "a value computed from all samples",
             }[it.kind]
-            return mixed(op, f"computes samples with {what}")
+            return mixed(op, f"combines each sample with {what}")
         if context.shape(value) and not first.are_in([it]):
             text = (
                 f"computes the samples along dimension {first.dim} with an array of the same size"

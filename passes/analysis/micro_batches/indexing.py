@@ -184,7 +184,7 @@ def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if rows.is_mixed:
         return rows
     if not updates.rows_at(rows.dim, rows.outer):
-        return mixed(op, "writes for all samples what is not theirs")
+        return mixed(op, "writes values that do not belong to one sample each")
     if dim is None:
         total = context.sum_of(op, updates.scaled)
         if adds and (x.is_zero or (x.kind == "sum" and x.scaled == total.scaled)):
