@@ -104,7 +104,7 @@ func.func @callback(%x: tensor<4xf32>) -> tensor<4xf32> {
 sdy.mesh @mesh = <["a"=2]>
 func.func @print_of_a_shard(%x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"a"}]>] out_shardings=[<@mesh, [{"a"}]>] manual_axes={"a"} (%y: tensor<2xf32>) {
-    // expected-error @+1 {{@xla_ffi_partitioned_python_gpu_callback calls Python}}
+    // expected-error @+1 {{@xla_ffi_partitioned_python_gpu_callback is a callback into Python}}
     stablehlo.custom_call @xla_ffi_partitioned_python_gpu_callback(%y) {has_side_effect = true} : (tensor<2xf32>) -> ()
     sdy.return %y : tensor<2xf32>
   } : (tensor<4xf32>) -> tensor<4xf32>
@@ -114,7 +114,7 @@ func.func @print_of_a_shard(%x: tensor<4xf32>) -> tensor<4xf32> {
 // -----
 
 func.func @inspection(%x: tensor<4xf32>) -> tensor<4xf32> {
-  // expected-error @+1 {{@InspectSharding calls Python}}
+  // expected-error @+1 {{@InspectSharding is a callback into Python}}
   %0 = stablehlo.custom_call @InspectSharding(%x) {has_side_effect = true} : (tensor<4xf32>) -> tensor<4xf32>
   return %0 : tensor<4xf32>
 }
