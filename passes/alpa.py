@@ -101,6 +101,7 @@ from alpa.passes.base import (
 from alpa.passes.combine_micro_batches import CombineMicroBatches
 from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
+from alpa.passes.import_hlo import ImportHlo
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
@@ -112,7 +113,7 @@ from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.overcommitment import Overcommitment
 
-_TO_LAYERS = (CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
+_TO_LAYERS = (ImportHlo, CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
 STEPS: tuple[type[Pass], ...] = (*_TO_LAYERS, StageMeshPartition, *_TO_PLAN)
 """The passes in their order."""

@@ -21,6 +21,7 @@ from alpa.passes.pipelines.text import parse as parse_pipeline
 
 PASSES = {
     "alpa": "alpa.passes.alpa:Alpa",
+    "import-hlo": "alpa.passes.import_hlo:ImportHlo",
     "combine-micro-batches": "alpa.passes.combine_micro_batches:CombineMicroBatches",
     "simplify-trivial-ops": "alpa.passes.simplify_trivial_ops:SimplifyTrivialOps",
     "split-loops": "alpa.passes.split_loops:SplitLoops",

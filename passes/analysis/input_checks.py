@@ -22,17 +22,30 @@ def check_input(module: ir.Module, *, is_checked: bool = False) -> func.FuncOp:
             or several blocks, a value is no tensor or has a dynamic or unknown shape, or an
             attribute of an argument does not fit.
     """
-    functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
-    if not functions:
-        raise PassError(module.operation, "empty module: it holds no function to plan")
-    main = _only_public(functions)
-    _check_body(main)
-    if is_checked:
-        return main
+    return _main(_functions(module)) if is_checked else checked_types(module)[0]
+
+
+def checked_types(module: ir.Module) -> tuple[func.FuncOp, set[ir.Type]]:
+    """The same, and the types of all values, tuples among them. Raises PassError."""
+    functions = _functions(module)
+    main = _main(functions)
     known: set[ir.Type] = set()
     for function in functions:
         _check_shapes(function, known)
     _check_arguments(main)
+    return main, known
+
+
+def _functions(module: ir.Module) -> list[func.FuncOp]:
+    found = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
+    if not found:
+        raise PassError(module.operation, "empty module: it holds no function to plan")
+    return found
+
+
+def _main(functions: list[func.FuncOp]) -> func.FuncOp:
+    main = _only_public(functions)
+    _check_body(main)
     return main
 
 
@@ -41,7 +54,7 @@ def check_unplanned(main: func.FuncOp) -> None:
     for a, argument in enumerate(main.regions[0].blocks[0].arguments):
         type_ = argument.type
         if isinstance(type_, ir.TupleType):
-            message = f"argument {a} is {type_}; make its elements arguments of their own"
+            message = f"argument {a} is {type_}; run import-hlo, which replaces it by its elements"
             raise PassError(argument.location, message)
         if not isinstance(type_, ir.RankedTensorType) and _is_tensor(type_):
             raise PassError(

@@ -60,7 +60,7 @@ func.func public @planned_already(%x: !x) -> !x attributes {topology = #mpmd.top
 
 // -----
 
-// expected-error @+1 {{argument 0 is tuple<tensor<8xf32>>; make its elements arguments of their own}}
+// expected-error @+1 {{argument 0 is tuple<tensor<8xf32>>; run import-hlo, which replaces it by its elements}}
 func.func public @tuple(%t: tuple<tensor<8xf32>>, %x: tensor<8xf32>) -> tensor<8xf32> {
   return %x : tensor<8xf32>
 }

@@ -1,0 +1,68 @@
+"""Brings a module that came from HLO, as XLA and PyTorch/XLA dump it, into JAX's terms.
+
+* Tuples are replaced by their elements: in arguments and results, calls, and the results of custom
+  calls.
+* `mhlo.input_output_alias` of the module becomes `tf.aliasing_output` of the arguments, from which
+  roles follow. Where arguments say themselves what is donated, they are believed.
+
+**Before**::
+
+    module attributes {mhlo.input_output_alias = [{alias = {kind = "may_alias",
+        parameter_index = array<i64>, parameter_number = 0 : i64}, output_index = array<i64: 1>}]} {
+      func.func public @main(%w: tensor<4xf32>, %x: tensor<4xf32>)
+          -> tuple<tensor<4xf32>, tensor<4xf32>> {
+        %0 = stablehlo.subtract %w, %x : tensor<4xf32>
+        %1 = stablehlo.tuple %x, %0 : tuple<tensor<4xf32>, tensor<4xf32>>
+        return %1 : tuple<tensor<4xf32>, tensor<4xf32>>
+      }
+    }
+
+**After**::
+
+    module {
+      func.func public @main(%w: tensor<4xf32> {tf.aliasing_output = 1 : i32}, %x: tensor<4xf32>)
+          -> (tensor<4xf32>, tensor<4xf32>) {
+        %0 = stablehlo.subtract %w, %x : tensor<4xf32>
+        return %x, %0 : tensor<4xf32>, tensor<4xf32>
+      }
+    }
+
+**Requires**: StableHLO with one public function.
+
+**Ensures**: no value is a tuple, and the module has no `mhlo.input_output_alias`.
+
+**Options**: none.
+
+**Fails when** the module does not hold one public function with a body of one block, a shape is
+dynamic, a custom call takes a tuple as one operand, another op takes or gives one, or an alias
+names an argument or a result that is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from alpa.dialects import func, ir
+from alpa.passes.analysis.input_checks import check_input, checked_types
+from alpa.passes.base import Pass, Remark
+from alpa.passes.imports.aliases import take_aliases, write_aliases
+from alpa.passes.imports.tuples import flatten_tuples
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportHlo(Pass):
+    """Replaces tuples by their elements, and the module's aliases by donated arguments."""
+
+    name: ClassVar[str] = "import-hlo"
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        with module.context:
+            main, types = checked_types(module)
+            aliases = take_aliases(module, main)
+            if any(isinstance(it, ir.TupleType) for it in types):
+                functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
+                flatten_tuples(functions)
+            write_aliases(main, aliases)
+            if aliases:
+                check_input(module, is_checked=True)

@@ -1,0 +1,1 @@
+"""What modules have that came from HLO, in the terms of StableHLO and JAX."""
