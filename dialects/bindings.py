@@ -17,6 +17,7 @@ from jaxlib.mlir._mlir_libs import _jax_mlir_ext as jax_extension
 from jaxlib.mlir.dialects import chlo, func, mpmd, sdy, stablehlo
 
 from alpa.dialects.caches import forget
+from alpa.dialects.hlo_text import without_mhlo
 
 __all__ = [
     "attributes_of",
@@ -99,21 +100,42 @@ def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
     Raises:
         ir.MLIRError: the source does not parse or verify; the diagnostics have places.
     """
-    _check_depth(source.encode(errors="replace") if isinstance(source, str) else source)
+    data = source.encode(errors="surrogatepass") if isinstance(source, str) else source
+    return _parsed(data, context or make_context())
+
+
+def _parsed(data: bytes, context: ir.Context) -> ir.Module:
+    """Raises ir.MLIRError."""
+    _check_depth(data)
     try:
-        return ir.Module.parse(source, context or make_context())
+        return ir.Module.parse(data if is_bytecode(data) else without_mhlo(data), context)
     except (ValueError, MemoryError) as error:
         raise UnreadableError(str(error)) from error
 
 
 def parse_file(path: str | Path, context: ir.Context | None = None) -> ir.Module:
     """Parses a file like `parse`; locations carry its path."""
+    context = context or make_context()
     if Path(path).is_file():
-        _check_depth(Path(path).read_bytes())
+        data = Path(path).read_bytes()
+        if not is_bytecode(data) and (changed := without_mhlo(data)) is not data:
+            module = _parsed(changed, context)
+            _name_file(module, str(path))
+            return module
+        _check_depth(data)
     try:
-        return ir.Module.parseFile(str(path), context or make_context())
+        return ir.Module.parseFile(str(path), context)
     except (ValueError, MemoryError) as error:
         raise UnreadableError(str(error)) from error
+
+
+def _name_file(module: ir.Module, path: str) -> None:
+    """Gives the ops of a parsed text the file that it is from; MLIR calls it `-`."""
+    with module.context:
+        for op in (module.operation, *walk(module.body)):
+            where = op.location
+            if isinstance(where, ir.FileLineColLoc) and where.filename == "-":
+                op.operation.location = ir.Location.file(path, where.start_line, where.start_col)
 
 
 def is_bytecode(data: bytes) -> bool:

@@ -1,0 +1,60 @@
+"""Ops of MHLO in MLIR text, replaced by those of CHLO and StableHLO before it is parsed.
+
+XLA's exporters leave a few, and jaxlib does not have the dialect. An op that is not replaced is an
+error of MLIR's reader, at its place and with its name.
+"""
+
+from __future__ import annotations
+
+import re
+
+_UNARY = b"acos acosh asin asinh atanh cosh erf sinh tan".split()
+_TYPE = rb"(?P<type>\S+)(?=[ \t]*(?:$|//|loc\())"
+# Attributes of an op, such as shardings, begin with `mhlo.`, too, but are no first word.
+_FIRST = rb"(?P<begin>(?:=|^)[ \t]*)"
+_ATTRIBUTES = rb"(?P<attributes>[ \t]*\{[^\n]*\})?"
+_PATTERNS = (
+    # Pattern: mhlo.erf %x : T -> chlo.erf %x : T -> T
+    (
+        _FIRST
+        + rb"mhlo\.(?P<name>"
+        + b"|".join(_UNARY)
+        + rb")(?P<operand>[ \t]+%[\w#$.-]+)"
+        + _ATTRIBUTES
+        + rb"[ \t]*:[ \t]*"
+        + _TYPE,
+        rb"\g<begin>chlo.\g<name>\g<operand>\g<attributes> : \g<type> -> \g<type>",
+    ),
+    # Pattern: mhlo.copy %x : T -> stablehlo.reshape %x : (T) -> T, which does nothing
+    (
+        _FIRST
+        + rb"mhlo\.copy(?P<operand>[ \t]+%[\w#$.-]+)"
+        + _ATTRIBUTES
+        + rb"[ \t]*:[ \t]*"
+        + _TYPE,
+        rb"\g<begin>stablehlo.reshape\g<operand>\g<attributes> : (\g<type>) -> \g<type>",
+    ),
+    # Pattern: mhlo.topk(%x, k = 4) -> chlo.top_k(%x, k = 4), unless the smallest are wanted
+    (
+        _FIRST + rb"mhlo\.topk\((?P<rest>[^,()\n]+,[ \t]*k[ \t]*=[ \t]*\d+)"
+        rb"(?:,[ \t]*largest[ \t]*=[ \t]*true)?\)",
+        rb"\g<begin>chlo.top_k(\g<rest>)",
+    ),
+    # Pattern: "mhlo.erf"(%x) : (T) -> T -> "chlo.erf"(%x) : (T) -> T
+    (
+        rb"\"mhlo\.(?P<name>" + b"|".join(_UNARY) + rb")\"(?=[ \t]*\()",
+        rb'"chlo.\g<name>"',
+    ),
+    (rb"\"mhlo\.copy\"(?=[ \t]*\()", rb'"stablehlo.reshape"'),
+)
+_HAS_OPS = re.compile(rb"(?m)(?:(?:=|^)[ \t]*|\")mhlo\.(?:copy|topk|" + b"|".join(_UNARY) + rb")\b")
+_COMPILED = tuple((re.compile(b"(?m)" + pattern), new) for pattern, new in _PATTERNS)
+
+
+def without_mhlo(text: bytes) -> bytes:
+    """The text with the ops replaced; the same object if there are none."""
+    if _HAS_OPS.search(text) is None:
+        return text
+    for pattern, new in _COMPILED:
+        text = pattern.sub(new, text)
+    return text
