@@ -152,7 +152,11 @@ def attributes_of(op: ir.OpView) -> list[tuple[str, ir.Attribute | str]]:
     try:
         return list(op.attributes.items())
     except TypeError:
-        return [("", str(op))]
+        # To print an op where it is numbers the values of its whole function, and shows them.
+        alone = op.operation.clone(ip=False)
+        text = str(alone)
+        alone.erase()
+        return [("", text)]
 
 
 def file_position(location: ir.Location) -> ir.FileLineColLoc | None:

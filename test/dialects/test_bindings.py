@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alpa.dialects import ir, parse, parse_file
+from alpa.dialects import attributes_of, body, ir, parse, parse_file
 from alpa.dialects.bindings import main_function
 
 DEEP = {
@@ -38,3 +38,17 @@ def test_the_main_function_keeps_its_module_alive() -> None:
     function = main_function(parse("func.func @main() attributes {alpa.a = 1 : i64} { return }"))
     assert function.context._get_live_module_count() == 1
     assert str(function.attributes["alpa.a"]) == "1 : i64"
+
+
+def test_equal_complex_constants_have_equal_attributes() -> None:
+    """jaxlib cannot read them, so they are compared as text, in which no number may differ."""
+    module = parse("""
+        func.func @main() -> (tensor<complex<f32>>, tensor<complex<f32>>, tensor<complex<f32>>) {
+          %a = stablehlo.constant dense<(0.0, 1.0)> : tensor<complex<f32>>
+          %b = stablehlo.constant dense<(0.0, 1.0)> : tensor<complex<f32>>
+          %c = stablehlo.constant dense<(1.0, 1.0)> : tensor<complex<f32>>
+          return %a, %b, %c : tensor<complex<f32>>, tensor<complex<f32>>, tensor<complex<f32>>
+        }
+    """)
+    a, b, c, _ = (attributes_of(op) for op in body(main_function(module)).operations)
+    assert a == b != c
