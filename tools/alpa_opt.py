@@ -16,13 +16,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-from alpa.dialects import ir, is_bytecode, make_context, parse, parse_file, passmanager
+from alpa.dialects import ir, is_bytecode, parse, parse_file, passmanager
 from alpa.passes import pipeline
 from alpa.passes.pipelines.clock import Clock
-from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
+from alpa.passes.pipelines.diagnostics import Diagnostic, Place
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
 from alpa.tools.arguments import add_version
+from alpa.tools.diagnosed import NotTextError, check_text, run_diagnosed
 from alpa.tools.guard import guard, parsing, read_input
 from alpa.tools.interrupts import until_interrupted
 
@@ -68,10 +69,6 @@ class _Source:
             if self.path is None or is_bytecode(self.data):
                 return parse(self.data, context)
             return parse_file(self.path, context)
-
-    def place(self, place: Place) -> Place:
-        """A place as MLIR names it, with this input's name if MLIR does not know it."""
-        return dataclasses.replace(place, file=self.file) if place.file == "-" else place
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,47 +146,30 @@ def _run(
     source: _Source, options: argparse.Namespace, sink: Callable[[Diagnostic], None]
 ) -> ir.Module | None:
     """Returns the module after the pipeline, or None after an error; diagnostics go to `sink`."""
-    context = make_context()
-    # Without threads, diagnostics come in order, and IR can be printed.
-    context.enable_multithreading(False)
-    errors = 0
     clock = Clock()
-
-    def hear(diagnostic: Diagnostic) -> None:
-        nonlocal errors
-        errors += diagnostic.severity == "error"
-        sink(dataclasses.replace(diagnostic, place=source.place(diagnostic.place)))
-
-    def remark(location: ir.Location, message: str) -> None:
-        hear(Diagnostic("remark", place_of(location), message))
 
     def print_ir(manager: passmanager.PassManager) -> None:
         if options.print_ir_after_all:
             manager.enable_ir_printing(large_elements_limit=_LARGE_CONSTANT)
 
-    with listening(context, hear):
-        try:
-            module = source.parse(context)
-            manager = passmanager.PassManager("builtin.module", context=context)
-            pipeline.add_to(
-                manager,
-                options.pipeline,
-                on_remark=remark,
-                on_pass=clock.phase,
-                on_manager=print_ir,
-            )
-            print_ir(manager)
-            if options.timing:
-                manager.enable_timing()
-            manager.run(module.operation)
-        except ir.MLIRError as error:
-            if not errors:
-                hear(Diagnostic("error", Place(source.file), error.message))
-            return None
-        finally:
-            if options.timing:
-                _say("\n".join(_seconds(clock)))
-    return None if errors else module
+    def configure(manager: passmanager.PassManager) -> None:
+        print_ir(manager)
+        if options.timing:
+            manager.enable_timing()
+
+    try:
+        return run_diagnosed(
+            source.parse,
+            options.pipeline,
+            sink,
+            file=source.file,
+            on_pass=clock.phase,
+            on_manager=print_ir,
+            configure=configure,
+        )
+    finally:
+        if options.timing:
+            _say("\n".join(_seconds(clock)))
 
 
 def _seconds(clock: Clock) -> Iterator[str]:
@@ -253,16 +233,14 @@ def _sources(file: str, split: bool) -> Iterator[_Source]:
         yield _Source(file=name, data=data)
         return
     try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        before = data[: error.start]
-        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
-        message = "neither MLIR bytecode nor text: this byte is not UTF-8"
-        raise _CommandError(f"{name}:{line}:{column}: error: {message}") from error
+        check_text(data, name)
+    except NotTextError as error:
+        raise _CommandError(f"{error.place}: error: {error}") from error
     if not split:
         yield _Source(file=name, data=data, path=file if _can_be_read_again(file) else None)
         return
     begin = 0
+    text = data.decode()
     for marker in re.finditer(rf"^{_SPLIT_MARKER}.*$|\Z", text, re.MULTILINE):
         # Empty lines in front keep the line numbers.
         before = "\n" * text.count("\n", 0, begin)
