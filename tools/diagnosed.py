@@ -55,12 +55,7 @@ def run_diagnosed(
     def hear(diagnostic: Diagnostic) -> None:
         nonlocal errors
         errors += diagnostic.severity == "error"
-        place = diagnostic.place
-        if place.file == _NO_FILE:
-            diagnostic = dataclasses.replace(
-                diagnostic, place=dataclasses.replace(place, file=file)
-            )
-        sink(diagnostic)
+        sink(dataclasses.replace(diagnostic, place=named(diagnostic.place, file)))
 
     def remark(location: ir.Location, message: str) -> None:
         hear(Diagnostic("remark", place_of(location), message))
@@ -78,6 +73,11 @@ def run_diagnosed(
                 hear(Diagnostic("error", Place(file), error.message))
             return None
     return None if errors else module
+
+
+def named(place: Place, file: str) -> Place:
+    """A place as MLIR names it, with the name `file` if MLIR knows none."""
+    return dataclasses.replace(place, file=file) if place.file == _NO_FILE else place
 
 
 def check_text(data: bytes, file: str) -> None:

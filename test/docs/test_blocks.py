@@ -12,7 +12,7 @@ import pytest
 from test.docs.pages import PAGES, Block, blocks, prints_as
 
 SESSION = Path(__file__).parent / "session.py"
-LANGUAGES = {"python", "sh", "console", "toml", "mlir", "text", "json"}
+LANGUAGES = {"python", "sh", "console", "toml", "mlir", "text", "json", "c", "cmake"}
 RUN = [
     page
     for page in PAGES
