@@ -282,10 +282,10 @@ def test_errors_have_lines_and_columns(library: Library) -> None:
     located = PROGRAM.replace("\n}", '\n} loc("model.py":7:3)')
     result = library.call("plan", located.encode(), b"alpa{cluster=cpu:1x2 num-stages=9}")
     assert (result.error or "").startswith("model.py:7:3: error: cannot make 9 stages")
-    result = library.call("plan", STEP.read_bytes(), b"cse,\n alpa{cluster=cpu:1x2 num-stage=2}")
+    result = library.call("plan", STEP.read_bytes(), b"cse,\n alpa{cluster=cpu:1x2 num-layer=2}")
     assert result.status == 3
     assert (result.error or "").splitlines()[0] == (
-        "pipeline:2:23: error: unknown option 'num-stage' of 'alpa'; did you mean 'num-stages'?"
+        "pipeline:2:23: error: unknown option 'num-layer' of 'alpa'; did you mean 'num-layers'?"
     )
     assert [each[0] for each in result.diagnostics] == [0, 3]
 
