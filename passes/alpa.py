@@ -80,9 +80,11 @@ can be faster than `faster-than`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import FORCED, HELD, PROGRAM, read_part, read_remat
@@ -112,6 +114,7 @@ from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.overcommitment import Overcommitment
+from alpa.passes.tried import Tried, TriedPlan
 
 _TO_LAYERS = (ImportHlo, CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
@@ -167,6 +170,8 @@ class Alpa(Driver):
     to_plan: tuple[Pass, ...] = field(default_factory=lambda: tuple(it() for it in _TO_PLAN))
     kept: Kept | None = None
     """where to leave what later questions need; None: nowhere"""
+    on_tried: Callable[[Tried], None] | None = None
+    """hears at the end what was tried"""
 
     @classmethod
     def options(cls) -> dict[str, Option]:
@@ -213,6 +218,8 @@ class Alpa(Driver):
             schedule = best.plan.schedule
             self.kept.cut = replace(self.cut, schedule=schedule, costs=costs, is_checked=True)
             self.kept.to_plan = search.to_plan
+        if self.on_tried is not None:
+            self.on_tried(search.tried_until(best))
         for location, message in best.remarks:
             remark(location, message)
         _move(best.module, module)
@@ -258,6 +265,8 @@ class _Candidate:
     """A copy of the layers on its way to a plan."""
 
     module: ir.Module
+    number: int = 0
+    """in the order of the search"""
     remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
     stages: list[ir.Module] = field(default_factory=list[ir.Module])
     """a copy before shardings are chosen, where later questions need it"""
@@ -299,6 +308,8 @@ class _Search:
     run_pass: RunPass
     solved: Solved = field(default_factory=Solved)
     """the meshes of all candidates"""
+    plans: list[TriedPlan] = field(default_factory=list[TriedPlan])
+    """what has become of the candidates, by their numbers"""
 
     def run(self) -> _Candidate:
         """The plan with the shortest predicted step (see the top of the file). Raises PassError."""
@@ -385,17 +396,45 @@ class _Search:
 
     def _stages(self, step: StageMeshPartition, schedule: Schedule, reserve: float) -> _Candidate:
         """A copy of the layers, cut into stages."""
-        candidate = _Candidate(_copied(self.layers))
+        candidate = _Candidate(_copied(self.layers), len(self.plans))
         cut = replace(step, schedule=schedule, reserve=reserve, costs=self.costs)
-        self.run_pass(cut, candidate.module, candidate.remark)
+        self.plans.append(
+            TriedPlan(schedule=schedule, remat=step.remat, reserve=reserve, outcome="pruned")
+        )
+        with self._noting_refusal(candidate):
+            self.run_pass(cut, candidate.module, candidate.remark)
+        if step.over is not None and step.over.within is not None:
+            self._note(candidate, reserve=reserve - step.over.share)
+        self._note(candidate, estimated_step_seconds=candidate.step_seconds)
         return candidate
 
     def _finish(self, candidate: _Candidate) -> None:
         """Makes a plan of stages."""
         if self.alpa.kept is not None:
             candidate.stages.append(_copied(candidate.module))
-        for step in self.to_plan:
-            self.run_pass(step, candidate.module, candidate.remark)
+        with self._noting_refusal(candidate):
+            for step in self.to_plan:
+                self.run_pass(step, candidate.module, candidate.remark)
+        seconds = candidate.step_seconds
+        self._note(candidate, outcome="slower", predicted_step_seconds=seconds)
+
+    @contextmanager
+    def _noting_refusal(self, candidate: _Candidate) -> Generator[None]:
+        """Notes why a candidate does not fit, if it does not."""
+        try:
+            yield
+        except NoRoomError as error:
+            self._note(candidate, outcome="infeasible", reason=error.message)
+            raise
+
+    def _note(self, candidate: _Candidate, **known: Any) -> None:
+        """Notes what is known of a candidate now."""
+        self.plans[candidate.number] = replace(self.plans[candidate.number], **known)
+
+    def tried_until(self, best: _Candidate) -> Tried:
+        """What was tried until the best candidate was known."""
+        self._note(best, outcome="taken")
+        return Tried(submeshes=self.costs.tried(), plans=tuple(self.plans))
 
     @cached_property
     def to_plan(self) -> tuple[Pass, ...]:

@@ -18,7 +18,7 @@ from alpa.dialects.attributes import State
 from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.dialects.sharding import Sharding
 from alpa.passes import pipeline
-from alpa.passes.alpa import Kept
+from alpa.passes.alpa import Alpa, Kept
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import MeshOverHostsError, Pass, PassError, location_of
 from alpa.passes.pipelines.clock import Clock
@@ -29,6 +29,7 @@ from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.forced_shardings import write_forced
 from alpa.passes.stages.given_meshes import Places, write_held
 from alpa.passes.stages.remat import Remat
+from alpa.passes.tried import Tried
 from alpa.runtime.choices import (
     Choice,
     ChoiceError,
@@ -149,16 +150,18 @@ class Planned:
     remarks: tuple[Diagnostic, ...]
     kept: Kept | None = None
     """what questions about the plan need (`runtime/questions`), if that was to be kept"""
+    tried: Tried | None = None
+    """what the search tried"""
 
     @property
     def plan(self) -> Plan:
         return Plan.read(main_function(self.module)) or Plan()
 
     def numbers(self, clock: Clock) -> PlanReport:
-        """The plan in numbers, with the seconds of all phases until now."""
+        """The plan in numbers, with the seconds of all phases until now and what was tried."""
         with clock.phase("report"):
             report = PlanReport.of(self.module)
-        return report.searched(clock.seconds)
+        return report.searched(clock.seconds, self.tried)
 
 
 def plan(
@@ -192,10 +195,11 @@ def plan(
     if faster_than is not None:
         options["faster-than"] = repr(faster_than)
     try:
-        step, kept = _configured("alpa", options), Kept() if keep else None
-        if kept is not None:
-            step = replace(step, kept=kept)
-        return Planned(module=copy, remarks=run_steps([step], copy, clock), kept=kept)
+        step, kept, tried = _configured("alpa", options), Kept() if keep else None, list[Tried]()
+        assert isinstance(step, Alpa)
+        step = replace(step, kept=kept, on_tried=tried.append)
+        remarks = run_steps([step], copy, clock)
+        return Planned(module=copy, remarks=remarks, kept=kept, tried=tried[-1])
     except PlanningError as error:
         reason = settings.capabilities.reason
         if not reason or not isinstance(error.reason, MeshOverHostsError):

@@ -6,7 +6,8 @@
 
 Everything is read from the IR: `alpa.plan`, `alpa.meshes`, `alpa.solver`, the fragments' predicted
 seconds, and the shardings of arguments, activations and transfers. Only `phases`, the seconds of
-the search, are passed in by the caller.
+the search, and `tried`, its candidates, are passed in by the caller: neither is part of the plan,
+and both may differ between two searches that find the same plan.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from alpa.passes.plan.predicted_collectives import collectives_in_order, merged
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.split_factors import SplitFactors, in_words
 from alpa.passes.sharding.rules import populated
+from alpa.passes.tried import Tried
 
 Per = Literal["micro-batch", "step"]
 
@@ -219,6 +221,8 @@ class PlanReport:
     """none before shardings are chosen, or where the plan's cluster is not known here"""
     search_seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
+    tried: Tried | None = None
+    """what the search tried; None if the plan was not searched here"""
 
     @classmethod
     def of(cls, module: ir.Module) -> Self:
@@ -251,9 +255,10 @@ class PlanReport:
             collectives=tuple(inside.collectives),
         )
 
-    def searched(self, phases: Mapping[str, float]) -> Self:
-        """The same with the seconds of each phase of the search."""
-        return replace(self, phases=dict(phases), search_seconds=sum(phases.values()))
+    def searched(self, phases: Mapping[str, float], tried: Tried | None = None) -> Self:
+        """The same with the seconds of each phase of the search, and what it tried."""
+        total = sum(phases.values())
+        return replace(self, phases=dict(phases), search_seconds=total, tried=tried)
 
     def to_json(self) -> str:
         """The text of `PLAN.json`: the attributes by their names, transfers `from` and `to`."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from alpa.dialects import body, main_function, walk
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of
 from alpa.passes.stages.class_costs import ClassCosts, Costs, LeastSeconds, Work
 from alpa.passes.stages.class_problem import TIME_LIMIT, ClassSolver, Submesh
@@ -28,6 +29,7 @@ from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costs_folder import CostsFolder
 from alpa.passes.stages.layer_classes import layer_classes
 from alpa.passes.stages.remat import rematerialised
+from alpa.passes.tried import SubmeshOutcome, TriedSubmesh
 from alpa.passes.workers import Workers
 
 Question = Literal["bound", "costs"]
@@ -131,6 +133,11 @@ class Costing:
         """Whether the answer is kept."""
         return (what, submesh) in self._ended
 
+    def outcomes(self, submesh: Submesh) -> dict[Question, BaseException | None]:
+        """The questions about a mesh that have an answer, with the error that is the answer."""
+        ended = {what: self._ended.get((what, submesh)) for what in get_args(Question)}
+        return {what: it.exception() for what, it in ended.items() if it is not None}
+
     def _begin(
         self, workers: Workers, what: Question, submesh: Submesh, given: object
     ) -> Callable[[], Costs | LeastSeconds]:
@@ -181,6 +188,8 @@ class LayerCosts:
         """of the layers' computations"""
         self._found: dict[tuple[int, bool], Costing] = {}
         """by the kind of hosts, with and without rematerialisation"""
+        self._offered: dict[tuple[int, Submesh], bool] = {}
+        """the meshes that cuts could use, by the kind of hosts, and whether there was no other"""
 
     def of(
         self, program: Clustered, workers: Workers, *, kind: int = 0, remat: bool = False
@@ -217,10 +226,55 @@ class LayerCosts:
         """The same, if they were asked for before."""
         return self._found.get((kind, remat))
 
+    def offer(self, kind: int, submesh: Submesh, *, is_only: bool) -> None:
+        """Notes that a cut may use a mesh. If it is the only one, bounds are enough."""
+        self._offered[kind, submesh] = is_only or self._offered.get((kind, submesh), False)
+
+    def tried(self) -> tuple[TriedSubmesh, ...]:
+        """What became of the meshes that cuts could use."""
+        return tuple(self._tried(*one, is_only=it) for one, it in self._offered.items())
+
+    def _tried(self, kind: int, submesh: Submesh, *, is_only: bool) -> TriedSubmesh:
+        costings = [it for (number, _), it in self._found.items() if number == kind]
+        outcome, reason = _outcome(submesh, costings, is_only=is_only)
+        solver = costings[0].solver
+        layers = len(solver.classes.class_of)
+        return TriedSubmesh(
+            hosts=submesh[0],
+            devices=submesh[1],
+            logical_shape=submesh[2],
+            device=solver.cluster.device.name,
+            num_candidates=layers * (layers + 1) // 2,
+            outcome=outcome,
+            reason=reason,
+        )
+
     @property
     def read(self) -> int:
         """How many meshes had their costs in the folder."""
         return sum(len(one.read) for one in self._found.values())
+
+
+def _outcome(
+    submesh: Submesh, costings: Iterable[Costing], *, is_only: bool
+) -> tuple[SubmeshOutcome, str]:
+    """What became of a mesh, and why if it was not costed, from the costs of its layers as they are
+    and rematerialised."""
+    if submesh[:2] == (1, 1):
+        return "costed", ""  # All bounds come from one device.
+    answers = [(what, it) for one in costings for what, it in one.outcomes(submesh).items()]
+    failures = [it for _, it in answers if isinstance(it, TimeoutError | SolverFailedError)]
+    if failures:
+        return "dropped", str(failures[0])
+    if ("costs", None) in answers:
+        return "costed", ""
+    refusals = [it for _, it in answers if it is not None]
+    if refusals:
+        return "infeasible", str(refusals[0])
+    if is_only:
+        return "only", "every cut uses it"
+    bound = "compute and collectives" if answers else "compute"
+    return "pruned", f"no cut that uses it is faster, by lower bounds of its {bound}"
 
 
 def _work(solver: ClassSolver) -> Work:

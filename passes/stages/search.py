@@ -103,6 +103,7 @@ class Search:
         only = self._only(ones, meshes)
         if only is not None and not self._may_not_fit(only.one):
             meshes, only = [only], None
+        self._offer(meshes)
         while True:
             offers = [(it, mesh) for mesh in meshes for it in mesh.candidates()]
             try:
@@ -114,6 +115,7 @@ class Search:
                     raise NoRoomError(function, f"{error}. {needs}", missing=0.0) from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 meshes, only = [only], None
+                self._offer(meshes)
                 continue
             except NoCutError as error:
                 raise PassError(self.program.function, f"{error}{_problems(offers)}") from error
@@ -155,6 +157,11 @@ class Search:
                 mesh.finish()
                 known = sum(one.is_known for one in every)
                 self.program.show(f"costs of {known} of at most {len(every)} meshes")
+
+    def _offer(self, meshes: Sequence[MeshCandidates]) -> None:
+        """Notes what the cut may use."""
+        for mesh in meshes:
+            self.costs.offer(mesh.one.kind, mesh.submesh, is_only=mesh.is_only)
 
     def _recall(self, ones: Sequence[OneDevice], meshes: Sequence[MeshCandidates]) -> bool:
         """Whether an earlier search of these layers found costs that this one did not know."""

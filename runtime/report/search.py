@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from alpa.passes.plan.text import percent, seconds_text
 from alpa.runtime.micro_batches import Attempt
+from alpa.runtime.report.candidates import candidates
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.markup import Cell, Html, element, number, section, source, table
 
@@ -16,6 +17,7 @@ def search(content: Content) -> Html:
         "search",
         "How the search went",
         *_stages(content),
+        *candidates(content),
         *_solver(content),
         *_attempts(content),
         *_left_out(content),

@@ -20,12 +20,16 @@ from alpa.passes.plan.report import (
     StageReport,
     TransferReport,
 )
+from alpa.passes.tried import PlanOutcome, SubmeshOutcome, Tried, TriedPlan, TriedSubmesh
 from test.schemas import read_schema, undescribed
 
 SCHEMA = read_schema("alpa.passes.plan", "plan.schema.json")
 VALIDATOR = Draft202012Validator(SCHEMA)
 PARTS = {
     "dropped": Dropped,
+    "tried": Tried,
+    "tried_submesh": TriedSubmesh,
+    "tried_plan": TriedPlan,
     "solver": SolverSummary,
     "solved": SolverReport,
     "mesh": MeshAssignment,
@@ -113,6 +117,8 @@ def test_the_same_words() -> None:
         (SCHEMA["properties"]["accumulate_dtype"], AccumulateDtype),
         (parts["transfer"]["properties"]["per"], Per),
         (parts["collective"]["properties"]["part"], Part),
+        (parts["tried_submesh"]["properties"]["outcome"], SubmeshOutcome),
+        (parts["tried_plan"]["properties"]["outcome"], PlanOutcome),
     ):
         assert tuple(entry["enum"]) == get_args(kind)
 

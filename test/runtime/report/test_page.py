@@ -46,6 +46,11 @@ def test_numbers_equal_those_of_the_json(report: Any, parsed: Any) -> None:
     assert {f"phases.{name}" for name in plan["phases"]} <= shown.keys()
     assert {f"stages.{n}.forward_seconds" for n in (0, 1)} <= shown.keys()
     assert {"solver.objective", "solver.bound", "solver.gap", "search_seconds"} <= shown.keys()
+    counts = ("candidates", "costed", "pruned", "infeasible", "dropped")
+    assert {f"tried.num_{name}" for name in counts} <= shown.keys()
+    assert {f"tried.plans.{n}.outcome" for n in range(len(plan["tried"]["plans"]))} <= shown.keys()
+    submeshes = {name for name in shown if re.fullmatch(r"tried\.submeshes\.\d+\.outcome", name)}
+    assert len(submeshes) == len(plan["tried"]["submeshes"]) > 1
 
 
 def test_the_timeline_ends_with_the_predicted_step(report: Any) -> None:
