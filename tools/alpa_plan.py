@@ -51,13 +51,16 @@ from alpa.runtime.progress import progress
 from alpa.runtime.questions.compare import ComparisonError
 from alpa.runtime.questions.explain import QuestionError
 from alpa.runtime.report import ReportError
+from alpa.runtime.report.comparison import comparison_page
 from alpa.tools.alpa_plan_arguments import parse
 from alpa.tools.alpa_plan_outputs import (
     CommandError,
+    check_files,
     exports_executables,
     say,
     verify,
     write_outputs,
+    write_texts,
 )
 from alpa.tools.alpa_plan_questions import (
     answers,
@@ -115,9 +118,12 @@ def _uses_jax(options: argparse.Namespace) -> bool:
 def _run(options: argparse.Namespace) -> int:
     try:
         if options.compare is not None:
-            text = compared(*options.compare)
+            comparison = compared(*options.compare)
+            if options.report is not None:
+                check_files(options.report)
+                write_texts({options.report: comparison_page(comparison)})
             with until_the_reader_goes():
-                print(text, end="")
+                print(comparison, end="")
             return 0
         return 0 if _process(options) else 1
     except (CommandError, ReportError) as error:
@@ -149,11 +155,7 @@ def _process(options: argparse.Namespace) -> bool:
             make_devices(cluster.num_devices)
         except DevicesError as error:
             raise CommandError(str(error)) from error
-    for path in (options.output, options.json, options.report, options.save_hints):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise CommandError(f"cannot write {path}: there is no folder {path.parent}")
-        if path is not None and path.is_dir():
-            raise CommandError(f"cannot write {path}: it is a folder")
+    check_files(options.output, options.json, options.report, options.save_hints)
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise CommandError(f"cannot write into {options.export}: it is not a folder")
     check_report(options)
@@ -203,10 +205,13 @@ def _process(options: argparse.Namespace) -> bool:
         if verification is not None:
             both = json.loads(numbers) | {"verification": verification.to_json()}
             numbers = json.dumps(both, indent=2)
+        cost = None if free is None else price(free.planned, report)
         answered = list(answers(options, result.planned, clock))
         texts = {
             options.json: numbers,
-            options.report: report_page(options, result.planned, report, result.attempts, clock),
+            options.report: report_page(
+                options, result.planned, report, result.attempts, cost, clock
+            ),
             options.save_hints: hints_of(result.planned) if options.save_hints else None,
         }
         executables = write_outputs(options, result.planned, texts, clock)
@@ -218,8 +223,8 @@ def _process(options: argparse.Namespace) -> bool:
             print("\n".join(_tried(result.attempts, report.num_micro_batches)), end="\n\n")
         for answer in answered:
             print(answer)
-        if free is not None:
-            print(price(free.planned, numbers))
+        if cost is not None:
+            print(cost)
         print(f"search: {report.search_seconds:.2f} s ({_phases(report.phases)})")
         if verification is not None:
             print(f"\n{verification}")

@@ -28,7 +28,7 @@ examples:
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 32 --intra data-parallel --inter none
   alpa-plan zoo:gpt-tiny --cluster cpu:2x4 --batch-size 16 --compare-with-jax
   alpa-plan zoo:gpt-2.6b --cluster v100-16gb:1x8 --num-micro-batches 128 --verify=repair
-  alpa-plan --compare a.json b.json
+  alpa-plan --compare a.json b.json --report difference.html
   alpa-plan step.mlir --cluster h100:1x8 --explain 'stage 1' --force-stage 'layers 0-7 on 1x4'
   alpa-plan step.mlir --cluster h100:1x8 -o planned.mlir --export stages \\
       --compiler-option xla_gpu_enable_triton_gemm=false  # executables in stages/executables
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar=("A.json", "B.json"),
         help="plan nothing; show how two plans that --json wrote differ, and what each difference "
-        "is worth in seconds and bytes",
+        "is worth in seconds and bytes; with --report, as an HTML page, too",
     )
     add(
         "--num-micro-batches",
@@ -233,7 +233,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="PLAN.html",
         help="where to write the plan as one HTML page, with its timeline, shardings, memory and "
-        "costliest communication; needs the extra report",
+        "costliest communication, which needs the extra report; with --compare: their difference",
     )
     add(
         "--trace",

@@ -50,6 +50,15 @@ def verify(
         raise CommandError(f"the plan cannot be verified: {error}") from error
 
 
+def check_files(*paths: Path | None) -> None:
+    """Raises CommandError for a file that cannot be written, before anything is planned."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise CommandError(f"cannot write {path}: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise CommandError(f"cannot write {path}: it is a folder")
+
+
 def exports_executables(options: argparse.Namespace) -> bool:
     return options.export is not None and not options.no_executables
 
@@ -79,15 +88,20 @@ def write_outputs(
     except OSError as error:
         where = error.filename or options.export
         raise CommandError(f"cannot write {where}: {error.strerror}") from error
+    write_texts(texts)
+    return executables
+
+
+def write_texts(texts: Mapping[Path, str]) -> None:
+    """Writes files, all or none. Raises CommandError."""
     new = [path for path in texts if not path.exists()]
     for path, text in texts.items():
         try:
             path.write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
-            for other in new:  # Either all is written or nothing.
+            for other in new:
                 other.unlink(missing_ok=True)
             raise CommandError(f"cannot write {path}: {error.strerror}") from error
-    return executables
 
 
 def _shown(clock: Clock) -> Callable[[Progress], None]:

@@ -11,7 +11,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
 from alpa.runtime.choices import read_hints
 from alpa.runtime.planning import Planned
-from alpa.runtime.questions.compare import compare, read_numbers
+from alpa.runtime.questions.compare import PlanComparison, compare, read_numbers
 from alpa.runtime.questions.explain import explain
 from alpa.runtime.questions.hints import hints
 
@@ -29,15 +29,15 @@ def answers(options: argparse.Namespace, planned: Planned, clock: Clock) -> Iter
         yield from texts
 
 
-def compared(first: Path, second: Path) -> str:
+def compared(first: Path, second: Path) -> PlanComparison:
     """How two plans differ. Raises ComparisonError."""
     return compare(read_numbers(first), read_numbers(second), (str(first), str(second)))
 
 
-def price(free: Planned, forced: str) -> str:
-    """What the forced choices cost: the plan without them against the PLAN.json with them."""
-    before = json.loads(PlanReport.of(free.module).to_json())
-    return compare(before, json.loads(forced), ("free", "forced"))
+def price(free: Planned, forced: PlanReport) -> PlanComparison:
+    """What the forced choices cost: the plan without them against the plan with them."""
+    before, after = (json.loads(it.to_json()) for it in (PlanReport.of(free.module), forced))
+    return compare(before, after, ("free", "forced"))
 
 
 def given_hints(options: argparse.Namespace) -> tuple[str, ...]:

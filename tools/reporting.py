@@ -9,6 +9,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
 from alpa.runtime.micro_batches import Attempt
 from alpa.runtime.planning import Planned
+from alpa.runtime.questions.compare import PlanComparison
 from alpa.runtime.report import ReportError, check_can_draw
 from alpa.tools.programs import placed
 
@@ -29,6 +30,7 @@ def report_page(
     planned: Planned,
     numbers: PlanReport,
     attempts: Sequence[Attempt],
+    forced: PlanComparison | None,
     clock: Clock,
 ) -> str | None:
     """The page as text, if it is asked for.
@@ -49,5 +51,6 @@ def report_page(
             remarks=[placed(remark, options.program) for remark in planned.remarks],
             attempts=attempts,
             trace=options.trace,
+            forced=forced,
         )
         return page(content)

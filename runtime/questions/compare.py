@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.text import aligned, percent, ranges_text, seconds_text
@@ -51,49 +53,148 @@ def read_numbers(path: str | Path) -> Numbers:
     return numbers
 
 
-def compare(first: Numbers, second: Numbers, names: tuple[str, str]) -> str:
-    """The differences of two plans, the second against the first, as a text for a terminal."""
-    return "\n".join(_lines(first, second, names)) + "\n"
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What both plans have of something, and the second one's less the first one's."""
+
+    name: str
+    values: tuple[Any, Any]
+    unit: Literal["text", "count", "seconds", "bytes"]
+    step: float = 0.0
+    """of the first plan, in seconds, where a difference in seconds is a share of it"""
+    is_part: bool = False
+    """of the row above"""
+    entry: str = ""
+    """of PLAN.json, if it has the values"""
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The values as people read them."""
+        first, second = map(self._text, self.values)
+        return first, second
+
+    @property
+    def text(self) -> str:
+        """The difference as people read it; empty if there is none to count."""
+        before, after = self.values
+        if self.unit == "text":
+            return ""
+        if self.unit == "count":
+            return f"{after - before:+d}" if before != after else ""
+        if self.unit == "bytes":
+            more = round(after - before)
+            return f"{'+' if more > 0 else '-'}{size_text(abs(more))}" if more else "0"
+        more = after - before
+        if abs(more) <= 1e-9 * self.step:
+            return "0"
+        sign = "+" if more > 0 else "-"
+        share = f", {sign}{percent(abs(more) / self.step)}" if self.step else ""
+        return f"{sign}{seconds_text(abs(more))}{share}"
+
+    def _text(self, value: Any) -> str:
+        if self.unit == "seconds":
+            return seconds_text(value)
+        return size_text(round(value)) if self.unit == "bytes" else str(value)
 
 
-def _lines(first: Numbers, second: Numbers, names: tuple[str, str]) -> Iterator[str]:
-    yield from aligned(
-        [
-            ["", *names, "difference"],
-            *_settings(first, second),
-            *_seconds(first, second),
-            *_bytes(first, second),
-        ],
-        left=(0,),
+@dataclass(frozen=True, kw_only=True)
+class ComparedStage:
+    """A stage of one of the plans. Stages are alike if all that people read of them is the same."""
+
+    layers: str
+    devices: str
+    shape: str
+    seconds: str
+    """of a micro-batch"""
+    update: str
+    peak: str
+    strategy: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All but the strategy."""
+        return (self.layers, self.devices, self.shape, self.seconds, self.update, self.peak)
+
+
+STAGE_COLUMNS = ("layers", "devices", "shape", "per micro-batch", "update", "peak")
+PARTS = ("slowest stage, all micro-batches", "fill and drain", "transfers and update")
+"""Of a predicted step."""
+NOTE = "seconds of a step; bytes per device of the fullest mesh, others of a step in all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanComparison:
+    """How a second plan differs from a first one; `str` is the text for a terminal."""
+
+    names: tuple[str, str]
+    rows: tuple[Difference, ...]
+    stages: tuple[tuple[int, tuple[ComparedStage | None, ComparedStage | None]], ...]
+    """those that differ, by number; None where a plan has fewer"""
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        rows = [[f"  {it.name}" if it.is_part else it.name, *it.texts, it.text] for it in self.rows]
+        yield from aligned([["", *self.names, "difference"], *rows], left=(0,))
+        yield f"({NOTE})"
+        yield ""
+        if not self.stages:
+            yield "the stages are the same"
+            return
+        table = [["stage", "plan", *STAGE_COLUMNS]]
+        for number, pair in self.stages:
+            for name, it in zip(self.names, pair, strict=True):
+                if it is not None:
+                    table.append([str(number), name, *it.texts])
+        yield from aligned(table, left=(1, 2, 3, 4))
+        for number, name, strategy in self.strategies:
+            yield f"stage {number} of {name}: {strategy}"
+
+    @property
+    def strategies(self) -> list[tuple[int, str, str]]:
+        """Of the stages that differ, those of the first plan first: number, plan, strategy."""
+        return [
+            (number, name, it.strategy)
+            for plan, name in enumerate(self.names)
+            for number, pair in self.stages
+            if (it := pair[plan]) is not None and it.strategy
+        ]
+
+
+def compare(first: Numbers, second: Numbers, names: tuple[str, str]) -> PlanComparison:
+    """The differences of two plans, the second against the first."""
+    pairs = zip_longest(_stages(first), _stages(second))
+    return PlanComparison(
+        names=names,
+        rows=(*_settings(first, second), *_seconds(first, second), *_bytes(first, second)),
+        stages=tuple((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1]),
     )
-    yield "(seconds of a step; bytes per device of the fullest mesh, others of a step in all)"
-    yield ""
-    yield from _stages(first, second, names)
 
 
-def _settings(*plans: Numbers) -> Iterator[list[str]]:
+def _settings(*plans: Numbers) -> Iterator[Difference]:
     """What differs of the settings, and the number of stages."""
     for name in ("cluster", "num_micro_batches", "schedule"):
-        values = [str(plan[name]) for plan in plans]
-        if values[0] != values[1]:
-            yield [name.replace("_", "-"), *values, ""]
-    counts = [len(plan["stages"]) for plan in plans]
-    yield [
-        "stages",
-        *map(str, counts),
-        f"{counts[1] - counts[0]:+d}" if counts[0] != counts[1] else "",
-    ]
+        first, second = (plan[name] for plan in plans)
+        if first != second:
+            dashed = name.replace("_", "-")
+            yield Difference(name=dashed, values=(first, second), unit="text", entry=name)
+    first, second = (len(plan["stages"]) for plan in plans)
+    yield Difference(name="stages", values=(first, second), unit="count")
 
 
-def _seconds(*plans: Numbers) -> Iterator[list[str]]:
+def _seconds(*plans: Numbers) -> Iterator[Difference]:
     """The predicted step, and what it is spent on."""
-    steps = [plan["predicted_step_seconds"] for plan in plans]
-    yield ["predicted step", *map(seconds_text, steps), _more(*steps)]
-    parts = [_parts(plan) for plan in plans]
-    for name in parts[0]:
-        values = [part[name] for part in parts]
+    entry = "predicted_step_seconds"
+    first, second = (plan[entry] for plan in plans)
+    yield Difference(
+        name="predicted step", values=(first, second), unit="seconds", step=first, entry=entry
+    )
+    ours, theirs = map(_parts, plans)
+    for name in ours:
+        values = (ours[name], theirs[name])
         if any(values):
-            yield [f"  {name}", *map(seconds_text, values), _signed(values, steps[0])]
+            yield Difference(name=name, values=values, unit="seconds", step=first, is_part=True)
 
 
 def _parts(plan: Numbers) -> dict[str, float]:
@@ -101,30 +202,29 @@ def _parts(plan: Numbers) -> dict[str, float]:
     stages = [stage["forward_seconds"] + stage["backward_seconds"] for stage in plan["stages"]]
     longest = plan["num_micro_batches"] * max(stages)
     fill = sum(stages) - max(stages)
-    return {
-        "slowest stage, all micro-batches": longest,
-        "fill and drain": fill,
-        "transfers and update": plan["predicted_step_seconds"] - longest - fill,
-    }
+    rest = plan["predicted_step_seconds"] - longest - fill
+    return dict(zip(PARTS, (longest, fill, rest), strict=True))
 
 
-def _bytes(*plans: Numbers) -> Iterator[list[str]]:
+def _bytes(*plans: Numbers) -> Iterator[Difference]:
     """Memory, and what is sent."""
-    peaks = [max((s["peak_bytes"] or 0 for s in plan["stages"]), default=0) for plan in plans]
-    yield ["largest peak", *map(size_text, peaks), _signed_bytes(peaks)]
-    kinds = [_sent(plan) for plan in plans]
-    for kind in sorted({*kinds[0], *kinds[1]}):
-        values = [sent[kind] for sent in kinds]
-        yield [f"sent by {kind}", *(size_text(round(v)) for v in values), _signed_bytes(values)]
-    crossing = [
+    first, second = (
+        max((s["peak_bytes"] or 0 for s in plan["stages"]), default=0) for plan in plans
+    )
+    yield Difference(name="largest peak", values=(first, second), unit="bytes")
+    ours, theirs = map(_sent, plans)
+    for kind in sorted({*ours, *theirs}):
+        values = (ours[kind], theirs[kind])
+        yield Difference(name=f"sent by {kind}", values=values, unit="bytes")
+    first, second = (
         sum(
             it["bytes"] * (plan["num_micro_batches"] if it["per"] == "micro-batch" else 1)
             for it in plan["transfers"]
         )
         for plan in plans
-    ]
-    if any(crossing):
-        yield ["between meshes", *map(size_text, crossing), _signed_bytes(crossing)]
+    )
+    if first or second:
+        yield Difference(name="between meshes", values=(first, second), unit="bytes")
 
 
 def _sent(plan: Numbers) -> Counter[str]:
@@ -136,66 +236,17 @@ def _sent(plan: Numbers) -> Counter[str]:
     return sent
 
 
-def _stages(first: Numbers, second: Numbers, names: tuple[str, str]) -> Iterator[str]:
-    """The stages that differ, one beside the other."""
-    ours, theirs = (_rows(plan) for plan in (first, second))
-    if ours == theirs:
-        yield "the stages are the same"
-        return
-    head = ["stage", "plan", "layers", "devices", "shape", "per micro-batch", "update", "peak"]
-    rows = [head]
-    for number in range(max(len(ours), len(theirs))):
-        mine, other = (every[number] if number < len(every) else None for every in (ours, theirs))
-        if mine == other:
-            continue
-        for name, row in zip(names, (mine, other), strict=True):
-            if row is not None:
-                rows.append([str(number), name, *row[:-1]])
-    yield from aligned(rows, left=(1, 2, 3, 4))
-    for name, every in zip(names, (ours, theirs), strict=True):
-        for number, row in enumerate(every):
-            pair = [it[number] if number < len(it) else None for it in (ours, theirs)]
-            if row[-1] and pair[0] != pair[1]:
-                yield f"stage {number} of {name}: {row[-1]}"
-
-
-def _rows(plan: Numbers) -> list[list[str]]:
-    """Of each stage: what the table shows, and its strategy in words."""
+def _stages(plan: Numbers) -> Iterator[ComparedStage]:
     meshes = {mesh["name"]: mesh for mesh in plan["meshes"]}
-    found: list[list[str]] = []
     for stage in plan["stages"]:
         mesh = meshes[stage["mesh"]]
         layers = [int(name.rpartition("_")[2]) for name in stage["layers"]]
-        found.append(
-            [
-                ranges_text(sorted(layers)) if layers else "-",
-                ranges_text(mesh["devices"]),
-                "x".join(map(str, mesh["logical_shape"])),
-                seconds_text(stage["forward_seconds"] + stage["backward_seconds"]),
-                seconds_text(stage["update_seconds"]),
-                "-" if stage["peak_bytes"] is None else size_text(stage["peak_bytes"]),
-                stage.get("strategy", ""),
-            ]
+        yield ComparedStage(
+            layers=ranges_text(sorted(layers)) if layers else "-",
+            devices=ranges_text(mesh["devices"]),
+            shape="x".join(map(str, mesh["logical_shape"])),
+            seconds=seconds_text(stage["forward_seconds"] + stage["backward_seconds"]),
+            update=seconds_text(stage["update_seconds"]),
+            peak="-" if stage["peak_bytes"] is None else size_text(stage["peak_bytes"]),
+            strategy=stage.get("strategy", ""),
         )
-    return found
-
-
-def _more(before: float, after: float) -> str:
-    if not before:
-        return ""
-    share = after / before - 1
-    return f"{'+' if share >= 0 else '-'}{percent(abs(share))}" if share else "0"
-
-
-def _signed(values: Sequence[float], step: float) -> str:
-    """A difference in seconds, and as a share of the first plan's step."""
-    more = values[1] - values[0]
-    if abs(more) <= 1e-9 * step:
-        return "0"
-    sign = "+" if more > 0 else "-"
-    return f"{sign}{seconds_text(abs(more))}, {sign}{percent(abs(more) / step)}"
-
-
-def _signed_bytes(values: Sequence[float]) -> str:
-    more = round(values[1] - values[0])
-    return f"{'+' if more > 0 else '-'}{size_text(abs(more))}" if more else "0"

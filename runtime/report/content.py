@@ -16,6 +16,7 @@ from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.timeline import Timeline
 from alpa.runtime.micro_batches import Attempt
+from alpa.runtime.questions.compare import PlanComparison
 from alpa.runtime.report import ReportError
 from alpa.runtime.report.measured_step import MeasuredStep
 from alpa.runtime.stages import exported
@@ -40,6 +41,8 @@ class Content:
     measured: MeasuredStep | None = None
     remarks: tuple[Diagnostic, ...] = ()
     attempts: tuple[Attempt, ...] = ()
+    forced: PlanComparison | None = None
+    """the plan against the one without the choices that were forced"""
 
     @classmethod
     def of(
@@ -51,6 +54,7 @@ class Content:
         remarks: Sequence[Diagnostic] = (),
         attempts: Sequence[Attempt] = (),
         trace: str | Path | None = None,
+        forced: PlanComparison | None = None,
     ) -> Content:
         """Reads a finished plan. Its stages are exported on a copy, for their memory.
 
@@ -61,6 +65,7 @@ class Content:
             remarks: of the passes.
             attempts: the numbers of micro-batches that were tried.
             trace: the file of a trace of this plan's steps, if one was measured.
+            forced: the plan against the one without the choices that were forced, if any were.
 
         Raises:
             CheckError, PassError: the module is not planned, or its plan cannot be exported.
@@ -84,6 +89,7 @@ class Content:
             memory=tuple(memory_over_time(stages.program, predicted_memory(stages.module))),
             remarks=tuple(remarks),
             attempts=tuple(attempts),
+            forced=forced,
         )
 
 

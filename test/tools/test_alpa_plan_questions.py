@@ -33,9 +33,12 @@ def planned(program: str, *options: str) -> int:
     return main([program, "--cluster", "cpu:1x4", "--num-layers", "2", *options])
 
 
-def test_the_price_of_what_is_forced(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_price_of_what_is_forced(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     choices = ["--force-stage", "layer 0 on 1x2", "--force", "w = [axis0, -]"]
-    assert planned(program, *choices) == 0
+    assert planned(program, *choices, "--report", str(page := tmp_path / "plan.html")) == 0
+    assert "What the forced choices cost" in page.read_text()
     text = capsys.readouterr().out
     assert "2 stages" in text
     (head,) = (line for line in text.splitlines() if line.endswith("difference"))
@@ -53,6 +56,12 @@ def test_hints_are_written_and_read(
     capsys.readouterr()
     assert main(["--compare", *map(str, numbers)]) == 0
     assert capsys.readouterr().out.endswith("the stages are the same\n")
+    page = tmp_path / "difference.html"
+    assert main(["--compare", *map(str, numbers), "--report", str(page)]) == 0
+    assert capsys.readouterr().out.endswith("the stages are the same\n")
+    assert "The stages are the same." in page.read_text()
+    assert main(["--compare", *map(str, numbers), "--report", str(tmp_path)]) == 1
+    assert "it is a folder" in capsys.readouterr().err
 
 
 def test_an_explanation(program: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from alpa.runtime.questions.compare import compare
+from alpa.runtime.report.comparison import comparison_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -87,6 +91,20 @@ def test_nothing_is_wider_than_the_window(browser: Any, file: Path, width: int) 
     seen = Seen(browser, file, "light", width)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     seen.check(file)
+    seen.page.close()
+
+
+@pytest.mark.parametrize(("theme", "color"), [("light", _LIGHT), ("dark", _DARK)])
+def test_a_comparison(browser: Any, report: Any, tmp_path: Path, theme: str, color: str) -> None:
+    numbers = json.loads(report.content.numbers.to_json())
+    path = tmp_path / "difference.html"
+    path.write_text(comparison_page(compare(numbers, numbers, ("a", "b"))), encoding="utf-8")
+    seen = Seen(browser, path, theme)
+    assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == color
+    assert [it.bounding_box()["height"] > 15 for it in seen.page.locator(".bar").all()] == [
+        True
+    ] * 2
+    seen.check(path)
     seen.page.close()
 
 
