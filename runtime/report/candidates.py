@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from alpa.passes.plan.text import percent, seconds_text
 from alpa.passes.tried import Tried, TriedPlan
@@ -62,7 +62,7 @@ def _submeshes(tried: Tried) -> Html:
         )
     header = ["submesh", "logical shape", "candidates", "outcome", "reason"]
     caption = "Submeshes (hosts x devices) on which stages were considered"
-    return table(header, rows, caption=caption, left=(0, 1, 3, 4))
+    return _table(header, rows, caption, left=(0, 1, 3))
 
 
 def _plans(tried: Tried) -> Html:
@@ -81,10 +81,19 @@ def _plans(tried: Tried) -> Html:
         )
     header = ["schedule", "remat", "memory reserve", "estimated step", "predicted step"]
     header += ["outcome", "reason"]
-    return table(header, rows, caption="Plans that were tried", left=(0, 1, 5, 6))
+    return _table(header, rows, "Plans that were tried", left=(0, 1, 5))
+
+
+def _table(header: list[str], rows: list[list[Cell]], caption: str, left: Sequence[int]) -> Html:
+    """A table whose last column has reasons, which is left out if there are none."""
+    if not any(row[-1] for row in rows):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    return table(header, rows, caption=caption, left=left, long=(max(left) + 1,))
 
 
 def _reserve(share: float) -> str:
+    if not share:
+        return "none"
     return f"-{percent(-share)}" if share < 0 else percent(share)
 
 

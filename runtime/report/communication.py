@@ -8,7 +8,7 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.plan.communication import Communication
 from alpa.passes.plan.text import percent, seconds_text
 from alpa.runtime.report.content import Content
-from alpa.runtime.report.markup import Cell, Html, element, section, source, table
+from alpa.runtime.report.markup import Cell, Html, breakable, element, section, source, table
 
 _SHOWN = 20
 
@@ -37,7 +37,9 @@ def _table(content: Content, its: Sequence[Communication], noun: str) -> Html:
     total = sum(it.seconds for it in its)
     if not its:
         return element("p", f"The step has no {noun}s.")
-    header = ["kind", "mesh", "part", "axes", "op", "source", "bytes", "count", "seconds", "share"]
+    has_axes = any(it.axes for it in its)
+    words = ["kind", "mesh", "part", *(["axes"] if has_axes else []), "op", "source"]
+    header = [*words, "bytes", "count", "seconds", "share"]
     rows: list[list[Cell]] = []
     for it in its[:_SHOWN]:
         mesh = f"{it.source} to {it.target}" if it.is_transfer else it.source
@@ -47,8 +49,8 @@ def _table(content: Content, its: Sequence[Communication], noun: str) -> Html:
                 it.kind,
                 mesh,
                 it.part or "-",
-                "+".join(it.axes) or "-",
-                it.op or "-",
+                *(["+".join(it.axes) or "-"] if has_axes else []),
+                breakable(it.op or "-"),
                 source(it.place, content.name),
                 element("data", size_text(it.bytes), value=str(it.bytes)),
                 str(it.count),
@@ -58,4 +60,5 @@ def _table(content: Content, its: Sequence[Communication], noun: str) -> Html:
         )
     shown = f"; the costliest {_SHOWN} of {len(its)} entries" if len(its) > _SHOWN else ""
     caption = f"{noun.capitalize()}s: {seconds_text(total)} on all meshes together{shown}"
-    return table(header, rows, caption=caption, left=range(6))
+    count = len(words)
+    return table(header, rows, caption=caption, left=range(count), long=(count - 2, count - 1))

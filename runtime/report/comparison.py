@@ -118,7 +118,7 @@ def _stages(it: PlanComparison) -> Iterator[Html]:
     ]
     header = ["stage", "plan", *STAGE_COLUMNS]
     caption = "Seconds per micro-batch, of the update per step; bytes per device"
-    yield table(header, rows, caption=caption, left=range(5))
+    yield table(header, rows, caption=caption, left=range(5), long=(1,))
     if it.strategies:
         items = (
             element("li", f"stage {number} of {name}: {strategy}")

@@ -13,7 +13,13 @@ from typing import Any
 
 from bokeh.core.types import ID
 from bokeh.embed import json_item
-from bokeh.models import AdaptiveTicker, CustomJSTickFormatter, Legend, LegendItem
+from bokeh.models import (
+    AdaptiveTicker,
+    CustomJSTickFormatter,
+    InlineStyleSheet,
+    Legend,
+    LegendItem,
+)
 from bokeh.plotting import figure
 
 from alpa.passes.plan.text import seconds_text
@@ -23,22 +29,24 @@ GREY = "#a7b0ba"
 WORDS = "#7d8794"
 """Of words that no CSS variable colours."""
 STAGES = (
-    "#4c7fd0",
-    "#e08a3c",
-    "#46a37c",
-    "#c65b78",
-    "#8d6cc9",
-    "#c9a227",
-    "#3fa4b8",
-    "#a3714d",
-    "#7a8f3c",
-    "#b565b0",
+    "#3f73c8",
+    "#b96412",
+    "#2f8561",
+    "#b84c6b",
+    "#7f5cc0",
+    "#8d7208",
+    "#1f8296",
+    "#96623d",
+    "#687b2c",
+    "#a453a0",
 )
-"""Of the stages, in turns."""
-AXES = ("#3f78d1", "#e8833a", "#3d9970", "#c4577f")
+"""Of the stages, in turns. White words on them and on the colours of axes have a contrast of 4."""
+AXES = ("#3f73c8", "#c2600f", "#2b8060", "#b84a72")
 """Of the axes of a mesh."""
 SEVERAL_AXES = "#8e5bc0"
 _SIZES = "KMGTPE"
+_TOOLBAR = ".bk-divider { opacity: 0.25; } @media print { :host { visibility: hidden; } }"
+"""Styles of a toolbar. Dividers have one colour in both themes."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ def new_figure(height: int, **options: Any) -> figure:
     )
     made.toolbar.logo = None
     made.toolbar.autohide = False
+    made.toolbar.stylesheets = [InlineStyleSheet(css=_TOOLBAR)]
     made.axis.axis_label_text_font_style = "normal"
     made.axis.major_label_text_font_size = "12px"
     made.axis.axis_label_text_font_size = "12px"
@@ -108,6 +117,7 @@ def add_legend(made: figure, entries: Sequence[tuple[str, Sequence[Any]]]) -> No
         background_fill_alpha=0.0,
         label_text_font_size="12px",
         label_text_color=WORDS,
+        spacing=14,
         padding=0,  # pyright: ignore[reportArgumentType] - its stubs want a property
         margin=0,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from html import escape
@@ -56,12 +57,17 @@ def table(
     *,
     caption: str,
     left: Sequence[int] = (0,),
+    long: Sequence[int] = (),
 ) -> Html:
-    """A table that scrolls sideways if it is too wide; the columns in `left` hold words."""
+    """A table that scrolls sideways if it is too wide.
 
-    def row(cells: Sequence[Cell], name: str) -> Html:
+    The columns in `left` hold words. Those in `long` hold so many that they go on in further lines.
+    """
+
+    def row(cells: Sequence[Cell], scope: str) -> Html:
         made = (
-            element(name, cell, **_of_cell(name, number, left)) for number, cell in enumerate(cells)
+            _cell(cell, number, scope, _class(number, left, long))
+            for number, cell in enumerate(cells)
         )
         return element("tr", *made)
 
@@ -70,8 +76,8 @@ def table(
         element(
             "table",
             element("caption", caption),
-            element("thead", row(header, "th")),
-            element("tbody", *(row(cells, "td") for cells in rows)),
+            element("thead", row(header, "col")),
+            element("tbody", *(row(cells, "row") for cells in rows)),
         ),
         class_="scroll",
         tabindex="0",
@@ -80,9 +86,18 @@ def table(
     )
 
 
-def _of_cell(name: str, number: int, left: Sequence[int]) -> dict[str, str]:
-    attributes = {"scope": "col"} if name == "th" else {}
-    return attributes | ({"class_": "words"} if number in left else {})
+def _cell(cell: Cell, number: int, scope: str, class_: str) -> Html:
+    """The cell of a row. All cells of the head, and the first one of each row, are headers."""
+    attributes = {"class_": class_} if class_ else {}
+    if scope == "col" or number == 0:
+        return element("th", cell, scope=scope, **attributes)
+    return element("td", cell, **attributes)
+
+
+def _class(number: int, left: Sequence[int], long: Sequence[int]) -> str:
+    if number in long:
+        return "words long"
+    return "words" if number in left else ""
 
 
 def source(place: Place, program: str) -> Html:
@@ -92,7 +107,12 @@ def source(place: Place, program: str) -> Html:
     """
     whole = str(replace(place, file=program) if place.file == "-" else place)
     parts = whole.rpartition("site-packages/")[2].split("/")
-    return element("code", "/".join(parts[-_PARTS:]), title=whole)
+    return element("code", breakable("/".join(parts[-_PARTS:])), title=whole)
+
+
+def breakable(path: str) -> Html:
+    """A path or the name of an op, which may go on in another line after a slash or a `_`."""
+    return Html(re.sub("([/_])", r"\1<wbr>", html(path)))
 
 
 def details(summary: str, *content: Cell) -> Html:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, Label, Span
+from bokeh.models import ColumnDataSource, HoverTool, Span
 from bokeh.plotting import figure
 
 from alpa.passes.cost.device import size_text
@@ -25,6 +26,19 @@ _COLORS: Mapping[Kind, str] = {
     "inputs": "#8b95a3",
     "temporaries": "#d9697e",
 }
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A horizontal line of a figure, and what it is."""
+
+    words: str
+    dash: str
+    color: str
+
+
+_CAPACITY = _Line("memory of a device", "solid", "#d9485f")
+_SEARCH = _Line("counted by the search", "dashed", "#7d8794")
 _SHOWN = 4
 """Meshes whose figures are open."""
 _DRAWN = 16
@@ -48,11 +62,32 @@ def memory(content: Content) -> Html:
             "mesh when it chose the shardings: it takes the ops in program order, and forward, "
             "backward and update apart.",
         ),
+        *_too_large(content),
         _table(content),
         _key(content),
         element("div", *figures[:_SHOWN], class_="pairs"),
         *([details(title, element("div", *rest, class_="pairs"))] if rest else []),
     )
+
+
+def _too_large(content: Content) -> Iterator[Html]:
+    """A warning, if more is predicted than a device has."""
+    meshes = [
+        one.mesh
+        for n, one in enumerate(content.memory)
+        if (capacity := _capacity(content, n)) is not None and one.peak > capacity
+    ]
+    if meshes:
+        yield element(
+            "p",
+            f"By the prediction for the compiled modules, {' and '.join(meshes)} may need more "
+            "memory than a device has. ",
+            element("code", "alpa-plan --verify"),
+            " compiles them and says whether they fit; ",
+            element("code", "--verify=repair"),
+            " plans again with less memory if they do not.",
+            class_="warning",
+        )
 
 
 def _key(content: Content) -> Html:
@@ -64,7 +99,18 @@ def _key(content: Content) -> Html:
         element("li", element("span", class_="swatch", style=f"background:{_COLORS[it]}"), it)
         for it in reversed(kinds)
     )
-    return element("ul", *swatches, class_="key")
+    capacities = [_shown_capacity(content, n, it) for n, it in enumerate(content.memory)]
+    planned = [_planned(content, n) for n in range(len(content.memory))]
+    lines = (
+        element(
+            "li",
+            element("span", class_="line", style=f"border-top:2px {one.dash} {one.color}"),
+            one.words,
+        )
+        for one, sizes in ((_CAPACITY, capacities), (_SEARCH, planned))
+        if any(sizes)
+    )
+    return element("ul", *swatches, *lines, class_="key")
 
 
 def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
@@ -75,9 +121,8 @@ def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
         title += f", {percent(one.peak / capacity)} of {size_text(capacity)}"
     end = content.timeline.seconds
     unit = Unit.of(end)
-    most = max(one.peak, planned or 0)
-    shows_capacity = capacity is not None and most > 0.4 * capacity
-    top = 1.08 * (max(most, capacity) if shows_capacity and capacity else most)
+    shown = _shown_capacity(content, index, one)
+    top = 1.08 * max(one.peak, planned or 0, shown or 0)
     made = new_figure(
         270,
         x_range=(0.0, end / unit.size),
@@ -103,30 +148,27 @@ def _mesh(content: Content, index: int, one: MeshMemory) -> Html:
     areas = made.quad(left="time", right="until", bottom=0.0, top=top, source=source, alpha=0.0)
     tips = [("time", "@when"), ("in all", "@total_text")]
     tips += [(kind, f"@{{{kind}}}") for kind in KINDS if any(one.bytes[kind])]
-    made.add_tools(HoverTool(renderers=[areas], tooltips=tips, point_policy="follow_mouse"))
+    hover = HoverTool(renderers=[areas], tooltips=tips, point_policy="follow_mouse", visible=False)
+    made.add_tools(hover)
     if planned:
-        _line(made, planned, "counted by the search", "dashed")
-    if shows_capacity and capacity:
-        _line(made, capacity, "memory of a device", "solid")
+        _line(made, planned, _SEARCH)
+    if shown:
+        _line(made, shown, _CAPACITY)
     label = f"Memory of a device of {title}; the table above has its parts"
     return element("div", element("h3", title), drawn(f"memory-{index}", made, label))
 
 
-def _line(made: figure, size: int, text: str, dash: str) -> None:
-    """A horizontal line with words."""
-    color = "#d9485f" if dash == "solid" else "#7d8794"
-    line = Span(location=size, dimension="width", line_color=color, line_dash=dash, line_width=1.5)
-    label = Label(
-        x=6,
-        y=size,
-        x_units="screen",
-        text=text,
-        text_font_size="11px",
-        text_baseline="bottom" if dash == "solid" else "top",
-        text_color=color,
+def _line(made: figure, size: int, line: _Line) -> None:
+    """A horizontal line."""
+    made.add_layout(
+        Span(
+            location=size,
+            dimension="width",
+            line_color=line.color,
+            line_dash=line.dash,
+            line_width=2,
+        )
     )
-    made.add_layout(line)
-    made.add_layout(label)
 
 
 def _source(one: MeshMemory, unit: Unit, end: float) -> ColumnDataSource:
@@ -156,6 +198,13 @@ def _capacity(content: Content, index: int) -> int | None:
     cluster = cluster_here(content.numbers.cluster)
     hosts = content.numbers.meshes[index].hosts
     return None if cluster is None else cluster.of(hosts).device.memory
+
+
+def _shown_capacity(content: Content, index: int, one: MeshMemory) -> int | None:
+    """The memory of a device, if the figure has it: a much larger one would flatten the rest."""
+    capacity = _capacity(content, index)
+    most = max(one.peak, _planned(content, index) or 0)
+    return capacity if capacity is not None and most > 0.4 * capacity else None
 
 
 def _table(content: Content) -> Html:

@@ -44,15 +44,26 @@ function drawIn(part) {
 for (const one of document.querySelectorAll("details")) {
   one.addEventListener("toggle", () => drawIn(one))
 }
-// Paper is light, and shows what is closed on the screen.
+// Of a figure on paper, in pixels: sheets of A4 with usual margins have a little more.
+const onPaper = 900
+
+// Paper is light, and shows what is closed on the screen. Figures are drawn before, at the width of
+// the screen.
 let onScreen
 window.addEventListener("beforeprint", () => {
+  for (const one of document.querySelectorAll(".drawing")) {
+    const width = one.clientWidth
+    if (!width) continue
+    one.style.width = `${width}px`
+    one.style.zoom = Math.min(1, onPaper / width)
+  }
   for (const one of document.querySelectorAll("details")) one.open = true
   onScreen = root.dataset.theme
   root.dataset.theme = "light"
   showTheme()
 })
 window.addEventListener("afterprint", () => {
+  for (const one of document.querySelectorAll(".drawing")) one.style.width = one.style.zoom = ""
   if (onScreen) root.dataset.theme = onScreen
   else delete root.dataset.theme
   showTheme()

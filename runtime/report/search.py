@@ -86,7 +86,7 @@ def _attempts(content: Content) -> Iterator[Html]:
         ]
         for it in ordered
     ]
-    yield table(["micro-batches", "outcome"], rows, caption="Numbers of micro-batches", left=(1,))
+    yield table(["micro-batches", "outcome"], rows, caption="Numbers of micro-batches", long=(1,))
 
 
 def _outcome(attempt: Attempt) -> str:
@@ -104,9 +104,9 @@ def _left_out(content: Content) -> Iterator[Html]:
             [number(f"dropped.{n}.what", it.what, it.what), it.reason]
             for n, it in enumerate(dropped)
         ]
-        yield table(["left out", "reason"], rows, caption="Left out of the search", left=(0, 1))
+        yield table(["left out", "reason"], rows, caption="Left out of the search", long=(0, 1))
     else:
-        yield element("p", "Nothing was left out of the search.")
+        yield element("p", "No solver ran out of time or failed.")
     if content.remarks:
         items = (
             element("li", source(it.place, content.name), f" {it.message}")

@@ -14,7 +14,17 @@ from alpa.passes.plan.layer_shardings import Block, Contraction, ShardedTensor, 
 from alpa.passes.plan.text import count_text, ranges_text
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.figures import AXES, GREY, SEVERAL_AXES, drawn, new_figure, without_lines
-from alpa.runtime.report.markup import Cell, Html, details, element, joined, section, source, table
+from alpa.runtime.report.markup import (
+    Cell,
+    Html,
+    breakable,
+    details,
+    element,
+    joined,
+    section,
+    source,
+    table,
+)
 
 _ROWS: tuple[Use, ...] = ("activation", "parameter", "input")
 """From below."""
@@ -136,7 +146,7 @@ def _figure(one: StageShardings, colors: Mapping[str, str]) -> figure:
         ("on a device", "@held"),
         ("source", "@place"),
     ]
-    made.add_tools(HoverTool(renderers=[tiles], tooltips=tips))
+    made.add_tools(HoverTool(renderers=[tiles], tooltips=tips, visible=False))
     return made
 
 
@@ -214,9 +224,17 @@ def _table(one: StageShardings, colors: Mapping[str, str], program: str) -> Html
                 for use in reversed(_ROWS)
             )
             times = str(block.repeats)
-            rows.append([contraction.name, *cells, times, source(contraction.place, program)])
+            rows.append(
+                [breakable(contraction.name), *cells, times, source(contraction.place, program)]
+            )
     header = ["op", "input", "parameter", "activation", "times", "source"]
-    return table(header, rows, caption="Sizes, with the axes that cut them", left=(0, 1, 2, 3, 5))
+    return table(
+        header,
+        rows,
+        caption="Sizes, with the axes that cut them",
+        left=range(4),
+        long=(0, 1, 2, 3, 5),
+    )
 
 
 def _chips(tensor: ShardedTensor, colors: Mapping[str, str]) -> Html:

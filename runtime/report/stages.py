@@ -37,7 +37,8 @@ def _map(it: PlanReport) -> Html:
         86 + max(24, 44 - hosts // 2) * min(hosts, _NAMED_HOSTS),
         x_range=(-0.5, max(sizes) - 0.5),
         y_range=(hosts - 0.5, -0.5),
-        tools="pan,reset,save",
+        tools="",
+        toolbar_location=None,
         x_axis_label="device of the host",
     )
     cells = made.rect(
@@ -130,7 +131,7 @@ def _numbers(it: PlanReport) -> Html:
             row.append(number(f"{entry}.{name}", value, text))
         rows.append(row)
     caption = "Seconds per micro-batch, of the update per step; bytes per device"
-    return table(header, rows, caption=caption)
+    return table(header, rows, caption=caption, left=range(6))
 
 
 def _strategies(it: PlanReport) -> Iterator[Html]:

@@ -51,9 +51,9 @@ def _cards(content: Content) -> Iterator[Html]:
     if peaks:
         peak, fullest = max(peaks)
         text = number(f"predicted_peak_bytes.{fullest}", peak, size_text(peak))
-        beside = f"per device of stage {fullest}"
+        beside = f"per device of stage\N{NO-BREAK SPACE}{fullest}"
         if it.memory_bytes:
-            beside = f"of {size_text(it.memory_bytes)} per device of stage {fullest}"
+            beside = f"of {size_text(it.memory_bytes)} {beside}"
         yield _card("largest memory", text, beside)
     yield _card(
         "search", number("search_seconds", it.search_seconds, seconds_text(it.search_seconds))

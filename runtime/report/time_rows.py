@@ -16,17 +16,17 @@ from alpa.runtime.report.figures import Unit, add_legend, in_unit, new_figure
 from alpa.runtime.report.markup import Cell, Html, table
 
 COLORS: Mapping[Activity, str] = {
-    "forward": "#5b8def",
-    "backward": "#3aa987",
-    "update": "#a078d8",
-    "transfer": "#e6a23c",
+    "forward": "#4777dd",
+    "backward": "#2a8768",
+    "update": "#8a60c8",
+    "transfer": "#c57f12",
     "bubble": "#8b95a33b",
     "call": "#7d8794",
 }
 COLLECTIVES = "#d9485f"
 HELP = (
     "Drag to move, drag the ends of the strip below to zoom, hover for numbers, click the legend "
-    "to hide an activity. The tools at the right zoom by the wheel or a box."
+    "to hide an activity. The tools above it zoom by the wheel or a box."
 )
 _NUMBERED = 160
 """The most runs in view that show the number of their micro-batch."""
@@ -36,10 +36,11 @@ def time_rows(timeline: Timeline, names: Sequence[str]) -> Any:
     """The figure: bars in time, and below them a strip that selects what is shown."""
     unit, end = Unit.of(timeline.seconds), timeline.seconds
     made = new_figure(
-        110 + max(22, 54 - len(names)) * len(names),
+        140 + max(22, 54 - len(names)) * len(names),
         x_range=Range1d(start=0.0, end=end / unit.size, bounds=(0.0, end / unit.size)),
         y_range=(len(names) - 0.4, -0.6),
         tools="xpan,xwheel_zoom,xbox_zoom,xzoom_in,xzoom_out,reset,save",
+        toolbar_location="below",
         active_scroll=None,
         active_drag="xpan",
         x_axis_label=f"time ({unit.name})",
@@ -65,7 +66,7 @@ def time_rows(timeline: Timeline, names: Sequence[str]) -> Any:
         style: dict[str, Any] = {"fill_color": color, "line_color": None, "source": source}
         bars = made.hbar(y="row", left="left", right="right", height=0.76, **style)
         small.hbar(y="row", left="left", right="right", height=0.8, **style)
-        made.add_tools(HoverTool(renderers=[bars], tooltips=_tips(activity)))
+        made.add_tools(HoverTool(renderers=[bars], tooltips=_tips(activity), visible=False))
         entries.append((_words(activity), [bars]))
         if activity in ("forward", "backward", "update"):
             runs.append(source)

@@ -116,3 +116,40 @@ def test_the_table_of_shardings_opens(browser: Any, file: Path) -> None:
     assert table.locator("table").is_visible()
     seen.check(file)
     seen.page.close()
+
+
+def test_figures_fit_on_paper(browser: Any, file: Path) -> None:
+    """They are drawn at the width of the screen, which is more than a sheet has."""
+    seen = Seen(browser, file, "dark", 1920)
+    widths = (
+        "[...document.querySelectorAll('.drawing')].map(it => it.getBoundingClientRect().width)"
+    )
+    on_screen = seen.page.evaluate(widths)
+    assert max(on_screen) > 1400
+    seen.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == _LIGHT
+    assert 850 < max(seen.page.evaluate(widths)) < 901
+    seen.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == _DARK
+    assert max(seen.page.evaluate(widths)) == max(on_screen)
+    seen.check(file)
+    seen.page.close()
+
+
+def test_the_keyboard_reaches_links_tables_and_tools(browser: Any, file: Path) -> None:
+    seen = Seen(browser, file, "light")
+    reached = list[str]()
+    for _ in range(80):
+        seen.page.keyboard.press("Tab")
+        label = seen.page.evaluate(
+            """() => {
+              let at = document.activeElement
+              while (at.shadowRoot?.activeElement) at = at.shadowRoot.activeElement
+              return at.getAttribute("aria-label") || at.title || at.textContent
+            }"""
+        )
+        reached.append(label)
+    assert reached[0] == "Skip to the report"
+    assert {"Limits", "Search", "Dark theme", "Zoom In (x-axis)", "Reset"} <= set(reached)
+    assert {"Seconds of each mesh, and shares of the step", "Plans that were tried"} <= set(reached)
+    seen.page.close()

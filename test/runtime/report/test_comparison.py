@@ -46,7 +46,7 @@ def test_numbers_equal_those_of_the_json(
 
 def test_it_says_what_the_terminal_says(comparison: PlanComparison) -> None:
     html = comparison_page(comparison)
-    cells = [re.sub("<[^>]*>", "", it) for it in re.findall(r"<td[^>]*>(.*?)</td>", html)]
+    cells = [re.sub("<[^>]*>", "", it) for it in re.findall(r"<t[dh]\b[^>]*>(.*?)</t[dh]>", html)]
     for row in comparison.rows:
         at = cells.index(row.name)
         assert cells[at + 1 : at + 4] == [*row.texts, row.text]

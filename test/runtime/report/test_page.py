@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import operator
 import re
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ from alpa.passes.plan.layer_shardings import Block
 from alpa.passes.plan.report import PlanReport
 from alpa.runtime.report import ReportError, check_can_draw, write_report
 from alpa.runtime.report.content import Content
+from alpa.runtime.report.figures import AXES, SEVERAL_AXES, STAGES
 from alpa.runtime.report.page import page
 
 BOKEH = Path(bokeh.__file__).parent / "server/static/js/bokeh.min.js"
@@ -101,6 +103,30 @@ def test_figures_have_words_for_screen_readers(parsed: Any) -> None:
     assert len(drawings) >= 5
     assert all(it["role"] == "group" and it["aria-label"] for it in drawings)
     assert all(json.loads(it)["target_id"] for it in parsed.scripts if it.startswith("{"))
+
+
+def test_each_row_has_a_header(report: Any) -> None:
+    rows = re.findall(r"<tr>(.*?)</tr>", report.text)
+    assert len(rows) > 40
+    for row in rows:
+        assert re.match(r'<th scope="(row|col)"', row)
+        assert row.count('<th scope="row"') == ("<td" in row)
+
+
+@pytest.mark.parametrize("color", [*STAGES, *AXES, SEVERAL_AXES])
+def test_white_words_on_a_color_are_readable(color: str) -> None:
+    """By the contrast of WCAG, which is 3 at least for large or bold words and for shapes."""
+    parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = (it / 12.92 if it <= 0.03928 else ((it + 0.055) / 1.055) ** 2.4 for it in parts)
+    luminance = sum(map(operator.mul, (0.2126, 0.7152, 0.0722), linear))
+    assert 1.05 / (luminance + 0.05) >= 4
+
+
+def test_modules_that_need_more_memory_than_there_is_are_named(report: Any) -> None:
+    warning = "may need more memory than a device has"
+    assert warning not in report.text
+    numbers = replace(report.content.numbers, cluster="cpu:2x4,memory=1MiB")
+    assert f"mesh_0 and mesh_1 {warning}" in page(replace(report.content, numbers=numbers))
 
 
 def named(content: Content, name: str) -> Content:
