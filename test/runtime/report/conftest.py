@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html.parser import HTMLParser
 
 import pytest
 
@@ -13,6 +12,7 @@ from alpa.runtime.report.content import Content
 from alpa.runtime.report.page import page
 from alpa.tools import zoo
 from alpa.tools.programs import lowered
+from test.runtime.report.pages import Parsed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,35 +41,6 @@ def report() -> Report:
     planned = plan(lowered(program, 4, locations=True), settings, clock)
     content = Content.of(planned.module, planned.numbers(clock), "zoo:gpt-tiny")
     return Report(planned, content, page(content))
-
-
-class Parsed(HTMLParser):
-    """The elements of a page with their attributes, and the text of each script."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self._in_script = False
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self._in_script = tag == "script"
-        if self._in_script:
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "script":
-            self._in_script = False
-
-    def handle_data(self, data: str) -> None:
-        if self._in_script:
-            self.scripts[-1] += data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 @pytest.fixture(scope="session")

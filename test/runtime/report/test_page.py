@@ -7,7 +7,6 @@ import json
 import operator
 import re
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,27 +21,14 @@ from alpa.runtime.report import ReportError, check_can_draw, write_report
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.figures import AXES, SEVERAL_AXES, STAGES
 from alpa.runtime.report.page import page
+from test.runtime.report.pages import checked_entries
 
 BOKEH = Path(bokeh.__file__).parent / "server/static/js/bokeh.min.js"
 
 
-def entry_of(plan: Any, path: str) -> Any:
-    """`stages.0.seconds` of PLAN.json; names of phases have dots in no case."""
-    for name in path.split("."):
-        plan = plan[int(name)] if isinstance(plan, list) else plan[name]
-    return plan
-
-
 def test_numbers_equal_those_of_the_json(report: Any, parsed: Any) -> None:
     plan = json.loads(report.content.numbers.to_json())
-    shown = Counter[str]()
-    for attributes in parsed.all("data"):
-        if "data-entry" not in attributes:
-            continue
-        expected = entry_of(plan, attributes["data-entry"])
-        value = attributes["value"]
-        assert (expected if isinstance(expected, str) else json.dumps(expected)) == value
-        shown[attributes["data-entry"]] += 1
+    shown = checked_entries(parsed, plan)
     assert shown["predicted_step_seconds"] == 2
     assert {f"predicted_peak_bytes.{mesh}" for mesh in (0, 1)} <= shown.keys()
     assert {f"phases.{name}" for name in plan["phases"]} <= shown.keys()
