@@ -57,8 +57,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     missing = [name for name, value in given.items() if value is None]
     if options.compare is None and missing:
         known.error(f"the following arguments are required: {', '.join(missing)}")
-    if options.compare is not None and len(missing) < len(given):
-        known.error("--compare plans nothing: leave out the program and --cluster")
+    if options.compare is not None:
+        usual = vars(known.parse_args(["--compare", *map(str, options.compare)]))
+        others = [name for name, value in vars(options).items() if value != usual[name]]
+        others = [
+            "the program" if name == "program" else f"--{name.replace('_', '-')}"
+            for name in others
+            if name != "report"
+        ]
+        if others:
+            known.error(f"--compare plans nothing: leave out {', '.join(others)}")
     return options
 
 

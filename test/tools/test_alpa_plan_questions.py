@@ -96,7 +96,8 @@ def test_what_a_program_lacks(
     [
         ([], "the following arguments are required: FILE|zoo:NAME, --cluster"),
         (["program.mlir"], "the following arguments are required: --cluster"),
-        (["program.mlir", "--compare", "a", "b"], "leave out the program and --cluster"),
+        (["program.mlir", "--compare", "a", "b"], "plans nothing: leave out the program"),
+        (["--compare", "a", "b", "--json", "c"], "plans nothing: leave out --json"),
         (["--compare", "no", "such"], "no: error: No such file"),
         (["program.mlir", "--cluster", "cpu:1x4", "--force", "w"], "'w' is no choice"),
     ],
