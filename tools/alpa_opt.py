@@ -2,40 +2,50 @@
 
 Reads text or bytecode from a file or standard input, and writes text, or bytecode with
 `--emit-bytecode`. The exit status is 0, or 1 after an error. Errors go to standard error as
-`file:line:column: error: message`, and nothing is written then.
+`file:line:column: error: message`, and nothing is written then. `--server` answers requests of
+other programs instead (`server/`).
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import io
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from alpa.dialects import ir, is_bytecode, parse, parse_file, passmanager
+from alpa.dialects import ir, is_bytecode, passmanager
 from alpa.passes import pipeline
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
-from alpa.tools.arguments import add_version
-from alpa.tools.diagnosed import NotTextError, check_text, run_diagnosed
-from alpa.tools.guard import guard, parsing, read_input
+from alpa.tools.arguments import add_version, count
+from alpa.tools.guard import guard, read_input
 from alpa.tools.interrupts import until_interrupted
+from alpa.tools.run_pipeline import (
+    NotTextError,
+    Source,
+    bytecode_of,
+    decoded,
+    make_unthreaded_context,
+    run_pipeline,
+    text_of,
+)
 
 _SPLIT_MARKER = "// -----"
 _LARGE_CONSTANT = 16
 _STDIN, _STDOUT = 0, 1
 _WIDTH = 120
+_MAX_REQUEST_BYTES = 1 << 28
 _EXAMPLES = """\
 examples:
   alpa-opt step.mlir --pipeline='simplify-trivial-ops,layer-cluster{num-layers=8}'
   alpa-opt step.mlir --pipeline='alpa{cluster=h100:1x8 num-layers=8}' -o planned.mlir
   alpa-opt step.mlir --pipeline='func.func(canonicalize,cse)' --timing
+  alpa-opt --server --socket "$XDG_RUNTIME_DIR/alpa.sock"
 """
 _FLAGS = {
     "--emit-bytecode": "write MLIR bytecode instead of text",
@@ -52,36 +62,21 @@ class _CommandError(Exception):
     """The command cannot run. The message is complete."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Source:
-    """The source of one module, from the input `file`; `path` if it can be read again."""
-
-    file: str
-    data: bytes
-    path: str | None = None
-
-    @property
-    def lines(self) -> list[str]:
-        return [] if is_bytecode(self.data) else self.data.decode().split("\n")
-
-    def parse(self, context: ir.Context) -> ir.Module:
-        with parsing(len(self.data)):
-            if self.path is None or is_bytecode(self.data):
-                return parse(self.data, context)
-            return parse_file(self.path, context)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit status."""
     options = parser().parse_args(arguments)
     try:
+        _check_server_options(options)
+        if options.server:
+            _serve(options)
+            return 0
         if options.list_passes:
             _write("-", "\n".join(_pass_list()).encode())
             return 0
         return _process(options)
     except (_CommandError, PipelineError) as error:
         _say(str(error))
-    except BrokenPipeError:
+    except ConnectionError:
         pass  # The reader of our output has closed the pipe.
     return 1
 
@@ -118,7 +113,53 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("-o", default="-", dest="output", metavar="OUT", help="where to write")
     for flag, text in _FLAGS.items():
         result.add_argument(flag, action="store_true", help=text)
+    server = result.add_argument_group("server", "docs/embedding.md has the protocol")
+    server.add_argument(
+        "--server",
+        action="store_true",
+        help="answer requests, one JSON-RPC message per line, on standard input and output",
+    )
+    server.add_argument(
+        "--socket",
+        metavar="PATH",
+        help="make a Unix socket for this user and answer requests there, of many clients",
+    )
+    server.add_argument(
+        "--max-request-bytes",
+        type=count,
+        metavar="N",
+        help=f"answer longer requests with an error (default: {_MAX_REQUEST_BYTES})",
+    )
     return result
+
+
+def _serve(options: argparse.Namespace) -> None:
+    """Serves until the end of the input, or on a socket until a signal."""
+    from alpa.tools.server import serve  # noqa: PLC0415 - only servers need it
+
+    limit = options.max_request_bytes or _MAX_REQUEST_BYTES
+    if options.socket is None:
+        serve.serve_standard_input(limit)
+        return
+    try:
+        serve.serve_socket(Path(options.socket), limit)
+    except OSError as error:
+        raise _CommandError(f"{options.socket}: error: {error.strerror}") from error
+
+
+def _check_server_options(options: argparse.Namespace) -> None:
+    """Raises _CommandError for options that do not go together."""
+    if options.server:
+        others = {"FILE": options.file != "-", "--pipeline": options.pipeline}
+        others |= {"-o": options.output != "-"}
+        others |= {flag: getattr(options, flag[2:].replace("-", "_")) for flag in _FLAGS}
+        for name, given in others.items():
+            if given:
+                text = f"alpa-opt: error: with --server, requests say what to do; drop {name}"
+                raise _CommandError(text)
+    elif options.socket is not None or options.max_request_bytes is not None:
+        name = "--max-request-bytes" if options.socket is None else "--socket"
+        raise _CommandError(f"alpa-opt: error: {name} is for a server; add --server")
 
 
 def _process(options: argparse.Namespace) -> int:
@@ -143,7 +184,7 @@ def _process(options: argparse.Namespace) -> int:
 
 
 def _run(
-    source: _Source, options: argparse.Namespace, sink: Callable[[Diagnostic], None]
+    source: Source, options: argparse.Namespace, sink: Callable[[Diagnostic], None]
 ) -> ir.Module | None:
     """Returns the module after the pipeline, or None after an error; diagnostics go to `sink`."""
     clock = Clock()
@@ -152,20 +193,15 @@ def _run(
         if options.print_ir_after_all:
             manager.enable_ir_printing(large_elements_limit=_LARGE_CONSTANT)
 
-    def configure(manager: passmanager.PassManager) -> None:
-        print_ir(manager)
-        if options.timing:
-            manager.enable_timing()
-
     try:
-        return run_diagnosed(
-            source.parse,
+        return run_pipeline(
+            make_unthreaded_context(),
+            source,
             options.pipeline,
             sink,
-            file=source.file,
-            on_pass=clock.phase,
+            clock,
             on_manager=print_ir,
-            configure=configure,
+            timing=options.timing,
         )
     finally:
         if options.timing:
@@ -179,7 +215,7 @@ def _seconds(clock: Clock) -> Iterator[str]:
         yield f"  {seconds:8.4f} s  {name}"
 
 
-def _printer(source: _Source) -> Callable[[Diagnostic], None]:
+def _printer(source: Source) -> Callable[[Diagnostic], None]:
     """Returns a function that prints diagnostics with their line of the source."""
     lines = source.lines
     last: Place | None = None
@@ -206,7 +242,7 @@ def _marked(line: str, column: int) -> str:
     return f"  {before}{line[begin : begin + _WIDTH]}{after}\n  {caret}"
 
 
-def _verified(source: _Source, found: Sequence[Diagnostic]) -> bool:
+def _verified(source: Source, found: Sequence[Diagnostic]) -> bool:
     """Whether the diagnostics are those that the source expects; prints the others."""
     try:
         expected = read_expected(source.lines)
@@ -218,7 +254,7 @@ def _verified(source: _Source, found: Sequence[Diagnostic]) -> bool:
     return not errors
 
 
-def _sources(file: str, split: bool) -> Iterator[_Source]:
+def _sources(file: str, split: bool) -> Iterator[Source]:
     """Reads the modules of an input.
 
     Raises:
@@ -230,21 +266,20 @@ def _sources(file: str, split: bool) -> Iterator[_Source]:
     except OSError as error:
         raise _CommandError(f"{name}: error: {error.strerror}") from error
     if is_bytecode(data):
-        yield _Source(file=name, data=data)
+        yield Source(file=name, data=data)
         return
     try:
-        check_text(data, name)
+        text = decoded(data, name)
     except NotTextError as error:
         raise _CommandError(f"{error.place}: error: {error}") from error
     if not split:
-        yield _Source(file=name, data=data, path=file if _can_be_read_again(file) else None)
+        yield Source(file=name, data=data, path=file if _can_be_read_again(file) else None)
         return
     begin = 0
-    text = data.decode()
     for marker in re.finditer(rf"^{_SPLIT_MARKER}.*$|\Z", text, re.MULTILINE):
         # Empty lines in front keep the line numbers.
         before = "\n" * text.count("\n", 0, begin)
-        yield _Source(file=name, data=(before + text[begin : marker.start()]).encode())
+        yield Source(file=name, data=(before + text[begin : marker.start()]).encode())
         begin = marker.end()
 
 
@@ -255,11 +290,8 @@ def _can_be_read_again(file: str) -> bool:
 
 def _serialised(module: ir.Module, options: argparse.Namespace) -> bytes:
     if options.emit_bytecode:
-        buffer = io.BytesIO()
-        module.operation.write_bytecode(buffer)
-        return buffer.getvalue()
-    text = module.operation.get_asm(enable_debug_info=options.mlir_print_debuginfo)
-    return str(text).rstrip("\n").encode() + b"\n"
+        return bytecode_of(module)
+    return text_of(module, locations=options.mlir_print_debuginfo).encode()
 
 
 def _write(file: str, data: bytes) -> None:

@@ -50,7 +50,7 @@ def guard(name: str) -> None:
         code = INTERRUPTED
     if code < 0:
         number = signal.Signals(-code)
-        print(f"{name}: error: {_sentence(number)}", file=sys.stderr, flush=True)
+        print(f"{name}: error: {end_by_signal(number)}", file=sys.stderr, flush=True)
         code = 1
     os._exit(code)
 
@@ -69,7 +69,8 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
-def _sentence(number: signal.Signals) -> str:
+def end_by_signal(number: signal.Signals) -> str:
+    """Why a signal has ended a process that reads a program or runs passes."""
     if number is signal.SIGALRM:
         return "MLIR's reader did not finish; the program is broken"
     if number is signal.SIGTERM:

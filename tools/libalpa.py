@@ -6,11 +6,10 @@ UTF-8. Both check `PROTOCOL`, because the library may be older or newer than the
 
 from __future__ import annotations
 
-import io
 from enum import IntEnum
 from typing import NamedTuple
 
-from alpa.dialects import ir, parse
+from alpa.dialects import ir, is_bytecode, parse
 from alpa.dialects.checks import CheckError
 from alpa.passes.base import PassError
 from alpa.passes.pipelines.clock import Clock
@@ -18,7 +17,14 @@ from alpa.passes.pipelines.diagnostics import Diagnostic, Place, Severity, place
 from alpa.passes.pipelines.text import PipelineError
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import plan_table
-from alpa.tools.diagnosed import NotTextError, check_text, named, run_diagnosed
+from alpa.tools.run_pipeline import (
+    NotTextError,
+    Source,
+    bytecode_of,
+    decoded,
+    make_unthreaded_context,
+    run_pipeline,
+)
 
 PROTOCOL = 1
 """The version of these functions and of `Answer`, as in `alpa.c`."""
@@ -28,6 +34,13 @@ _FILE = "module"
 _PIPELINE = "pipeline"
 _SEVERITIES: dict[Severity, int] = {"error": 0, "warning": 1, "remark": 2, "note": 3}
 """As in `alpa.h`."""
+
+
+class _Program(Source):
+    """A program of the host's, whose alarms and signals are left alone."""
+
+    def parse(self, context: ir.Context) -> ir.Module:
+        return parse(self.data, context)
 
 
 class Status(IntEnum):
@@ -66,16 +79,13 @@ def plan(source: bytes, pipeline: bytes) -> Answer:
 
 def _answer(source: bytes, pipeline: bytes, *, plans: bool) -> Answer:
     heard: list[Diagnostic] = []
-    clock = Clock()
+    clock, program = Clock(), _Program(file=_FILE, data=source)
     status, module, report = Status.PROGRAM_ERROR, None, None
     try:
-        check_text(source, _FILE)
-        module = run_diagnosed(
-            lambda context: parse(source, context),
-            _decoded(pipeline),
-            heard.append,
-            file=_FILE,
-            on_pass=clock.phase,
+        if not is_bytecode(source):
+            decoded(source, _FILE)
+        module = run_pipeline(
+            make_unthreaded_context(), program, _text(pipeline), heard.append, clock
         )
         if module is not None:
             report = PlanReport.of(module).searched(clock.seconds) if plans else None
@@ -90,7 +100,7 @@ def _answer(source: bytes, pipeline: bytes, *, plans: bool) -> Answer:
             heard.append(Diagnostic("note", place, error.note))
     except (CheckError, PassError) as error:
         message = f"the pipeline leaves no plan: {error.message}"
-        heard.append(Diagnostic("error", named(place_of(error.location), _FILE), message))
+        heard.append(Diagnostic("error", program.place(place_of(error.location)), message))
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
         heard.append(Diagnostic("error", Place(_FILE), "interrupted"))
@@ -101,13 +111,13 @@ def _answer(source: bytes, pipeline: bytes, *, plans: bool) -> Answer:
         None,
         _packed(heard),
         text=f"{module.operation.get_asm()}".encode(),
-        bytecode=_bytecode(module),
+        bytecode=bytecode_of(module),
         plan=report and report.to_json().encode(),
         table=report and plan_table(module, report).encode(),
     )
 
 
-def _decoded(pipeline: bytes) -> str:
+def _text(pipeline: bytes) -> str:
     """A pipeline's text. Raises PipelineError."""
     try:
         return pipeline.decode()
@@ -115,12 +125,6 @@ def _decoded(pipeline: bytes) -> str:
         text = pipeline.decode(errors="replace")
         at = len(pipeline[: error.start].decode())
         raise PipelineError(text, at, "this byte is not UTF-8") from error
-
-
-def _bytecode(module: ir.Module) -> bytes:
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
 
 
 def _errors(heard: list[Diagnostic]) -> bytes:
