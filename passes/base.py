@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import traceback
 import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from alpa.dialects import body, file_position, func, ir, terminator
@@ -68,6 +70,22 @@ def errors_at(where: ir.OpView | ir.Operation | ir.Location) -> Generator[None]:
         raise PassError(error.location, error.message) from error
     except ValueError as error:
         raise PassError(where, str(error)) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class UsersCode:
+    """Runs a user's code: what that raises becomes what `fail` makes of its name and place."""
+
+    fail: Callable[[str], Exception]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            *_, where = traceback.extract_tb(trace)
+            place = f"{where.filename}:{where.lineno}"
+            raise self.fail(f"{type(error).__name__}: {error} ({place})") from error
 
 
 def check_kind(name: str, value: Any, *kinds: Any) -> None:

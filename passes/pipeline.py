@@ -1,4 +1,4 @@
-"""Pipelines: our passes by name, beside MLIR's, in one pass manager."""
+"""Pipelines: passes of Alpa, MLIR and other packages by name, in one pass manager."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import EntryPoint
 from typing import Any, cast
 
-from alpa.dialects import ir, parse, passmanager
+from alpa.dialects import ir, make_context, parse, passmanager
 from alpa.dialects.caches import forget
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, check_kind
-from alpa.passes.pipelines import upstream
+from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, Show, check_kind
+from alpa.passes.pipelines import packages, upstream
+from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import is_utf8, place_of, with_notes
 from alpa.passes.pipelines.text import Element, Option, PipelineError, did_you_mean
 from alpa.passes.pipelines.text import parse as parse_pipeline
@@ -57,6 +60,7 @@ def run(
     on_remark: Remark | None = None,
     on_error: OnError | None = None,
     on_pass: OnPass = nullcontext,
+    on_progress: Show | None = None,
 ) -> ir.Module:
     """Runs a pipeline such as `alpa{cluster=cpu:2x4 num-layers=4}` on a program.
 
@@ -68,6 +72,8 @@ def run(
         on_pass: gives a context in which a pass of this name runs, such as one that takes its time;
             `alpa` runs other passes, and each of them has one instead. If the context gives a
             `Show`, that hears how far the pass is.
+        on_progress: is called with a text that says what begins, and with `done` and `total` where
+            that can be counted. What it raises ends the run and comes out of it.
 
     Returns:
         The rewritten module.
@@ -80,7 +86,8 @@ def run(
     steps = parsed(pipeline)
     check_kind("source", source, ir.Module, str, bytes)
     module = source if isinstance(source, ir.Module) else parse(source)
-    run_steps(module, steps, on_remark=on_remark, on_error=on_error, on_pass=on_pass)
+    watched = _watched(on_pass, on_progress)
+    run_steps(module, steps, on_remark=on_remark, on_error=on_error, on_pass=watched)
     return module
 
 
@@ -117,6 +124,7 @@ def add_to(
     *,
     on_remark: Remark | None = None,
     on_pass: OnPass = nullcontext,
+    on_progress: Show | None = None,
     on_manager: OnManager | None = None,
 ) -> None:
     """Adds a pipeline to a pass manager that runs on modules.
@@ -126,6 +134,7 @@ def add_to(
         pipeline: as in `run`.
         on_remark: as in `run`.
         on_pass: as in `run`.
+        on_progress: as in `run`.
         on_manager: receives each pass manager by which `alpa` runs another pass, before it does,
             for instance to make it print the IR as `manager` does.
 
@@ -133,13 +142,26 @@ def add_to(
         TypeError: the pipeline is no text.
         PipelineError: the pipeline's text is wrong; nothing was added.
     """
-    runner = _Runner(remark=on_remark or _log_remark, on_pass=on_pass, on_manager=on_manager)
+    runner = _Runner(
+        remark=on_remark or _log_remark,
+        on_pass=_watched(on_pass, on_progress),
+        on_manager=on_manager,
+    )
     runner.add(manager, parsed(pipeline))
 
 
 def upstream_names() -> list[str]:
     """Passes of MLIR and Shardy that a pipeline may name; the usual ones, not all."""
     return upstream.registered()
+
+
+def installed(context: ir.Context) -> dict[str, EntryPoint]:
+    """The passes of other packages, by name.
+
+    Raises:
+        PackageError: two passes have the same name.
+    """
+    return packages.installed(PASSES, lambda name: upstream.is_registered(name, context))
 
 
 def load_pass(name: str) -> type[Pass]:
@@ -157,18 +179,48 @@ def parsed(text: str) -> list[Pass | str]:
     """
     check_kind("pipeline", text, str)
     steps: list[Pass | str] = []
+    context: ir.Context | None = None
     for element in parse_pipeline(text):
         if element.nested is None and element.name in PASSES:
-            steps.append(_configured(text, element))
-        else:
-            upstream.check(text, element, list(PASSES))
+            steps.append(_configured(text, element, load_pass(element.name)))
+            continue
+        context = context or make_context()
+        kind = _of_package(text, element, context)
+        if kind is None:
+            upstream.check(text, element, partial(_names, text, element, context), context)
             steps.append(element.source)
+        else:
+            steps.append(_configured(text, element, kind))
     return steps
 
 
-def _configured(text: str, element: Element) -> Pass:
+def _of_package(text: str, element: Element, context: ir.Context) -> type[Pass] | None:
+    """The pass of an element if it is another package's. Raises PipelineError."""
+    if element.nested is not None or upstream.is_registered(element.name, context):
+        return None
+    entry = _installed(text, element, context).get(element.name)
+    if entry is None:
+        return None
+    try:
+        return packages.load(entry)
+    except packages.PackageError as error:
+        raise PipelineError(text, element.position, str(error)) from error
+
+
+def _names(text: str, element: Element, context: ir.Context) -> list[str]:
+    return [*PASSES, *_installed(text, element, context)]
+
+
+def _installed(text: str, element: Element, context: ir.Context) -> dict[str, EntryPoint]:
+    """The passes of other packages. Raises PipelineError at the element that needs them."""
+    try:
+        return installed(context)
+    except packages.PackageError as error:
+        raise PipelineError(text, element.position, str(error)) from error
+
+
+def _configured(text: str, element: Element, kind: type[Pass]) -> Pass:
     """The pass of an element. Raises PipelineError."""
-    kind = load_pass(element.name)
     known = kind.options()
     for option in element.options:
         if option.key not in known:
@@ -188,6 +240,26 @@ def _unknown_option(text: str, element: Element, option: Option, kind: type[Pass
     options = " ".join(defaults.values())
     note = f"its options and their defaults: {options}" if options else "it has no options"
     return PipelineError(text, option.position, message, note)
+
+
+def _watched(on_pass: OnPass, on_progress: Show | None) -> OnPass:
+    """What runs around each pass, so that `on_progress` hears of it, too."""
+    if on_progress is None:
+        return on_pass
+    clock = Clock(on_progress)
+
+    @contextmanager
+    def both(name: str) -> Generator[Show]:
+        with on_pass(name) as other, clock.phase(name) as show:
+
+            def tell(what: str, done: int = 0, total: int = 0) -> None:
+                show(what, done, total)
+                if callable(other):
+                    other(what, done, total)
+
+            yield tell
+
+    return both
 
 
 @dataclass(frozen=True, kw_only=True)

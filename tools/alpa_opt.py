@@ -18,6 +18,8 @@ from typing import NoReturn
 
 from alpa.dialects import ir, is_bytecode, passmanager
 from alpa.passes import pipeline
+from alpa.passes.base import Pass
+from alpa.passes.pipelines import packages
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place
 from alpa.passes.pipelines.expected import mismatches, read_expected
@@ -76,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _process(options)
     except (_CommandError, PipelineError) as error:
         _say(str(error))
+    except packages.PackageError as error:
+        _say(f"alpa-opt: error: {error}")
     except ConnectionError:
         pass  # The reader of our output has closed the pipe.
     return 1
@@ -313,16 +317,25 @@ def _say(line: str) -> None:
 def _pass_list() -> Iterator[str]:
     yield "Our passes:"
     for name in pipeline.PASSES:
-        kind = pipeline.load_pass(name)
-        yield f"  {name}"
-        yield f"      {kind.summary()}"
-        for option, known in kind.options().items():
-            default = known.default_text()
-            given = f", default {default}" if default else ""
-            yield f"      {option}: {known.help} ({known.values()}{given})"
+        yield from _described(name, pipeline.load_pass(name))
+    others = pipeline.installed(make_unthreaded_context())
+    if others:
+        yield "\nPasses of other packages:"
+    for name, entry in others.items():
+        yield from _described(name, packages.load(entry))
     yield "\nMLIR's and Shardy's passes can be used in the same pipeline, for example:"
     yield f"  {' '.join(pipeline.upstream_names())}"
     yield "Passes that run on functions are written func.func(pass).\n"
+
+
+def _described(name: str, kind: type[Pass]) -> Iterator[str]:
+    """A pass and its options, in lines."""
+    yield f"  {name}"
+    yield f"      {kind.summary()}"
+    for option, known in kind.options().items():
+        default = known.default_text()
+        given = f", default {default}" if default else ""
+        yield f"      {option}: {known.help} ({known.values()}{given})"
 
 
 if __name__ == "__main__":

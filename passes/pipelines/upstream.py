@@ -7,6 +7,7 @@ modules is nested in a function. So each element is tried alone first: then we k
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from alpa.dialects import ir, make_context, passmanager
 from alpa.passes.pipelines.text import Element, PipelineError, did_you_mean, parse
@@ -35,6 +36,7 @@ _LIKELY = (
     "strip-debuginfo",
     "symbol-dce",
 )
+_UNKNOWN = "does not refer to a registered pass"
 _RESTRICTED = re.compile(r"restricted to '([^']+)'")
 
 
@@ -44,32 +46,37 @@ def registered() -> list[str]:
     return [name for name in _LIKELY if _failure("any", name, context) is None]
 
 
-def check(text: str, element: Element, ours: list[str]) -> None:
+def is_registered(name: str, context: ir.Context) -> bool:
+    """Whether MLIR has a pass, or a pipeline, of this name."""
+    return _UNKNOWN not in (_failure("any", name, context) or "")
+
+
+def check(text: str, element: Element, ours: Callable[[], list[str]], context: ir.Context) -> None:
     """Checks an element of the pipeline `text` that MLIR shall run on a module.
 
     Args:
-        ours: the names of our passes, for suggestions.
+        text: the pipeline.
+        element: a pass of MLIR's or an anchor op.
+        ours: gives the names of other passes, for messages about unknown ones.
+        context: where to try the element; it stays as it is.
 
     Raises:
         PipelineError: MLIR would refuse the element.
     """
-    _check(text, element, "builtin.module", ours, make_context())
+    _check(text, element, "builtin.module", ours, context)
 
 
-def _check(text: str, element: Element, anchor: str, ours: list[str], context: ir.Context) -> None:
+def _check(
+    text: str, element: Element, anchor: str, ours: Callable[[], list[str]], context: ir.Context
+) -> None:
     if element.nested is not None:
         for each in element.nested:
             _check(text, each, element.name, ours, context)
         return
-    if element.name in ours:
-        hint = f"'{element.name}' rewrites whole modules: it cannot stand inside {anchor}(...)"
-        raise PipelineError(text, element.position, hint)
     failure = _failure("any", element.source, context)
     if failure is not None:
-        if "does not refer to a registered pass" in failure:
-            suggestion = did_you_mean(element.name, [*ours, *registered()])
-            message = f"unknown pass '{element.name}'{suggestion}"
-            raise PipelineError(text, element.position, message)
+        if _UNKNOWN in failure:
+            raise _unknown_pass(text, element, anchor, ours())
         raise _options_error(text, element, failure)
     needed = _needed_anchor(element.source, anchor, context)
     if needed is not None:
@@ -77,6 +84,15 @@ def _check(text: str, element: Element, anchor: str, ours: list[str], context: i
         if anchor == "builtin.module":
             message += f": write {needed}({element.source})"
         raise PipelineError(text, element.position, message)
+
+
+def _unknown_pass(text: str, element: Element, anchor: str, ours: list[str]) -> PipelineError:
+    if element.name in ours:
+        message = f"'{element.name}' rewrites whole modules: it cannot stand inside {anchor}(...)"
+    else:
+        suggestion = did_you_mean(element.name, [*ours, *registered()])
+        message = f"unknown pass '{element.name}'{suggestion}"
+    return PipelineError(text, element.position, message)
 
 
 def _failure(anchor: str, source: str, context: ir.Context) -> str | None:

@@ -16,19 +16,17 @@ Loops, branches, calls and unknown custom calls have none.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, count
-from types import TracebackType
 from typing import Any
 
 from alpa.dialects import chlo, ir, passmanager, stablehlo, walk
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.op_kinds import ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO, SOURCES
-from alpa.passes.base import PassError, check_kind
+from alpa.passes.base import PassError, UsersCode, check_kind
 from alpa.passes.sharding.padded_ops import with_padding
 
 _ATTRIBUTE = "sdy.sharding_rule"
@@ -55,31 +53,12 @@ def _registered(op: ir.OpView) -> ShardingRule | None:
     if rule is None:
         return None
     if not isinstance(rule, ShardingRule):
-        with _UsersCode(op, target):
+        title = f"the sharding rule registered for @{target}"
+        with UsersCode(lambda reason: PassError(op, f"{title}: {reason}")):
             rule = rule(op)
             check_kind("what it returns", rule, ShardingRule)
     _check_fit(op, target, rule)
     return rule
-
-
-@dataclass(frozen=True)
-class _UsersCode:
-    """Names the op for which a user's function raises, whatever that raises."""
-
-    op: ir.OpView
-    target: str
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, Exception):
-            *_, where = traceback.extract_tb(trace)
-            raise PassError(
-                self.op,
-                f"the sharding rule registered for @{self.target}: {type(error).__name__}: {error} "
-                f"({where.filename}:{where.lineno})",
-            ) from error
 
 
 def register_sharding_rule(target: str, rule: CustomRule) -> None:

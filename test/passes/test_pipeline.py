@@ -18,7 +18,7 @@ import pytest
 import alpa.passes
 from alpa.dialects import body, ir, main_function, make_context, parse, passmanager
 from alpa.passes import pipeline
-from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, RunPass, option
+from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, RunPass, Show, option
 from alpa.passes.pipelines.diagnostics import Place, is_utf8, place_of
 from alpa.passes.pipelines.text import PipelineError
 
@@ -218,6 +218,41 @@ def test_a_watcher_sees_the_passes_inside(capfd: pytest.CaptureFixture[str]) -> 
     )
     manager.run(parse(PROGRAM, context).operation)
     assert "IR Dump After count-ops" in capfd.readouterr().err
+
+
+def test_progress_of_passes_inside_is_told_beside_a_watcher() -> None:
+    told: list[tuple[str, int, int]] = []
+    watched: list[str] = []
+
+    @contextmanager
+    def watch(name: str) -> Generator[Show]:
+        yield lambda what, done=0, total=0: watched.append(f"{name}: {what} {done}/{total}")
+
+    def tell(what: str, done: int = 0, total: int = 0) -> None:
+        told.append((what, done, total))
+
+    product = PROGRAM.replace("stablehlo.add %x, %x", "stablehlo.multiply %x, %x")
+    options = "alpa{cluster=cpu:1x2}"
+    alpa.passes.run(product, options, on_progress=tell, on_pass=watch)
+    assert told[0] == ("combine-micro-batches", 0, 0)
+    assert ("ilp-shard-annotate: 0 of 1 meshes", 0, 1) in told
+    assert "ilp-shard-annotate: 0 of 1 meshes 0/1" in watched
+
+    told.clear()
+    module = parse(product)
+    manager = passmanager.PassManager("builtin.module", context=module.context)
+    alpa.passes.add_to(manager, options, on_progress=tell)
+    manager.run(module.operation)
+    assert told[0] == ("combine-micro-batches", 0, 0)
+
+
+def test_a_callback_that_raises_ends_the_run() -> None:
+    def stop(what: str, done: int = 0, total: int = 0) -> None:
+        if what == "layer-cluster":
+            raise TimeoutError("too long")
+
+    with pytest.raises(TimeoutError, match="too long"):
+        alpa.passes.run(PROGRAM, "alpa{cluster=cpu:1x2}", on_progress=stop)
 
 
 @pytest.mark.parametrize("name", ["caf\\C3\\A9", "a\\22b", "back\\\\C3slash", "\\C3\\28", "\\FF"])
