@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, TypeVar, get_args
@@ -17,6 +18,7 @@ ResultKind = Literal["concat", "mean", "sum", "last", "state"]
 Signature = Literal["arg_attrs", "res_attrs"]
 
 FOLLOW = "alpa.follow"
+COST = "alpa.cost"
 FLOPS = "alpa.flops"
 PART = "alpa.part"
 SECONDS = "alpa.seconds"
@@ -133,6 +135,29 @@ class Slice:
         if not isinstance(attr, ir.DenseI64ArrayAttr) or len(attr) != 3:
             raise ValueError(f"{SLICE} is {attr}; expected array<i64: dimension, start, stop>")
         return cls(*attr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallCost(Record):
+    """`alpa.cost` of a custom call: what one execution computes and moves, before it is sharded.
+
+    Raises:
+        ValueError: a number is negative or not finite.
+    """
+
+    NAME = COST
+
+    flops: float
+    """floating point operations"""
+    bytes: float | None = entry(None)
+    """read from memory and written to it; None: its operands and results"""
+
+    def __post_init__(self) -> None:
+        for name, value in (("flops", self.flops), ("bytes", self.bytes)):
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(
+                    f"{name} of {COST} is {value}; expected a finite number, at least 0"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,36 +14,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from alpa.dialects.attributes import CallCost
     from alpa.passes.base import Pass, PassError
     from alpa.passes.pipeline import PASSES, add_to, run
     from alpa.passes.pipelines.text import PipelineError
+    from alpa.passes.sharding.call_costs import register_cost
     from alpa.passes.sharding.rules import register_sharding_rule
 
 __all__ = [
     "PASSES",
+    "CallCost",
     "Pass",
     "PassError",
     "PipelineError",
     "add_to",
+    "register_cost",
     "register_sharding_rule",
     "run",
 ]
 
 _HOME = {
-    "PASSES": "pipeline",
-    "Pass": "base",
-    "PassError": "base",
-    "PipelineError": "pipelines.text",
-    "add_to": "pipeline",
-    "register_sharding_rule": "sharding.rules",
-    "run": "pipeline",
+    "PASSES": "passes.pipeline",
+    "CallCost": "dialects.attributes",
+    "Pass": "passes.base",
+    "PassError": "passes.base",
+    "PipelineError": "passes.pipelines.text",
+    "add_to": "passes.pipeline",
+    "register_cost": "passes.sharding.call_costs",
+    "register_sharding_rule": "passes.sharding.rules",
+    "run": "passes.pipeline",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'alpa.passes' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f"alpa.passes.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(f"alpa.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -73,14 +73,16 @@ conditions are left to `cse` and `canonicalize`.
 **Requires**: StableHLO with one public function.
 
 **Ensures**: the module holds one function without calls, and no op that the rewrites above remove.
-Each trivial op has `alpa.follow`.
+Each trivial op has `alpa.follow`. A custom call with a registered cost has `alpa.cost`, unless it
+brought its own (`sharding/call_costs.py`).
 
 **Options**: none.
 
 **Fails when** the module does not hold one public function with a body of one block, a shape is
 dynamic, or a call is recursive. It also fails when the program is written for several replicas
 (`pmap`) or with GSPMD's `shard_map`, talks to its host (callbacks, infeed, ordered effects), is
-exported for several platforms, or has collectives outside of `sdy.manual_computation`.
+exported for several platforms, or has collectives outside of `sdy.manual_computation`, or when the
+registered cost of a custom call raises.
 """
 
 from __future__ import annotations
@@ -93,6 +95,7 @@ from alpa.dialects.symbols import drop_unused_meshes
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.base import Pass, Remark
+from alpa.passes.sharding.call_costs import write_costs
 from alpa.passes.simplify.follow import mark_follow
 from alpa.passes.simplify.gspmd import drop_gspmd
 from alpa.passes.simplify.host_calls import refuse_host_calls
@@ -117,6 +120,7 @@ class SimplifyTrivialOps(Pass):
             referenced = inline_calls(module, main)
             others = [op for op in walk(body(main)) if op.operation.name not in ARITHMETIC]
             refuse_host_calls(main, others)
+            write_costs(others)
             drop_memory_kinds(main, others, remark)
             run_on_one_device(module, others)
             drop_unused_meshes(module, referenced)

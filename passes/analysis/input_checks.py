@@ -3,8 +3,8 @@ and attributes of its arguments that fit them."""
 
 from __future__ import annotations
 
-from alpa.dialects import func, ir, is_public, walk
-from alpa.dialects.attributes import read_arguments
+from alpa.dialects import func, ir, is_public, stablehlo, walk
+from alpa.dialects.attributes import CallCost, read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.base import PassError, errors_at
 
@@ -20,7 +20,7 @@ def check_input(module: ir.Module, *, is_checked: bool = False) -> func.FuncOp:
     Raises:
         PassError: there is no function, no or several public ones, the public one has no body
             or several blocks, a value is no tensor or has a dynamic or unknown shape, or an
-            attribute of an argument does not fit.
+            attribute of an argument or the cost of a custom call does not fit.
     """
     return _main(_functions(module)) if is_checked else checked_types(module)[0]
 
@@ -31,7 +31,7 @@ def checked_types(module: ir.Module) -> tuple[func.FuncOp, set[ir.Type]]:
     main = _main(functions)
     known: set[ir.Type] = set()
     for function in functions:
-        _check_shapes(function, known)
+        _check_ops(function, known)
     _check_arguments(main)
     return main, known
 
@@ -94,10 +94,14 @@ def _check_body(main: func.FuncOp) -> None:
         )
 
 
-def _check_shapes(function: func.FuncOp, known: set[ir.Type]) -> None:
-    """Raises PassError at the first value whose shape is not static; types in `known` are."""
+def _check_ops(function: func.FuncOp, known: set[ir.Type]) -> None:
+    """Raises PassError at the first value whose shape is not static, or at an invalid `alpa.cost`;
+    types in `known` are static."""
     name = _names([function])
     for op in (function, *(op for block in function.regions[0].blocks for op in walk(block))):
+        if isinstance(op, stablehlo.CustomCallOp):
+            with errors_at(op):
+                CallCost.read(op)
         for i, result in enumerate(op.results):
             if result.type not in known:
                 _check_type(result.type, op.location, f"result {i} of {op.operation.name}", known)

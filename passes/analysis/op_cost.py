@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
+from alpa.dialects.attributes import CallCost
 from alpa.passes.analysis.graph import elements, type_bytes
 from alpa.passes.analysis.op_kinds import CONTRACTIONS, ELEMENTWISE_STABLEHLO, FREE
 
@@ -24,8 +25,8 @@ _WRITES_PART = {"stablehlo.scatter", "stablehlo.dynamic_update_slice"}
 def flops(op: ir.OpView) -> float:
     """Floating point operations of one execution, regions of loops times their trip count.
 
-    Contractions count 2 per multiply-add; anything else counts one per element of its largest
-    operand or result.
+    Contractions count 2 per multiply-add, custom calls what their `alpa.cost` says; anything else
+    counts one per element of its largest operand or result.
     """
     name = op.name
     if name in FREE:
@@ -36,6 +37,8 @@ def flops(op: ir.OpView) -> float:
         return 2.0 * elements(op.results[0].type) * _contracted(op)
     if (inner := _of_programs(op, flops)) is not None:
         return inner
+    if isinstance(op, stablehlo.CustomCallOp) and (given := CallCost.read(op)) is not None:
+        return given.flops
     if name in _READS_PART:
         return float(elements(op.results[0].type))
     if name in _WRITES_PART:
@@ -45,11 +48,15 @@ def flops(op: ir.OpView) -> float:
 
 
 def memory_bytes(op: ir.OpView) -> float:
-    """Bytes read and written by one execution, as if nothing were fused."""
+    """Bytes read and written by one execution, as if nothing were fused; of custom calls, those of
+    their `alpa.cost`."""
     if op.name in FREE:
         return 0.0
     if (inner := _of_programs(op, memory_bytes)) is not None:
         return inner
+    given = CallCost.read(op) if isinstance(op, stablehlo.CustomCallOp) else None
+    if given is not None and given.bytes is not None:
+        return given.bytes
     values = [*op.operands, *op.results]
     if op.name in _READS_PART:
         values = [*list(op.operands)[1:], *op.results, *op.results]
