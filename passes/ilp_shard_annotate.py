@@ -75,7 +75,7 @@ from typing import ClassVar, Literal
 from alpa.dialects import func, ir, walk
 from alpa.dialects.plan import SolverReport, read_meshes, write_solver_reports
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.base import NoRoomError, Pass, PassError, Remark, option
+from alpa.passes.base import NoRoomError, Pass, PassError, Remark, check_kind, option
 from alpa.passes.cost.equation import Equation, parse_epsilon
 from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.sharding import tapas
@@ -95,6 +95,7 @@ from alpa.passes.solve.sharding.problem import (
     OutOfMemoryError,
     Problem,
     Solution,
+    Solver,
     verify,
 )
 from alpa.passes.solve.tapas.mining import LEAST, MIN_SIZE
@@ -163,6 +164,8 @@ class IlpShardAnnotate(Pass):
     )
     solved: Solved | None = None
     """what runs of the pass on other cuts of the same program have found"""
+    solver: Solver | None = None
+    """a caller's own, in place of `ilp.solve`; `time-limit` and `gap` are not for it"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module, is_checked=self.is_checked)
@@ -172,6 +175,9 @@ class IlpShardAnnotate(Pass):
         for name, value in (("min-support", self.min_support), ("min-size", self.min_size)):
             if isinstance(value, int) and value < LEAST:
                 raise PassError(function, f"{name} is {value}; at least {LEAST}")
+        if self.solver is not None and self.intra == "tapas":
+            text = "intra=tapas is a solver, and another one is given; leave out one of them"
+            raise PassError(function, text)
         plan, cluster = plan_and_any_cluster(function)
         equation = self._equation(function)
         assignments: list[tuple[MeshProblem, list[int]]] = []
@@ -240,6 +246,8 @@ class IlpShardAnnotate(Pass):
         from alpa.passes.solve.sharding import ilp  # noqa: PLC0415 - costs start-up time
 
         def begin() -> Future[Solution]:
+            if self.solver is not None:  # It may hold what cannot be sent to a process.
+                return Workers(0).submit(_checked, self.solver, problem)
             return workers.worth(problem.num_variables).submit(
                 ilp.solve, problem, time_limit=self.time_limit, branch_gap=self.gap, known=known
             )
@@ -318,3 +326,11 @@ class IlpShardAnnotate(Pass):
             self.intra, solution, is_whole=is_whole, folded=folded if is_folded else None
         )
         return choice, report
+
+
+def _checked(solver: Solver, problem: Problem) -> Solution:
+    """What a caller's solver finds. Raises VerificationError if it is wrong."""
+    solution = solver(problem)
+    check_kind("what the solver returns", solution, Solution)
+    verify(problem, solution)
+    return solution

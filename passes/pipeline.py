@@ -21,6 +21,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import is_utf8, place_of, with_notes
 from alpa.passes.pipelines.text import Element, Option, PipelineError, did_you_mean
 from alpa.passes.pipelines.text import parse as parse_pipeline
+from alpa.passes.solve.sharding.problem import Solver
 
 PASSES = {
     "alpa": "alpa.passes.alpa:Alpa",
@@ -61,6 +62,7 @@ def run(
     on_error: OnError | None = None,
     on_pass: OnPass = nullcontext,
     on_progress: Show | None = None,
+    solver: Solver | None = None,
 ) -> ir.Module:
     """Runs a pipeline such as `alpa{cluster=cpu:2x4 num-layers=4}` on a program.
 
@@ -74,6 +76,8 @@ def run(
             `Show`, that hears how far the pass is.
         on_progress: is called with a text that says what begins, and with `done` and `total` where
             that can be counted. What it raises ends the run and comes out of it.
+        solver: solves the sharding problems of finished stages in place of Alpa's solver. Each
+            solution is checked (`alpa.passes.solve.sharding.problem.verify`).
 
     Returns:
         The rewritten module.
@@ -87,7 +91,7 @@ def run(
     check_kind("source", source, ir.Module, str, bytes)
     module = source if isinstance(source, ir.Module) else parse(source)
     watched = _watched(on_pass, on_progress)
-    run_steps(module, steps, on_remark=on_remark, on_error=on_error, on_pass=watched)
+    run_steps(module, steps, on_remark=on_remark, on_error=on_error, on_pass=watched, solver=solver)
     return module
 
 
@@ -98,6 +102,7 @@ def run_steps(
     on_remark: Remark | None = None,
     on_error: OnError | None = None,
     on_pass: OnPass = nullcontext,
+    solver: Solver | None = None,
 ) -> None:
     """As `run`, of passes that are made already, and the texts of MLIR's.
 
@@ -105,7 +110,9 @@ def run_steps(
         ir.MLIRError: a pass cannot go on; with file, line, column.
     """
     manager = passmanager.PassManager("builtin.module", context=module.context)
-    runner = _Runner(remark=on_remark or _log_remark, on_error=on_error, on_pass=on_pass)
+    runner = _Runner(
+        remark=on_remark or _log_remark, on_error=on_error, on_pass=on_pass, solver=solver
+    )
     runner.add(manager, steps)
     try:
         manager.run(module.operation)
@@ -126,6 +133,7 @@ def add_to(
     on_pass: OnPass = nullcontext,
     on_progress: Show | None = None,
     on_manager: OnManager | None = None,
+    solver: Solver | None = None,
 ) -> None:
     """Adds a pipeline to a pass manager that runs on modules.
 
@@ -137,6 +145,7 @@ def add_to(
         on_progress: as in `run`.
         on_manager: receives each pass manager by which `alpa` runs another pass, before it does,
             for instance to make it print the IR as `manager` does.
+        solver: as in `run`.
 
     Raises:
         TypeError: the pipeline is no text.
@@ -146,6 +155,7 @@ def add_to(
         remark=on_remark or _log_remark,
         on_pass=_watched(on_pass, on_progress),
         on_manager=on_manager,
+        solver=solver,
     )
     runner.add(manager, parsed(pipeline))
 
@@ -270,6 +280,7 @@ class _Runner:
     on_error: OnError | None = None
     on_pass: OnPass = field(default=nullcontext)
     on_manager: OnManager | None = None
+    solver: Solver | None = None
 
     def add(self, manager: passmanager.PassManager, steps: Sequence[Pass | str]) -> None:
         for step in steps:
@@ -319,7 +330,7 @@ class _Runner:
             try:
                 with self.on_pass(step.name) as show, _without_collector():
                     told = replace(step, show=show) if callable(show) else step
-                    told.run(module, remark)
+                    self._with_solver(told).run(module, remark)
             except OptionError as error:
                 raise PassError(operation, f"{step.name}: {error}") from error
             except RuntimeError as error:
@@ -328,6 +339,13 @@ class _Runner:
                     raise
                 message = f"{step.name}: a name in the program is not UTF-8"
                 raise PassError(operation, message) from error
+
+    def _with_solver(self, step: Pass) -> Pass:
+        if self.solver is None:
+            return step
+        from alpa.passes.ilp_shard_annotate import IlpShardAnnotate  # noqa: PLC0415 - start-up time
+
+        return replace(step, solver=self.solver) if isinstance(step, IlpShardAnnotate) else step
 
     def _run_nested(self, step: Pass, module: ir.Module, remark: Remark) -> None:
         """`RunPass`: a pass in a pass manager of its own, which verifies what it leaves."""

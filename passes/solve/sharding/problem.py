@@ -6,7 +6,7 @@ Memory is what the paper leaves to the stages: usages of nodes over time, and on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -344,6 +344,11 @@ class Solution:
         if self.objective == self.bound:
             return 0.0
         return (self.objective - self.bound) / max(abs(self.objective), 1e-300)
+
+
+Solver = Callable[[Problem], Solution]
+"""Solves a sharding problem. Raises ``InfeasibleError``, its ``OutOfMemoryError``, or
+``TimeoutError`` where no choice was found."""
 
 
 def verify(problem: Problem, solution: Solution) -> None:
