@@ -32,7 +32,7 @@ from alpa.runtime.calibration.fit import fit
 from alpa.runtime.calibration.in_programs import in_programs
 from alpa.runtime.calibration.measure import Sample, Sizes, measure
 from alpa.runtime.calibration.programs import CPU_MODELS, GPU_MODELS, program_samples
-from alpa.runtime.calibration.text import cluster_text, comparison_text
+from alpa.runtime.calibration.text import calibrated_text, comparison_text
 from alpa.runtime.progress import progress
 from alpa.tools.arguments import add_version, count
 from alpa.tools.devices import make_devices
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         comment = f"Not measured: the link between hosts is that of the preset {preset}."
         models = CPU_MODELS if on_cpu else GPU_MODELS
         models, runs = (models[::3], 3) if options.quick else (models, sizes.runs)
-        chains = partial(cluster_text, found, about={}, comment=comment)
+        chains = partial(calibrated_text, found, about={}, comment=comment)
         found = in_programs(
             found,
             program_samples(
@@ -144,7 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ),
         )
         about, number = _about(devices, load), len(devices)
-        text = cluster_text(found, hosts=1, devices_per_host=number, about=about, comment=comment)
+        text = calibrated_text(
+            found, hosts=1, devices_per_host=number, about=about, comment=comment
+        )
         if options.output is None:
             print(text, end="")
         else:

@@ -39,10 +39,9 @@ from pathlib import Path
 from statistics import median
 
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.device import ClusterError, Machine, Transfer
+from alpa.passes.cost.cluster_text import cluster_text
+from alpa.passes.cost.device import ClusterError, Transfer
 from alpa.passes.plan.text import seconds_text
-from alpa.runtime.calibration.fit import Fit
-from alpa.runtime.calibration.text import cluster_text
 from alpa.runtime.planning import PlanningError
 from alpa.tools import zoo
 from alpa.tools.arguments import count
@@ -222,18 +221,8 @@ def fastest(program: str, micro_batches: Sequence[int], options: Sequence[str]) 
 def from_gpu_to_gpu(cluster: str) -> str:
     """The file of a cluster where transfers between meshes use the links between devices."""
     known = Cluster.parse(cluster)
-    machine = Machine(
-        device=known.device,
-        intra_host=replace(known.intra_host, transfer=_NVLINK),
-        inter_host=replace(known.inter_host, transfer=None),
-    )
-    return cluster_text(
-        Fit(machine=machine, residuals={}, spread=0.0),
-        hosts=known.hosts,
-        devices_per_host=known.devices_per_host,
-        about={"preset": cluster},
-        comment="of the preset",
-    )
+    links = replace(known.intra_host, transfer=_NVLINK), replace(known.inter_host, transfer=None)
+    return cluster_text(replace(known, intra_host=links[0], inter_host=links[1]))
 
 
 def _case(program: str, micro_batches: int) -> Case:

@@ -15,7 +15,7 @@ from alpa.passes.cost import cluster_file
 from alpa.passes.cost.cluster import ClusterError, parse_cluster
 from alpa.passes.cost.presets import IDEAL, PRESETS
 from alpa.runtime.calibration.fit import Fit
-from alpa.runtime.calibration.text import cluster_text
+from alpa.runtime.calibration.text import calibrated_text
 from test.schemas import read_schema, undescribed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,7 +90,9 @@ def test_presets(name: str) -> None:
     preset, _, ideal = name.partition(",")
     machine = (IDEAL if ideal else PRESETS)[preset]
     found = Fit(machine=machine, residuals={"matrix f32": 0.1}, spread=0.01, programs={"wait": 1.0})
-    text = cluster_text(found, hosts=2, devices_per_host=8, about={"date": "now"}, comment="none")
+    text = calibrated_text(
+        found, hosts=2, devices_per_host=8, about={"date": "now"}, comment="none"
+    )
     VALIDATOR.validate(tomllib.loads(text))
 
 

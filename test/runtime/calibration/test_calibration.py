@@ -19,7 +19,7 @@ from alpa.passes.cost.presets import PRESETS
 from alpa.runtime.ahead_of_time.compilation import without_notices
 from alpa.runtime.calibration.fit import fit, predicted
 from alpa.runtime.calibration.measure import BYTES_PER_OP, Bench, Sample, Sizes, measure
-from alpa.runtime.calibration.text import cluster_text, comparison_text
+from alpa.runtime.calibration.text import calibrated_text, comparison_text
 
 SLOW = Link(bandwidth=1e9, latency=1e-4)
 COLLECTIVES: Collectives = {
@@ -140,7 +140,7 @@ def test_the_cluster_file_says_the_same(tmp_path: Path) -> None:
     found = fit(made(), name="X", memory=2**30, inter_host=SLOW)
     file = tmp_path / "cluster.toml"
     file.write_text(
-        cluster_text(found, hosts=2, devices_per_host=4, about={"date": "now"}, comment="slow")
+        calibrated_text(found, hosts=2, devices_per_host=4, about={"date": "now"}, comment="slow")
     )
     cluster = Cluster.parse(str(file))
     assert (cluster.hosts, cluster.devices_per_host) == (2, 4)

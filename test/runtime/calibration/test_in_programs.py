@@ -16,7 +16,7 @@ from alpa.runtime.calibration.fit import Fit
 from alpa.runtime.calibration.in_programs import in_programs
 from alpa.runtime.calibration.models import Model
 from alpa.runtime.calibration.programs import Parts, ProgramSample, program_samples
-from alpa.runtime.calibration.text import cluster_text
+from alpa.runtime.calibration.text import calibrated_text
 from alpa.runtime.compare_programs import compare_programs
 from alpa.runtime.planning import Settings, plan
 
@@ -123,7 +123,7 @@ def test_modules_and_steps_are_measured() -> None:
     fit = replace(chains(), machine=machine)
 
     def text(devices: int) -> str:
-        return cluster_text(fit, hosts=1, devices_per_host=devices, about={}, comment="")
+        return calibrated_text(fit, hosts=1, devices_per_host=devices, about={}, comment="")
 
     models = [Model(kind="attention", width=16, length=8, batch=8)]
     found = list(program_samples(jax.devices()[:4], text, models, runs=3))
@@ -146,7 +146,7 @@ def test_steps_in_a_row_are_no_modules() -> None:
     fit = replace(chains(), machine=PRESETS["cpu"])
 
     def text(devices: int) -> str:
-        return cluster_text(fit, hosts=1, devices_per_host=devices, about={}, comment="")
+        return calibrated_text(fit, hosts=1, devices_per_host=devices, about={}, comment="")
 
     models = [Model(kind="convolution", width=4, length=4, batch=4)]
     found = list(program_samples(jax.devices()[:1], text, models, runs=3, in_a_row=4))
