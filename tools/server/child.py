@@ -36,19 +36,29 @@ class Child:
             OSError: the system gives no process.
         """
         reading, writing = os.pipe()
+        # Python ignores what is raised while it forks, and a fork takes long.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             pid = os.fork()
         except OSError:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(reading)
             os.close(writing)
             raise
         if pid == 0:
             with _Ending():
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 os.close(reading)
                 work(writing)
         os.close(writing)
-        return cls(pid, reading)
+        child = cls(pid, reading)
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # Raises for signals since then.
+        except BaseException:
+            child.end()
+            raise
+        return child
 
     def wait(self) -> int:
         """Waits for the end. Returns the exit status; that of a signal is its number, negative."""

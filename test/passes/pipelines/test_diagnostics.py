@@ -41,7 +41,7 @@ def test_an_error_names_the_first_position_inside() -> None:
       }"""
     with pytest.raises(ir.MLIRError) as raised:
         alpa.passes.run(parse(text), "simplify-trivial-ops")
-    assert format_error(raised.value).startswith("f.py:3:4: error: @xla_python_cpu_callback calls")
+    assert format_error(raised.value).startswith("f.py:3:4: error: @xla_python_cpu_callback is a")
 
 
 def test_a_listener_gets_errors_notes_and_lines_of_passes() -> None:

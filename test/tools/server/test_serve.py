@@ -241,7 +241,7 @@ def test_progress_is_told_before_the_answer() -> None:
             assert message["params"]["id"] == number
             told.append(message["params"]["what"])
         assert message["id"] == number
-        assert told[0] == "combine-micro-batches"
+        assert told[0] == "import-hlo"
         assert "ilp-shard-annotate: 0 of 1 meshes" in told
 
 
@@ -257,7 +257,7 @@ def test_progress_is_told_before_the_answer() -> None:
 def test_a_request_whose_process_ends_is_an_error(number: signal.Signals, message: str) -> None:
     with serving() as (process, client):
         id = client.send("run", module=chain(2000), pipeline="alpa{cluster=cpu:2x4}", progress=True)
-        assert client.read()["params"]["what"] == "combine-micro-batches"
+        assert client.read()["params"]["what"] == "import-hlo"
         os.kill(request_of(process.pid), number)
         while "method" in (answer := client.read()):
             pass
