@@ -13,13 +13,10 @@ from alpa.dialects.bindings import (
     filled,
     func,
     ir,
-    is_bytecode,
     is_public,
     main_function,
     make_context,
     mpmd,
-    parse,
-    parse_file,
     passmanager,
     sdy,
     stablehlo,
@@ -28,10 +25,13 @@ from alpa.dialects.bindings import (
     walk,
     walk_outside_manual,
 )
+from alpa.dialects.portable import write_portable
+from alpa.dialects.reading import bytecode, is_bytecode, parse, parse_file, separate
 
 __all__ = [
     "attributes_of",
     "body",
+    "bytecode",
     "chlo",
     "file_position",
     "filled",
@@ -46,9 +46,11 @@ __all__ = [
     "parse_file",
     "passmanager",
     "sdy",
+    "separate",
     "stablehlo",
     "terminator",
     "transform",
     "walk",
     "walk_outside_manual",
+    "write_portable",
 ]

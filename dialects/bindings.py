@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import cast
 
-import numpy as np
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext as jax_extension
 from jaxlib.mlir.dialects import chlo, func, mpmd, sdy, stablehlo
 
 from alpa.dialects.caches import forget
-from alpa.dialects.hlo_text import without_mhlo
+
+# The registry of passes belongs to the process; jaxlib fills in all of them but these.
+stablehlo.register_stablehlo_passes()
 
 __all__ = [
     "attributes_of",
@@ -27,13 +27,10 @@ __all__ = [
     "filled",
     "func",
     "ir",
-    "is_bytecode",
     "is_public",
     "main_function",
     "make_context",
     "mpmd",
-    "parse",
-    "parse_file",
     "passmanager",
     "sdy",
     "stablehlo",
@@ -56,91 +53,7 @@ def make_context() -> ir.Context:
     return context
 
 
-class UnreadableError(ir.MLIRError):
-    """MLIR's reader failed with an impossible request, such as too much memory: broken bytecode."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason, [])
-        self._message = f"this is not an MLIR module: {reason}"
-        self._error_diagnostics: list[ir.DiagnosticInfo] = []
-
-    def __str__(self) -> str:
-        return self._message
-
-
-_DEEPEST = 1000
-"""The largest depth of nested brackets. MLIR's reader recurses for each. From about 3000 nested
-modules on, it overflows the stack and crashes the process."""
-_BRACKETS = b"([{)]}"
-_OTHERS = bytes(set(range(256)) - {*_BRACKETS})
 _TRANSFORM = re.compile(r"(?:^|/)(jvp|transpose|vmap(?=\([^/]*transpose\())\(")
-_NO_CODE = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*')
-"""Strings and comments."""
-
-
-def _check_depth(text: bytes) -> None:
-    """Raises UnreadableError if the input, text or not, is nested too deep."""
-    if is_bytecode(text) or _depth(text) <= _DEEPEST:
-        return
-    # Brackets in strings and comments may be unbalanced, so they are removed when it matters.
-    depth = _depth(_NO_CODE.sub(b"", text))
-    if depth > _DEEPEST:
-        raise UnreadableError(f"it has {depth:,} nested brackets; at most {_DEEPEST:,} are allowed")
-
-
-def _depth(text: bytes) -> int:
-    brackets = np.frombuffer(text.translate(None, _OTHERS), np.uint8)
-    opens = np.isin(brackets, list(b"([{"))
-    return int(np.cumsum(np.where(opens, 1, -1)).max(initial=0))
-
-
-def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
-    """Parses and verifies a module from MLIR text or bytecode.
-
-    Raises:
-        ir.MLIRError: the source does not parse or verify; the diagnostics have places.
-    """
-    data = source.encode(errors="surrogatepass") if isinstance(source, str) else source
-    return _parsed(data, context or make_context())
-
-
-def _parsed(data: bytes, context: ir.Context) -> ir.Module:
-    """Raises ir.MLIRError."""
-    _check_depth(data)
-    try:
-        return ir.Module.parse(data if is_bytecode(data) else without_mhlo(data), context)
-    except (ValueError, MemoryError) as error:
-        raise UnreadableError(str(error)) from error
-
-
-def parse_file(path: str | Path, context: ir.Context | None = None) -> ir.Module:
-    """Parses a file like `parse`; locations carry its path."""
-    context = context or make_context()
-    if Path(path).is_file():
-        data = Path(path).read_bytes()
-        if not is_bytecode(data) and (changed := without_mhlo(data)) is not data:
-            module = _parsed(changed, context)
-            _name_file(module, str(path))
-            return module
-        _check_depth(data)
-    try:
-        return ir.Module.parseFile(str(path), context)
-    except (ValueError, MemoryError) as error:
-        raise UnreadableError(str(error)) from error
-
-
-def _name_file(module: ir.Module, path: str) -> None:
-    """Gives the ops of a parsed text the file that it is from; MLIR calls it `-`."""
-    with module.context:
-        for op in (module.operation, *walk(module.body)):
-            where = op.location
-            if isinstance(where, ir.FileLineColLoc) and where.filename == "-":
-                op.operation.location = ir.Location.file(path, where.start_line, where.start_col)
-
-
-def is_bytecode(data: bytes) -> bool:
-    """Whether a file that begins like this is MLIR bytecode."""
-    return data.startswith(b"ML\xefR")
 
 
 def attributes_of(op: ir.OpView) -> list[tuple[str, ir.Attribute | str]]:

@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from alpa import passes
-from alpa.dialects import ir, main_function, terminator, walk
+from alpa.dialects import ir, main_function, separate, terminator, walk
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.data import Program
 from alpa.runtime.comparison import Comparison
 from alpa.runtime.loading import load
 from alpa.runtime.noise import Output, Reference, Run, compare_with_noise
-from alpa.runtime.pjrt import CompilerOptions, separate
+from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.reference import random_arguments, unplanned
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from alpa.dialects import ir, parse
+from alpa.dialects import ir, parse, separate
 from alpa.passes.analysis.micro_batches.whole import strip_whole
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calls import Call, LeafType
@@ -29,7 +29,6 @@ from alpa.runtime.looped import looped
 from alpa.runtime.markers import to_custom_calls
 from alpa.runtime.noise import Output, Reference, compare_with_noise
 from alpa.runtime.parallelized import Parallelized
-from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import plan
 from alpa.runtime.prepared import Prepared
 from alpa.runtime.reference import random_arguments

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-from alpa.dialects import ir, parse, parse_file
+from alpa.dialects import bytecode, ir, parse, parse_file
 from alpa.dialects.checks import CheckError
 from alpa.passes.base import PassError, check_kind
 from alpa.runtime.compile_cache import CompileCache
@@ -20,7 +20,7 @@ from alpa.runtime.option_checks import (
     check_folders,
     check_literal,
 )
-from alpa.runtime.pjrt import CompilerOptions, Device, all_devices, bytecode
+from alpa.runtime.pjrt import CompilerOptions, Device, all_devices
 from alpa.runtime.placement import Placement
 from alpa.runtime.progress import Show, progress
 from alpa.runtime.stages import compile_stages, exported, module_name

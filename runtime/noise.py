@@ -9,10 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from alpa.dialects import ir
+from alpa.dialects import ir, separate
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.comparison import Comparison, Tensor, difference, distance
-from alpa.runtime.pjrt import separate
 from alpa.runtime.reassociation import reassociate
 from alpa.runtime.reference import unplanned
 

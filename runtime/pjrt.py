@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import Sharding
 from jaxlib import _hlo, _jax, lapack  # pyright: ignore[reportAttributeAccessIssue] - no stubs
 
-from alpa.dialects import ir, main_function, parse, walk
+from alpa.dialects import ir, main_function, walk
 from alpa.dialects.symbols import SYMBOL, named_meshes
 from alpa.runtime.compile_cache import CompileCache, warn_refused
 from alpa.runtime.compile_options import CompilerOptions, compile_options
@@ -312,15 +311,3 @@ def nameless_text(module: ir.Module) -> str:
 
     text = cast(str, module.operation.get_asm(enable_debug_info=False))
     return SYMBOL.sub(renamed, text)
-
-
-def bytecode(nested: ir.OpView | ir.Operation) -> bytes:
-    """A nested module as a module of its own, in bytecode."""
-    buffer = io.BytesIO()
-    nested.operation.write_bytecode(buffer)
-    return buffer.getvalue()
-
-
-def separate(nested: ir.OpView | ir.Operation) -> ir.Module:
-    """A nested module as a module of its own."""
-    return parse(bytecode(nested), nested.context)

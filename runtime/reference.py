@@ -9,12 +9,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from alpa.dialects import separate
 from alpa.dialects.attributes import GRADIENT, LAYER_BOUNDARY
 from alpa.dialects.bindings import func, ir, main_function, sdy, stablehlo, walk
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.runtime.comparison import compare
 from alpa.runtime.dtypes import numpy_dtype
-from alpa.runtime.pjrt import compile_module, separate
+from alpa.runtime.pjrt import compile_module
 
 __all__ = ["compare", "index_bounds", "random_arguments", "run_unplanned", "unplanned"]
 

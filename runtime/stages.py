@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from alpa.dialects import ir, main_function, parse
+from alpa.dialects import ir, main_function, parse, separate
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes.export_stages import ExportStages
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.compile_cache import CompileCache
-from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module, separate
+from alpa.runtime.pjrt import Compiled, CompilerOptions, compile_module
 from alpa.runtime.placement import Placement
 from alpa.runtime.progress import Show, quiet
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from alpa.dialects import ir, stablehlo, walk
-from alpa.runtime.pjrt import separate
+from alpa.dialects import ir, separate, stablehlo, walk
 from alpa.runtime.shrink import Constant, dense, numpy_elements, rewrite_types
 
 

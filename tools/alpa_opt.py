@@ -1,9 +1,9 @@
 """`alpa-opt`: runs Alpa's and MLIR's passes on a program, for users and tests.
 
-Reads text or bytecode from a file or standard input, and writes text, or bytecode with
-`--emit-bytecode`. The exit status is 0, or 1 after an error. Errors go to standard error as
-`file:line:column: error: message`, and nothing is written then. `--server` answers requests of
-other programs instead (`server/`).
+Reads text, bytecode or a portable artifact from a file or standard input. Writes text, bytecode
+with `--emit-bytecode`, or a portable artifact with `--emit-vhlo`. The exit status is 0, or 1 after
+an error. Errors go to standard error as `file:line:column: error: message`, and nothing is written
+then. `--server` answers requests of other programs instead (`server/`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from alpa.dialects import ir, is_bytecode, passmanager
+from alpa.dialects import bytecode, ir, is_bytecode, passmanager, write_portable
+from alpa.dialects.checks import CheckError
 from alpa.passes import pipeline
 from alpa.passes.base import Pass
 from alpa.passes.pipelines import packages
 from alpa.passes.pipelines.clock import Clock
-from alpa.passes.pipelines.diagnostics import Diagnostic, Place
+from alpa.passes.pipelines.diagnostics import Diagnostic, Place, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
 from alpa.tools.arguments import add_version, count
@@ -30,12 +31,12 @@ from alpa.tools.interrupts import until_interrupted
 from alpa.tools.run_pipeline import (
     NotTextError,
     Source,
-    bytecode_of,
     decoded,
     make_unthreaded_context,
     run_pipeline,
     text_of,
 )
+from alpa.tools.stablehlo_versions import stablehlo_version
 
 _SPLIT_MARKER = "// -----"
 _LARGE_CONSTANT = 16
@@ -107,7 +108,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add_version(result)
     result.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="text or bytecode; - is standard input"
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="text, bytecode or portable artifact; - is standard input",
     )
     result.add_argument(
         "--pipeline",
@@ -115,6 +120,13 @@ def parser() -> argparse.ArgumentParser:
         help="comma-separated passes, also MLIR's; see --list-passes",
     )
     result.add_argument("-o", default="-", dest="output", metavar="OUT", help="where to write")
+    result.add_argument(
+        "--emit-vhlo",
+        type=stablehlo_version,
+        metavar="VERSION",
+        help="write a portable artifact of this version of StableHLO, such as 1.0.0; current: of "
+        "jaxlib's own",
+    )
     for flag, text in _FLAGS.items():
         result.add_argument(flag, action="store_true", help=text)
     server = result.add_argument_group("server", "docs/embedding.md has the protocol")
@@ -167,7 +179,9 @@ def _check_server_options(options: argparse.Namespace) -> None:
 
 
 def _process(options: argparse.Namespace) -> int:
-    if options.emit_bytecode and options.split_input_file:
+    if options.emit_bytecode and options.emit_vhlo:
+        raise _CommandError("alpa-opt: error: pass --emit-bytecode or --emit-vhlo, not both")
+    if (options.emit_bytecode or options.emit_vhlo) and options.split_input_file:
         raise _CommandError("alpa-opt: error: bytecode holds one module; drop --split-input-file")
     pipeline.check(options.pipeline)
     outputs: list[bytes] = []
@@ -181,7 +195,12 @@ def _process(options: argparse.Namespace) -> int:
             module = _run(source, options, _printer(source))
             failed |= module is None
         if module is not None:
-            outputs.append(_serialised(module, options))
+            try:
+                outputs.append(_serialised(module, options))
+            except CheckError as error:
+                place = source.place(place_of(error.location))
+                _printer(source)(Diagnostic("error", place, error.message))
+                failed = True
     if not failed:
         _write(options.output, f"{_SPLIT_MARKER}\n".encode().join(outputs))
     return 1 if failed else 0
@@ -293,8 +312,11 @@ def _can_be_read_again(file: str) -> bool:
 
 
 def _serialised(module: ir.Module, options: argparse.Namespace) -> bytes:
+    """The output of a module. Raises CheckError."""
+    if options.emit_vhlo:
+        return write_portable(module, options.emit_vhlo)
     if options.emit_bytecode:
-        return bytecode_of(module)
+        return bytecode(module.operation)
     return text_of(module, locations=options.mlir_print_debuginfo).encode()
 
 
@@ -323,7 +345,7 @@ def _pass_list() -> Iterator[str]:
         yield "\nPasses of other packages:"
     for name, entry in others.items():
         yield from _described(name, packages.load(entry))
-    yield "\nMLIR's and Shardy's passes can be used in the same pipeline, for example:"
+    yield "\nPasses of MLIR, StableHLO and Shardy can be used in the same pipeline, for example:"
     yield f"  {' '.join(pipeline.upstream_names())}"
     yield "Passes that run on functions are written func.func(pass).\n"
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import jax
 
-from alpa.dialects import ir, main_function
+from alpa.dialects import ir, main_function, separate
 from alpa.dialects.checks import CheckError, check_planned
 from alpa.passes import PassError
 from alpa.passes.plan.attribute import plan_and_any_cluster
@@ -43,7 +43,7 @@ from alpa.passes.plan.reader import read_planned
 from alpa.runtime.ahead_of_time.compilation import CompilationError, compile_ahead, gpu_of
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio, total
 from alpa.runtime.hlo_text import HloError
-from alpa.runtime.pjrt import Device, separate
+from alpa.runtime.pjrt import Device
 from alpa.runtime.stages import exported, module_name
 from alpa.runtime.truth import FAST, SAVING_MEMORY, truth
 from alpa.tools.arguments import share

@@ -14,14 +14,13 @@ from typing import Any
 import jax
 
 from alpa import runtime
-from alpa.dialects import ir, main_function
+from alpa.dialects import ir, main_function, separate
 from alpa.passes.analysis.graph import element_bytes
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.compare_programs import compare_programs, narrow_results
 from alpa.runtime.compare_with_jax import check_memory, plain_jax
 from alpa.runtime.comparison import Comparison
 from alpa.runtime.noise import Output, compare_with_noise
-from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import Settings, plan
 from alpa.runtime.shrink import elided_to_arguments, shrink
 from alpa.tools.demo import reference_step

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from alpa.dialects import ir, is_bytecode, parse
+from alpa.dialects import bytecode, ir, is_bytecode, parse
 from alpa.dialects.checks import CheckError
 from alpa.passes.base import PassError
 from alpa.passes.pipelines.clock import Clock
@@ -20,7 +20,6 @@ from alpa.passes.plan.table import plan_table
 from alpa.tools.run_pipeline import (
     NotTextError,
     Source,
-    bytecode_of,
     decoded,
     make_unthreaded_context,
     run_pipeline,
@@ -111,7 +110,7 @@ def _answer(source: bytes, pipeline: bytes, *, plans: bool) -> Answer:
         None,
         _packed(heard),
         text=f"{module.operation.get_asm()}".encode(),
-        bytecode=bytecode_of(module),
+        bytecode=bytecode(module.operation),
         plan=report and report.to_json().encode(),
         table=report and plan_table(module, report).encode(),
     )

@@ -20,14 +20,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alpa.dialects import ir
+from alpa.dialects import ir, separate
 from alpa.passes import PassError
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.compare_programs import compare_programs
 from alpa.runtime.comparison import SHOWN
-from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import PlanningError, run_pass
 from alpa.runtime.shrink import elided_to_arguments, shrink
 from alpa.runtime.widen import widened

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Callable
 
 from alpa.dialects import ir, is_bytecode, make_context, parse, parse_file, passmanager
@@ -112,13 +111,6 @@ def run_pipeline(
                 hear(Diagnostic("error", Place(source.file), error.message))
             return None
     return None if errors else module
-
-
-def bytecode_of(module: ir.Module) -> bytes:
-    """A module as MLIR bytecode."""
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    return buffer.getvalue()
 
 
 def text_of(module: ir.Module, *, locations: bool) -> str:

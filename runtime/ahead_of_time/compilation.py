@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import jax
 
-from alpa.dialects import ir, main_function, parse
+from alpa.dialects import bytecode, ir, main_function, parse, separate
 from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.data import DeviceMesh
 from alpa.passes.solve.errors import SolverFailedError
@@ -37,11 +37,9 @@ from alpa.runtime.compile_options import CompilerOptions, compile_options
 from alpa.runtime.pjrt import (
     Device,
     all_devices,
-    bytecode,
     compile_module,
     gpus_to_compile_for,
     nameless_text,
-    separate,
 )
 from alpa.runtime.stages import Exported, module_name
 from alpa.runtime.truth import FAST, compiled_and_truth

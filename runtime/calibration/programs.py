@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from alpa.dialects import body, ir
+from alpa.dialects import body, ir, separate
 from alpa.dialects.attributes import SECONDS, read_float
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import inside_host, message_seconds
@@ -35,7 +35,6 @@ from alpa.passes.sharding.rules import populated
 from alpa.runtime.calibration.models import Model
 from alpa.runtime.executable import Executable
 from alpa.runtime.loading import load
-from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import Inter, Settings, run_pass
 from alpa.runtime.timing import TimedStep
 

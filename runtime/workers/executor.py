@@ -12,7 +12,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from alpa.dialects import ir
+from alpa.dialects import bytecode, ir
 from alpa.dialects.attributes import Slice
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.instructions import write_script
@@ -23,7 +23,7 @@ from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.executable import CLOSED, Executable, Stage
 from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.interrupts import held_back
-from alpa.runtime.pjrt import CompilerOptions, bytecode
+from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.placement import abstract_mesh, sharding_of
 from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.progress import Show, quiet

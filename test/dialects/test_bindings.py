@@ -1,36 +1,9 @@
-"""Reading texts: those nested too deep for MLIR's recursive parser; how long a module lives."""
+"""How long a module lives."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from alpa.dialects import attributes_of, body, ir, parse, parse_file
+from alpa.dialects import attributes_of, body, parse
 from alpa.dialects.bindings import main_function
-
-DEEP = {
-    "modules": "module {" * 4000 + "}" * 4000,
-    "lists": "func.func private @f() attributes {a = " + "[" * 20_000,
-    "dictionaries": "func.func private @f() attributes {a = " + "{b = " * 20_000,
-    "unclosed strings": '"(\n' * 20_000,
-}
-
-
-@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
-def test_what_is_nested_too_deep_is_refused(text: str, tmp_path: Path) -> None:
-    message = r"this is not an MLIR module: it has \d+,\d+ nested brackets; at most 1,000"
-    path = tmp_path / "deep.mlir"
-    path.write_text(text)
-    for read, source in ((parse, text), (parse, text.encode()), (parse_file, path)):
-        with pytest.raises(ir.MLIRError, match=message):
-            read(source)
-
-
-def test_long_text_and_brackets_in_strings_are_not_deep() -> None:
-    function = 'func.func private @f{}() attributes {{a = [[1], [2]], b = "("}} // {{'
-    text = "\n".join(function.format(number) for number in range(3000))
-    assert len(parse(text).body.operations) == 3000
 
 
 def test_the_main_function_keeps_its_module_alive() -> None:

@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alpa import passes
-from alpa.dialects import ir, main_function, parse
+from alpa.dialects import ir, main_function, parse, separate
 from alpa.dialects.plan import read_solver_reports
-from alpa.runtime.pjrt import compile_module, separate
+from alpa.runtime.pjrt import compile_module
 from alpa.runtime.truth import truth
 
 DEVICES = 2

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from alpa.dialects import body, filled, ir, main_function, parse, terminator, walk
+from alpa.dialects import body, filled, ir, main_function, parse, separate, terminator, walk
 from alpa.dialects.attributes import (
     GRADIENT,
     WHOLE,
@@ -41,7 +41,7 @@ from alpa.passes.plan.attribute import plan_and_cluster
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.rules import populated
 from alpa.passes.simplify.inline import inline_calls
-from alpa.runtime.pjrt import compile_module, separate
+from alpa.runtime.pjrt import compile_module
 
 Arrays = Sequence[np.ndarray]
 TOLERANCES = {"float64": 1e-8, "complex128": 1e-8, "float32": 2e-4, "complex64": 2e-4}

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from jax.sharding import SingleDeviceSharding
 
 import alpa.passes
-from alpa.dialects import body, func, ir, main_function, mpmd, parse, terminator, walk
+from alpa.dialects import body, func, ir, main_function, mpmd, parse, separate, terminator, walk
 from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph, replace_operands
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
-from alpa.runtime.pjrt import compile_module, separate
+from alpa.runtime.pjrt import compile_module
 from alpa.runtime.reference import compare
 
 PIPELINES = (

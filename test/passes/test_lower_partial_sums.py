@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from alpa import passes, runtime
-from alpa.dialects import body, main_function, parse
+from alpa.dialects import body, main_function, parse, separate
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import MeshTensor
-from alpa.runtime.pjrt import compile_module, separate
+from alpa.runtime.pjrt import compile_module
 from alpa.runtime.reference import compare
 
 BATCHES, ROWS = 4, 64

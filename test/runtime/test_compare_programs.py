@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from alpa.dialects import ir, parse
+from alpa.dialects import ir, parse, separate
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.compare_programs import compare_programs
 from alpa.runtime.comparison import Comparison
-from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import run_pass
 
 # One step of a linear regression. The momentum is a state that only the update reads.

@@ -76,6 +76,27 @@ def test_bytecode_goes_out_and_in(program: Path, tmp_path: Path) -> None:
     assert alpa_opt(stdin=bytecode.read_bytes()) == (0, PRINTED.encode(), "")
 
 
+def test_a_portable_artifact_goes_out_and_in(program: Path, tmp_path: Path) -> None:
+    artifact = tmp_path / "program.mlir.bc"
+    assert alpa_opt(program, "--emit-vhlo", "1.0.0", "-o", artifact) == (0, b"", "")
+    assert artifact.read_bytes().startswith(b"ML\xefR\rStableHLO_v1.0.0\0")
+    assert alpa_opt(artifact) == (0, PRINTED.encode(), "")
+    assert alpa_opt(stdin=artifact.read_bytes()) == (0, PRINTED.encode(), "")
+    artifact.write_bytes(artifact.read_bytes()[:60])
+    status, out, error = alpa_opt(artifact)
+    assert (status, out) == (1, b"")
+    assert error.startswith(f"{artifact}: error: this portable artifact of StableHLO 1.0.0 cannot")
+
+
+def test_what_a_portable_artifact_cannot_hold_is_shown_at_its_line(program: Path) -> None:
+    program.write_text(PROGRAM.replace("stablehlo.add %x, %x", "stablehlo.tan %x"))
+    status, out, error = alpa_opt(program, "--emit-vhlo=1.0.0")
+    assert (status, out) == (1, b"")
+    first, line, caret = error.splitlines()
+    assert first.startswith(f"{program}:2:8: error: this stablehlo.tan cannot be written in ")
+    assert line.index("stablehlo.tan") == caret.index("^")
+
+
 def test_locations_name_the_file(program: Path) -> None:
     _, printed, _ = alpa_opt(program, "--mlir-print-debuginfo")
     assert f'loc("{program}":2:8)'.encode() in printed
@@ -183,6 +204,8 @@ def test_reader_that_has_gone_hears_no_more(program: Path) -> None:
         (["--pipeline=cse,"], "pipeline:1:5: error: expected the name of a pass"),
         (["--no-such-flag"], "usage: alpa-opt"),
         (["--emit-bytecode", "--split-input-file"], "alpa-opt: error: bytecode holds one module"),
+        (["--emit-vhlo=1.0.0", "--split-input-file"], "alpa-opt: error: bytecode holds one module"),
+        (["--emit-vhlo=1.0.0", "--emit-bytecode"], "alpa-opt: error: pass --emit-bytecode or"),
     ],
 )
 def test_bad_command_line_has_status_1(arguments: list[str], message: str) -> None:
@@ -190,6 +213,13 @@ def test_bad_command_line_has_status_1(arguments: list[str], message: str) -> No
     assert (status, printed) == (1, b"")
     assert said.startswith(message)
     assert "Traceback" not in said
+
+
+def test_a_version_that_cannot_be_written() -> None:
+    status, _, said = alpa_opt("--emit-vhlo=0.1.0", stdin=PROGRAM.encode())
+    assert status == 1
+    message = "alpa-opt: error: argument --emit-vhlo: '0.1.0' is not a version of StableHLO that "
+    assert said.splitlines()[-1].startswith(f"{message}this jaxlib writes; it writes 0.9.0 to ")
 
 
 def test_timing_is_a_table_of_all_passes_in_order(program: Path) -> None:

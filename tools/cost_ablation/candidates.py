@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from alpa import passes
-from alpa.dialects import ir, main_function
+from alpa.dialects import ir, main_function, separate
 from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.equation import Equation, measured_epsilon
@@ -24,7 +24,6 @@ from alpa.passes.sharding.rules import RuleOf, populated
 from alpa.passes.solve.sharding import ilp
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.solve.tapas.search import solve
-from alpa.runtime.pjrt import separate
 from alpa.tools.plan_ranking.plans import RankedPlan
 
 GAMMAS = (1.0, 0.5, 0.25, 0.1)

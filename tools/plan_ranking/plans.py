@@ -14,14 +14,13 @@ from typing import cast
 
 import numpy as np
 
-from alpa.dialects import body, ir, main_function, sdy
+from alpa.dialects import body, ir, main_function, sdy, separate
 from alpa.dialects.attributes import MESHES, PLAN, SOLVER, signature_attrs
 from alpa.dialects.mpmd_types import read_topology
 from alpa.dialects.plan import Plan, read_meshes
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.pipelines.clock import Clock
-from alpa.runtime.pjrt import separate
 from alpa.runtime.planning import PlanningError, run_pass
 
 _MESH = "mesh_0"

@@ -8,14 +8,14 @@ import select
 import signal
 
 import alpa
-from alpa.dialects import ir
+from alpa.dialects import bytecode, ir
 from alpa.passes.base import quiet
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic
 from alpa.passes.pipelines.text import PipelineError
 from alpa.tools.guard import end_by_signal
 from alpa.tools.interrupts import INTERRUPTED
-from alpa.tools.run_pipeline import Source, bytecode_of, run_pipeline, text_of
+from alpa.tools.run_pipeline import Source, run_pipeline, text_of
 from alpa.tools.server import protocol
 from alpa.tools.server.child import Child
 from alpa.tools.server.lines import Lines, LineTooLongError, write_all
@@ -144,6 +144,6 @@ def run(request: Run, writing: int, context: ir.Context) -> None:
             if request.output == "text":
                 found["module"] = text_of(module, locations=request.locations)
             elif request.output == "bytecode":
-                found["bytecode"] = base64.b64encode(bytecode_of(module)).decode()
+                found["bytecode"] = base64.b64encode(bytecode(module.operation)).decode()
             answer = protocol.result(request.id, found)
     write_all(writing, answer)

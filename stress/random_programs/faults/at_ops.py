@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from alpa.dialects import ir, main_function, parse, sdy, walk_outside_manual
+from alpa.dialects import bytecode, ir, main_function, parse, sdy, walk_outside_manual
 from alpa.dialects.sharding import Mesh
 from alpa.passes.plan.data import Fragment, Program
 from alpa.runtime.executable import Executable
-from alpa.runtime.pjrt import bytecode
 from alpa.runtime.stages import module_name
 from stress.random_programs.faults.planting import Fault, Sound
 

@@ -14,14 +14,14 @@ import jax
 import numpy as np
 
 from alpa import passes
-from alpa.dialects import ir
+from alpa.dialects import bytecode, ir
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import Script, write_script
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.executable import Executable
 from alpa.runtime.interpreter import Interpreter
 from alpa.runtime.local import LocalExecutable
-from alpa.runtime.pjrt import Compiled, bytecode
+from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement
 from alpa.runtime.stages import compile_stages, module_name
 from alpa.runtime.tiles import Tiles

@@ -20,14 +20,13 @@ import pytest
 
 import alpa
 from alpa import passes, runtime
-from alpa.dialects import ir, parse
+from alpa.dialects import bytecode, ir, parse
 from alpa.passes.plan.instructions import write_script
 from alpa.runtime.ahead_of_time import compilation
 from alpa.runtime.ahead_of_time.compilation import CompilationError, NoCompilerError, Progress
 from alpa.runtime.ahead_of_time.exporting import Executables, export_executables
 from alpa.runtime.ahead_of_time.verification import verify_plan
 from alpa.runtime.compile_cache import UnsafeCacheError, is_intact
-from alpa.runtime.pjrt import bytecode
 from alpa.runtime.stages import exported, module_name
 
 needs_gpu_compiler = pytest.mark.skipif(
