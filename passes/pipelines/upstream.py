@@ -15,6 +15,7 @@ from alpa.passes.pipelines.text import Element, PipelineError, did_you_mean, par
 # Candidates for a suggestion only; one that this jaxlib does not register is never suggested.
 _LIKELY = (
     "canonicalize",
+    "chlo-legalize-to-stablehlo",
     "cse",
     "inline",
     "loop-invariant-code-motion",
@@ -33,6 +34,7 @@ _LIKELY = (
     "sdy-propagation-pipeline",
     "sdy-reshard-to-collectives",
     "sdy-sharding-constraint-to-reshard",
+    "stablehlo-complex-math-expander",
     "strip-debuginfo",
     "symbol-dce",
 )

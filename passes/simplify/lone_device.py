@@ -17,8 +17,8 @@ from alpa.dialects.symbols import SYMBOL, named_meshes
 from alpa.passes.analysis.graph import replace_op
 from alpa.passes.base import PassError
 
-_NUMBERS = (stablehlo.PartitionIdOp, stablehlo.ReplicaIdOp)
-_COLLECTIVES = (
+DEVICE_NUMBERS = (stablehlo.PartitionIdOp, stablehlo.ReplicaIdOp)
+COLLECTIVES = (
     stablehlo.AllGatherOp,
     stablehlo.AllReduceOp,
     stablehlo.AllToAllOp,
@@ -36,9 +36,9 @@ def run_on_one_device(module: ir.Module, ops: Iterable[ir.OpView]) -> None:
         PassError: a collective is one of several devices.
     """
     for op in ops:
-        if not isinstance(op, (*_NUMBERS, *_COLLECTIVES)) or _is_manual(op):
+        if not isinstance(op, (*DEVICE_NUMBERS, *COLLECTIVES)) or _is_manual(op):
             continue
-        if isinstance(op, _NUMBERS):
+        if isinstance(op, DEVICE_NUMBERS):
             replace_op(op, [_zeros(op)])
         else:
             if not _is_alone(module, op):
