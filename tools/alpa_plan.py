@@ -56,6 +56,7 @@ from alpa.tools.alpa_plan_arguments import parse
 from alpa.tools.alpa_plan_outputs import (
     CommandError,
     check_files,
+    export_form,
     exports_executables,
     say,
     verify,
@@ -159,6 +160,7 @@ def _process(options: argparse.Namespace) -> bool:
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise CommandError(f"cannot write into {options.export}: it is not a folder")
     check_report(options)
+    export_form(options)
     if options.no_executables and options.export is None:
         raise CommandError("--no-executables is for --export; add it, or remove --no-executables")
     if options.compiler_option and options.verify is None and not exports_executables(options):

@@ -19,6 +19,8 @@ from alpa.tools.arguments import (
     count_or_auto,
     parse_size,
 )
+from alpa.tools.exporting import ExportFormat
+from alpa.tools.stablehlo_versions import stablehlo_version
 
 VERIFY_CACHE = Path("~/.cache/alpa/verified")
 _EXAMPLES = """\
@@ -30,6 +32,7 @@ examples:
   alpa-plan zoo:gpt-2.6b --cluster v100-16gb:1x8 --num-micro-batches 128 --verify=repair
   alpa-plan --compare a.json b.json --report difference.html
   alpa-plan step.mlir --cluster h100:1x8 --explain 'stage 1' --force-stage 'layers 0-7 on 1x4'
+  alpa-plan step.mlir --cluster cpu:1x2 --export stages --export-format vhlo:1.0.0 --strip-sdy
   alpa-plan step.mlir --cluster h100:1x8 -o planned.mlir --export stages \\
       --compiler-option xla_gpu_enable_triton_gemm=false  # executables in stages/executables
 """
@@ -47,6 +50,16 @@ def _choice(text: str) -> str:
     except ChoiceError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def export_format(text: str) -> ExportFormat:
+    """How stages are written: `xla`, `stablehlo`, `vhlo` or `vhlo:VERSION`."""
+    kind, colon, version = text.partition(":")
+    if kind == "vhlo":
+        return ExportFormat(kind="vhlo", version=stablehlo_version(version) if colon else None)
+    if kind in ("xla", "stablehlo") and not colon:
+        return ExportFormat(kind=kind)
+    raise argparse.ArgumentTypeError(f"{text!r} is not xla, stablehlo, vhlo or vhlo:VERSION")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -86,7 +99,8 @@ def parser() -> argparse.ArgumentParser:
         "program",
         nargs="?",
         metavar="FILE|zoo:NAME",
-        help="StableHLO, text or bytecode, or a zoo program; not with --compare",
+        help="StableHLO as text, bytecode or portable artifact, or a zoo program; not with "
+        "--compare",
     )
     add("--cluster", metavar="C", help="preset:HOSTSxDEVICES, or a TOML file; not with --compare")
     add(
@@ -256,6 +270,20 @@ def parser() -> argparse.ArgumentParser:
         help="where to write each stage's module for XLA, and to DIR/executables its executable, "
         "which alpa.runtime.load(executables=...) reads; for GPUs, executables need no GPU but the "
         "extra gpu-aot",
+    )
+    add(
+        "--export-format",
+        type=export_format,
+        metavar="FORMAT",
+        help="with --export: xla, text for an XLA with Shardy; stablehlo, text without CHLO; or "
+        "vhlo[:VERSION], portable artifacts, which compilers with another version of StableHLO "
+        "read, by default of jaxlib's version; default: xla",
+    )
+    add(
+        "--strip-sdy",
+        action="store_true",
+        help="with --export: write modules without Shardy, as programs of one device, for "
+        "compilers that do not know it",
     )
     add(
         "--no-executables",

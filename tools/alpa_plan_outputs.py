@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.compile_cache import UnsafeCacheError
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.planning import Planned
-from alpa.tools.exporting import write_modules
+from alpa.tools.exporting import ExportFormat, write_modules
 
 # Planning a file needs no jax, which takes a second to import.
 if TYPE_CHECKING:
@@ -63,6 +64,16 @@ def exports_executables(options: argparse.Namespace) -> bool:
     return options.export is not None and not options.no_executables
 
 
+def export_form(options: argparse.Namespace) -> ExportFormat:
+    """The form of the stages' modules. Raises CommandError where nothing is exported."""
+    if options.export is None:
+        given = {"--export-format": options.export_format, "--strip-sdy": options.strip_sdy}
+        for name, value in given.items():
+            if value:
+                raise CommandError(f"{name} is for --export; add it, or remove {name}")
+    return replace(options.export_format or ExportFormat(), keeps_sdy=not options.strip_sdy)
+
+
 def write_outputs(
     options: argparse.Namespace,
     planned: Planned,
@@ -82,7 +93,7 @@ def write_outputs(
     try:
         if options.export is not None:
             with clock.phase("export-stages"):
-                write_modules(planned.module, options.export)
+                write_modules(planned.module, options.export, export_form(options))
         if exports_executables(options):
             executables = _export_executables(options, planned, clock)
     except OSError as error:

@@ -1,32 +1,78 @@
-"""Writes the modules of a plan's stages to files."""
+"""Writes the modules of a plan's stages to files, for XLA or for other compilers of StableHLO."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from alpa import passes
-from alpa.dialects import ir
-from alpa.passes.pipelines.diagnostics import Diagnostic, listening
+from alpa.dialects import ir, separate, write_portable
+from alpa.dialects.checks import CheckError
+from alpa.passes.pipelines.diagnostics import Diagnostic, listening, place_of
 from alpa.runtime.planning import PlanningError
 
 
-def write_modules(module: ir.Module, folder: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExportFormat:
+    """The form of the modules: text for XLA, text of StableHLO alone, or portable artifacts (VHLO).
+
+    `version` is that of StableHLO in portable artifacts; None is jaxlib's own.
+    """
+
+    kind: Literal["xla", "stablehlo", "vhlo"] = "xla"
+    version: str | None = None
+    keeps_sdy: bool = True
+
+    @property
+    def pipeline(self) -> str:
+        """The passes that bring a module for XLA into this form."""
+        steps = () if self.keeps_sdy else ("strip-sdy",)
+        if self.kind != "xla":
+            steps = (*steps, "func.func(chlo-legalize-to-stablehlo)")
+        return ",".join(steps)
+
+    @property
+    def suffix(self) -> str:
+        return ".mlir.bc" if self.kind == "vhlo" else ".mlir"
+
+    def written(self, module: ir.Module) -> bytes:
+        """A module for XLA in this form, which changes it. Raises ir.MLIRError, CheckError."""
+        if self.pipeline:
+            passes.run(module, self.pipeline)
+        if self.kind == "vhlo":
+            return write_portable(module, self.version)
+        return f"{module.operation.get_asm()}\n".encode()
+
+
+def write_modules(module: ir.Module, folder: Path, form: ExportFormat) -> None:
     """Exports a planned module in place, and writes each module to a file of its name.
 
     Raises:
         OSError: the folder cannot be written.
-        PlanningError: `export-stages` fails.
+        PlanningError: `export-stages` fails, or a module cannot be written in this form; then no
+            module is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     said: list[Diagnostic] = []
     with listening(module.context, said.append):
         try:
             passes.run(module, "export-stages")
+            files = dict(_files(module, form))
         except ir.MLIRError as error:
             raise PlanningError(tuple(said)) from error
+        except CheckError as error:
+            problem = Diagnostic("error", place_of(error.location), error.message)
+            raise PlanningError((problem,)) from error
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def _files(module: ir.Module, form: ExportFormat) -> Iterator[tuple[str, bytes]]:
+    """The files of the stages' modules by their names."""
     for op in module.body.operations:
         if op.operation.name == "builtin.module":
             name = ir.StringAttr(op.attributes["sym_name"]).value
-            path = folder / (re.sub(r"[^\w.-]", "_", name) + ".mlir")
-            path.write_text(f"{op.operation.get_asm()}\n", encoding="utf-8")
+            yield re.sub(r"[^\w.-]", "_", name) + form.suffix, form.written(separate(op))

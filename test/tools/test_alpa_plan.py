@@ -385,6 +385,14 @@ def test_clusters_that_cannot_be_planned_for(
             "alpa-plan: error: --no-executables is for --export; add it, or remove",
         ),
         (
+            "{file} --cluster cpu:1x1 --export-format vhlo",
+            "alpa-plan: error: --export-format is for --export; add it, or remove --export-format",
+        ),
+        (
+            "{file} --cluster cpu:1x1 --strip-sdy",
+            "alpa-plan: error: --strip-sdy is for --export; add it, or remove --strip-sdy",
+        ),
+        (
             "{file} --cluster cpu:1x1 --export {file}",
             "alpa-plan: error: cannot write into {file}: it is not a folder",
         ),
