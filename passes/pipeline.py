@@ -45,6 +45,7 @@ PASSES = {
     "run-calls-on-shards": "alpa.passes.run_calls_on_shards:RunCallsOnShards",
     "constrain-shardings": "alpa.passes.constrain_shardings:ConstrainShardings",
     "write-reshard-steps": "alpa.passes.write_reshard_steps:WriteReshardSteps",
+    "refine-dimensions": "alpa.passes.refine_dimensions:RefineDimensions",
     "strip-sdy": "alpa.passes.strip_sdy:StripSdy",
 }
 

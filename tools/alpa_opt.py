@@ -25,7 +25,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
-from alpa.tools.arguments import add_version, count
+from alpa.tools.arguments import add_version, count, dimension_size
 from alpa.tools.guard import guard, read_input
 from alpa.tools.interrupts import until_interrupted
 from alpa.tools.run_pipeline import (
@@ -119,6 +119,15 @@ def parser() -> argparse.ArgumentParser:
         default="",
         help="comma-separated passes, also MLIR's; see --list-passes",
     )
+    result.add_argument(
+        "--refine",
+        action="append",
+        default=[],
+        type=dimension_size,
+        metavar="NAME=SIZE",
+        help="the size of a symbolic dimension, such as b=8; may be repeated. Runs the pass "
+        "refine-dimensions before the pipeline",
+    )
     result.add_argument("-o", default="-", dest="output", metavar="OUT", help="where to write")
     result.add_argument(
         "--emit-vhlo",
@@ -167,7 +176,8 @@ def _check_server_options(options: argparse.Namespace) -> None:
     """Raises _CommandError for options that do not go together."""
     if options.server:
         others = {"FILE": options.file != "-", "--pipeline": options.pipeline}
-        others |= {"-o": options.output != "-"}
+        others |= {"-o": options.output != "-", "--refine": options.refine}
+        others |= {"--emit-vhlo": options.emit_vhlo}
         others |= {flag: getattr(options, flag[2:].replace("-", "_")) for flag in _FLAGS}
         for name, given in others.items():
             if given:
@@ -184,6 +194,9 @@ def _process(options: argparse.Namespace) -> int:
     if (options.emit_bytecode or options.emit_vhlo) and options.split_input_file:
         raise _CommandError("alpa-opt: error: bytecode holds one module; drop --split-input-file")
     pipeline.check(options.pipeline)
+    if options.refine:
+        steps = (f"refine-dimensions{{sizes={','.join(options.refine)}}}", options.pipeline)
+        options.pipeline = ",".join(filter(None, steps))
     outputs: list[bytes] = []
     failed = False
     for source in _sources(options.file, options.split_input_file):

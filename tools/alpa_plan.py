@@ -288,7 +288,7 @@ def _plan_file(
             "--num-micro-batches sets their number"
         )
     with clock.phase("parse"):
-        module = read(options.program)
+        module = read(options.program, options.refine)
     if roles is not None:
         roles.apply(module)
     settings = replace(settings, num_micro_batches=options.num_micro_batches or 1)
@@ -314,6 +314,8 @@ def _plan_zoo(
     name = options.program.removeprefix(ZOO)
     if roles is not None:
         raise CommandError(f"--roles is for files; {options.program} has its roles")
+    if options.refine:
+        raise CommandError(f"--refine is for files; {options.program} has no symbolic dimensions")
     try:
         program = zoo.get(name)
     except ValueError as error:

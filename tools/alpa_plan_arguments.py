@@ -17,6 +17,7 @@ from alpa.tools.arguments import (
     compiler_option,
     count,
     count_or_auto,
+    dimension_size,
     parse_size,
 )
 from alpa.tools.exporting import ExportFormat
@@ -110,6 +111,15 @@ def parser() -> argparse.ArgumentParser:
         metavar=("A.json", "B.json"),
         help="plan nothing; show how two plans that --json wrote differ, and what each difference "
         "is worth in seconds and bytes; with --report, as an HTML page, too",
+    )
+    add(
+        "--refine",
+        action="append",
+        default=[],
+        type=dimension_size,
+        metavar="NAME=SIZE",
+        help="the size of a symbolic dimension of a file that jax.export wrote, such as b=8, where "
+        "micro-batches have 8 samples; may be repeated",
     )
     add(
         "--num-micro-batches",

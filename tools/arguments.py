@@ -73,6 +73,14 @@ def compiler_option(text: str) -> tuple[str, str | bool | int | float]:
     return name, value
 
 
+def dimension_size(text: str) -> str:
+    """The size of a symbolic dimension, such as `b=8`."""
+    name, equals, size = text.partition("=")
+    if not (equals and name.isidentifier() and size.isascii() and size.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=SIZE, such as b=8")
+    return text
+
+
 def parse_size(text: str) -> tuple[int, int]:
     """The two numbers of `N=M`, sizes of a program and of a smaller one."""
     old, equals, new = text.partition("=")

@@ -5,9 +5,11 @@ A program that cannot be read or lowered raises a PlanningError, as if a pass ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from alpa import passes
 from alpa.dialects import ir, make_context, parse
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening
 from alpa.runtime.planning import PlanningError
@@ -19,8 +21,12 @@ if TYPE_CHECKING:
 ZOO = "zoo:"
 
 
-def read(file: str) -> ir.Module:
-    """Parses a file, text or bytecode. Raises PlanningError."""
+def read(file: str, sizes: Sequence[str] = ()) -> ir.Module:
+    """Parses a file, and refines its symbolic dimensions to sizes such as `b=8`, if any are given.
+
+    Raises:
+        PlanningError: it does not parse, or does not fit the sizes.
+    """
     if file.endswith(".py"):
         text = "a Python file; write its program, train_step.lower(...).as_text(), to a file first"
         raise PlanningError((Diagnostic("error", Place(file), text),))
@@ -28,7 +34,10 @@ def read(file: str) -> ir.Module:
     said: list[Diagnostic] = []
     with listening(context, said.append):
         try:
-            return parse_within(file, context)
+            module = parse_within(file, context)
+            if sizes:
+                passes.run(module, f"refine-dimensions{{sizes={','.join(sizes)}}}")
+            return module
         except OSError as error:
             problem = Diagnostic("error", Place(file), error.strerror or str(error))
             raise PlanningError((problem,)) from error

@@ -6,6 +6,7 @@ from __future__ import annotations
 from alpa.dialects import func, ir, is_public, stablehlo, walk
 from alpa.dialects.attributes import CallCost, read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.passes.analysis.symbolic_dims import dynamic_dims, place_of_dims, symbolic_dims
 from alpa.passes.base import PassError, errors_at
 
 _ADVICE = "refine the module to static shapes first, for example export it with concrete shapes"
@@ -29,6 +30,7 @@ def checked_types(module: ir.Module) -> tuple[func.FuncOp, set[ir.Type]]:
     """The same, and the types of all values, tuples among them. Raises PassError."""
     functions = _functions(module)
     main = _main(functions)
+    _check_dimensions(main)
     known: set[ir.Type] = set()
     for function in functions:
         _check_ops(function, known)
@@ -92,6 +94,26 @@ def _check_body(main: func.FuncOp) -> None:
             f"{_names([main])} has {len(blocks)} blocks; write branches as stablehlo.while, "
             "stablehlo.case and stablehlo.if",
         )
+
+
+def _check_dimensions(main: func.FuncOp) -> None:
+    """Raises PassError at the first argument with a symbolic dimension."""
+    dynamic = dynamic_dims(main)
+    if not dynamic:
+        return
+    with errors_at(main):
+        known = symbolic_dims(main)
+        named = {place: dim.symbols for place, dim in known.items()}
+    for a, d in dynamic:
+        if symbols := named.get((a, d)):
+            dim = known[a, d]
+            sizes = [f"{symbol}=SIZE" for symbol in sorted(symbols)]
+            raise PassError(
+                place_of_dims(main),
+                f"dimension {d} of argument {a} is '{dim.expression}' ({dim.name}), of any size; "
+                f"give it one by {' '.join(f'--refine {size}' for size in sizes)}, or by the pass "
+                f"refine-dimensions{{sizes={','.join(sizes)}}}",
+            )
 
 
 def _check_ops(function: func.FuncOp, known: set[ir.Type]) -> None:

@@ -97,6 +97,40 @@ def test_what_a_portable_artifact_cannot_hold_is_shown_at_its_line(program: Path
     assert line.index("stablehlo.tan") == caret.index("^")
 
 
+SYMBOLIC = """\
+func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {
+  %n = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?xf32>) -> tensor<i32>
+  %1 = stablehlo.constant dense<1> : tensor<i32>
+  %2 = stablehlo.compare GE, %n, %1 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  stablehlo.custom_call @shape_assertion(%2, %n) {api_version = 2 : i32, has_side_effect = true,
+    error_message = "Expected value >= 1 for dimension variable 'b'. Obtained dimension variables: \
+'b' = {0} from specification 'b' for dimension x.shape[0] (= {0}), ."}
+    : (tensor<i1>, tensor<i32>) -> ()
+  %3 = stablehlo.add %x, %x : tensor<?xf32>
+  return %3 : tensor<?xf32>
+}
+"""
+
+
+def test_symbolic_dimensions_are_refined_before_the_pipeline(program: Path) -> None:
+    program.write_text(SYMBOLIC)
+    options = ["--refine", "b=4", "--pipeline=canonicalize"]
+    assert alpa_opt(program, *options) == (0, PRINTED.encode(), "")
+    status, _, said = alpa_opt(program, "--pipeline=simplify-trivial-ops")
+    assert status == 1
+    assert said.startswith(
+        f"{program}:1:1: error: dimension 0 of argument 0 is 'b' (x.shape[0]), of any size; give it"
+    )
+    status, _, said = alpa_opt(program, "--refine", "b=0")
+    assert status == 1
+    assert said.startswith(
+        f"{program}:1:1: error: b=0 is not what the program expects: Expected value >= 1 for "
+        "dimension variable 'b'; choose another size"
+    )
+    status, _, said = alpa_opt(program, "--refine", "b=4", "--pipeline=layer-clutser")
+    assert said.startswith("pipeline:1:1: error: unknown pass 'layer-clutser'")
+
+
 def test_locations_name_the_file(program: Path) -> None:
     _, printed, _ = alpa_opt(program, "--mlir-print-debuginfo")
     assert f'loc("{program}":2:8)'.encode() in printed

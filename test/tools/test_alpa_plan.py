@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
+from jax import export
 from jsonschema import Draft202012Validator
 
 from alpa import runtime
@@ -385,6 +387,14 @@ def test_clusters_that_cannot_be_planned_for(
             "alpa-plan: error: --no-executables is for --export; add it, or remove",
         ),
         (
+            "zoo:gpt-mini --cluster cpu:1x1 --refine b=8",
+            "alpa-plan: error: --refine is for files; zoo:gpt-mini has no symbolic dimensions",
+        ),
+        (
+            "{file} --cluster cpu:1x1 --refine b=8",
+            "{file}:1:1: error: the program has no symbolic dimension: all sizes are given",
+        ),
+        (
             "{file} --cluster cpu:1x1 --export-format vhlo",
             "alpa-plan: error: --export-format is for --export; add it, or remove --export-format",
         ),
@@ -415,6 +425,24 @@ def test_errors(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(message.format(**paths))
+
+
+def test_a_file_of_jax_export_is_planned_at_a_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    b, c = export.symbolic_shape("b, c")
+    shapes = (c, c), (b, c)
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    path = tmp_path / "step.bin"
+    product = export.export(jax.jit(lambda w, x: x @ w))(*arguments)
+    path.write_bytes(product.mlir_module_serialized)
+    planned = tmp_path / "planned.mlir"
+    command = [str(path), "--cluster", "cpu:1x2", "-o", str(planned)]
+    assert main([*command, "--refine", "b=8", "--refine", "c=16"]) == 0
+    assert "tensor<8x16xf32>" in planned.read_text()
+    capsys.readouterr()
+    assert main([*command, "--refine", "b=8"]) == 1
+    assert "'c' has no size; give it one: c=SIZE" in capsys.readouterr().err
 
 
 def test_all_new_outputs_are_written_or_none(named: Path, tmp_path: Path) -> None:

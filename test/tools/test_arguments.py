@@ -8,7 +8,7 @@ import pytest
 
 import alpa as package
 from alpa.tools import alpa, alpa_calibrate, alpa_opt, alpa_plan
-from alpa.tools.arguments import amount, compiler_option, share
+from alpa.tools.arguments import amount, compiler_option, dimension_size, share
 
 
 @pytest.mark.parametrize("tool", [alpa, alpa_calibrate, alpa_opt, alpa_plan])
@@ -53,3 +53,10 @@ def test_compiler_options(text: str, option: tuple[str, object]) -> None:
 def test_what_is_no_compiler_option(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not NAME=VALUE"):
         compiler_option(text)
+
+
+def test_sizes_of_dimensions() -> None:
+    assert dimension_size("batch_2=8") == "batch_2=8"
+    for text in ("b", "b=", "=8", "2b=8", "b=-8", "b=8,c=2", "b=٣"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not NAME=SIZE, such as b=8"):
+            dimension_size(text)

@@ -1,0 +1,170 @@
+"""Gives the symbolic dimensions of a program their sizes.
+
+`jax.export` writes programs with dimensions of any size. A plan is for one size, so each name gets
+a number. The other dimensions follow: StableHLO's own passes find the shapes of all values, and
+what the program checks of its sizes is checked here.
+
+**Before**::
+
+    func.func public @main(%x: tensor<?x4xf32>) -> tensor<?x4xf32> {
+      %0 = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?x4xf32>) -> tensor<i32>
+      %1 = stablehlo.constant dense<1> : tensor<i32>
+      %2 = stablehlo.compare GE, %0, %1 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.custom_call @shape_assertion(%2, %0) {
+          api_version = 2 : i32, has_side_effect = true,
+          error_message = "b = {0} from specification 'b' for dimension x.shape[0] (= {0})"}
+        : (tensor<i1>, tensor<i32>) -> ()
+      %3 = stablehlo.tanh %x : tensor<?x4xf32>
+      return %3 : tensor<?x4xf32>
+    }
+
+**After** `refine-dimensions{sizes=b=8}`::
+
+    func.func public @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+      …
+      %3 = stablehlo.tanh %x : tensor<8x4xf32>
+      return %3 : tensor<8x4xf32>
+    }
+
+**Requires**: a program whose dynamic dimensions are those of its arguments, or follow from them.
+The assertions of its sizes, as `jax.export` writes them, say which names the dimensions have.
+
+**Ensures**: all shapes are static. There are no assertions of sizes, and calls are inlined.
+
+**Options**: see the fields.
+
+**Fails when** a name is unknown or has no size, a dimension has no name, the sizes break an
+assertion, or the shape of a value does not follow from the arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from alpa.dialects import func, ir, main_function, passmanager, stablehlo
+from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.symbolic_dims import (
+    assertions,
+    dynamic_dims,
+    message_of,
+    name_arguments,
+    place_of_dims,
+    symbolic_dims,
+)
+from alpa.passes.base import OptionError, Pass, Remark, errors_at, option
+from alpa.passes.simplify.inline import inline_calls
+
+_REFINE = (
+    "builtin.module(stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes,"
+    "func.func(stablehlo-canonicalize-dynamism))"
+)
+_IS_SYMBOLIC = "jax.uses_shape_polymorphism"
+_SIZE = re.compile(r"([^\W\d]\w*)=(\d+)")
+_PREFIX = "Input shapes do not match the polymorphic shapes specification. "
+_END = re.compile(r"\s*(?:Using the following polymorphic|Obtained dimension variables|Please see)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefineDimensions(Pass):
+    """Gives the symbolic dimensions of a program their sizes."""
+
+    name: ClassVar[str] = "refine-dimensions"
+
+    sizes: str = option("", "the size of each name, such as `b=8`, or `b=8,t=128`")
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        sizes = _parse(self.sizes)
+        main = main_function(module)
+        place = place_of_dims(main)
+        with errors_at(place):
+            types = ",".join(_types(main, sizes))
+        name_arguments(main)
+        # The pass that refines shapes allows a function to be called with one set of sizes only.
+        inline_calls(module, main)
+        pipeline = _REFINE.format(types=types)
+        passmanager.PassManager.parse(pipeline, module.context).run(module.operation)
+        for assertion in list(assertions(main_function(module))):
+            with errors_at(place):
+                _check(assertion, self.sizes)
+            assertion.operation.erase()
+        if _IS_SYMBOLIC in module.operation.attributes:
+            del module.operation.attributes[_IS_SYMBOLIC]
+        check_input(module)
+
+
+def _parse(text: str) -> dict[str, int]:
+    """The size of each name. Raises OptionError."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        match = _SIZE.fullmatch(part)
+        if match is None:
+            raise OptionError(f"option 'sizes' is '{text}'; expected NAME=SIZE,NAME=SIZE")
+        if match[1] in found:
+            raise OptionError(f"option 'sizes' is '{text}': '{match[1]}' has two sizes")
+        found[match[1]] = int(match[2])
+    return found
+
+
+def _types(main: func.FuncOp, sizes: Mapping[str, int]) -> list[str]:
+    """The types of the arguments with these sizes. Raises ValueError."""
+    known, dynamic = symbolic_dims(main), dynamic_dims(main)
+    arguments = list(main.entry_block.arguments)
+    if not dynamic:
+        raise ValueError("the program has no symbolic dimension: all sizes are given; refine none")
+    shapes = {a: list(ir.RankedTensorType(arguments[a].type).shape) for a, _ in dynamic}
+    for a, d in dynamic:
+        if (a, d) not in known:
+            raise ValueError(
+                f"dimension {d} of argument {a} has no name in the program, so it cannot be given "
+                "a size; export it with JAX's shape assertions, or with concrete shapes",
+            )
+    symbols = sorted(set().union(*(dim.symbols for dim in known.values())))
+    for name in sizes:
+        if name not in symbols:
+            have = ", ".join(symbols) or "none"
+            raise ValueError(f"no symbolic dimension is called '{name}'; the program has {have}")
+    for a, d in dynamic:
+        dim = known[a, d]
+        for name in sorted(dim.symbols - sizes.keys()):
+            raise ValueError(
+                f"dimension {d} of argument {a} is '{dim.expression}' ({dim.name}), and '{name}' "
+                f"has no size; give it one: {name}=SIZE",
+            )
+        shapes[a][d] = dim.size(sizes)
+        if shapes[a][d] < 0:
+            raise ValueError(
+                f"dimension {d} of argument {a} is '{dim.expression}' ({dim.name}), which is "
+                f"{shapes[a][d]} for the given sizes",
+            )
+    return [
+        str(ir.RankedTensorType.get(shapes[a], ir.RankedTensorType(argument.type).element_type))
+        if a in shapes
+        else str(argument.type)
+        for a, argument in enumerate(arguments)
+    ]
+
+
+def _check(assertion: stablehlo.CustomCallOp, sizes: str) -> None:
+    """Raises ValueError unless an assertion of constants holds."""
+    holds, *operands = (_constant(value) for value in assertion.operands)
+    if holds:
+        return
+    message = message_of(assertion).removeprefix(_PREFIX)
+    message = message[: found.start()] if (found := _END.search(message)) else message
+    for number, value in enumerate(operands):
+        message = message.replace(f"{{{number}}}", "?" if value is None else str(value))
+    wrong = "cannot be checked" if holds is None else "is not what the program expects"
+    raise ValueError(f"{sizes} {wrong}: {message.rstrip('. ')}; choose another size")
+
+
+def _constant(value: ir.Value) -> int | None:
+    """The number that a scalar value is; None if it is not constant."""
+    owner = value.owner.opview if isinstance(value, ir.OpResult) else None
+    if not isinstance(owner, stablehlo.ConstantOp):
+        return None
+    return int(np.array(owner.attributes["value"]).item())
