@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import EntryPoint
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from alpa.dialects import ir, make_context, parse, passmanager
 from alpa.dialects.caches import forget
@@ -22,6 +21,9 @@ from alpa.passes.pipelines.diagnostics import is_utf8, place_of, with_notes
 from alpa.passes.pipelines.text import Element, Option, PipelineError, did_you_mean
 from alpa.passes.pipelines.text import parse as parse_pipeline
 from alpa.passes.solve.sharding.problem import Solver
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 PASSES = {
     "alpa": "alpa.passes.alpa:Alpa",

@@ -9,9 +9,12 @@ They are looked for only if a pipeline has a name that neither Alpa nor MLIR kno
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from alpa.passes.base import Pass, UsersCode
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "alpa.passes"
 
@@ -30,6 +33,8 @@ def installed(ours: Collection[str], is_registered: Callable[[str], bool]) -> di
     Raises:
         PackageError: a name is one of Alpa's or MLIR's, or that of two packages' passes.
     """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - costs start-up time
+
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):
         if entry.name in ours or is_registered(entry.name):

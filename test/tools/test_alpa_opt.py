@@ -283,6 +283,11 @@ def test_help_and_list_passes() -> None:
     assert b"canonicalize" in printed
 
 
-def test_start_imports_no_jax() -> None:
-    program = "import sys, alpa.tools.alpa_opt; assert 'jax' not in sys.modules"
+def test_start_imports_no_jax_and_looks_for_no_packages() -> None:
+    program = """\
+import sys
+before = {*sys.modules}
+import alpa.tools.alpa_opt
+assert not {"jax", "importlib.metadata"} & ({*sys.modules} - before)
+"""
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -19,7 +19,6 @@ from typing import IO, Any
 import pytest
 
 from alpa.tools.bench_server import chain
-from alpa.tools.server.child import Child
 from test.processes import ended_on_failure
 
 ALPA_OPT = Path(sys.executable).parent / "alpa-opt"
@@ -380,25 +379,43 @@ print(*sorted(name for name in sys.modules.keys() - before))
     assert late == []
 
 
-def test_an_exception_in_a_child_is_printed_and_ends_it_alone(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def fail(_: int) -> None:
-        raise ZeroDivisionError("by test")
-
-    assert Child.start(fail).wait() == 1
-    assert "ZeroDivisionError: by test" in capfd.readouterr().err
-    assert Child.start(lambda file: None).wait() == 0
+def alone(script: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process that may fork: this one has JAX and its threads."""
+    head = "import os, signal\nfrom alpa.tools.server.child import Child\n"
+    return subprocess.run(
+        [sys.executable, "-c", head + script], capture_output=True, text=True, check=False
+    )
 
 
-def test_a_child_that_ignores_an_interrupt_is_killed(tmp_path: Path) -> None:
-    def wait(file: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.write(file, b"x")
+def test_an_exception_in_a_child_is_printed_and_ends_it_alone() -> None:
+    done = alone(
+        """
+def fail(file):
+    raise ZeroDivisionError("by test")
+
+print(Child.start(fail).wait(), Child.start(lambda file: None).wait())
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "1 0\n")
+    assert done.stderr.endswith("ZeroDivisionError: by test\n")
+
+
+def test_a_child_that_ignores_an_interrupt_is_killed() -> None:
+    done = alone(
+        """
+def wait(file):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.write(file, b"x")
+    while True:
         signal.pause()
 
-    child = Child.start(wait)
-    assert os.read(child.file, 1) == b"x"
-    child.end()
-    with pytest.raises(ProcessLookupError):
-        os.kill(child.pid, 0)
+child = Child.start(wait)
+assert os.read(child.file, 1) == b"x"
+child.end(grace=0.1)
+try:
+    os.kill(child.pid, 0)
+except ProcessLookupError:
+    print("gone")
+"""
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "gone\n", "")
