@@ -6,12 +6,23 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+NEEDS = {"equinox_mlp": "equinox", "keras_mlp": "keras"}
+QUICK = {"keras_mlp"}
+"""Examples that run in the default tier: no other test uses their framework."""
+
+
+def cases() -> list[Any]:
+    paths = sorted(EXAMPLES.glob("*.py"))
+    marks = {True: (), False: pytest.mark.slow}
+    return [pytest.param(path, id=path.stem, marks=marks[path.stem in QUICK]) for path in paths]
 
 
 @contextmanager
@@ -27,11 +38,11 @@ def running_cluster(*, needed: bool) -> Generator[dict[str, str]]:
         cluster.shutdown()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", cases())
 def test_an_example_learns(path: Path) -> None:
-    if path.stem == "equinox_mlp":
-        pytest.importorskip("equinox")
+    # Not by an import: Keras looks for its backend then, which the example sets.
+    if path.stem in NEEDS and find_spec(NEEDS[path.stem]) is None:
+        pytest.skip(f"needs {NEEDS[path.stem]}")
     # The example requests its devices itself.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, path]
