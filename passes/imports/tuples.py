@@ -77,9 +77,9 @@ class _Flattener:
         index = ir.IntegerAttr(op.attributes["index"]).value
         self._replace(op.result, self._flat(op.operands)[places[index] : places[index + 1]])
 
-    def _replace(self, value: ir.Value, parts: list[ir.Value]) -> None:
+    def _replace(self, value: ir.Value, parts: Sequence[ir.Value]) -> None:
         if isinstance(value.type, ir.TupleType):
-            self._elements[value] = parts
+            self._elements[value] = [*parts]
         else:
             value.replace_all_uses_with(parts[0])
 
@@ -117,8 +117,8 @@ class _Flattener:
 def _flatten_signature(function: func.FuncOp) -> None:
     """Writes the types of the elements, each with the attributes of a value that is no tuple."""
     type_ = function.type
-    for name, types in (("arg_attrs", type_.inputs), ("res_attrs", type_.results)):
-        _flatten_attributes(function, name, types)
+    _flatten_attributes(function, "arg_attrs", type_.inputs)
+    _flatten_attributes(function, "res_attrs", type_.results)
     flat = ir.FunctionType.get(
         inputs=[part for it in type_.inputs for part in elements(it)],
         results=[part for it in type_.results for part in elements(it)],
