@@ -234,7 +234,7 @@ def test_progress_of_passes_inside_is_told_beside_a_watcher() -> None:
     product = PROGRAM.replace("stablehlo.add %x, %x", "stablehlo.multiply %x, %x")
     options = "alpa{cluster=cpu:1x2}"
     alpa.passes.run(product, options, on_progress=tell, on_pass=watch)
-    assert told[0] == ("combine-micro-batches", 0, 0)
+    assert told[0] == ("import-hlo", 0, 0)
     assert ("ilp-shard-annotate: 0 of 1 meshes", 0, 1) in told
     assert "ilp-shard-annotate: 0 of 1 meshes 0/1" in watched
 
@@ -243,7 +243,7 @@ def test_progress_of_passes_inside_is_told_beside_a_watcher() -> None:
     manager = passmanager.PassManager("builtin.module", context=module.context)
     alpa.passes.add_to(manager, options, on_progress=tell)
     manager.run(module.operation)
-    assert told[0] == ("combine-micro-batches", 0, 0)
+    assert told[0] == ("import-hlo", 0, 0)
 
 
 def test_a_callback_that_raises_ends_the_run() -> None:
