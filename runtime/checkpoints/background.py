@@ -34,6 +34,8 @@ class Background:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._save: tuple[Path, Future[None]] | None = None
+        # One thread for all saves.
+        self._thread = ThreadPoolExecutor(1, "alpa-save")
         atexit.register(self._at_exit)
 
     @property
@@ -55,9 +57,7 @@ class Background:
 
         with self._lock:
             self.wait()
-            executor = ThreadPoolExecutor(1, thread_name_prefix="alpa-save")
-            self._save = folder, executor.submit(run)
-            executor.shutdown(wait=False)
+            self._save = folder, self._thread.submit(run)
 
     def settle(self) -> None:
         """Waits until the save has ended, and leaves its error to later calls."""
