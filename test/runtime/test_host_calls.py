@@ -104,7 +104,5 @@ def test_a_state_that_is_made_with_a_print() -> None:
         return jnp.ones((6, 3))
 
     step = alpa.parallelize(lambda w, x: w - jnp.sum(x @ w), cluster="cpu:1x2", state_argnums=0)
-    with pytest.raises(
-        PlanningError, match=rf"_calls.py:{line_of_call(init)}:.* a callback"
-    ):
+    with pytest.raises(PlanningError, match=rf"_calls.py:{line_of_call(init)}:.* a callback"):
         alpa.create_state(init, step, X)
