@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,12 @@ def resume(
             return create_state(init_fn, train_step, *others, argnums=argnums)
         return restore(directory, init_fn, train_step, *others, step=step, argnums=argnums)
 
-    return step or 0, on_living_hosts(train_step, state)
+    found = on_living_hosts(train_step, state)
+    # Workers that were stopped may have written until their processes had ended. What cannot be
+    # deleted now, the next save reports.
+    with suppress(OSError):
+        delete_unfinished(_root(directory))
+    return step or 0, found
 
 
 def _root(directory: str | Path) -> Path:
