@@ -49,7 +49,10 @@ def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
     Raises:
         ir.MLIRError: the source does not parse or verify; the diagnostics have places.
     """
-    data = source.encode(errors="surrogatepass") if isinstance(source, str) else source
+    try:
+        data = source.encode() if isinstance(source, str) else source
+    except UnicodeEncodeError as error:
+        raise _unreadable(str(error)) from error
     version = portable_version(data)
     if version is not None:
         return _read_portable(data, version, context or make_context())
@@ -87,15 +90,15 @@ def _name_file(module: ir.Module, path: str) -> None:
                 op.operation.location = ir.Location.file(path, where.start_line, where.start_col)
 
 
-def bytecode(nested: ir.OpView | ir.Operation) -> bytes:
-    """A nested module as a module of its own, in bytecode."""
+def bytecode(nested: ir.Module | ir.OpView | ir.Operation) -> bytes:
+    """A module, which may be nested in another one, in bytecode."""
     buffer = io.BytesIO()
     nested.operation.write_bytecode(buffer)
     return buffer.getvalue()
 
 
-def separate(nested: ir.OpView | ir.Operation) -> ir.Module:
-    """A nested module as a module of its own."""
+def separate(nested: ir.Module | ir.OpView | ir.Operation) -> ir.Module:
+    """A copy of a module, which may be nested in another one, as a module of its own."""
     return parse(bytecode(nested), nested.context)
 
 

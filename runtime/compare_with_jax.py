@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from alpa.dialects import ir, parse, separate
+from alpa.dialects import bytecode, ir, parse, separate
 from alpa.passes.analysis.micro_batches.whole import strip_whole
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calls import Call, LeafType
@@ -99,9 +98,7 @@ def plain_jax(
         for s in structs
     ]
     lowered = jax.jit(flat, keep_unused=True).lower(*placed)
-    buffer = io.BytesIO()
-    cast(ir.Module, lowered.compiler_ir()).operation.write_bytecode(buffer)
-    module = parse(buffer.getvalue())
+    module = parse(bytecode(cast(ir.Module, lowered.compiler_ir())))
     to_custom_calls(module)
     compiled = lowered.compile()
 

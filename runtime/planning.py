@@ -7,13 +7,12 @@ planned.plan.predicted_step_seconds, clock.seconds["ilp-shard-annotate"]
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from alpa import passes
-from alpa.dialects import ir, main_function
+from alpa.dialects import ir, main_function, separate
 from alpa.dialects.attributes import State
 from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
 from alpa.dialects.sharding import Sharding
@@ -185,9 +184,7 @@ def plan(
         PlanningError: a pass fails, no plan takes less than `faster_than` seconds, or none keeps to
             the capabilities of the executor.
     """
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
-    copy = ir.Module.parse(buffer.getvalue(), module.context)
+    copy = separate(module)
     if settings.held or settings.choices:
         with copy.context:
             _write_fixed(copy, settings)

@@ -7,7 +7,6 @@ function; in the module they are their words.
 from __future__ import annotations
 
 import inspect
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
@@ -21,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import Literal as JaxprLiteral
 from jax.sharding import NamedSharding, PartitionSpec
 
-from alpa.dialects import body, ir, main_function, parse, terminator
+from alpa.dialects import body, bytecode, ir, main_function, parse, terminator
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.roles import nearest_arguments
@@ -122,9 +121,7 @@ class Traced:
         if other is not None and draws(self.jaxpr.jaxpr, other.jaxpr.jaxpr):
             stages = with_folded_keys(self.jaxpr, other.jaxpr, keys, self.key_impls)
         module = cast(ir.Module, stages.lower(lowering_platforms=(platform,)).compiler_ir())
-        buffer = io.BytesIO()
-        module.operation.write_bytecode(buffer)
-        module = parse(buffer.getvalue())
+        module = parse(bytecode(module))
         refuse_host_calls(module)
         to_custom_calls(module)
         if (code := getattr(inspect.unwrap(self._fun), "__code__", None)) is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from alpa.dialects import body, func, ir, stablehlo, walk
+from alpa.dialects.attributes import call_target
 from alpa.passes.base import location_of
 
 ASSERTION = "shape_assertion"
@@ -122,10 +123,8 @@ def symbolic_dims(main: func.FuncOp) -> dict[tuple[int, int], SymbolicDim]:
 def assertions(main: func.FuncOp) -> Iterator[stablehlo.CustomCallOp]:
     """The calls by which a program checks the sizes of its arguments."""
     for op in walk(main.entry_block):
-        if isinstance(op, stablehlo.CustomCallOp):
-            target = ir.StringAttr(op.attributes["call_target_name"]).value
-            if target == ASSERTION and "error_message" in op.attributes:
-                yield op
+        if call_target(op) == ASSERTION and "error_message" in op.attributes:
+            yield cast("stablehlo.CustomCallOp", op)
 
 
 def message_of(assertion: stablehlo.CustomCallOp) -> str:

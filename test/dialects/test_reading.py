@@ -41,6 +41,11 @@ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 """
 
 
+def test_text_that_is_no_unicode_is_an_error() -> None:
+    with pytest.raises(ir.MLIRError, match=r"not an MLIR module: .* surrogates not allowed"):
+        parse('func.func @f() attributes {a = "\udc80"} { return }')
+
+
 def test_a_portable_artifact_is_read_with_its_locations(tmp_path: Path) -> None:
     data = write_portable(parse(PROGRAM), "1.0.0")
     path = tmp_path / "program.mlir.bc"
