@@ -8,47 +8,37 @@ from __future__ import annotations
 
 import re
 
-_UNARY = b"acos acosh asin asinh atanh cosh erf sinh tan".split()
-_TYPE = rb"(?P<type>\S+)(?=[ \t]*(?:$|//|loc\())"
+_UNARY = rb"(?P<name>acos|acosh|asin|asinh|atanh|cosh|erf|sinh|tan)"
 # Attributes of an op, such as shardings, begin with `mhlo.`, too, but are no first word.
-_FIRST = rb"(?P<begin>(?:=|^)[ \t]*)"
-_ATTRIBUTES = rb"(?P<attributes>[ \t]*\{[^\n]*\})?"
-_PATTERNS = (
+_FIRST = rb"(?P<begin>(?:=|^)[ \t]*)mhlo\."
+_OPERAND_AND_TYPE = (
+    rb"(?P<operand>[ \t]+%[\w#$.-]+(?:[ \t]*\{[^\n]*\})?)"
+    rb"[ \t]*:[ \t]*(?P<type>\S+)(?=[ \t]*(?:$|//|loc\())"
+)
+_TOP_K = (
+    rb"topk\((?P<rest>[^,()\n]+,[ \t]*k[ \t]*=[ \t]*\d+)"
+    rb"(?:,[ \t]*largest[ \t]*=[ \t]*true)?\)"
+)
+_REWRITES = (
     # Pattern: mhlo.erf %x : T -> chlo.erf %x : T -> T
     (
-        _FIRST
-        + rb"mhlo\.(?P<name>"
-        + b"|".join(_UNARY)
-        + rb")(?P<operand>[ \t]+%[\w#$.-]+)"
-        + _ATTRIBUTES
-        + rb"[ \t]*:[ \t]*"
-        + _TYPE,
-        rb"\g<begin>chlo.\g<name>\g<operand>\g<attributes> : \g<type> -> \g<type>",
+        _FIRST + _UNARY + _OPERAND_AND_TYPE,
+        rb"\g<begin>chlo.\g<name>\g<operand> : \g<type> -> \g<type>",
     ),
     # Pattern: mhlo.copy %x : T -> stablehlo.reshape %x : (T) -> T, which does nothing
     (
-        _FIRST
-        + rb"mhlo\.copy(?P<operand>[ \t]+%[\w#$.-]+)"
-        + _ATTRIBUTES
-        + rb"[ \t]*:[ \t]*"
-        + _TYPE,
-        rb"\g<begin>stablehlo.reshape\g<operand>\g<attributes> : (\g<type>) -> \g<type>",
+        _FIRST + rb"copy" + _OPERAND_AND_TYPE,
+        rb"\g<begin>stablehlo.reshape\g<operand> : (\g<type>) -> \g<type>",
     ),
     # Pattern: mhlo.topk(%x, k = 4) -> chlo.top_k(%x, k = 4), unless the smallest are wanted
-    (
-        _FIRST + rb"mhlo\.topk\((?P<rest>[^,()\n]+,[ \t]*k[ \t]*=[ \t]*\d+)"
-        rb"(?:,[ \t]*largest[ \t]*=[ \t]*true)?\)",
-        rb"\g<begin>chlo.top_k(\g<rest>)",
-    ),
+    (_FIRST + _TOP_K, rb"\g<begin>chlo.top_k(\g<rest>)"),
     # Pattern: "mhlo.erf"(%x) : (T) -> T -> "chlo.erf"(%x) : (T) -> T
-    (
-        rb"\"mhlo\.(?P<name>" + b"|".join(_UNARY) + rb")\"(?=[ \t]*\()",
-        rb'"chlo.\g<name>"',
-    ),
+    (rb"\"mhlo\." + _UNARY + rb"\"(?=[ \t]*\()", rb'"chlo.\g<name>"'),
+    # Pattern: "mhlo.copy"(%x) : (T) -> T -> "stablehlo.reshape"(%x) : (T) -> T
     (rb"\"mhlo\.copy\"(?=[ \t]*\()", rb'"stablehlo.reshape"'),
 )
-_HAS_OPS = re.compile(rb"(?m)(?:(?:=|^)[ \t]*|\")mhlo\.(?:copy|topk|" + b"|".join(_UNARY) + rb")\b")
-_COMPILED = tuple((re.compile(b"(?m)" + pattern), new) for pattern, new in _PATTERNS)
+_COMPILED = tuple((re.compile(b"(?m)" + pattern), new) for pattern, new in _REWRITES)
+_HAS_OPS = re.compile(rb"(?m)(?:(?:=|^)[ \t]*|\")mhlo\.(?:copy|topk|" + _UNARY + rb")\b")
 
 
 def without_mhlo(text: bytes) -> bytes:

@@ -81,13 +81,18 @@ def started(*options: str | Path) -> Generator[subprocess.Popen[bytes]]:
         yield process
 
 
+def client_of(process: subprocess.Popen[bytes]) -> Client:
+    """The client on a server's standard input and output."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return Client(process.stdin, process.stdout)
+
+
 @contextmanager
 def serving(*options: str | Path) -> Generator[tuple[subprocess.Popen[bytes], Client]]:
     """A server on standard input and output, which must end well with its input."""
     with started(*options) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        yield process, Client(process.stdin, process.stdout)
+        yield process, client_of(process)
         out, err = process.communicate(timeout=100)
         assert (process.returncode, out, err) == (0, b"", b"")
 
@@ -267,9 +272,7 @@ def test_a_request_whose_process_ends_is_an_error(number: signal.Signals, messag
 
 def test_an_interrupt_ends_the_server_and_its_request() -> None:
     with started() as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        client = Client(process.stdin, process.stdout)
+        client = client_of(process)
         client.send("run", module=chain(2000), pipeline="alpa{cluster=cpu:2x4}", progress=True)
         client.read()
         assert end(process, signal.SIGINT) == (130, b"alpa-opt: error: interrupted\n")
@@ -277,11 +280,10 @@ def test_an_interrupt_ends_the_server_and_its_request() -> None:
 
 def test_a_client_that_reads_no_more_ends_its_request() -> None:
     with started() as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        client = Client(process.stdin, process.stdout)
+        client = client_of(process)
         client.send("run", module=chain(2000), pipeline="alpa{cluster=cpu:2x4}", progress=True)
         client.read()
+        assert process.stdout is not None
         process.stdout.close()
         begin = time.monotonic()
         assert process.wait(timeout=100) == 1
