@@ -141,7 +141,7 @@ class Run:
         if self.state is not None:  # it is lost, and no workers are started for it
             with pytest.raises(WorkerError, match="stopped, load it again: mesh_"):
                 self.continued()
-        assert_gone(set(workers()))
+        assert_gone(set(workers()) - before)
         return heard - killer.killed_at
 
 
