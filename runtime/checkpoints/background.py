@@ -77,7 +77,12 @@ class Background:
             self.settle()
             save, self._save = self._save, None
         if save is not None:
-            save[1].result()
+            try:
+                save[1].result()
+            finally:
+                # The error refers to this frame: without a reference to it from here, a caller who
+                # drops the error frees the state at once.
+                del save
 
     def recover(self) -> None:
         """Waits for the save like `wait`, but only logs that its workers were lost.

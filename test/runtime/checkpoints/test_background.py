@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -64,6 +66,25 @@ def test_training_goes_on(
         state = alpa.restore(tmp_path, training.init, step, training.batch(0), step=number)
         again = training.run(step, state, range(number, 6))[1]
         assert again == [float(losses[it]) for it in range(number, 6)]
+
+
+def test_a_failed_save_keeps_nothing() -> None:
+    """Its state is freed with its error, without the garbage collector."""
+
+    def state() -> None:
+        raise CheckpointError("full")
+
+    freed = weakref.ref(state)
+    background = Background()
+    background.start(Path("1"), state)
+    del state
+    gc.disable()
+    try:
+        with suppress(CheckpointError):
+            background.wait()
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_calls_in_the_same_process_wait(tmp_path: Path) -> None:
