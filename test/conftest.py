@@ -19,7 +19,13 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# Fewer of LLVM's passes, because most programs of tests run once. The examples, the demo and the
+# blocks of the documentation are compiled as users compile.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 
 # The default tier draws the same examples on every run. With any other mark expression, such as `-m
 # slow`, property tests draw new examples and count as slow tests. A failing test prints the

@@ -46,9 +46,6 @@ FURTHER = 4  # times as far from float64 as plain JAX
 FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet", "llama"]
 MESHES = {"cpu:1x4": [2, 2], "cpu:2x2": [1, 1, 2], "cpu:3x2": [1, 1, 2, 2]}
 
-# Fewer LLVM passes: these programs run a few times, and compile several times faster.
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 Leaves = list[np.ndarray]
 Step = Callable[[Any, Any], tuple[TrainState, Any]]
 
@@ -175,7 +172,6 @@ def test_five_steps_of_training(
             step = runtime.load(
                 re.sub(r'schedule = "\w+"', f'schedule = "{schedule}"', planned),
                 executor="ray",
-                compiler_options=FAST_COMPILE,
                 workers=workers,
                 beside=loaded,
             )

@@ -22,7 +22,6 @@ from alpa.runtime.cut_array import CutArray
 from alpa.runtime.reference import compare
 
 MICRO_BATCH, NUM_MICRO_BATCHES = 4, 4
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 SHAPES = {
     "q": (8, 2, 4),
     "k": (8, 2, 4),
@@ -121,7 +120,7 @@ def planned(step: Step, schedule: str, num_layers: int) -> ir.Module:
 
 def check(step: Step, module: ir.Module, steps: int = 2) -> None:
     """Runs some steps, each on the state that the previous one returned."""
-    executable = runtime.load(module, compiler_options=FAST_COMPILE)
+    executable = runtime.load(module)
     state, batch = step.init(), tokens()
     results: Any = numpy_leaves(state)
     count = len(results)
@@ -166,7 +165,7 @@ def test_both_schedules_equal_plain_jax(layer: str, num_layers: int, schedule: s
 def test_adam_with_a_global_norm_is_as_close_to_float64_as_plain_jax(num_layers: int) -> None:
     step = Step(5, optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-3)), "feed-forward")
     module = planned(step, "1f1b", num_layers)
-    executable = runtime.load(module, compiler_options=FAST_COMPILE)
+    executable = runtime.load(module)
     state = step.init()
     mine = numpy_leaves(executable(*numpy_leaves(state), tokens()))
     theirs = numpy_leaves(jax.jit(step)(*state, tokens()))

@@ -35,9 +35,6 @@ PLAN = "alpa{{cluster=cpu:2x4 num-layers=4 num-stages=2 num-micro-batches={}}}"
 FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet", "llama"]
 SCHEDULES = ["gpipe", "1f1b"]
 
-# Fewer LLVM passes: these programs run once, and compile several times faster.
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 
 def looped_step(
     program: TrainingProgram, state: TrainState, batch: dict[str, Any], num_micro_batches: int
@@ -67,7 +64,7 @@ def run_planned(
     program: TrainingProgram, arguments: list[np.ndarray], num_micro_batches: int, pipeline: str
 ) -> list[np.ndarray]:
     planned = passes.run(program.lower(MICRO_BATCH), pipeline.format(num_micro_batches))
-    executable = runtime.load(planned, compiler_options=FAST_COMPILE)
+    executable = runtime.load(planned)
     return [np.asarray(result) for result in executable(*arguments)]
 
 
@@ -119,7 +116,7 @@ def check_unequal_meshes(family: str, cluster: str, num_stages: int, **changes: 
     expected = looped_step(program, state, batch, 4)
     options = f"cluster={cluster} num-layers=6 num-stages={num_stages} num-micro-batches=4"
     planned = passes.run(program.lower(MICRO_BATCH), f"alpa{{{options}}}")
-    loaded = runtime.load(planned, compiler_options=FAST_COMPILE)
+    loaded = runtime.load(planned)
     sizes = [len(mesh.devices) for mesh in loaded.program.meshes]
     assert len(sizes) == num_stages
     assert len(set(sizes)) > 1
@@ -210,7 +207,7 @@ def test_rematerialised_layers_keep_less(monkeypatch: pytest.MonkeyPatch) -> Non
         options = f"cluster=cpu:1x2 num-layers=2 num-stages=2 schedule=1f1b remat={remat}"
         module = passes.run(program.lower(1), f"alpa{{{options} num-micro-batches=4}}")
         planned_bytes[remat] = PlanReport.of(module).stages[0].activation_bytes
-        loaded = runtime.load(module, compiler_options=FAST_COMPILE)
+        loaded = runtime.load(module)
         kept = set().union(*kept_activations(loaded.program))
         results = [np.asarray(result) for result in loaded(*arguments)]
         assert all(row.ok for row in compare(results, expected))
@@ -223,7 +220,7 @@ def test_the_executor_keeps_what_the_schedule_says(monkeypatch: pytest.MonkeyPat
     program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2)
     options = "cluster=cpu:1x2 num-layers=2 num-stages=2 num-micro-batches=4"
     module = passes.run(program.lower(1), f"alpa{{{options}}}")
-    loaded = runtime.load(module, compiler_options=FAST_COMPILE)
+    loaded = runtime.load(module)
     planned = loaded.program
     kept = kept_activations(planned)
     peaks = [0, 0]

@@ -1,12 +1,8 @@
-"""Eight virtual CPU devices, requested before JAX starts, and a program for several executors."""
+"""A program for several executors."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 # `c` is carried, written on mesh_1 and read on both; `k` is moved once per step; the sum of `s`
 # reaches an update by a transfer that nothing else needs; results that are transfers or arguments.

@@ -17,7 +17,6 @@ from alpa.tools import zoo
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 PROGRAM = zoo.get("gpt-tiny", optimizer="sgd")
-FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 WORKERS = WorkerOptions(cache_directory=None, timeout_seconds=120)
 STEPS = 2  # before the checkpoint, and after it
 
@@ -32,7 +31,6 @@ def parallelize(executor: str, cluster: str, mesh_shape: str) -> Any:
         num_micro_batches=2,
         executor=executor,
         workers=WORKERS if executor == "ray" else None,
-        compiler_options=FAST_COMPILE,
     )
 
 
