@@ -15,6 +15,10 @@ statistic if it does not depend on its own state and
 - the change of another state depends on this one, but this change does not depend on the other
   state: second derivatives are symmetric.
 
+The loss of a batch norm that trains does not read the running averages at all, and neither does any
+other new value. The change of such a state is a statistic if it is made of no change of a state
+that is read: an average of parameters is made of their gradients.
+
 A statistic that depends on its own average is taken for a gradient; such a program needs marks.
 """
 
@@ -27,18 +31,22 @@ from alpa.passes.analysis.op_kinds import CURVED, OF_FACTORS
 
 
 def running_states(
-    graph: Graph, changes: Mapping[int, Sequence[int]], results: Sequence[int]
+    graph: Graph,
+    new: Mapping[int, int],
+    changes: Mapping[int, Sequence[int]],
+    results: Sequence[int],
 ) -> set[int]:
     """The states that the forward part writes, in a step without marked gradients.
 
     Args:
         graph: of the whole step.
+        new: for each state, an argument, its new value.
         changes: for each state, an argument, the ops that compute its change.
         results: the returned values that are no new states, losses among them.
     """
     changes = {state: ops for state, ops in changes.items() if ops}
     bit = {state: 1 << number for number, state in enumerate(changes)}
-    made_of, curved = _made_of(graph, bit)
+    of_value, made_of, curved = _made_of(graph, bit)
     reads = {state: union(made_of[o] for o in ops) for state, ops in changes.items()}
     gradients = {o for state, ops in changes.items() if reads[state] & bit[state] for o in ops}
     losses = [cone for v in results if gradients.isdisjoint(cone := graph.cone([v]))]
@@ -46,6 +54,8 @@ def running_states(
     bends = union(curved[o] for o in inside)
     # No change reads an optimizer's moments, so their own changes say nothing about symmetry.
     every = union(reads.values())
+    unread = _unread(graph, new, of_value, bit)
+    of_read = {o for state, ops in changes.items() if state not in unread for o in ops}
     return {
         state
         for state, read in reads.items()
@@ -56,13 +66,25 @@ def running_states(
                 other_reads & bit[state] and every & bit[other] and not read & bit[other]
                 for other, other_reads in reads.items()
             )
+            or (state in unread and of_read.isdisjoint(graph.cone(graph.made_by(changes[state]))))
         )
     }
 
 
-def _made_of(graph: Graph, arguments: Mapping[int, int]) -> tuple[list[int], list[int]]:
-    """For each op two sets, as bits: the arguments that it depends on, and those in which it is not
-    linear."""
+def _unread(
+    graph: Graph, new: Mapping[int, int], of_value: Sequence[int], bit: Mapping[int, int]
+) -> set[int]:
+    """The states that no returned value depends on, except their own new values."""
+    once = twice = 0
+    for v in set(graph.returned):
+        once, twice = once | of_value[v], twice | (once & of_value[v])
+    own = {state: of_value[new[state]] for state in bit}
+    return {state for state, bits in bit.items() if own[state] & bits and not twice & bits}
+
+
+def _made_of(graph: Graph, arguments: Mapping[int, int]) -> tuple[list[int], list[int], list[int]]:
+    """Sets of arguments, as bits: those that each value depends on, those that each op depends on,
+    and those in which it is not linear."""
     of_value = [0] * len(graph.values)
     for argument, bits in arguments.items():
         of_value[argument] = bits
@@ -80,4 +102,4 @@ def _made_of(graph: Graph, arguments: Mapping[int, int]) -> tuple[list[int], lis
             curved.append(sets[0] & sets[1])
         else:
             curved.append(sets[-1] if op.name == "stablehlo.divide" else 0)
-    return made_of, curved
+    return of_value, made_of, curved

@@ -7,7 +7,8 @@ is backward and Adam's `g * g` is update, for any optimizer and without markers 
 there are markers, the backward part ends at them. A rematerialised value counts as an activation,
 though the backward part computes it. The sum of a shared parameter's gradients reads no activation:
 it belongs to the update, as in step 2 of Alpa's walkthrough. The forward part writes running
-averages and counters (`running_state.py`).
+averages and counters (`running_state.py`). Gradients that are returned, of parameters that the
+program does not update (`returned_gradients.py`), are treated like new states.
 
 An update may read the loss, for example for its learning rate. Without markers, a scalar of the
 forward part that no gradient uses is a *statistic*; ops that use it belong to the update. The
@@ -33,6 +34,7 @@ from alpa.passes.analysis.graph import Graph, elements, union
 from alpa.passes.analysis.once_per_step import OncePerStep
 from alpa.passes.analysis.op_kinds import PRODUCTS, TRIVIAL
 from alpa.passes.analysis.products import multiplies
+from alpa.passes.analysis.returned_gradients import returned_gradients
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.analysis.running_state import running_states
 
@@ -66,7 +68,9 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
 
     `exact` says that `combine-micro-batches` has marked every value that leaves a micro-batch.
     """
-    pairs = roles.state_pairs()
+    pairs, first_equal = roles.state_pairs(), graph.first_equal()
+    # A gradient that is returned is treated like a new state, which is made of it.
+    pairs |= returned_gradients(graph, first_equal, pairs)
     state = set(pairs.values())
     data = [
         a
@@ -74,7 +78,7 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
         if a not in state and argument.role in (None, "batch")
     ]
     batch = graph.depends(data)
-    splitter, once = _Splitter(graph, batch, graph.first_equal()), OncePerStep(graph, batch)
+    splitter, once = _Splitter(graph, batch, first_equal), OncePerStep(graph, batch)
     if not any(batch[graph.returned[r]] for r in pairs):
         part: list[Part | None] = ["forward"] * len(graph.ops)
         writes = any(graph.returned[r] != a for r, a in pairs.items())
@@ -126,7 +130,7 @@ class _Splitter:
             losses = [cone for cone in metrics if cone.isdisjoint(self.marks)]
             doubts: list[str] = []
         else:
-            running = running_states(graph, changes, results)
+            running = running_states(graph, new, changes, results)
             losses, doubts = self._unmarked_losses(metrics, changes, running)
         new = {a: v for a, v in new.items() if a not in running}
         gradients = {a: self._marks_of(changes[a], marked) for a in new}
@@ -213,7 +217,8 @@ class _Splitter:
 
         The predicate that selects a state is not one of them. If the state is one number, a rate
         has the same shape: then it is the operand that depends on no mark. `marked` says which
-        values depend on one.
+        values depend on one. The gradient of a batch norm's scale is divided by a deviation, which
+        has the same shape, too: then the gradient is the operand that depends on the others.
         """
         graph = self.graph
         size = elements(graph.values[new].type)
@@ -245,7 +250,11 @@ class _Splitter:
                 if v not in seen:
                     seen.add(v)
                     stack.append(v)
-        return [o for o in found if graph.ops[o].name != "stablehlo.broadcast_in_dim"]
+        found = [o for o in found if graph.ops[o].name != "stablehlo.broadcast_in_dim"]
+        if len(found) > 1:
+            before = [graph.cone(v for v in graph.operands[o]) for o in found]
+            found = [o for o in found if not any(o in cone for cone in before)]
+        return found
 
     def _marks_of(self, ops: list[int], marked: Sequence[bool]) -> list[int]:
         """The ops that compute changes. Those behind marks, such as a branch that needs all

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from alpa.dialects import body, main_function, parse
-from alpa.passes.analysis.graph import Graph
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from alpa import passes
+from alpa.dialects import body, func, main_function, parse
+from alpa.dialects.attributes import GRADIENT, marker_of
+from alpa.passes.analysis.graph import Graph, replace_op
 from alpa.passes.analysis.roles import infer_roles
 from alpa.passes.analysis.step_parts import split_step
+from alpa.tools import zoo
 
 
 def parts_of(text: str, *, exact: bool = False) -> dict[str, list[str | None]]:
@@ -136,3 +145,51 @@ def test_a_stack_of_one_gradient_that_is_returned_is_no_loss() -> None:
     }""")
     assert parts["reduce"] == ["forward", "backward"]
     assert parts["cosine"] == ["backward"]
+
+
+def parts_of_function(function: func.FuncOp) -> list[tuple[str, str | None]]:
+    """The name and the part of each op, markers apart."""
+    graph = Graph.of(body(function))
+    part = split_step(graph, infer_roles(function, graph)).part
+    found = zip(graph.ops, part, strict=True)
+    return [(op.name, its) for op, its in found if marker_of(op) is None]
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.names() if name.endswith("-tiny")])
+def test_parts_are_the_same_without_the_markers_that_names_give(name: str) -> None:
+    """JAX's names of differentiated ops give the markers of zoo programs."""
+    text = zoo.get(name).lower(micro_batch_size=4)
+    marked = passes.run(text, "simplify-trivial-ops", on_remark=lambda *_: None)
+    expected = parts_of_function(main_function(marked))
+    for op in list(body(main_function(marked)).operations):
+        if marker_of(op) == GRADIENT:
+            replace_op(op, op.operands)
+    assert parts_of_function(main_function(marked)) == expected
+    assert {part for _, part in expected} >= {"forward", "backward", "update"}
+
+
+def test_averages_that_only_their_own_new_values_read_do_not_hide_the_loss() -> None:
+    """A batch norm that trains; the gradient of its scale is divided by a deviation."""
+
+    def step(params: Any, averages: Any, x: Any, y: Any) -> Any:
+        def loss(params: Any) -> Any:
+            h = x @ params["w"]
+            mean, variance = h.mean(0), h.var(0)
+            h = (h - mean) * jax.lax.rsqrt(variance + 1e-5) * params["scale"] + params["b"]
+            value = jnp.mean((jax.nn.relu(h) @ params["v"] - y) ** 2)
+            return value, {"mean": mean, "variance": variance}
+
+        (value, now), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        new = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+        return new, jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, averages, now), value
+
+    shapes = {"w": (8, 16), "scale": (16,), "b": (16,), "v": (16, 4)}
+    params = {key: jnp.zeros(shape) for key, shape in shapes.items()}
+    averages = {"mean": jnp.zeros(16), "variance": jnp.ones(16)}
+    arguments = (params, averages, jnp.zeros((32, 8)), jnp.zeros((32, 4)))
+    text = jax.jit(step).lower(*arguments).as_text()
+    function = main_function(passes.run(text, "simplify-trivial-ops", on_remark=lambda *_: None))
+    parts = parts_of_function(function)
+    dots = [part for name, part in parts if name == "stablehlo.dot_general"]
+    assert dots == ["forward", "forward", "backward", "backward", "backward"]
+    assert "update" in {part for _, part in parts}
