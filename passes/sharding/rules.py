@@ -4,6 +4,7 @@ Shardy's pass `sdy-populate-op-sharding-rules` writes most of them; `populated(m
 for a while. `rule_of(op)` reads an op's rule and knows these besides:
 
 * custom calls by `register_sharding_rule`; only what passes through a call is ever cut;
+* FFI calls of LAPACK and cuSOLVER: batch dimensions pass through (`linear_algebra.py`);
 * element-wise ops of CHLO and `stablehlo.map`: each dimension passes through;
 * constants, iota: each dimension of the result is free;
 * optimization_barrier: each dimension of each operand passes to the result of its number;
@@ -27,6 +28,7 @@ from alpa.dialects import chlo, ir, passmanager, stablehlo, walk
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.op_kinds import ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO, SOURCES
 from alpa.passes.base import PassError, UsersCode, check_kind
+from alpa.passes.sharding.linear_algebra import linear_algebra_rule
 from alpa.passes.sharding.padded_ops import with_padding
 
 _ATTRIBUTE = "sdy.sharding_rule"
@@ -59,6 +61,15 @@ def _registered(op: ir.OpView) -> ShardingRule | None:
             check_kind("what it returns", rule, ShardingRule)
     _check_fit(op, target, rule)
     return rule
+
+
+def _of_routine(op: ir.OpView) -> ShardingRule | None:
+    """The rule of a call of a routine of linear algebra."""
+    config = op.attributes.get("backend_config")
+    if isinstance(config, ir.StringAttr) and config.value:
+        return None
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    return linear_algebra_rule(target, tuple(_shapes(op.operands)), tuple(_shapes(op.results)))
 
 
 def register_sharding_rule(target: str, rule: CustomRule) -> None:
@@ -134,7 +145,7 @@ def _even_rule(op: ir.OpView) -> ShardingRule | None:
     name = op.operation.name
     if name == "stablehlo.custom_call":
         given = _registered(op) if attr is None else ShardingRule.from_attr(attr)
-        return None if given is None else _through(given)
+        return _of_routine(op) if given is None else _through(given)
     if attr is not None:
         return ShardingRule.from_attr(attr)
     if name in SOURCES:

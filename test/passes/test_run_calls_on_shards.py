@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,31 @@ def test_a_batch_of_matrices_is_factored_shard_by_shard():
         if isinstance(op, stablehlo.CustomCallOp)
     ]
     assert shapes[0] == [16, 16, 16]
+
+
+@pytest.mark.parametrize("name", ["eigh", "qr", "svd"])
+def test_a_routine_whose_rule_was_lost_runs_on_shards(name: str) -> None:
+    """A dump of HLO keeps the targets of calls, and no attributes of Shardy."""
+    matrices = np.random.default_rng(0).normal(size=(64, 8, 8)).astype(np.float32)
+
+    def function(x: Any) -> Any:
+        values = {
+            "eigh": lambda x: jnp.linalg.eigh(x)[0],
+            "qr": lambda x: jnp.abs(jnp.linalg.qr(x)[1]),
+            "svd": lambda x: jnp.linalg.svd(x)[1],
+        }
+        return jnp.sin(values[name](x))
+
+    text = jax.jit(function).lower(matrices).as_text()
+    text = re.sub(r"mhlo.frontend_attributes = {num_batch_dims[^}]*}, ", "", text)
+    text, rules = re.subn(r", sdy.sharding_rule = #sdy.op_sharding_rule<[^>]*->[^>]*>", "", text)
+    assert rules > 0
+    planned = alpa.passes.run(text, f"{PIPELINE},export-stages")
+    (result,) = alpa.runtime.load(str(planned), executor="local")(matrices)
+    np.testing.assert_allclose(result, function(matrices), rtol=1e-4, atol=1e-5)
+    calls = [op for op in walk(planned.body) if isinstance(op, stablehlo.CustomCallOp)]
+    shapes = [list(op.results[0].type.shape) for op in calls if "lapack" in str(op)]
+    assert [16, 8, 8] in shapes
 
 
 def test_a_call_that_is_not_sharded_stays():

@@ -229,3 +229,42 @@ def test_what_is_no_rule_is_refused(target: str) -> None:
     with pytest.raises(TypeError, match="target is None"):
         register_sharding_rule(None, lambda op: op)  # pyright: ignore[reportArgumentType]
     assert target not in CUSTOM_CALL_RULES
+
+
+def routine(target: str, types: str, config: str = "") -> str:
+    number = types.split("->")[1].count("tensor")
+    arguments = ", ".join(["%x"] * types.split("->")[0].count("tensor"))
+    return (
+        f'%0:{number} = "stablehlo.custom_call"({arguments}) <{{call_target_name = "{target}", '
+        f'backend_config = "{config}"}}> : {types}'
+    )
+
+
+EIGH = "(tensor<2x8x4x4xf32>) -> (tensor<2x8x4x4xf32>, tensor<2x8x4xf32>, tensor<2x8xi32>)"
+
+
+@pytest.mark.parametrize(
+    "target", ["lapack_ssyevd_ffi", "cusolver_syevd_ffi", "hipsolver_syevd_ffi", "lapack_sgeev_ffi"]
+)
+def test_matrices_of_a_routine_stay_whole_and_their_batch_passes_through(target: str) -> None:
+    module = module_of("%x: tensor<2x8x4x4xf32>", routine(target, EIGH))
+    expected = (
+        "([i, j, k, l])->([i, j, m, n], [i, j, o], [i, j]) "
+        "{i=2, j=8, k=4, l=4, m=4, n=4, o=4} need_replication={k, l, m, n, o}"
+    )
+    assert text_of(rule_of_last(module), module) == expected
+
+
+def test_a_routine_of_vectors() -> None:
+    types = "(tensor<8x4xi32>) -> tensor<8x6xi32>"
+    call = routine("cu_lu_pivots_to_permutation", types).replace("%0:1", "%0")
+    module = module_of("%x: tensor<8x4xi32>", call)
+    expected = "([i, j])->([i, k]) {i=8, j=4, k=6} need_replication={j, k}"
+    assert text_of(rule_of_last(module), module) == expected
+
+
+def test_older_calls_of_a_routine_hold_their_batch_size_and_have_no_rule() -> None:
+    text = routine("cu_lu_pivots_to_permutation", "(tensor<8x4xi32>) -> tensor<8x6xi32>", "8, 4")
+    assert rule_of_last(module_of("%x: tensor<8x4xi32>", text.replace("%0:1", "%0"))) is None
+    other = routine("lapack_ssyevd", EIGH)
+    assert rule_of_last(module_of("%x: tensor<2x8x4x4xf32>", other)) is None
