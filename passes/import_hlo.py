@@ -4,6 +4,7 @@
   calls.
 * `mhlo.input_output_alias` of the module becomes `tf.aliasing_output` of the arguments, from which
   roles follow. Where arguments say themselves what is donated, they are believed.
+* A remark says which constants are elided: they have a type, and no values.
 
 **Before**::
 
@@ -43,9 +44,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects import func, ir
+from alpa.dialects import func, ir, walk
+from alpa.dialects.elided import elided_constants
+from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.input_checks import check_input, checked_types
 from alpa.passes.base import Pass, Remark
+from alpa.passes.cost.device import size_text
 from alpa.passes.imports.aliases import take_aliases, write_aliases
 from alpa.passes.imports.tuples import flatten_tuples
 
@@ -59,6 +63,7 @@ class ImportHlo(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         with module.context:
             main, types = checked_types(module)
+            _remark_elided(module, remark)
             aliases = take_aliases(module, main)
             if any(isinstance(it, ir.TupleType) for it in types):
                 functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
@@ -66,3 +71,17 @@ class ImportHlo(Pass):
             write_aliases(main, aliases)
             if aliases:
                 check_input(module, is_checked=True)
+
+
+def _remark_elided(module: ir.Module, remark: Remark) -> None:
+    """Says which constants have no values; the first one is the place."""
+    elided = elided_constants(walk(module.body))
+    if elided:
+        size = sum(type_bytes(op.results[0].type) for op in elided)
+        those = "1 constant is" if len(elided) == 1 else f"{len(elided)} constants are"
+        remark(
+            elided[0].location,
+            f"{those} elided, from here on: {size_text(size)} of values were left out when the "
+            "program was printed. It is planned by their types, and cannot be run; print it with "
+            "all values, or make them arguments",
+        )

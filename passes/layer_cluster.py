@@ -37,7 +37,8 @@ places every other op.
 **Requires**: a function as `simplify-trivial-ops` or `split-loops` leaves it.
 
 **Ensures**: every op is in a named computation that `verify-layers` accepts. Markers are gone. The
-roles of arguments and results are written where they could be inferred.
+roles of arguments and results are written where they could be inferred. A program that only returns
+arguments has a layer that passes the first result on.
 
 **Options**: see the fields.
 
@@ -80,7 +81,6 @@ from alpa.passes.analysis.layer_placement import (
     Floating,
     Slot,
     place,
-    readers,
     resolve_parts,
 )
 from alpa.passes.analysis.op_kinds import CONTRACTIONS
@@ -88,6 +88,7 @@ from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.analysis.step_parts import StepParts, split_step
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.plan.layer_checks import check_layers, check_placed_once, placed_ops
+from alpa.passes.simplify.returned import give_an_op, separate_states
 
 _HEAVY_OPS_PER_LAYER = 4
 _LAYERS_PER_STAGE = 4
@@ -131,8 +132,9 @@ class LayerCluster(Pass):
         if self.delta < 0:
             raise PassError(function, f"delta is {self.delta:g}; at least 0")
         exact = is_exact(micro_batches_of(module))
+        give_an_op(body(function))
         step = _Step.of(function, exact=exact)
-        if _separate_states(step.graph, step.part, terminator(body(function))):
+        if separate_states(step.graph, step.part, terminator(body(function))):
             step = _Step.of(function, exact=exact)
         graph, roles, parts, floating = step.graph, step.roles, step.parts, step.floating
         part = step.part
@@ -244,25 +246,6 @@ class _Step:
         parts = split_step(graph, roles, exact=exact)
         floating = Floating.find(graph, parts)
         return cls(graph, roles, parts, floating, resolve_parts(graph, parts, floating))
-
-
-def _separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) -> bool:
-    """Gives results that the step returns and the forward part reads a value of their own.
-
-    They are made of no batch: the forward part computes them, and the update returns them. Says
-    whether there are any.
-    """
-    found = [
-        (r, v)
-        for r, v in enumerate(graph.returned)
-        if graph.producer[v] >= 0
-        and part[graph.producer[v]] == "update"
-        and any(part[user] in ("forward", "backward") for user in readers(graph, part, v))
-    ]
-    for r, v in found:
-        with ir.InsertionPoint(end), graph.ops[graph.producer[v]].location:
-            end.operands[r] = stablehlo.OptimizationBarrierOp([graph.values[v]]).results[0]
-    return bool(found)
 
 
 def _of_equal_ops(function: func.FuncOp, contractions: list[int], count: int) -> list[int]:

@@ -44,7 +44,7 @@ and one function. Shardings in it are closed, and its ops have no attributes of 
 **Options**: none.
 
 **Fails when** a fragment has a module already, a sharding is over another mesh than the
-fragment's, or the micro-batches cannot be run as the plan says.
+fragment's, a constant is elided, or the micro-batches cannot be run as the plan says.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from alpa.dialects import body, func, ir, main_function, mpmd, sdy, walk
+from alpa.dialects.elided import elided_constants
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings, set_op_shardings
 from alpa.passes.base import Pass, PassError, Remark
@@ -73,6 +74,13 @@ class OutlineFragments(Pass):
         main = main_function(module)
         meshes = read_topology(main)
         symbols = ir.SymbolTable(module.operation)
+        for op in elided_constants(walk(main.entry_block)):
+            raise PassError(
+                op,
+                "this constant is elided: its values were left out when the program was printed, "
+                "so no module can be compiled; print the program with all values, or make the "
+                "constant an argument",
+            )
         for step, op in zip(program.steps, list(main.entry_block.operations), strict=False):
             if not isinstance(step, Fragment) or not isinstance(op, mpmd.FragmentOp):
                 continue

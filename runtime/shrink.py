@@ -21,20 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from alpa.dialects import (
-    body,
-    func,
-    ir,
-    main_function,
-    sdy,
-    stablehlo,
-    walk,
-)
+from alpa.dialects import body, func, ir, main_function, stablehlo, walk
 from alpa.dialects.attributes import ROLE
+from alpa.dialects.elided import Constant, elided_constants
 from alpa.passes import PassError
 
-# MLIR numbers further constants of the same name: __elided___1.
-_ELIDED = "dense_resource<__elided__"
 # The attributes whose numbers are sizes of dimensions or positions in them.
 _SIZES = (
     "start_indices",
@@ -46,8 +37,6 @@ _SIZES = (
     "feature_group_count",
     "batch_group_count",
 )
-# Shardy's passes create this attribute from StableHLO's.
-Constant = stablehlo.ConstantOp | sdy.ConstantOp
 
 
 def shrink(module: ir.Module, sizes: Mapping[int, int], *, trip_counts: bool = False) -> None:
@@ -106,7 +95,7 @@ def elided_to_arguments(module: ir.Module) -> int:
         PassError: one of them is not directly in @main; `simplify-trivial-ops` moves it there.
     """
     main = main_function(module)
-    elided = [op for op in walk(module.body) if isinstance(op, Constant) and _ELIDED in str(op)]
+    elided = elided_constants(walk(module.body))
     for op in elided:
         if op.operation.parent != main.operation:
             raise PassError(

@@ -1,10 +1,15 @@
-"""Gives a result a value of its own if it requests another sharding than the value it returns."""
+"""Gives a result a value of its own if that of another value or of an argument does not do."""
 
 from __future__ import annotations
 
-from alpa.dialects import body, func, ir, sdy, terminator
+from collections.abc import Sequence
+
+from alpa.dialects import body, func, ir, sdy, stablehlo, terminator
+from alpa.dialects.attributes import Part
 from alpa.dialects.sharding import Sharding, narrower, signature_shardings
 from alpa.dialects.symbols import lift_inlined_meshes, meshes_by_name
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.layer_placement import readers
 
 
 def separate_results(module: ir.Module, main: func.FuncOp) -> None:
@@ -28,3 +33,33 @@ def separate_results(module: ir.Module, main: func.FuncOp) -> None:
         with ir.InsertionPoint(end), end.location:
             constraint = sdy.ShardingConstraintOp(value, sharding.to_attr())
         end.operands[number] = constraint.result
+
+
+def separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) -> bool:
+    """Gives results that the step returns and the forward part reads a value of their own.
+
+    They are made of no batch: the forward part computes them, and the update returns them. Says
+    whether there are any.
+    """
+    found = [
+        (r, v)
+        for r, v in enumerate(graph.returned)
+        if graph.producer[v] >= 0
+        and part[graph.producer[v]] == "update"
+        and any(part[user] in ("forward", "backward") for user in readers(graph, part, v))
+    ]
+    for r, v in found:
+        with ir.InsertionPoint(end), graph.ops[graph.producer[v]].location:
+            end.operands[r] = stablehlo.OptimizationBarrierOp([graph.values[v]]).results[0]
+    return bool(found)
+
+
+def give_an_op(block: ir.Block) -> None:
+    """Passes the first result on through a barrier if a program only returns arguments.
+
+    Layers and stages consist of ops.
+    """
+    end = terminator(block)
+    if len(block.operations) == 1 and len(end.operands):
+        with ir.InsertionPoint(end), end.location:
+            end.operands[0] = stablehlo.OptimizationBarrierOp([end.operands[0]]).results[0]

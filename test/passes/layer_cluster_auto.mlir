@@ -99,8 +99,11 @@ func.func public @four_contractions_a_layer(%w: !p, %x: !a) -> !a {
 
 // -----
 
-// A program that computes nothing has no layer.
+// A program that computes nothing has a layer, which passes its first result on.
 // CHECK-LABEL: func.func public @nothing_to_compute
+// CHECK: mpmd.named_computation<"layer_0"> (%{{.*}}) {alpa.flops = 0 : i64} (%[[X:.*]]: tensor<4xf32>)
+// CHECK-NEXT: %[[Y:.*]] = stablehlo.optimization_barrier %[[X]] : tensor<4xf32>
+// CHECK-NEXT: mpmd.return %[[Y]] : tensor<4xf32>
 // CHECK-NOT: named_computation
 // CHECK: return %{{.*}} : tensor<4xf32>
 func.func public @nothing_to_compute(%x: tensor<4xf32>) -> tensor<4xf32> {

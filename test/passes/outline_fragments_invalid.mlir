@@ -130,3 +130,19 @@ module attributes {alpa.micro_batches = "exact"} {
     return %0 : !x
   }
 }
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+module {
+  func.func public @elided_constant(%x: !x) -> !x attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x) {alpa.part = "forward"} (%a: tensor<8xf32>) {
+      // expected-error @+1 {{this constant is elided: its values were left out when the program was printed, so no module can be compiled; print the program with all values, or make the constant an argument}}
+      %c = stablehlo.constant dense_resource<__elided__> : tensor<8xf32>
+      %b = stablehlo.add %a, %c : tensor<8xf32>
+      mpmd.return %b : tensor<8xf32>
+    } : (!x) -> !x
+    return %0 : !x
+  }
+}

@@ -18,6 +18,7 @@ PROGRAMS = {
     "one-op": (_ADD, "%0"),
     "no-ops": ("", ""),
     "argument": ("", "%x"),
+    "twice": ("", "%x, %x"),
     "barrier": (f"{_ADD}\n{_BARRIER}", "%1"),
     "marked-barrier": (f"{_ADD}\n{_MARK}\n{_BARRIER}", "%1"),
     "constant": (f"%0 = stablehlo.constant dense<1.0> : {_T}", "%0"),
@@ -28,14 +29,14 @@ REFUSALS = "there is nothing to plan|cannot make 2 stages of 1 layer|cannot cut 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tiny_programs_are_planned_or_refused_with_a_reason(name: str) -> None:
     ops, returned = PROGRAMS[name]
-    types = _T if returned else ""
-    result = f"-> {_T}" if returned else ""
+    types = ", ".join([_T] * returned.count("%"))
+    result = f"-> ({types})" if returned else ""
     end = f"return {returned} : {types}" if returned else "return"
     text = f"func.func public @main(%x: {_T}, %y: {_T}) {result} {{\n{ops}\n{end}\n}}"
-    has_ops = bool(ops)
+    is_planned = bool(returned)
     for stages, layers in product(("auto", 1, 2), ("auto", 1, 2)):
         pipeline = f"alpa{{cluster=cpu:1x4 num-stages={stages} num-layers={layers}}},export-stages"
-        if has_ops and 2 not in (stages, layers):
+        if is_planned and 2 not in (stages, layers):
             alpa.passes.run(text, pipeline)
         else:
             with pytest.raises(ir.MLIRError, match=REFUSALS):

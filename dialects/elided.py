@@ -1,0 +1,26 @@
+"""Constants whose values were left out when a program was printed.
+
+MLIR prints `dense_resource<__elided__>` for large constants if it is asked to be short, as by
+`--mlir-elide-elementsattrs-if-larger`, or by `repr` of a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from alpa.dialects.bindings import ir, sdy, stablehlo
+
+# MLIR numbers further constants of the same name: __elided___1.
+_ELIDED = "dense_resource<__elided__"
+
+Constant = stablehlo.ConstantOp | sdy.ConstantOp
+"""Shardy's passes create its own constants from StableHLO's."""
+
+
+def elided_constants(ops: Iterable[ir.OpView]) -> list[Constant]:
+    """Those of the ops that are constants without values."""
+    return [op for op in ops if isinstance(op, Constant) and _is_elided(op.attributes["value"])]
+
+
+def _is_elided(value: ir.Attribute) -> bool:
+    return not isinstance(value, ir.DenseElementsAttr) and str(value).startswith(_ELIDED)
