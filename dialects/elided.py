@@ -19,8 +19,12 @@ Constant = stablehlo.ConstantOp | sdy.ConstantOp
 
 def elided_constants(ops: Iterable[ir.OpView]) -> list[Constant]:
     """Those of the ops that are constants without values."""
-    return [op for op in ops if isinstance(op, Constant) and _is_elided(op.attributes["value"])]
+    return [op for op in ops if isinstance(op, Constant) and _is_elided(op)]
 
 
-def _is_elided(value: ir.Attribute) -> bool:
+def _is_elided(op: Constant) -> bool:
+    try:
+        value = op.attributes["value"]
+    except TypeError:
+        return False  # Dense complex numbers have no class in Python.
     return not isinstance(value, ir.DenseElementsAttr) and str(value).startswith(_ELIDED)

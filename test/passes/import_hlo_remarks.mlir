@@ -18,6 +18,7 @@ func.func private @inner(%x: tensor<4xf32>) -> tensor<4xf32> {
 func.func public @the_first_of_several(%x: tensor<4xf32>) -> tensor<4xf32> {
   %0 = call @inner(%x) : (tensor<4xf32>) -> tensor<4xf32>
   %splat = stablehlo.constant dense<1.0> : tensor<4xf32>
+  %complex = stablehlo.constant dense<(0.0, 1.0)> : tensor<2xcomplex<f32>>
   %c = stablehlo.constant dense_resource<__elided__> : tensor<4xf32>
   %1 = stablehlo.add %0, %c : tensor<4xf32>
   %2 = stablehlo.add %1, %splat : tensor<4xf32>

@@ -24,7 +24,7 @@ def test_a_batch_of_matrices_is_factored_shard_by_shard():
     matrices = np.eye(16, dtype=np.float32) + np.zeros((64, 1, 1), np.float32)
     matrices += np.random.default_rng(0).random((64, 1, 1), np.float32)
 
-    def function(x):
+    def function(x: Any) -> Any:
         return jnp.sin(jnp.linalg.cholesky(x))
 
     # With this attribute XLA would split the call itself; other custom calls lack it.
