@@ -70,7 +70,7 @@ class OncePerStep:
 
     def pull_reductions(self, parts: list[Part | None]) -> None:
         """Moves linear ops that shrink a gradient from the update into the backward part, above all
-        a bias' sum over the batch. The small result is accumulated then."""
+        a bias' sum over the batch or a slice. The small result is accumulated then."""
         graph = self.graph
         for o in range(len(graph.ops)):
             if parts[o] != "backward":
@@ -129,5 +129,6 @@ class OncePerStep:
             "stablehlo.multiply",
             "stablehlo.negate",
             "stablehlo.reshape",
+            "stablehlo.slice",
             "stablehlo.transpose",
         )

@@ -193,3 +193,22 @@ def test_averages_that_only_their_own_new_values_read_do_not_hide_the_loss() -> 
     dots = [part for name, part in parts if name == "stablehlo.dot_general"]
     assert dots == ["forward", "forward", "backward", "backward", "backward"]
     assert "update" in {part for _, part in parts}
+
+
+def test_a_column_of_a_large_gradient_is_cut_out_where_the_gradient_is_made() -> None:
+    """The gradient of an attention sink is one column of that of the scores."""
+
+    def loss(params: Any, x: Any) -> Any:
+        column = jnp.broadcast_to(params["sink"], (*x.shape[:-1], 1))
+        scores = jnp.concatenate([x @ params["w"], column], -1)
+        return jnp.mean(jax.nn.softmax(scores)[..., :-1] ** 2)
+
+    def step(params: Any, x: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), value
+
+    arguments = ({"w": jnp.zeros((8, 64)), "sink": jnp.zeros(1)}, jnp.zeros((32, 16, 8)))
+    text = jax.jit(step).lower(*arguments).as_text()
+    function = main_function(passes.run(text, "simplify-trivial-ops", on_remark=lambda *_: None))
+    parts = parts_of_function(function)
+    assert {part for name, part in parts if name == "stablehlo.slice"} == {"forward", "backward"}
