@@ -121,6 +121,12 @@ class LayerCluster(Pass):
         "only at `alpa.layer_boundary` markers, an error without them",
     )
 
+    donate_states: bool = option(
+        False,
+        "whether each new state takes the place of the old one, which is gone after a step; "
+        "otherwise where the program donates the old one",
+    )
+
     stages: int = 1
     """how many stages the layers will be cut into, where that is fixed; from the driver"""
     least: int = 1
@@ -164,7 +170,7 @@ class LayerCluster(Pass):
         layers = np.searchsorted(starts, np.arange(len(forward)), side="right") - 1
         layer_of = dict(zip(forward, layers.tolist(), strict=True))
         slots = place(graph, roles, part, floating, layer_of)
-        _write_roles(function, roles)
+        _write_roles(function, roles, donate=self.donate_states)
         ops = placed_ops(graph.ops)
         _outline(function, graph, floating, slots)
         check_placed_once(ops, function)
@@ -285,9 +291,11 @@ def _cut(graph: Graph, forward: list[int], counts: range, delta: float) -> Seque
     return layer_dp.solve_narrow(problem, counts[0]).starts
 
 
-def _write_roles(function: func.FuncOp, roles: Roles) -> None:
+def _write_roles(function: func.FuncOp, roles: Roles, *, donate: bool) -> None:
+    pairs = roles.state_pairs() if donate else {}
+    states = {a for a in pairs.values() if roles.arguments[a].aliasing_output is None}
     arguments = [
-        replace(argument, input=input_number(a, argument))
+        replace(argument, input=input_number(a, argument), donor=argument.donor or a in states)
         for a, argument in enumerate(roles.arguments)
     ]
     results = [

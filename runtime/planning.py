@@ -91,6 +91,7 @@ class Settings:
     held: Places = field(default_factory=dict[State, tuple[Sharding, ...]])
     objective: Literal["step", "throughput"] = "step"
     accumulate_dtype: AccumulateDtype = "f32"
+    donate_states: bool = False
     costs_folder: str = ""
     force: tuple[str, ...] = ()
     capabilities: Capabilities = Capabilities()
@@ -135,6 +136,7 @@ class Settings:
             "remat": self.remat,
             "objective": self.objective,
             "accumulate-dtype": self.accumulate_dtype,
+            "donate-states": str(self.donate_states).lower(),
             "costs-folder": self.costs_folder,
             "meshes-over-hosts": str(self.capabilities.meshes_over_hosts).lower(),
             **stages,

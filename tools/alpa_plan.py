@@ -250,6 +250,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         mesh_shape=options.mesh_shape,
         objective=options.objective,
         accumulate_dtype=options.accumulate_dtype,
+        donate_states=options.donate_states,
         costs_folder=options.costs_folder,
         force=(*given_hints(options), *options.force),
         capabilities=Capabilities(meshes_over_hosts=not options.no_meshes_over_hosts),

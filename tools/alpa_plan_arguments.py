@@ -210,6 +210,12 @@ def parser() -> argparse.ArgumentParser:
         "those of the longest stage; default: step",
     )
     add(
+        "--donate-states",
+        action="store_true",
+        help="each new state takes the place of the old one, also where the program does not "
+        "donate that; the arguments are gone after a step",
+    )
+    add(
         "--costs-folder",
         metavar="DIR",
         default="",

@@ -222,6 +222,8 @@ class MeshProblem:
             for kind, size in sorted(least.items(), key=lambda item: -item[1])
             if size > 0
         )
+        if self._state_results and not self._donated():
+            kinds += ", with new states beside the old ones (donate-states=true overwrites these)"
         return NoRoomError(
             self.clock.op_at(error.time),
             f"needs at least {size_text(error.needed)} per device on {self.name}, {device.name} "

@@ -343,3 +343,19 @@ def test_hundreds_of_hosts_and_meshes_of_a_shape(program: str) -> None:
     run = Run(program, "cluster=h100:260x8 num-layers=5 num-micro-batches=4 mesh-shape=52x8")
     assert [mesh.logical_shape for mesh in read_meshes(main_function(run.module))] == [(52, 8)] * 5
     assert not run.plan.dropped
+
+
+def test_states_that_are_not_donated_are_held_twice_unless_asked(
+    small_cluster: Callable[..., Path],
+) -> None:
+    def step(w: jax.Array, m: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        loss, g = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        m = 0.9 * m + g
+        return w - 0.1 * m, m, loss
+
+    shapes = (256, 256), (256, 256), (8, 256)
+    text = jax.jit(step).lower(*map(jnp.zeros, shapes)).as_text()
+    given = f"alpa{{cluster={small_cluster('1MiB', devices=1)} num-layers=1 donate-states="
+    with pytest.raises(ir.MLIRError, match=r"donate-states=true overwrites these"):
+        passes.run(text, f"{given}false}}")
+    passes.run(text, f"{given}true}}")
