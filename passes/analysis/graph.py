@@ -123,6 +123,7 @@ class Graph:
                     break
         return marked
 
+    @cached_property
     def first_equal(self) -> list[int]:
         """For each value, the first value that is computed in the same way; it may be the value
         itself.

@@ -37,14 +37,11 @@ _FEWEST = 2
 """One product may be a chance, above all in small programs whose tensors have equal types."""
 
 
-def returned_gradients(
-    graph: Graph, first_equal: Sequence[int], pairs: Mapping[int, int]
-) -> dict[int, int]:
+def returned_gradients(graph: Graph, pairs: Mapping[int, int]) -> dict[int, int]:
     """For each result that is a gradient, the argument whose gradient it is.
 
     Args:
         graph: of the whole program.
-        first_equal: for each value the first one that is computed in the same way.
         pairs: results that are new states, and the arguments with the old ones; they are left out.
     """
     results = {r: v for r, v in enumerate(graph.returned) if r not in pairs}
@@ -54,9 +51,10 @@ def returned_gradients(
         for a in range(graph.num_arguments)
         if a not in states and graph.users[a] and is_float(graph.values[a].type)
     ]
-    if len(results) < _FEWEST or len(read) < _FEWEST:
+    types = {graph.values[a].type for a in read}
+    if sum(graph.values[v].type in types for v in results.values()) < _FEWEST:
         return {}
-    root = _roots(graph, first_equal)
+    root = _roots(graph)
     varying = graph.depends(range(graph.num_arguments))
     partners = _partners(graph, root, varying, read)
     found: dict[int, int] = {}
@@ -84,9 +82,9 @@ def returned_gradients(
     return found if 2 * len(found) >= len(read) else {}
 
 
-def _roots(graph: Graph, first_equal: Sequence[int]) -> list[int]:
+def _roots(graph: Graph) -> list[int]:
     """For each value the one whose elements it holds, in whatever form."""
-    root = list(first_equal)
+    root = list(graph.first_equal)
     number = {value: v for v, value in enumerate(graph.values)}
     for op, results in zip(graph.ops, graph.results, strict=True):
         is_form = op.name in _SAME_ELEMENTS or marker_of(op) is not None

@@ -68,9 +68,9 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
 
     `exact` says that `combine-micro-batches` has marked every value that leaves a micro-batch.
     """
-    pairs, first_equal = roles.state_pairs(), graph.first_equal()
+    pairs = roles.state_pairs()
     # A gradient that is returned is treated like a new state, which is made of it.
-    pairs |= returned_gradients(graph, first_equal, pairs)
+    pairs |= returned_gradients(graph, pairs)
     state = set(pairs.values())
     data = [
         a
@@ -78,7 +78,7 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
         if a not in state and argument.role in (None, "batch")
     ]
     batch = graph.depends(data)
-    splitter, once = _Splitter(graph, batch, first_equal), OncePerStep(graph, batch)
+    splitter, once = _Splitter(graph, batch), OncePerStep(graph, batch)
     if not any(batch[graph.returned[r]] for r in pairs):
         part: list[Part | None] = ["forward"] * len(graph.ops)
         writes = any(graph.returned[r] != a for r, a in pairs.items())
@@ -101,11 +101,14 @@ def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
 class _Splitter:
     graph: Graph
     batch: list[bool]
-    first_equal: list[int]
 
     @property
     def marks(self) -> list[int]:
         return self.graph.gradient_marks
+
+    @property
+    def first_equal(self) -> list[int]:
+        return self.graph.first_equal
 
     @property
     def on_batch(self) -> list[bool]:

@@ -33,7 +33,7 @@ class Problem:
     flops: np.ndarray
     """FLOPs of each op, [K]"""
     received: np.ndarray
-    """``received[i, k]``: bytes that ops i..k receive from ops before i, [K, K] (i <= k)"""
+    """``received[i, k]``: bytes that ops i..k receive from ops before i, [K, K], 0 for i > k"""
     num_layers: int
     delta: float
     """how far a layer's FLOPs may lie above the average; 0.5 = by half"""
@@ -53,7 +53,8 @@ class Problem:
             )
         if not (np.isfinite(self.flops).all() and (self.flops >= 0).all()):
             raise ValueError("flops must be finite and not negative")
-        if not np.isfinite(np.triu(self.received)).all() or self.delta < 0:
+        # Sums take no memory of the size of the matrix, and are finite if all entries are.
+        if not np.isfinite(self.received.sum()) or self.delta < 0:
             raise ValueError("received must be finite and delta not negative")
 
 
@@ -85,14 +86,16 @@ def received_bytes(num_ops: int, values: Sequence[tuple[int, float, Sequence[int
     sizes = [size for _, _, size in hops]
     # Layers that begin in (before, consumer] and reach the consumer receive the value: add the
     # size to those rows from that column on, as a difference in both directions.
-    steps = np.zeros((num_ops + 1, num_ops))
+    # Layers that end with one op are read together: columns are contiguous.
+    steps = np.zeros((num_ops + 1, num_ops), order="F")
     np.add.at(steps, (starts, firsts), sizes)
     np.subtract.at(steps, (firsts + 1, firsts), sizes)
     # In place: the matrix is by far the largest thing here.
     received = steps[:-1]
     np.cumsum(received, axis=0, out=received)
     np.cumsum(received, axis=1, out=received)
-    received[np.tri(num_ops, k=-1, dtype=bool)] = 0.0
+    for k in range(num_ops):
+        received[k + 1 :, k] = 0.0
     return received
 
 

@@ -62,7 +62,7 @@ def test_first_equal() -> None:
         """,
     )
     # x, y | zero, tanh, sum | barrier | null, tanh, tanh, sum, maximum
-    assert graph.first_equal() == [0, 1, 2, 3, 4, 1, 0, 2, 3, 9, 4, 11]
+    assert graph.first_equal == [0, 1, 2, 3, 4, 1, 0, 2, 3, 9, 4, 11]
 
 
 def test_first_equal_but_for_positions() -> None:
@@ -81,7 +81,7 @@ def test_first_equal_but_for_positions() -> None:
         """,
     )
     # x, i | one, slice | barrier | two, slice, slice
-    assert graph.first_equal() == [0, 1, 2, 3, 0, 2, 2, 3, 8]
+    assert graph.first_equal == [0, 1, 2, 3, 0, 2, 2, 3, 8]
 
 
 def test_bytes_of_elements() -> None:

@@ -34,7 +34,7 @@ def simplified(function: Any, *arguments: Any) -> func.FuncOp:
 def found(function: Any, *arguments: Any) -> dict[int, int]:
     """By result the argument whose gradient it is."""
     graph = Graph.of(body(simplified(function, *arguments)))
-    return returned_gradients(graph, graph.first_equal(), {})
+    return returned_gradients(graph, {})
 
 
 MLP = {
@@ -144,7 +144,7 @@ def test_new_states_are_no_gradients() -> None:
     graph = Graph.of(body(simplified(step, MLP, X, Y)))
     number = len(MLP)
     pairs = {n + 1: n for n in range(number)}
-    assert returned_gradients(graph, graph.first_equal(), pairs) == {}
+    assert returned_gradients(graph, pairs) == {}
 
 
 def test_products_with_parameters_are_forward_and_those_with_cotangents_backward() -> None:
