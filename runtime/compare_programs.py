@@ -49,6 +49,7 @@ def compare_programs(
             shape.
     """
     clock = clock or Clock()
+    source = passes.run(separate(source.operation), "import-hlo", on_remark=lambda *_: None)
     with clock.phase("compile"):
         executable = load(planned, compiler_options=compiler_options, on_progress=clock.on_phase)
     program = executable.program

@@ -1,6 +1,7 @@
 """`alpa-opt`: runs Alpa's and MLIR's passes on a program, for users and tests.
 
-Reads text, bytecode or a portable artifact from a file or standard input. Writes text, bytecode
+Reads text, bytecode, a portable artifact or, with `--convert-hlo`, HLO from a file or standard
+input. Writes text, bytecode
 with `--emit-bytecode`, or a portable artifact with `--emit-vhlo`. The exit status is 0, or 1 after
 an error. Errors go to standard error as `file:line:column: error: message`, and nothing is written
 then. `--server` answers requests of other programs instead (`server/`).
@@ -18,6 +19,7 @@ from typing import NoReturn
 
 from alpa.dialects import bytecode, ir, is_bytecode, passmanager, write_portable
 from alpa.dialects.checks import CheckError
+from alpa.dialects.hlo_files import HloError, read_hlo
 from alpa.passes import pipeline
 from alpa.passes.base import Pass
 from alpa.passes.pipelines import packages
@@ -26,7 +28,7 @@ from alpa.passes.pipelines.diagnostics import Diagnostic, Place, place_of
 from alpa.passes.pipelines.expected import mismatches, read_expected
 from alpa.passes.pipelines.text import PipelineError
 from alpa.tools.arguments import add_version, count, dimension_size
-from alpa.tools.guard import guard, read_input
+from alpa.tools.guard import guard, parsing, read_input
 from alpa.tools.interrupts import until_interrupted
 from alpa.tools.run_pipeline import (
     NotTextError,
@@ -51,6 +53,7 @@ examples:
   alpa-opt --server --socket "$XDG_RUNTIME_DIR/alpa.sock"
 """
 _FLAGS = {
+    "--convert-hlo": "read HLO, text or a serialised proto, and convert it to StableHLO",
     "--emit-bytecode": "write MLIR bytecode instead of text",
     "--split-input-file": f"split the input at lines '{_SPLIT_MARKER}' into separate modules",
     "--verify-diagnostics": "compare the diagnostics with comments 'expected-error {{...}}'",
@@ -193,13 +196,16 @@ def _process(options: argparse.Namespace) -> int:
         raise _CommandError("alpa-opt: error: pass --emit-bytecode or --emit-vhlo, not both")
     if (options.emit_bytecode or options.emit_vhlo) and options.split_input_file:
         raise _CommandError("alpa-opt: error: bytecode holds one module; drop --split-input-file")
+    if options.convert_hlo and (options.split_input_file or options.verify_diagnostics):
+        name = "--split-input-file" if options.split_input_file else "--verify-diagnostics"
+        raise _CommandError(f"alpa-opt: error: HLO is no MLIR text; drop {name}")
     pipeline.check(options.pipeline)
     if options.refine:
         steps = (f"refine-dimensions{{sizes={','.join(options.refine)}}}", options.pipeline)
         options.pipeline = ",".join(filter(None, steps))
     outputs: list[bytes] = []
     failed = False
-    for source in _sources(options.file, options.split_input_file):
+    for source in _sources(options.file, options.split_input_file, hlo=options.convert_hlo):
         if options.verify_diagnostics:
             found: list[Diagnostic] = []
             module = _run(source, options, found.append)
@@ -290,17 +296,20 @@ def _verified(source: Source, found: Sequence[Diagnostic]) -> bool:
     return not errors
 
 
-def _sources(file: str, split: bool) -> Iterator[Source]:
+def _sources(file: str, split: bool, *, hlo: bool) -> Iterator[Source]:
     """Reads the modules of an input.
 
     Raises:
-        _CommandError: the file cannot be read, or is neither text nor bytecode.
+        _CommandError: the file cannot be read, or is neither text nor bytecode, nor HLO if it
+            should be.
     """
     name = "<stdin>" if file == "-" else file
     try:
         data = read_input(_STDIN if file == "-" else file)
     except OSError as error:
         raise _CommandError(f"{name}: error: {error.strerror}") from error
+    if hlo:
+        data = _converted(name, data)
     if is_bytecode(data):
         yield Source(file=name, data=data)
         return
@@ -317,6 +326,16 @@ def _sources(file: str, split: bool) -> Iterator[Source]:
         before = "\n" * text.count("\n", 0, begin)
         yield Source(file=name, data=(before + text[begin : marker.start()]).encode())
         begin = marker.end()
+
+
+def _converted(name: str, data: bytes) -> bytes:
+    """The bytecode of an HLO file. Raises _CommandError."""
+    try:
+        with parsing(len(data)):
+            return bytecode(read_hlo(data, make_unthreaded_context()))
+    except HloError as error:
+        place = Place(name, error.line, error.column) if error.line else name
+        raise _CommandError(f"{place}: error: {error}") from error
 
 
 def _can_be_read_again(file: str) -> bool:

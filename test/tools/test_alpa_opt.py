@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -291,3 +292,51 @@ import alpa.tools.alpa_opt
 assert not {"jax", "importlib.metadata"} & ({*sys.modules} - before)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+HLO = """\
+HloModule step, input_output_alias={ {1}: (0, {}, may-alias) }
+
+ENTRY main {
+  w = f32[4] parameter(0)
+  x = f32[4] parameter(1)
+  c = f32[4] constant({...})
+  y = f32[4] multiply(x, c)
+  new = f32[4] subtract(w, y)
+  ROOT both = (f32[4], f32[4]) tuple(y, new)
+}
+"""
+CONVERTED = """\
+module @step {
+  func.func @main(%arg0: tensor<4xf32> {tf.aliasing_output = 1 : i32}, %arg1: tensor<4xf32>) \
+-> (tensor<4xf32>, tensor<4xf32>) {
+    %cst = stablehlo.constant dense_resource<__elided__> : tensor<4xf32>
+    %0 = stablehlo.multiply %arg1, %cst : tensor<4xf32>
+    %1 = stablehlo.subtract %arg0, %0 : tensor<4xf32>
+    return %0, %1 : tensor<4xf32>, tensor<4xf32>
+  }
+}
+"""
+
+
+def test_hlo_is_converted_before_the_pipeline(tmp_path: Path) -> None:
+    path = tmp_path / "step.hlo"
+    path.write_text(HLO)
+    status, output, said = alpa_opt("--convert-hlo", path, "--pipeline=import-hlo")
+    text = re.sub(r" attributes {mhlo[^\n]*} {", " {", output.decode())
+    assert (status, text) == (0, CONVERTED)
+    assert "1 constant is elided" in said
+
+
+def test_what_is_no_hlo_is_an_error_at_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "step.hlo"
+    path.write_text(HLO.replace("multiply(x, c)", "multiply(x, d)"))
+    status, output, said = alpa_opt("--convert-hlo", path)
+    assert (status, output) == (1, b"")
+    assert said.startswith(f"{path}:7:")
+    path.write_bytes(b"\x0a\x05other")
+    status, _, said = alpa_opt("--convert-hlo", path)
+    sentence = "this is neither HLO text nor a serialised HLO module"
+    assert (status, said) == (1, f"{path}: error: {sentence}\n")
+    status, _, said = alpa_opt("--convert-hlo", "--split-input-file", path)
+    assert (status, said) == (1, "alpa-opt: error: HLO is no MLIR text; drop --split-input-file\n")
