@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from alpa.dialects.attributes import MESHES, PLAN, RESHARD, SOLVER
 from alpa.dialects.bindings import func, ir
 from alpa.dialects.records import Record, entry
 
 Schedule = Literal["gpipe", "1f1b"]
+_NAMED = get_args(Schedule)
+_OWN = re.compile(r"\d+[FB]\d+([,;]\d+[FB]\d+)*")
+"""A user's own schedule: the work of each mesh, separated by commas, and by semicolons between
+meshes (`passes/schedules/planned.py`)."""
 AccumulateDtype = Literal["f32", "f64", "same"]
 
 _FLOAT = re.compile(r"b?f(\d+)")
@@ -66,7 +70,8 @@ class Plan(Record):
     NAME: ClassVar[str] = PLAN
 
     num_micro_batches: int = 1
-    schedule: Schedule = "gpipe"
+    schedule: str = "gpipe"
+    """one of `Schedule`, or the lists of a user's own"""
     estimated_step_seconds: float = entry(0.0, always=True)
     estimated_step_bound: float = entry(0.0, always=True)
     predicted_step_seconds: float = 0.0
@@ -74,6 +79,13 @@ class Plan(Record):
     cluster: str = entry("", always=True)
     accumulate_dtype: AccumulateDtype = entry("f32")
     dropped: tuple[Dropped, ...] = entry(())
+
+    def __post_init__(self) -> None:
+        if self.schedule not in _NAMED and not _OWN.fullmatch(self.schedule):
+            raise ValueError(
+                f'schedule is "{self.schedule}"; expected one of {", ".join(_NAMED)}, or lists of '
+                "work such as 0F0,0B0;1F0,1B0"
+            )
 
     def accumulator(self, dtype: str) -> str:
         """The element type that adds up values of an element type over the micro-batches.

@@ -84,11 +84,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import FORCED, HELD, PROGRAM, read_part, read_remat
-from alpa.dialects.plan import Dropped, MeshAssignment, Plan, Schedule, read_meshes
+from alpa.dialects.plan import Dropped, MeshAssignment, Plan, read_meshes
 from alpa.passes.base import (
     Driver,
     NoRoomError,
@@ -107,6 +107,7 @@ from alpa.passes.import_hlo import ImportHlo
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
+from alpa.passes.schedules.planned import label
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
@@ -156,9 +157,10 @@ class Alpa(Driver):
     """Plans a program: finds layers, stages on device meshes, shardings and transfers."""
 
     name: ClassVar[str] = "alpa"
-    schedule: Literal["auto"] | Schedule = option(
+    schedule: str = option(
         "auto",
-        "`gpipe` or `1f1b`; `auto` takes the one with the shorter predicted step",
+        "`gpipe`, `1f1b`, or a file with a table of your own (docs/schedules.md); `auto` takes the "
+        "one of the first two with the shorter predicted step",
     )
     faster_than: float | None = option(
         None,
@@ -196,6 +198,10 @@ class Alpa(Driver):
         program = fingerprint(module)
         if self.kept is not None:
             self.kept.program = _copied(module)
+        if self.schedule != "auto":
+            with errors_at(main_function(module)):
+                cut = replace(self.cut, schedule=self.schedule).with_schedule()
+            self = replace(self, schedule=cut.schedule, cut=cut)
         stages = self.cut.known_stages()
 
         def run_checked(step: Pass, inner: ir.Module, say: Remark) -> None:
@@ -329,7 +335,7 @@ class _Search:
             return best
         return other if other.step_seconds < best.step_seconds else best
 
-    def _planned(self, schedule: Schedule) -> _Candidate:
+    def _planned(self, schedule: str) -> _Candidate:
         """The plan with the shortest predicted step under a schedule. Raises PassError."""
         cut = self.alpa.cut
         best = self._best(cut, schedule)
@@ -345,7 +351,7 @@ class _Search:
             return best
         return min(best, other, key=lambda it: it.step_seconds)
 
-    def _best(self, step: StageMeshPartition, schedule: Schedule) -> _Candidate:
+    def _best(self, step: StageMeshPartition, schedule: str) -> _Candidate:
         """The better plan of two: of stages cut for the memory that there is, and for more."""
         over = Overcommitment(share=_OVER, worth=_WORTH)
         first = self._cut(replace(step, over=over), schedule, step.reserve)
@@ -361,7 +367,7 @@ class _Search:
         return min(first, fitting, key=lambda it: it.step_seconds)
 
     def _cut(
-        self, step: StageMeshPartition, schedule: Schedule, reserve: float
+        self, step: StageMeshPartition, schedule: str, reserve: float
     ) -> _Candidate | NoRoomError:
         """A copy of the layers, cut into stages, or why no stages fit."""
         try:
@@ -370,7 +376,7 @@ class _Search:
             return error
 
     def _fitting(
-        self, step: StageMeshPartition, schedule: Schedule, candidate: _Candidate | NoRoomError
+        self, step: StageMeshPartition, schedule: str, candidate: _Candidate | NoRoomError
     ) -> _Candidate:
         """The plan of the first stages that fit, from those that are cut without more reserve."""
         reserve, again = step.reserve, list[tuple[ir.Location, str]]()
@@ -394,12 +400,12 @@ class _Search:
         assert refused is not None
         raise refused
 
-    def _stages(self, step: StageMeshPartition, schedule: Schedule, reserve: float) -> _Candidate:
+    def _stages(self, step: StageMeshPartition, schedule: str, reserve: float) -> _Candidate:
         """A copy of the layers, cut into stages."""
         candidate = _Candidate(_copied(self.layers), len(self.plans))
         cut = replace(step, schedule=schedule, reserve=reserve, costs=self.costs)
         self.plans.append(
-            TriedPlan(schedule=schedule, remat=step.remat, reserve=reserve, outcome="pruned")
+            TriedPlan(schedule=label(schedule), remat=step.remat, reserve=reserve, outcome="pruned")
         )
         with self._noting_refusal(candidate):
             self.run_pass(cut, candidate.module, candidate.remark)

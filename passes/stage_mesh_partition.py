@@ -64,16 +64,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from alpa.dialects import body, func, ir
 from alpa.dialects.attributes import read_arguments, read_results, state_pairs
-from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
+from alpa.dialects.plan import AccumulateDtype, Plan
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
 from alpa.passes.cost.cluster import AnyCluster, parse_cluster
 from alpa.passes.plan.layer_checks import check_layers, check_stages
+from alpa.passes.schedules.planned import check_numbers, checked, own
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.stages.problem import Objective
@@ -109,10 +110,11 @@ class StageMeshPartition(Pass):
         1,
         "runs of forward and backward per update",
     )
-    schedule: Schedule = option(
+    schedule: str = option(
         "gpipe",
-        "`gpipe` (all forwards, then all backwards) or `1f1b` (alternating): the order of a step, "
-        "which decides how many micro-batches are in memory at once",
+        "`gpipe` (all forwards, then all backwards), `1f1b` (alternating), or a file with a table "
+        "of your own: the order of a step, which decides how many micro-batches are in memory at "
+        "once",
     )
     mesh_rank: Literal["1", "2"] = option(
         "2",
@@ -190,6 +192,8 @@ class StageMeshPartition(Pass):
         function = check_input(module, is_checked=self.is_checked)
         check_unplanned(function)
         cluster = self._checked(function)
+        with errors_at(function):
+            self = self.with_schedule()
         check_layers(function)
         if self.objective == "throughput":
             require_forwards(function)
@@ -258,6 +262,23 @@ class StageMeshPartition(Pass):
             builder.build("main", plan, cluster)
         function.erase()
         check_stages(module)
+
+    def with_schedule(self) -> Self:
+        """The same with its schedule as a plan keeps it, and the number of stages that it fixes.
+
+        Raises:
+            ValueError: the schedule is invalid, or for another number of stages or micro-batches.
+        """
+        schedule = checked(self.schedule)
+        mine = own(schedule)
+        if mine is None:
+            return replace(self, schedule=schedule)
+        stages = None if self.num_stages == "auto" else self.num_stages
+        if self.meshes != "auto":
+            stages = len(parse_meshes(self.meshes, parse_cluster(self.cluster)))
+        check_numbers(mine, stages, self.num_micro_batches)
+        fixed = self.num_stages if self.meshes != "auto" else mine.num_meshes
+        return replace(self, schedule=schedule, num_stages=fixed)
 
     def new_costs(self) -> LayerCosts:
         """None found yet."""

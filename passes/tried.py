@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from alpa.dialects.plan import Schedule
-
 SubmeshOutcome = Literal["costed", "pruned", "infeasible", "dropped", "only"]
 """
 * `costed`: the costs of shardings were found.
@@ -45,7 +43,7 @@ class TriedSubmesh:
 class TriedPlan:
     """A cut into stages, which became a plan if it was finished."""
 
-    schedule: Schedule
+    schedule: str
     remat: str
     """as the option `remat` of `stage-mesh-partition`"""
     reserve: float

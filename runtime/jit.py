@@ -22,7 +22,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
-from alpa.dialects.plan import AccumulateDtype, Schedule
+from alpa.dialects.plan import AccumulateDtype
 from alpa.passes.base import check_kind
 from alpa.passes.cost.cluster import Cluster, parse_cluster
 from alpa.passes.sharding.baselines import Intra
@@ -30,7 +30,12 @@ from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Parameters
 from alpa.runtime.choices import read_hints
 from alpa.runtime.loading import Folders, check_run_options
-from alpa.runtime.option_checks import check_count, check_count_or_auto, check_folders
+from alpa.runtime.option_checks import (
+    check_count,
+    check_count_or_auto,
+    check_folders,
+    schedule_text,
+)
 from alpa.runtime.parallelized import Parallelized
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Count, Inter, Settings
@@ -60,7 +65,7 @@ class Options(TypedDict, total=False):
     static_argnums: int | Iterable[int] | None
     static_argnames: str | Iterable[str] | None
     loss_reduction: LossReduction
-    schedule: Literal["auto"] | Schedule
+    schedule: str | Sequence[Sequence[str]]
     intra: Intra
     inter: Inter
     num_stages: Count
@@ -106,7 +111,7 @@ def parallelize(
     static_argnums: int | Iterable[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     loss_reduction: LossReduction = "mean",
-    schedule: Literal["auto"] | Schedule = "auto",
+    schedule: str | Sequence[Sequence[str]] = "auto",
     intra: Intra = "auto",
     inter: Inter = "auto",
     num_stages: Count = "auto",
@@ -151,7 +156,8 @@ def parallelize(
             in `jax.jit`.
         loss_reduction: whether the loss is a mean or a sum over samples. Gradients and other
             returned numbers are averaged over the micro-batches or added up accordingly.
-        schedule, intra, inter, remat, mesh_shape: as in `alpa-plan`.
+        schedule: as in `alpa-plan`, or a list of work such as "0F1" for each mesh.
+        intra, inter, remat, mesh_shape: as in `alpa-plan`.
         num_stages: how many pipeline stages there are; "auto" takes the number with the shortest
             predicted step.
         num_layers: into how many layers the function is cut; stages are whole layers. "auto" cuts
@@ -200,7 +206,7 @@ def parallelize(
             cluster=cluster,
             num_stages=num_stages,
             num_layers=num_layers,
-            schedule=schedule,
+            schedule=schedule_text(schedule),
             intra=intra,
             inter=inter,
             remat=remat,

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from alpa.passes.base import check_kind
+from alpa.passes.schedules.planned import checked, of_words
 
 
 def check_literal(name: str, value: Any, kind: Any) -> None:
@@ -19,6 +20,23 @@ def check_literal(name: str, value: Any, kind: Any) -> None:
     allowed = get_args(kind)
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} is {value!r}; expected one of {', '.join(allowed)}")
+
+
+def schedule_text(schedule: Any) -> str:
+    """The option `schedule` as the planner takes it, from its text or from lists of work.
+
+    Raises:
+        TypeError: it is of another type.
+        ValueError: it is no schedule that plans can use.
+    """
+    check_kind("schedule", schedule, str, list, tuple)
+    if not isinstance(schedule, str):
+        for row in schedule:
+            check_kind("a mesh's list in schedule", row, list, tuple)
+            for work in row:
+                check_kind("work in schedule", work, str)
+        return of_words(schedule)
+    return schedule if schedule == "auto" else checked(schedule)
 
 
 def check_count(name: str, value: Any, least: int) -> None:

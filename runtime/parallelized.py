@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import update_wrapper
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 
-from alpa.dialects.plan import AccumulateDtype, Schedule
+from alpa.dialects.plan import AccumulateDtype
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.calls import Call, LeafType, Parameters
@@ -243,7 +243,6 @@ def _check_literals(target: Target) -> None:
     settings = target.named
     for name, value, kind in (
         ("executor", target.executor, Literal["local", "ray"]),
-        ("schedule", settings.schedule, Literal["auto", Schedule]),
         ("intra", settings.intra, Intra),
         ("inter", settings.inter, Inter),
         ("remat", settings.remat, Remat),

@@ -14,7 +14,7 @@ from typing import Literal
 from alpa import passes
 from alpa.dialects import ir, main_function, separate
 from alpa.dialects.attributes import State
-from alpa.dialects.plan import AccumulateDtype, Plan, Schedule
+from alpa.dialects.plan import AccumulateDtype, Plan
 from alpa.dialects.sharding import Sharding
 from alpa.passes import pipeline
 from alpa.passes.alpa import Alpa, Kept
@@ -80,7 +80,7 @@ class Settings:
     cluster: str
     num_micro_batches: int = 1
     micro_batches: Literal["auto", "exact", "independent"] = "auto"
-    schedule: Literal["auto"] | Schedule = "auto"
+    schedule: str = "auto"
     intra: Intra = "auto"
     inter: Inter = "auto"
     num_stages: Count = "auto"

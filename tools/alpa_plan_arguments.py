@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
-from alpa.dialects.plan import AccumulateDtype, Schedule
+from alpa.dialects.plan import AccumulateDtype
+from alpa.passes.schedules.planned import PLANNED
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.choices import ChoiceError, parse_choice
@@ -143,9 +144,10 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--schedule",
-        choices=["auto", *get_args(Schedule)],
         default="auto",
-        help="order of the micro-batches; auto: the faster one; default: auto",
+        metavar="|".join(["auto", *PLANNED, "FILE"]),
+        help="order of the micro-batches; auto: the faster one of those with a name; FILE: a table "
+        "of your own; default: auto",
     )
     add(
         "--intra",

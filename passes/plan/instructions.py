@@ -5,23 +5,22 @@ A **key** names one version of a value. `(value, m)` is the version of micro-bat
 that the update phase produces.
 
 `write_script` makes one list for all meshes; `Script.on` selects a mesh's own list. Every stage
-follows the order of `passes.solve.stages.schedule`. A value moves directly before the work that
-reads it first, and is freed after its last use. Each mesh can run its list independently, with
+follows its list in the plan's schedule (`passes.schedules`). A value moves directly before the work
+that reads it first, and is freed after its last use. Each mesh can run its list independently, with
 sends and receives that block until the other side is ready. The first instruction of the common
-list that has not run can always run, so there is no deadlock. A sender that need not wait can
-offer a value as soon as it exists; its own list says when the value may be released.
+list that has not run can always run, so there is no deadlock. A sender that need not wait can offer
+a value as soon as it exists; its own list says when the value may be released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from functools import cached_property
-from itertools import groupby
 
 from alpa.passes.plan.data import Fragment, Program, ProgramResult, Transfer
-from alpa.passes.solve.stages.schedule import Direction, StageTask, rounds
+from alpa.passes.plan.stage_order import read_by, rounds, stages_of
+from alpa.passes.schedules.work import Kind, Work
 
 Key = tuple[int, int | None]
 
@@ -182,45 +181,6 @@ class _Versions:
         return (new, m - 1) if new is not None and m else None
 
 
-_Stage = dict[Direction, tuple[Fragment, ...]]
-"""Fragments of one mesh that a stage of the schedule runs for each micro-batch."""
-
-
-def _reads(fragments: Sequence[Fragment]) -> list[int]:
-    """The values that other stages or the caller produce."""
-    made = {value for fragment in fragments for value in fragment.outputs}
-    inputs = dict.fromkeys(value for fragment in fragments for value in fragment.inputs)
-    return [value for value in inputs if value not in made]
-
-
-def _stages(program: Program) -> list[_Stage]:
-    """The forwards in program order, each with the backward of its mesh.
-
-    The backwards are in program order from the last stage to the first. A forward without a
-    backward, or a backward without a forward, is a stage of its own. Where both are merged
-    (`merge-fragments`), they run in the place of the forward.
-    """
-    fragments = program.fragments
-    forward = _by_mesh(f for f in fragments if f.runs_forward)
-    backward = _by_mesh(f for f in fragments if f.part == "backward")[::-1]
-    meshes = [[group[0].mesh for group in part] for part in (forward, backward)]
-    backward = [tuple(f for f in group if not f.runs_forward) for group in backward]
-    stages: list[_Stage] = []
-    for tag, f0, f1, b0, b1 in SequenceMatcher(None, *meshes, autojunk=False).get_opcodes():
-        if tag == "equal":
-            both = zip(forward[f0:f1], backward[b0:b1], strict=True)
-            stages.extend({"forward": f, "backward": b} for f, b in both)
-        else:
-            stages.extend({"forward": f, "backward": ()} for f in forward[f0:f1])
-            stages.extend({"forward": (), "backward": b} for b in backward[b0:b1])
-    return stages
-
-
-def _by_mesh(fragments: Iterable[Fragment]) -> list[tuple[Fragment, ...]]:
-    """Fragments that follow one another on a mesh, together."""
-    return [tuple(those) for _, those in groupby(fragments, key=lambda f: f.mesh)]
-
-
 class _Writer:
     """Writes instructions, and tracks which keys exist before the next one."""
 
@@ -255,12 +215,6 @@ class _Writer:
         self._fetch(source)
         self._write(Move(source=source, target=key))
 
-    def _is_made(self, key: Key | None) -> bool:
-        """Whether a key exists, or only moves are missing."""
-        while key is not None and key not in self._made:
-            key = self._versions.source(key)
-        return key is not None
-
     def constants(self) -> None:
         """Moves constants first, because an update may overwrite their source."""
         for step in self._program.transfers:
@@ -270,33 +224,58 @@ class _Writer:
     def micro_batches(self) -> None:
         """Adds all forwards and backwards.
 
-        In each round of the schedule, every stage that is ready does its next work, after the
+        In each round of the schedule, every stage that can go on does its next work, after the
         values that this work reads have moved.
         """
-        program, stages = self._program, _stages(self._program)
+        program, stages = self._program, stages_of(self._program)
         # Other values do not vary: they are arguments, or constants that have moved.
-        needs: dict[tuple[int, Direction], list[int]] = {
-            (s, kind): [value for value in _reads(fragments) if value in program.varying]
+        read: dict[tuple[int, Kind], list[int]] = {
+            (s, kind): [value for value in read_by(fragments) if value in program.varying]
             for s, stage in enumerate(stages)
             for kind, fragments in stage.items()
         }
+        makers: dict[int, tuple[int, Kind]] = {
+            value: (s, kind)
+            for s, stage in enumerate(stages)
+            for kind, fragments in stage.items()
+            for fragment in fragments
+            for value in fragment.outputs
+        }
 
-        def keys(s: int, work: StageTask) -> list[Key]:
-            return [self._versions.version(v, work.micro_batch) for v in needs[s, work.kind]]
+        def keys(work: Work) -> list[Key]:
+            return [
+                self._versions.version(value, work.micro_batch)
+                for value in read[work.stage, work.kind]
+            ]
 
-        for ready in rounds(
-            program.plan.schedule,
-            program.num_micro_batches,
-            len(stages),
-            backward=any(stage["backward"] for stage in stages),
-            is_ready=lambda s, work: all(self._is_made(key) for key in keys(s, work)),
-        ):
-            for s, work in ready:
-                for key in keys(s, work):
+        def needs(work: Work) -> list[Work]:
+            made = (self._maker(key, makers) for key in keys(work))
+            return [it for it in made if it is not None]
+
+        for together in rounds(program, stages, needs):
+            for work in together:
+                for key in keys(work):
                     self._fetch(key)
-            for s, work in ready:
-                for fragment in stages[s][work.kind]:
+            for work in together:
+                for fragment in stages[work.stage][work.kind]:
                     self._run(fragment, work.micro_batch)
+
+    def _maker(self, key: Key, makers: Mapping[int, tuple[int, Kind]]) -> Work | None:
+        """The work that makes a key, or what it is moved from; None if it exists already.
+
+        Raises:
+            ValueError: nothing makes it.
+        """
+        while key not in self._made:
+            value, m = key
+            if value in makers and m is not None:
+                stage, kind = makers[value]
+                return Work(stage, kind, m)
+            source = self._versions.source(key)
+            if source is None:
+                raise ValueError(f"version {m} of value {value} is read and never made")
+            key = source
+        return None
 
     def _run(self, fragment: Fragment, m: int) -> None:
         """Runs a fragment for a micro-batch, and moves results that another mesh returns."""

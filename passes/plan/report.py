@@ -27,7 +27,6 @@ from alpa.dialects.plan import (
     AccumulateDtype,
     Dropped,
     MeshAssignment,
-    Schedule,
     SolverReport,
     read_meshes,
     read_solver_reports,
@@ -40,6 +39,7 @@ from alpa.passes.plan.data import Program
 from alpa.passes.plan.predicted_collectives import collectives_in_order, merged
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.split_factors import SplitFactors, in_words
+from alpa.passes.schedules.planned import label
 from alpa.passes.sharding.rules import populated
 from alpa.passes.tried import Tried
 
@@ -196,7 +196,8 @@ class PlanReport:
 
     cluster: str
     num_micro_batches: int
-    schedule: Schedule
+    schedule: str
+    """its name; `own` for a table of the user's"""
     estimated_step_seconds: float
     """T of the stages by the costs that they were cut by"""
     estimated_step_bound: float
@@ -244,7 +245,8 @@ class PlanReport:
         if knows_links and all(value.sharding is not None for value in program.values):
             inside = _Inside.of(module, program)
         return cls(
-            **vars(program.plan),
+            schedule=label(program.plan.schedule),
+            **{name: it for name, it in vars(program.plan).items() if name != "schedule"},
             micro_batches=program.micro_batches,
             memory_bytes=memory,
             memory_margin=MEMORY_MARGIN if any(it.name != "CPU" for it in devices) else None,

@@ -26,6 +26,7 @@ from alpa.passes.plan.instructions import (
     write_script,
     writes,
 )
+from alpa.passes.schedules import simulate as schedules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +75,26 @@ def seconds_in_turns(program: Program, cluster: Cluster) -> float:
 def simulate(script: Script) -> list[Event]:
     """The instructions of one step in time; those of a mesh are in its order."""
     seconds = {(it.source, it.target): it.seconds for it in script.program.transfers}
-    free: dict[str, float] = {}
-    made: dict[Key, float] = {}
-    events: list[Event] = []
-    # An instruction's dependences precede it in the list, so their ends are known.
-    for it in script.instructions:
-        mesh = meshes_of(script.program, it)[-1]
-        taken = 0.0
+    lists: dict[str, list[int]] = {}
+    needs: list[list[int]] = []
+    taken: list[float] = []
+    made: dict[Key, int] = {}
+    for number, it in enumerate(script.instructions):
+        lists.setdefault(meshes_of(script.program, it)[-1], []).append(number)
+        # What an instruction reads is made by the last one before it that writes the key.
+        needs.append([made[key] for key in reads(it) if key in made])
+        made.update(dict.fromkeys(writes(it), number))
         if isinstance(it, Run):
-            taken = it.fragment.seconds
-        elif isinstance(it, Move):
+            taken.append(it.fragment.seconds)
+        else:
             # A carried state that moves to its argument has no transfer.
-            taken = seconds.get((it.source[0], it.target[0]), 0.0)
-        start = max([free.get(mesh, 0.0), *(made.get(key, 0.0) for key in reads(it))])
-        end = free[mesh] = start + taken
-        made.update(dict.fromkeys(writes(it), end))
-        events.append(Event(instruction=it, mesh=mesh, start=start, end=end))
-    return events
+            ends = (it.source[0], it.target[0]) if isinstance(it, Move) else None
+            taken.append(seconds.get(ends, 0.0) if ends else 0.0)
+    spans = schedules.simulate(lists, needs.__getitem__, taken.__getitem__)
+    mesh_of = {number: mesh for mesh, them in lists.items() for number in them}
+    return [
+        Event(
+            instruction=it, mesh=mesh_of[number], start=spans[number].start, end=spans[number].end
+        )
+        for number, it in enumerate(script.instructions)
+    ]

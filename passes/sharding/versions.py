@@ -24,7 +24,7 @@ from alpa.dialects import func, ir, mpmd
 from alpa.dialects.attributes import Part, read_part
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.plan import Plan
-from alpa.passes.solve.stages.schedule import in_flight
+from alpa.passes.schedules.planned import in_flight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,9 @@ class Versions:
 
     def in_flight(self, mesh: str) -> int:
         """Micro-batches in flight on a mesh."""
-        to_last = len(self.stages) - self.stages.index(mesh)
-        return in_flight(self.plan.schedule, self.plan.num_micro_batches, to_last)
+        plan, count = self.plan, len(self.stages)
+        to_last = count - self.stages.index(mesh)
+        return in_flight(plan.schedule, plan.num_micro_batches, to_last, count)
 
     def of(self, value: ir.Value) -> int:
         """The versions of a value that a fragment of the mesh returns or a transfer brings."""

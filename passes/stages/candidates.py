@@ -14,9 +14,9 @@ import numpy as np
 
 from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster, Link
+from alpa.passes.schedules.planned import in_flight
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import Problem
-from alpa.passes.solve.stages.schedule import in_flight
 from alpa.passes.stages.boundary import Boundary
 from alpa.passes.stages.class_costs import ClassCosts
 from alpa.passes.stages.class_problem import ClassSolver, Submesh

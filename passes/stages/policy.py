@@ -19,11 +19,11 @@ from alpa.dialects.plan import Dropped, MeshAssignment
 from alpa.dialects.sharding import Sharding
 from alpa.passes.base import MeshOverHostsError, NoRoomError, PassError
 from alpa.passes.cost.cluster import AnyCluster, Cluster
+from alpa.passes.schedules.planned import in_flight
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
 from alpa.passes.solve.stages.problem import Given, Objective, Problem
-from alpa.passes.solve.stages.schedule import in_flight
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered, even_seconds
 from alpa.passes.stages.costing import LayerCosts
@@ -316,7 +316,7 @@ def _stages(
     layer_stage: dict[int, int] = {}
     again: set[int] = set()
     for mesh, stage, found in zip(numbers, cut.stages, cut.candidates, strict=True):
-        batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - mesh)
+        batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - mesh, len(meshes))
         kept = batches * found.activation_bytes[stage.first, stage.last]
         peaks[mesh] = int(found.fixed_bytes[stage.first, stage.last] + kept)
         layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), mesh)

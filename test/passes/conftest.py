@@ -7,9 +7,11 @@ with the definition in `relation.py`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import FrameType
 from typing import Any
 
 import jax
@@ -565,3 +567,25 @@ def check() -> Callable[..., Checked]:
 @pytest.fixture(scope="session")
 def program() -> type[Program]:
     return Program
+
+
+@pytest.fixture(scope="session")
+def num_calls() -> Callable[[Callable[[], object]], int]:
+    """The calls that a function makes, of Python and C: a measure of time without noise."""
+
+    def count(function: Callable[[], object]) -> int:
+        calls = 0
+
+        def profile(_frame: FrameType, event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            function()
+        finally:
+            sys.setprofile(before)
+        return calls
+
+    return count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, assert_type
+from typing import Any, assert_type
 
 import jax
 
@@ -45,7 +45,7 @@ def refused(state: dict[str, jax.Array], batch: jax.Array) -> None:
     decorated(state)  # pyright: ignore[reportCallIssue]
     decorated(state, 1)  # pyright: ignore[reportArgumentType]
     alpa.parallelize(evaluate, cluter="cpu:2x4")  # pyright: ignore[reportCallIssue]
-    alpa.parallelize(evaluate, schedule="fast")  # pyright: ignore
+    alpa.parallelize(evaluate, schedule=3)  # pyright: ignore
     _ = decorated.plan(state, batch).step_seconds  # pyright: ignore
 
 
@@ -54,7 +54,7 @@ def results(state: dict[str, jax.Array], shape: jax.ShapeDtypeStruct) -> None:
     assert_type(plan, StepPlan)
     assert_type(plan.predicted_step_seconds, float)
     assert_type(plan.stages, tuple[StageReport, ...])
-    assert_type(plan.schedule, Literal["gpipe", "1f1b"])
+    assert_type(plan.schedule, str)
     assert_type(plan.to_json(), str)
     assert_type(decorated.executable(state, shape), Executable)
 

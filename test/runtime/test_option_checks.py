@@ -94,7 +94,10 @@ def test_options_of_running(option: dict[str, Any], words: str, moves: str) -> N
         ({"check_finite": nan}, "check_finite is nan, of type float; expected bool"),
         ({"donate_argnums": nan}, "donate_argnums holds nan, of type float; expected positions"),
         ({"batch_argnums": [0, 0.5]}, "batch_argnums holds 0.5, of type float; expected positions"),
-        ({"schedule": nan}, "schedule is nan; expected one of auto"),
+        ({"schedule": nan}, "schedule is nan, of type float; expected str or list or tuple"),
+        ({"schedule": "zb"}, '"zb" is neither the name of a schedule, gpipe or 1f1b, nor a file'),
+        ({"schedule": [["0F0"], "1F0"]}, "a mesh's list in schedule is '1F0', of type str"),
+        ({"schedule": [["0B0", "0F0"]]}, "0B0 depends on 0F0, which mesh 0 runs later"),
     ],
 )
 def test_options_of_parallelize(option: dict[str, Any], words: str) -> None:

@@ -21,7 +21,7 @@ import ray
 
 import alpa.passes
 import alpa.runtime
-from alpa.passes.solve.stages.schedule import Schedule
+from alpa.dialects.plan import Schedule
 from alpa.runtime import ClusterSizeError, WorkerError, WorkerOptions
 from alpa.runtime.workers.remote_array import RemoteArray
 

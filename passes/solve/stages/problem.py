@@ -9,6 +9,31 @@ into the stage from both its neighbours, which depend on whether these are on it
 A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
 1F1B, B under GPipe; ``max_in_flight`` says whether memory admits that (eq. 5).
 
+**How T relates to the simulated step** (`passes.schedules`). Let p_i be the seconds of stage i's
+forward with the transfer into it, q_i those of its backward with the transfer into it, so that
+a_i = p_i + q_i. An update waits only for the last backward of its own stage. With
+
+    T+ = sum_i a_i + (B - 1) (max_i p_i + max_i q_i) + max_i u_i
+
+T <= T+, and T = T+ if one stage has both the longest forward and the longest backward. The
+*pipeline part* of T or T+ is the expression without max u.
+
+- Neither GPipe nor 1F1B takes longer than T+; where T = T+, neither takes longer than T.
+- The pipeline part of GPipe equals that of T+: its forwards and its backwards are two flow shops of
+  B equal jobs. T is therefore not an upper bound for GPipe. T assumes that forwards fill the gaps
+  between backwards.
+- The pipeline part of 1F1B lies between sum_i a_i + (B - 1) a_last and that of T+: every cycle of
+  waiting stages has as many forwards as backwards on each, so its steady state takes max_i a_i per
+  micro-batch; only the warm-up and the drain pair the forward of one stage with the backward of
+  another. It is less than T where the slowest stage hides the work of those behind it.
+- Both schedules take T if all stages are equal, or if the last stage has the longest forward and
+  the longest backward. A forward-only pipeline takes T.
+- The updates of all stages but the first begin while others still run backwards. max u is
+  therefore an upper bound, and exact where the first stage's update is the longest.
+
+If a value skips stages, only the stage that reads it receives it. T counts its transfer at each
+stage in between, too.
+
 The stages use every device, in any order of submeshes. Of several groups of hosts, each of another
 kind than its neighbours, stages on a group follow one another, and whole hosts may stay idle; whole
 groups only before all that are used.
@@ -36,9 +61,9 @@ from typing import Literal
 
 import numpy as np
 
+from alpa.passes.schedules.planned import in_flight
 from alpa.passes.solve.errors import VerificationError
 from alpa.passes.solve.stages.placement import Group, blocks
-from alpa.passes.solve.stages.schedule import Schedule, in_flight
 
 Objective = Literal["step", "throughput"]
 NEAR, FAR, OTHER = range(3)
@@ -96,7 +121,8 @@ class Problem:
     """transfers of backwards from the stage behind into one that ends with layer j on submesh m,
     likewise; back[K - 1] = 0"""
     num_micro_batches: int
-    schedule: Schedule
+    schedule: str
+    """of a plan (`schedules/planned.py`)"""
     num_stages: int | None = None
     """as many stages exactly; None = any number"""
     minimise: Objective = "step"
@@ -160,7 +186,8 @@ class Problem:
 
     def in_flight(self, stages_to_last: int) -> int:
         """Micro-batches that a stage keeps, by the number of stages from it to the last one."""
-        return in_flight(self.schedule, self.num_micro_batches, stages_to_last)
+        stages = self.num_stages if self.given is None else len(self.given.far)
+        return in_flight(self.schedule, self.num_micro_batches, stages_to_last, stages)
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
         """What is minimised, of a cut, in seconds."""

@@ -43,6 +43,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from alpa.passes.schedules.planned import label
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import (
     OTHER,
@@ -302,7 +303,9 @@ class _Table:
         self._stages = most if self._by_stage else 1
         # [i, j, m]: the largest number of stages from this one to the last that memory admits.
         needed = [problem.in_flight(s) if self._by_stage else 0 for s in range(1, self._stages + 1)]
-        self._admitted = np.searchsorted(needed, problem.max_in_flight, side="right")
+        # A user's own schedule may keep fewer on an earlier stage: it counts as the later one.
+        at_least = np.maximum.accumulate(needed)
+        self._admitted = np.searchsorted(at_least, problem.max_in_flight, side="right")
         self._possible = self._entries()
 
     def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -491,7 +494,9 @@ def _infeasible(problem: Problem) -> NoCutError:
     layers, devices = problem.num_layers, problem.num_devices
     stages = "" if problem.num_stages is None else f" in {problem.num_stages} stages"
     batches = f"({problem.num_micro_batches} micro-batches)"
-    in_flight = f"fits into memory with the micro-batches that {problem.schedule} keeps in flight"
+    in_flight = (
+        f"fits into memory with the micro-batches that {label(problem.schedule)} keeps in flight"
+    )
     unlimited = np.full_like(problem.max_in_flight, problem.num_micro_batches)
     free = replace(problem, max_in_flight=unlimited)
     if problem.given is not None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from alpa import passes
 from alpa.dialects import parse
 from alpa.dialects.attributes import Argument, Part, Result, ResultRole, Role
-from alpa.dialects.plan import Plan
+from alpa.dialects.plan import Plan, Schedule
 from alpa.passes.plan.data import (
     DeviceMesh,
     Fragment,
@@ -27,7 +27,7 @@ from alpa.passes.plan.data import (
 from alpa.passes.plan.instructions import Add, Key, Move, Run, Script, write_script
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.step_time import simulate
-from alpa.passes.solve.stages import schedule as schedules
+from alpa.passes.schedules.planned import in_flight
 from alpa.runtime.script_checks import ScriptError, verify
 from alpa.tools import zoo
 
@@ -100,7 +100,7 @@ class Builder:
         )
 
 
-def random_program(seed: int, schedule: schedules.Schedule, batches: int) -> Program:
+def random_program(seed: int, schedule: Schedule, batches: int) -> Program:
     """Stages that read one another's values over any distance.
 
     States are tied or carried, updates wait for one another, and some stages have no backward.
@@ -232,7 +232,7 @@ def run_script(script: Script) -> list[object]:
 @settings(max_examples=300)
 @given(st.integers(0, 1 << 32), st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 5))
 def test_scripts_compute_what_the_micro_batches_do_in_turn(
-    seed: int, schedule: schedules.Schedule, batches: int
+    seed: int, schedule: Schedule, batches: int
 ) -> None:
     program = random_program(seed, schedule, batches)
     script = write_script(program)
@@ -240,7 +240,7 @@ def test_scripts_compute_what_the_micro_batches_do_in_turn(
     memory = verify(script)
     # A later stage's value may wait for the first stage's backward; a carried state outlives its
     # micro-batch by one.
-    most = schedules.in_flight(schedule, batches, len(program.meshes)) + 1
+    most = in_flight(schedule, batches, len(program.meshes)) + 1
     assert all(kept <= most for kept in memory.in_flight.values())
     assert all(peak > 0 for peak in memory.peak_bytes.values())
 
@@ -256,19 +256,19 @@ def planned_zoo(family: str, num_stages: int) -> Program:
     return read_planned(parse(str(passes.run(text, pipeline))))
 
 
-def with_schedule(program: Program, schedule: schedules.Schedule) -> Program:
+def with_schedule(program: Program, schedule: Schedule) -> Program:
     return replace(program, plan=replace(program.plan, schedule=schedule))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_planned_pipelines_keep_what_the_schedule_says(schedule: schedules.Schedule) -> None:
+def test_planned_pipelines_keep_what_the_schedule_says(schedule: Schedule) -> None:
     for family in ("gpt", "unet", "t5"):
         program = with_schedule(planned_zoo(family, 4), schedule)
-        kept = [schedules.in_flight(schedule, 6, s) for s in (4, 3, 2, 1)]
+        kept = [in_flight(schedule, 6, s) for s in (4, 3, 2, 1)]
         assert list(verify(write_script(program)).in_flight.values()) == kept
 
 
-def chain(schedule: schedules.Schedule = "1f1b") -> Script:
+def chain(schedule: Schedule = "1f1b") -> Script:
     """Two stages, three micro-batches."""
     builder = Builder()
     x = builder.argument("mesh_0", "batch", 0)

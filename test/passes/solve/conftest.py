@@ -52,28 +52,6 @@ def random_problem() -> Callable[..., Problem]:
 
 
 @pytest.fixture(scope="session")
-def num_calls() -> Callable[[Callable[[], object]], int]:
-    """The calls that a function makes, of Python and C: a measure of time without noise."""
-
-    def count(function: Callable[[], object]) -> int:
-        calls = 0
-
-        def profile(_frame: FrameType, event: str, _argument: object) -> None:
-            nonlocal calls
-            calls += event in ("call", "c_call")
-
-        before = sys.getprofile()
-        sys.setprofile(profile)
-        try:
-            function()
-        finally:
-            sys.setprofile(before)
-        return calls
-
-    return count
-
-
-@pytest.fixture(scope="session")
 def is_called() -> Callable[[Callable[..., object], Callable[[], object]], bool]:
     """Whether a Python function is called while another one runs."""
 

@@ -6,19 +6,22 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alpa.dialects.attributes import Part
-from alpa.dialects.plan import Plan
+from alpa.dialects.plan import Plan, Schedule
 from alpa.passes.plan.data import DeviceMesh, Fragment, Program, Transfer, Value
 from alpa.passes.plan.instructions import Run, write_script
 from alpa.passes.plan.step_time import simulate, step_seconds
-from alpa.passes.solve.stages.schedule import Direction, Schedule, in_flight, order, rounds
+from alpa.passes.schedules.one_stage import stage_list
+from alpa.passes.schedules.planned import in_flight
 
 SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
+Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +206,7 @@ def test_simulated_as_by_events(pipeline: Pipeline) -> None:
 
 @given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 9))
 def test_order_and_what_is_in_flight(schedule: Schedule, batches: int, to_last: int) -> None:
-    works = order(schedule, batches, to_last)
+    works = stage_list(schedule, batches, to_last)
     assert [(w.kind, w.micro_batch) for w in works] == written_order(schedule, batches, to_last)
     kept, peak = set[int](), 0
     for work in works:
@@ -211,22 +214,6 @@ def test_order_and_what_is_in_flight(schedule: Schedule, batches: int, to_last: 
         peak = max(peak, len(kept))
     assert peak == in_flight(schedule, batches, to_last)
     assert not kept
-
-
-@given(st.sampled_from(SCHEDULES), st.integers(1, 9), st.integers(1, 6))
-def test_rounds_run_neighbours_in_turn(schedule: Schedule, batches: int, count: int) -> None:
-    done: set[tuple[Direction, int, int]] = set()
-    for ready in rounds(schedule, batches, count):
-        for stage, task in ready:
-            sender = task.sender(stage)
-            assert sender not in range(count) or (task.kind, sender, task.micro_batch) in done
-        done |= {(task.kind, stage, task.micro_batch) for stage, task in ready}
-    assert len(done) == 2 * batches * count
-
-
-def test_stages_that_wait_for_one_another() -> None:
-    with pytest.raises(ValueError, match="no stage can continue under gpipe"):
-        list(rounds("gpipe", 2, 2, is_ready=lambda stage, task: task.kind == "forward"))
 
 
 @given(pipelines())

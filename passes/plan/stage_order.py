@@ -1,0 +1,82 @@
+"""The stages of a planned program, and the order in which they run its micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import groupby
+
+from alpa.passes.plan.data import Fragment, Program
+from alpa.passes.schedules.planned import lists_of
+from alpa.passes.schedules.simulate import simulate
+from alpa.passes.schedules.work import Kind, Work
+
+Stage = dict[Kind, tuple[Fragment, ...]]
+"""Fragments of one mesh that a stage of the schedule runs for each micro-batch."""
+
+
+def stages_of(program: Program) -> list[Stage]:
+    """The forwards in program order, each with the backward of its mesh.
+
+    The backwards are in program order from the last stage to the first. A forward without a
+    backward, or a backward without a forward, is a stage of its own. Where both are merged
+    (`merge-fragments`), they run in the place of the forward.
+    """
+    fragments = program.fragments
+    forward = _by_mesh(f for f in fragments if f.runs_forward)
+    backward = _by_mesh(f for f in fragments if f.part == "backward")[::-1]
+    meshes = [[group[0].mesh for group in part] for part in (forward, backward)]
+    backward = [tuple(f for f in group if not f.runs_forward) for group in backward]
+    stages: list[Stage] = []
+    for tag, f0, f1, b0, b1 in SequenceMatcher(None, *meshes, autojunk=False).get_opcodes():
+        if tag == "equal":
+            both = zip(forward[f0:f1], backward[b0:b1], strict=True)
+            stages.extend({"forward": f, "backward": b} for f, b in both)
+        else:
+            stages.extend({"forward": f, "backward": ()} for f in forward[f0:f1])
+            stages.extend({"forward": (), "backward": b} for b in backward[b0:b1])
+    return stages
+
+
+def read_by(fragments: Sequence[Fragment]) -> list[int]:
+    """The values that fragments read and that other stages or the caller produce."""
+    made = {value for fragment in fragments for value in fragment.outputs}
+    inputs = dict.fromkeys(value for fragment in fragments for value in fragment.inputs)
+    return [value for value in inputs if value not in made]
+
+
+def rounds(
+    program: Program, stages: Sequence[Stage], reads: Callable[[Work], Iterable[Work]]
+) -> Iterator[list[Work]]:
+    """The work of all stages, in the order of the plan's schedule if all work takes equally long.
+
+    In each round, every stage that can go on does its next work. A stage waits for its neighbour
+    even if it reads nothing from it: otherwise it could exceed the schedule's micro-batches in
+    flight.
+
+    Args:
+        reads: the work whose results an item reads.
+
+    Raises:
+        ValueError: stages wait for one another, or the schedule is for other numbers of stages or
+            micro-batches.
+    """
+    schedule = lists_of(
+        program.plan.schedule,
+        len(stages),
+        program.num_micro_batches,
+        has_backward=any(stage["backward"] for stage in stages),
+    )
+    spans = simulate(
+        dict(enumerate(schedule.lists)),
+        lambda work: [*schedule.needs(work), *reads(work)],
+        lambda _: 1.0,
+    )
+    in_time = sorted(spans, key=lambda work: (spans[work].start, work.stage))
+    for _, together in groupby(in_time, key=lambda work: spans[work].start):
+        yield [*together]
+
+
+def _by_mesh(fragments: Iterable[Fragment]) -> list[tuple[Fragment, ...]]:
+    """Fragments that follow one another on a mesh, together."""
+    return [tuple(those) for _, those in groupby(fragments, key=lambda f: f.mesh)]

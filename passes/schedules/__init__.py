@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: lists of work, their checks, one simulator, and generators."""

@@ -1,0 +1,158 @@
+"""The schedules that plans use: some by name, and a user's own lists, as text.
+
+A plan keeps its schedule as text: a name, or the rows of a table (`table.py`) on one line,
+separated by semicolons. Stage s lies on mesh s; schedules with several stages per mesh are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+from alpa.passes.schedules.measure import peak
+from alpa.passes.schedules.named import NAMES, schedule_of
+from alpa.passes.schedules.one_stage import WholeBackward, forward_only, stage_list
+from alpa.passes.schedules.table import from_words, parse_table, to_table
+from alpa.passes.schedules.verify import ScheduleError, verify
+from alpa.passes.schedules.work import Work, WorkLists
+
+PlannedName = Literal["gpipe", "1f1b"]
+PLANNED: tuple[PlannedName, ...] = get_args(PlannedName)
+
+
+def checked(text: str) -> str:
+    """A schedule as a plan keeps it.
+
+    Args:
+        text: a name, the rows of a table on one line, or the name of a file with a table.
+
+    Raises:
+        ScheduleError: plans cannot use it; for a table with its place.
+    """
+    if text in PLANNED:
+        return text
+    if text in NAMES:
+        raise ScheduleError(
+            f"plans cannot run {text} yet: it has several stages per mesh, splits backwards or "
+            f"receives ahead of need; take {_or(PLANNED)}, or a table of your own"
+        )
+    if ";" in text or "," in text:
+        return _one_line(parse_table(text.replace(";", "\n"), check=_verify_planned))
+    file = Path(text)
+    if not file.is_file():
+        raise ScheduleError(
+            f'"{text}" is neither the name of a schedule, {_or(PLANNED)}, nor a file with a table'
+        )
+    return _one_line(parse_table(file.read_text(), name=text, check=_verify_planned))
+
+
+def label(schedule: str) -> str:
+    """How people read of a plan's schedule: its name."""
+    return schedule if schedule in NAMES else "own"
+
+
+def of_words(rows: Sequence[Sequence[str]]) -> str:
+    """As `checked`, of lists of words such as `0F1`, one list per mesh."""
+    return _one_line(from_words(rows, check=_verify_planned))
+
+
+def own(schedule: str) -> WorkLists | None:
+    """The lists of a user's own schedule; None for one with a name."""
+    return None if schedule in NAMES else _own(schedule)
+
+
+@cache
+def _own(schedule: str) -> WorkLists:
+    return parse_table(schedule.replace(";", "\n"), check=_verify_planned)
+
+
+def lists_of(schedule: str, meshes: int, batches: int, *, has_backward: bool = True) -> WorkLists:
+    """The lists of a plan's schedule.
+
+    Raises:
+        ScheduleError: it is a user's own, for other numbers.
+    """
+    mine = own(schedule)
+    if mine is None:
+        if not has_backward:
+            return forward_only(meshes, batches)
+        return schedule_of(_named(schedule), meshes, batches)
+    check_numbers(mine, meshes, batches)
+    if mine.has_backward != has_backward:
+        raise ScheduleError(
+            "the schedule lists backwards, and the program has none"
+            if mine.has_backward
+            else "the program has a backward part, and the schedule lists none"
+        )
+    return mine
+
+
+def check_numbers(mine: WorkLists, meshes: int | None, batches: int) -> None:
+    """Raises ScheduleError unless a user's own schedule is for these numbers; None is any."""
+    for what, its, wanted in (
+        ("meshes", mine.num_meshes, meshes),
+        ("micro-batches", mine.num_micro_batches, batches),
+    ):
+        if wanted not in (None, its):
+            raise ScheduleError(
+                f"the schedule lists {its} {what}, and the plan has {wanted}; plan with {its}, or "
+                "give another schedule"
+            )
+
+
+@cache
+def in_flight(schedule: str, batches: int, stages_to_last: int, stages: int | None = None) -> int:
+    """Micro-batches whose activations a stage keeps at most, by its list.
+
+    Args:
+        schedule: of a plan.
+        batches: micro-batches.
+        stages_to_last: stages from this one to the last.
+        stages: all stages. None: whatever their number, at most.
+    """
+    mine = own(schedule)
+    if mine is None:
+        return _kept(stage_list(_named(schedule), batches, stages_to_last))
+    stages_of_it = mine.lists if stages is None else [mine.lists[stages - stages_to_last]]
+    return max(map(_kept, stages_of_it))
+
+
+def _kept(works: Sequence[Work]) -> int:
+    ones = (1.0,) * (1 + max(work.stage for work in works))
+    return int(peak(works, ones, ones))
+
+
+def _named(schedule: str) -> WholeBackward:
+    """The name of a schedule that has one."""
+    if schedule == "gpipe" or schedule == "1f1b":
+        return schedule
+    raise ScheduleError(f"plans cannot run {schedule}; take {_or(PLANNED)}")
+
+
+def _or(names: Sequence[str]) -> str:
+    return " or ".join(names)
+
+
+def _one_line(schedule: WorkLists) -> str:
+    return ";".join(to_table(schedule).split())
+
+
+def _verify_planned(schedule: WorkLists) -> None:
+    """As `verify`, and also refuses what plans cannot run."""
+    verify(schedule)
+    for mesh, works in enumerate(schedule.lists):
+        for number, work in enumerate(works):
+            if work.stage != mesh:
+                raise ScheduleError(
+                    f"{work} is on mesh {mesh}: in a plan, stage {work.stage} is on mesh "
+                    f"{work.stage}, and each mesh has one stage",
+                    (mesh, number),
+                )
+            if work.kind in ("backward-input", "backward-weight"):
+                raise ScheduleError(
+                    f"plans cannot split backwards yet, as {work} does; list "
+                    f"{Work(work.stage, 'backward', work.micro_batch)} in its place",
+                    (mesh, number),
+                )
