@@ -14,6 +14,8 @@ from alpa.dialects.records import Int32, Record, entries, entry, one_of, typed
 Role = Literal["batch", "state", "key", "constant"]
 Part = Literal["forward", "backward", "update"]
 _PARTS = get_args(Part)
+BackwardHalf = Literal["input", "weight"]
+_HALVES = get_args(BackwardHalf)
 ResultKind = Literal["concat", "mean", "sum", "last", "state"]
 Signature = Literal["arg_attrs", "res_attrs"]
 
@@ -21,6 +23,8 @@ FOLLOW = "alpa.follow"
 COST = "alpa.cost"
 FLOPS = "alpa.flops"
 PART = "alpa.part"
+BACKWARD = "alpa.backward"
+"""Which part of a split backward a fragment is (`split-backward`)."""
 SECONDS = "alpa.seconds"
 COMPUTE_SECONDS = "alpa.compute_seconds"
 REMAT = "alpa.remat"
@@ -270,6 +274,14 @@ def read_part(op: ir.OpView) -> Part | None:
     if attr is None:
         return None
     return one_of(PART, typed(PART, attr, ir.StringAttr).value, _PARTS)
+
+
+def read_half(op: ir.OpView) -> BackwardHalf | None:
+    """`alpa.backward` of a backward fragment; raises ValueError for an unknown one."""
+    attr = op.attributes.get(BACKWARD)
+    if attr is None:
+        return None
+    return one_of(BACKWARD, typed(BACKWARD, attr, ir.StringAttr).value, _HALVES)
 
 
 def read_remat(op: ir.OpView) -> tuple[int, ...]:

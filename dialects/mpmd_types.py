@@ -153,6 +153,12 @@ def mesh_of(fragment: mpmd.FragmentOp) -> str:
     return ir.StringAttr(fragment.attributes["mesh_name"]).value
 
 
+def stage_of(fragment: mpmd.FragmentOp) -> int | None:
+    """The number of a fragment's stage, if it has one."""
+    number = fragment.attributes.get("stage_id", None)
+    return None if number is None else ir.IntegerAttr(number).value
+
+
 def fragment(
     mesh: str,
     origins: Sequence[Origin],

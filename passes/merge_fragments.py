@@ -62,11 +62,11 @@ of what is merged are added up, less the calls and the ops that are saved. Fragm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from alpa.dialects import body, func, ir, main_function, mpmd, passmanager, sdy
+from alpa.dialects import body, ir, main_function, mpmd, passmanager, sdy
 from alpa.dialects.attributes import (
     COMPUTE_SECONDS,
     PART,
@@ -76,17 +76,13 @@ from alpa.dialects.attributes import (
     read_ints,
     read_part,
 )
-from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, mesh_of, return_
-from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
+from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, mesh_of, return_, stage_of
 from alpa.dialects.records import f64
 from alpa.dialects.sharding import Sharding, op_shardings, set_op_shardings
 from alpa.passes.base import Pass, Remark, errors_at
-from alpa.passes.cost.cluster import AnyCluster
-from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.data import READ_BY_UPDATE, Fragment, Program
+from alpa.passes.plan.fragment_costs import FragmentCosts
 from alpa.passes.plan.reader import read_planned
-from alpa.passes.sharding.call_seconds import call_seconds
-from alpa.passes.sharding.op_seconds import block_works, work_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +94,7 @@ class MergeFragments(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = main_function(module)
         with errors_at(function):
-            costs = _Costs.of(function)
+            costs = FragmentCosts.of(function)
         # XLA computes once what both parts compute: the memory of the result is told from that.
         once = passmanager.PassManager.parse("mpmd.fragment(cse)", module.context)
         while (pair := _next_pair(module)) is not None:
@@ -163,7 +159,7 @@ def _merge(first: mpmd.FragmentOp, second: mpmd.FragmentOp) -> mpmd.FragmentOp:
         op, block = fragment(
             mesh_of(second),
             [Origin.from_attr(it) for it in (*_origins(first), *_origins(second))],
-            _stage_of(second),
+            stage_of(second),
             inputs,
             [it.type for it in (*kept, *second.results)],
             loc=second.location,
@@ -199,11 +195,6 @@ def _read_by_update(
     before = read_ints(first, READ_BY_UPDATE)
     others = {it for number, it in enumerate(first.operands) if number not in before}
     return [number for number, it in enumerate(inputs) if it not in others]
-
-
-def _stage_of(op: mpmd.FragmentOp) -> int | None:
-    number = op.attributes.get("stage_id", None)
-    return None if number is None else ir.IntegerAttr(number).value
 
 
 def _origins(op: mpmd.FragmentOp) -> ir.ArrayAttr:
@@ -242,33 +233,6 @@ def _sharding_of(value: ir.Value) -> Sharding | None:
     shardings = op_shardings(value.owner)
     number = ir.OpResult(value).result_number
     return None if shardings is None else replace(shardings[number], open_dims=frozenset())
-
-
-@dataclass(frozen=True)
-class _Costs:
-    """What fragments take without what they send, if the plan says on which devices."""
-
-    plan: Plan | None
-    cluster: AnyCluster | None
-    meshes: Mapping[str, MeshAssignment]
-
-    @classmethod
-    def of(cls, function: func.FuncOp) -> Self:
-        plan = Plan.read(function)
-        cluster = cluster_here(plan.cluster) if plan is not None and plan.cluster else None
-        return cls(plan, cluster, {mesh.name: mesh for mesh in read_meshes(function)})
-
-    def seconds(self, op: mpmd.FragmentOp) -> float:
-        """Of the call, and of the ops, split evenly; 0 if the devices are not known."""
-        mesh = self.meshes.get(mesh_of(op))
-        if self.plan is None or self.cluster is None or mesh is None:
-            return 0.0
-        cluster, devices = self.cluster.of(mesh.hosts), len(mesh.devices)
-        work = sum(
-            float(work_seconds(it, cluster.device, 1 / devices))
-            for it in block_works(body(op), cluster.device)
-        )
-        return work + call_seconds(op, self.plan.num_micro_batches, cluster, devices)
 
 
 def _write_seconds(

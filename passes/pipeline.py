@@ -37,6 +37,7 @@ PASSES = {
     "place-gradient-reductions": "alpa.passes.place_gradient_reductions:PlaceGradientReductions",
     "ilp-shard-annotate": "alpa.passes.ilp_shard_annotate:IlpShardAnnotate",
     "insert-cross-mesh-reshard": "alpa.passes.insert_cross_mesh_reshard:InsertCrossMeshReshard",
+    "split-backward": "alpa.passes.split_backward:SplitBackward",
     "export-stages": "alpa.passes.export_stages:ExportStages",
     "merge-fragments": "alpa.passes.merge_fragments:MergeFragments",
     "outline-fragments": "alpa.passes.outline_fragments:OutlineFragments",

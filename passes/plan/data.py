@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from alpa.dialects.attributes import Argument, Part, Result, State, is_exact
+from alpa.dialects.attributes import Argument, BackwardHalf, Part, Result, State, is_exact
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import Plan
 from alpa.dialects.sharding import Sharding
@@ -119,6 +119,8 @@ class Fragment:
     donated: tuple[int, ...] = ()
     wide: tuple[tuple[int, int], ...] = ()
     read_by_update: tuple[int, ...] = ()
+    half: BackwardHalf | None = None
+    """of a backward that `split-backward` has split"""
 
     @property
     def runs_forward(self) -> bool:

@@ -10,6 +10,7 @@ from alpa.dialects.attributes import (
     output_number,
     read_arguments,
     read_float,
+    read_half,
     read_ints,
     read_part,
     read_remat,
@@ -130,11 +131,12 @@ class _Reader:
         origins = tuple(Origin.from_attr(a) for a in ir.ArrayAttr(op.attributes["origin"]))
         symbol = op.attributes.get(MODULE)
         module = None if symbol is None else typed(MODULE, symbol, ir.FlatSymbolRefAttr).value
-        mesh = mesh_of(op)
+        mesh, half = mesh_of(op), read_half(op)
         outputs = tuple(self.number(value) for value in op.results)
         # `merge-fragments` names all parts; the layers of updates are those of the others.
         merged = {origin.part: None for origin in origins}
         parts = part if part not in merged else "_".join(merged)
+        parts = parts if half is None else f"{parts}_{half}"
         named = tuple(it for it in origins if it.part == part or it.part != "update") or origins
         return Fragment(
             name=module or f"{mesh}.{origin_name(named)}.{parts}",
@@ -151,6 +153,7 @@ class _Reader:
             extra_results=read_ints(op, EXTRA_RESULTS),
             donated=read_ints(op, DONATED),
             read_by_update=read_ints(op, READ_BY_UPDATE),
+            half=half,
             wide=tuple((outputs[copy], outputs[number]) for copy, number in _wide_copies(op)),
         )
 

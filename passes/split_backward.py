@@ -1,0 +1,314 @@
+"""Splits backward fragments into what other stages wait for, and what only accumulators wait for.
+
+The first part of a fragment makes the gradients of activations that leave for other stages, the
+second one the gradients of weights, which only the sums over the micro-batches take. Zero-bubble
+schedules run the second part where a mesh would wait. In loops over layers, and in layers that are
+rematerialised, both parts are split, too (`loops/fission.py`). `plan/backward_slice.py` says which
+ops move to the first part because they shrink what is kept between the parts.
+
+**Before**::
+
+    !x = !mpmd.mesh_tensor<"mesh_0", tensor<8x4xf32>>
+    !w = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>>
+    !y = !mpmd.mesh_tensor<"mesh_1", tensor<8x4xf32>>
+    sdy.mesh @mesh_0 = <["a"=1]>
+    sdy.mesh @mesh_1 = <["a"=1]>
+    func.func public @main(%w: !w, %x: !x, %d: !x) -> (!w, !y) attributes {
+        topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>, <"mesh_1" : <["a"=1]>>>} {
+      %g:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0> (%w, %x, %d)
+          {alpa.part = "backward"}
+          (%a: tensor<4x4xf32>, %b: tensor<8x4xf32>, %c: tensor<8x4xf32>) {
+        %0 = stablehlo.tanh %c : tensor<8x4xf32>
+        %1 = stablehlo.dot_general %0, %a, contracting_dims = [1] x [1]
+          : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+        %2 = stablehlo.dot_general %b, %0, contracting_dims = [0] x [0]
+          : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+        mpmd.return %1, %2 : tensor<8x4xf32>, tensor<4x4xf32>
+      } : (!w, !x, !x) -> (!x, !w)
+      %n = mpmd.fragment<mesh="mesh_0", origin=["update_0"], stage=0> (%g#1)
+          {alpa.part = "update"} (%a: tensor<4x4xf32>) {
+        %0 = stablehlo.negate %a : tensor<4x4xf32>
+        mpmd.return %0 : tensor<4x4xf32>
+      } : (!w) -> !w
+      %t = mpmd.transfer %g#0 : (!x) -> !y
+      return %n, %t : !w, !y
+    }
+
+**After**::
+
+    sdy.mesh @mesh_0 = <["a"=1]>
+    sdy.mesh @mesh_1 = <["a"=1]>
+    func.func public @main(…) -> … {
+      %g:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0> (%d, %w)
+          {alpa.backward = "input", alpa.part = "backward"}
+          (%a: tensor<8x4xf32>, %b: tensor<4x4xf32>) {
+        %e = stablehlo.tanh %a : tensor<8x4xf32>
+        %f = stablehlo.dot_general %e, %b, contracting_dims = [1] x [1]
+          : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+        mpmd.return %f, %e : tensor<8x4xf32>, tensor<8x4xf32>
+      } : …
+      %h = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0> (%x, %g#1)
+          {alpa.backward = "weight", alpa.part = "backward"}
+          (%a: tensor<8x4xf32>, %b: tensor<8x4xf32>) {
+        %e = stablehlo.dot_general %a, %b, contracting_dims = [0] x [0]
+          : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+        mpmd.return %e : tensor<4x4xf32>
+      } : …
+      %n = mpmd.fragment<mesh="mesh_0", origin=["update_0"], stage=0> (%h) …
+      %t = mpmd.transfer %g#0 : …
+      return %n, %t : …
+    }
+
+**Requires**: a plan whose micro-batches can be run as it says (`plan/checks.py`).
+
+**Ensures**: the same ops on the same values. `alpa.backward` of a backward fragment is `input` or
+`weight`. A fragment from which nothing leaves is a `weight` part as it is; one that makes no weight
+gradient apart from what leaves is an `input` part as it is. `alpa.seconds` are dealt out by the
+work of the ops. A remark at each fragment says what moved to its second part, and what is kept
+between the parts for each micro-batch.
+
+**Options**: none.
+
+**Fails when** a fragment is split already, or the micro-batches cannot be run as the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from alpa.dialects import body, ir, main_function, mpmd, terminator
+from alpa.dialects.attributes import (
+    BACKWARD,
+    COMPUTE_SECONDS,
+    FLOPS,
+    PART,
+    REMAT,
+    SECONDS,
+    read_float,
+)
+from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, mesh_of, return_, stage_of
+from alpa.dialects.records import f64, i64
+from alpa.dialects.sharding import Sharding, op_shardings
+from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.graph import Graph, replace_operands
+from alpa.passes.base import Pass, PassError, Remark
+from alpa.passes.loops.fission import split_at
+from alpa.passes.plan.backward_slice import Slice, backward_slice
+from alpa.passes.plan.data import Fragment, Program
+from alpa.passes.plan.fragment_costs import FragmentCosts
+from alpa.passes.plan.reader import read_planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitBackward(Pass):
+    """Splits backward fragments into activation gradients that leave and weight gradients."""
+
+    name: ClassVar[str] = "split-backward"
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        program = read_planned(module)
+        function = main_function(module)
+        costs = FragmentCosts.of(function)
+        weights = program.gradients - program.micro_used
+        ops = list(body(function).operations)
+        for step, op in zip(program.steps, ops, strict=False):
+            if not isinstance(step, Fragment) or not isinstance(op, mpmd.FragmentOp):
+                continue
+            if step.part != "backward":
+                continue
+            if step.half is not None:
+                raise PassError(
+                    op, "the backward fragment is split already; run split-backward once only"
+                )
+            leaving = [n for n, value in enumerate(step.outputs) if value not in weights]
+            if not leaving:
+                op.attributes[BACKWARD] = ir.StringAttr.get("weight", op.context)
+                continue
+            _split(program, step, op, leaving, costs, remark)
+
+
+def _split(
+    program: Program,
+    step: Fragment,
+    op: mpmd.FragmentOp,
+    leaving: Sequence[int],
+    costs: FragmentCosts,
+    remark: Remark,
+) -> None:
+    block = body(op)
+    split_at(block, [terminator(block).operands[n] for n in leaving])
+    graph = Graph.of(block)
+    numbers = {n: graph.returned[n] for n in range(len(step.outputs))}
+    wanted = {v for n, v in numbers.items() if n not in leaving}
+    states = {n for n, value in enumerate(step.inputs) if program.sources[value] in program.states}
+    parts = backward_slice(graph, {numbers[n] for n in leaving}, wanted, states)
+    second_numbers = _made_by_second(graph, parts, numbers)
+    if not second_numbers:
+        op.attributes[BACKWARD] = ir.StringAttr.get("input", op.context)
+        return
+    blocking = next((v for v in parts.kept if not _can_cross(graph, v)), None)
+    if blocking is not None:
+        op.attributes[BACKWARD] = ir.StringAttr.get("input", op.context)
+        remark(
+            graph.ops[graph.producer[blocking]].location,
+            "the backward fragment stays whole: its second part would read this value, which is "
+            "no tensor or is a partial sum",
+        )
+        return
+    halves = _halves(op, graph, parts, second_numbers)
+    _write_costs(op, halves, costs)
+    remark(op.location, _described(graph, parts))
+    op.operation.erase()
+
+
+def _made_by_second(graph: Graph, parts: Slice, numbers: dict[int, int]) -> list[int]:
+    """The numbers of the fragment's results that the second part makes."""
+    second = set(parts.second) - parts.free
+    return [n for n, v in numbers.items() if graph.producer[v] in second]
+
+
+def _can_cross(graph: Graph, v: int) -> bool:
+    sharding = _sharding_of(graph, v)
+    is_whole = sharding is None or not sharding.unreduced
+    return isinstance(graph.values[v].type, ir.RankedTensorType) and is_whole
+
+
+def _sharding_of(graph: Graph, v: int) -> Sharding | None:
+    """The planned sharding of an op's result."""
+    shardings = op_shardings(graph.ops[graph.producer[v]])
+    if shardings is None:
+        return None
+    return replace(shardings[ir.OpResult(graph.values[v]).result_number], open_dims=frozenset())
+
+
+def _halves(
+    op: mpmd.FragmentOp, graph: Graph, parts: Slice, second_numbers: Sequence[int]
+) -> tuple[mpmd.FragmentOp, mpmd.FragmentOp]:
+    """The two fragments before the old one, whose results nobody reads any more."""
+    first_numbers = [n for n in range(len(op.results)) if n not in second_numbers]
+    by_value = {graph.returned[n]: n for n in reversed(first_numbers)}
+    more = [v for v in parts.kept if v not in by_value]
+    mesh = mesh_of(op)
+    types = [
+        *(op.results[n].type for n in first_numbers),
+        *(
+            MeshTensor(
+                mesh, ir.RankedTensorType(graph.values[v].type), _sharding_of(graph, v)
+            ).to_type()
+            for v in more
+        ),
+    ]
+    returned = [*(graph.returned[n] for n in first_numbers), *more]
+    first = _half(op, graph, parts.first, parts, {}, returned, types)
+    first.attributes[BACKWARD] = ir.StringAttr.get("input", op.context)
+    made = dict(zip(returned, first.results, strict=True))
+    kept: dict[int, ir.Value] = {v: made[v] for v in parts.kept}
+    second = _half(
+        op,
+        graph,
+        parts.second,
+        parts,
+        kept,
+        [graph.returned[n] for n in second_numbers],
+        [op.results[n].type for n in second_numbers],
+    )
+    second.attributes[BACKWARD] = ir.StringAttr.get("weight", op.context)
+    for numbers, half in ((first_numbers, first), (second_numbers, second)):
+        for number, result in zip(numbers, half.results, strict=False):
+            op.results[number].replace_all_uses_with(result)
+    return first, second
+
+
+def _half(
+    op: mpmd.FragmentOp,
+    graph: Graph,
+    numbers: Sequence[int],
+    parts: Slice,
+    kept: dict[int, ir.Value],
+    returned: Sequence[int],
+    types: Sequence[ir.Type],
+) -> mpmd.FragmentOp:
+    """A fragment with copies of some of the ops, before the old one.
+
+    Args:
+        numbers: the ops, without free ones that they read.
+        kept: what stands outside for values of the first part.
+        returned: the values that it returns, of `types`.
+    """
+    used = _with_free(graph, numbers, returned, parts.free)
+    made = {v for o in used for v in graph.results[o]}
+    read = dict.fromkeys([*(v for o in used for v in graph.operands[o]), *returned])
+    outside = {v: kept[v] if v in kept else op.operands[v] for v in read if v not in made}
+    inputs = list(dict.fromkeys(outside.values()))
+    with ir.InsertionPoint(op):
+        half, block = fragment(
+            mesh_of(op),
+            [Origin.from_attr(it) for it in ir.ArrayAttr(op.attributes["origin"])],
+            stage_of(op),
+            inputs,
+            types,
+            loc=op.location,
+        )
+    half.attributes[PART] = op.attributes[PART]
+    if REMAT in op.attributes:
+        half.attributes[REMAT] = op.attributes[REMAT]
+    arguments = dict(zip(inputs, block.arguments, strict=True))
+    inside: dict[ir.Value, ir.Value] = {
+        graph.values[v]: arguments[outer] for v, outer in outside.items()
+    }
+    for o in used:
+        clone = graph.ops[o].operation.clone(ip=ir.InsertionPoint(block)).opview
+        replace_operands(clone, inside)
+        inside.update(zip(graph.ops[o].results, clone.results, strict=True))
+    with ir.InsertionPoint(block), op.location:
+        return_([inside[graph.values[v]] for v in returned])
+    return half
+
+
+def _with_free(
+    graph: Graph, numbers: Sequence[int], returned: Sequence[int], free: Collection[int]
+) -> list[int]:
+    """Ops in order, with the free ones that they or what is returned need."""
+    found = {o for o in numbers if o not in free}
+    waiting = [v for o in found for v in graph.operands[o]] + list(returned)
+    while waiting:
+        o = graph.producer[waiting.pop()]
+        if o in free and o not in found:
+            found.add(o)
+            waiting += graph.operands[o]
+    return sorted(found)
+
+
+def _write_costs(
+    op: mpmd.FragmentOp, halves: Sequence[mpmd.FragmentOp], costs: FragmentCosts
+) -> None:
+    """Deals the seconds of a fragment out, with those of one more call, and writes the FLOPs."""
+    flops = [sum(map(op_cost.flops, list(body(half).operations)[:-1])) for half in halves]
+    works = [costs.seconds(half) for half in halves]
+    more = max(sum(works) - costs.seconds(op), 0.0)
+    weights = works if sum(works) else flops
+    total = sum(weights)
+    for half, weight, own in zip(halves, weights, flops, strict=True):
+        share = weight / total if total else 1 / len(halves)
+        for name, extra in ((SECONDS, more), (COMPUTE_SECONDS, 0.0)):
+            seconds = read_float(op, name)
+            if seconds is not None:
+                half.attributes[name] = f64((seconds + extra) * share)
+        if FLOPS in op.attributes:
+            half.attributes[FLOPS] = i64(int(own))
+
+
+def _described(graph: Graph, parts: Slice) -> str:
+    def flops(numbers: Sequence[int]) -> float:
+        return sum(op_cost.flops(graph.ops[o]) for o in numbers)
+
+    second = set(parts.second) - parts.free
+    all_flops = flops([*{*parts.first, *second}])
+    kept = sum(graph.bytes[v] for v in parts.kept)
+    return (
+        f"{len(second)} of {len(graph.ops)} backward ops, with {flops([*second]):,.0f} of "
+        f"{all_flops:,.0f} FLOPs, make weight gradients that no other stage waits for; "
+        f"{kept:,} bytes are kept for them"
+    )
