@@ -11,9 +11,9 @@ from alpa.dialects.attributes import MESHES, PLAN, RESHARD, SOLVER
 from alpa.dialects.bindings import func, ir
 from alpa.dialects.records import Record, entry
 
-Schedule = Literal["gpipe", "1f1b"]
+Schedule = Literal["gpipe", "1f1b", "zb-h1"]
 _NAMED = get_args(Schedule)
-_OWN = re.compile(r"\d+[FB]\d+([,;]\d+[FB]\d+)*")
+_OWN = re.compile(r"\d+[FBIW]\d+([,;]\d+[FBIW]\d+)*")
 """A user's own schedule: the work of each mesh, separated by commas, and by semicolons between
 meshes (`passes/schedules/planned.py`)."""
 AccumulateDtype = Literal["f32", "f64", "same"]

@@ -18,7 +18,9 @@ The first four run once. The other four run on a copy of the layers for each can
   planned first, and if no plan is found, GPipe is not tried. With one micro-batch or one mesh both
   take the same time, and GPipe is not planned. Otherwise stages are cut for GPipe, too. That
   plan is finished only if the cut predicts a shorter step than the plan for 1F1B, and kept if the
-  finished plan's step is shorter.
+  finished plan's step is shorter. Other schedules are planned where they are asked for. If one
+  splits backwards, `split-backward` runs before `insert-cross-mesh-reshard`, which predicts the
+  step.
 * **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a
   stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
   more. Further reserves are at least twice the one before, up to `_CUTS` cuts in all. A remark
@@ -107,9 +109,10 @@ from alpa.passes.import_hlo import ImportHlo
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
-from alpa.passes.schedules.planned import label
+from alpa.passes.schedules.planned import label, splits_backward
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
+from alpa.passes.split_backward import SplitBackward
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
@@ -159,8 +162,8 @@ class Alpa(Driver):
     name: ClassVar[str] = "alpa"
     schedule: str = option(
         "auto",
-        "`gpipe`, `1f1b`, or a file with a table of your own (docs/schedules.md); `auto` takes the "
-        "one of the first two with the shorter predicted step",
+        "`gpipe`, `1f1b`, `zb-h1`, or a file with a table of your own (docs/schedules.md); `auto` "
+        "takes the one of the first two with the shorter predicted step",
     )
     faster_than: float | None = option(
         None,
@@ -420,6 +423,9 @@ class _Search:
             candidate.stages.append(_copied(candidate.module))
         with self._noting_refusal(candidate):
             for step in self.to_plan:
+                is_sharded = isinstance(step, InsertCrossMeshReshard)
+                if is_sharded and splits_backward(candidate.plan.schedule):
+                    self.run_pass(SplitBackward(), candidate.module, candidate.remark)
                 self.run_pass(step, candidate.module, candidate.remark)
         seconds = candidate.step_seconds
         self._note(candidate, outcome="slower", predicted_step_seconds=seconds)

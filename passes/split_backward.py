@@ -65,11 +65,13 @@ ops move to the first part because they shrink what is kept between the parts.
 `weight`. A fragment from which nothing leaves is a `weight` part as it is; one that makes no weight
 gradient apart from what leaves is an `input` part as it is. `alpa.seconds` are dealt out by the
 work of the ops. A remark at each fragment says what moved to its second part, and what is kept
-between the parts for each micro-batch.
+between the parts for each micro-batch. If the plan's schedule splits backwards, that is added to
+`predicted_peak_bytes`, for as many micro-batches as the schedule leaves weight gradients for later.
 
 **Options**: none.
 
-**Fails when** a fragment is split already, or the micro-batches cannot be run as the plan says.
+**Fails when** a fragment is split already, a device does not have the memory for what is kept, or
+the micro-batches cannot be run as the plan says.
 """
 
 from __future__ import annotations
@@ -93,12 +95,15 @@ from alpa.dialects.records import f64, i64
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, replace_operands
-from alpa.passes.base import Pass, PassError, Remark
+from alpa.passes.base import NoRoomError, Pass, PassError, Remark, errors_at
+from alpa.passes.cost.device import size_text
 from alpa.passes.loops.fission import split_at
+from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.backward_slice import Slice, backward_slice
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.fragment_costs import FragmentCosts
 from alpa.passes.plan.reader import read_planned
+from alpa.passes.schedules.planned import label, lists_of, splits_backward, weights_left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +132,7 @@ class SplitBackward(Pass):
                 op.attributes[BACKWARD] = ir.StringAttr.get("weight", op.context)
                 continue
             _split(program, step, op, leaving, costs, remark)
+        _count_kept(module)
 
 
 def _split(
@@ -279,6 +285,38 @@ def _with_free(
             found.add(o)
             waiting += graph.operands[o]
     return sorted(found)
+
+
+def _count_kept(module: ir.Module) -> None:
+    """Adds what is kept between the parts, under the plan's schedule, to the predicted memory.
+
+    Raises:
+        NoRoomError: a mesh does not have that much.
+    """
+    program, function = read_planned(module), main_function(module)
+    plan, meshes = program.plan, program.meshes
+    if len(plan.predicted_peak_bytes) != len(meshes) or not splits_backward(plan.schedule):
+        return
+    with errors_at(function):
+        schedule = lists_of(plan.schedule, len(meshes), plan.num_micro_batches)
+    cluster = cluster_here(plan.cluster)
+    peaks: list[int] = []
+    for number, (mesh, peak) in enumerate(zip(meshes, plan.predicted_peak_bytes, strict=True)):
+        halves = [f for f in program.fragments if f.mesh == mesh.name and f.half is not None]
+        made = {v for f in halves if f.half == "input" for v in f.outputs}
+        kept = made & {v for f in halves if f.half == "weight" for v in f.inputs}
+        left = weights_left(schedule, number)
+        peaks.append(peak + left * sum(map(program.local_bytes, kept)))
+        memory = None if cluster is None else cluster.of(mesh.hosts).device.memory
+        if memory is not None and peak <= memory < peaks[-1]:
+            raise NoRoomError(
+                function,
+                f"{mesh.name} needs {size_text(peaks[-1])} per device, {size_text(memory)} are "
+                f"there: under {label(plan.schedule)} it keeps values for the weight gradients of "
+                f"{left} micro-batches; use 1f1b, smaller micro-batches, or more devices",
+                missing=(peaks[-1] - memory) / memory,
+            )
+    replace(plan, predicted_peak_bytes=tuple(peaks)).write(function)
 
 
 def _write_costs(

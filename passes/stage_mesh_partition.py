@@ -112,9 +112,9 @@ class StageMeshPartition(Pass):
     )
     schedule: str = option(
         "gpipe",
-        "`gpipe` (all forwards, then all backwards), `1f1b` (alternating), or a file with a table "
-        "of your own: the order of a step, which decides how many micro-batches are in memory at "
-        "once",
+        "`gpipe` (all forwards, then all backwards), `1f1b` (alternating), `zb-h1` (weight "
+        "gradients where a mesh would wait), or a file with a table of your own: the order of a "
+        "step, which decides how many micro-batches are in memory at once",
     )
     mesh_rank: Literal["1", "2"] = option(
         "2",

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from alpa.passes.plan.data import Fragment, Program, ProgramResult, Transfer
-from alpa.passes.plan.stage_order import read_by, rounds, stages_of
-from alpa.passes.schedules.work import Kind, Work
+from alpa.passes.plan.stage_order import read_by, rounds, schedule_of_stages, stages_of
+from alpa.passes.schedules.work import Kind, Work, WorkLists
 
 Key = tuple[int, int | None]
 
@@ -234,13 +234,13 @@ class _Writer:
             for s, stage in enumerate(stages)
             for kind, fragments in stage.items()
         }
-        makers: dict[int, tuple[int, Kind]] = {
-            value: (s, kind)
+        makers = {
+            value: (s, fragment)
             for s, stage in enumerate(stages)
-            for kind, fragments in stage.items()
-            for fragment in fragments
+            for fragment in (*stage["forward"], *stage["backward"])
             for value in fragment.outputs
         }
+        schedule = schedule_of_stages(program, stages)
 
         def keys(work: Work) -> list[Key]:
             return [
@@ -249,10 +249,10 @@ class _Writer:
             ]
 
         def needs(work: Work) -> list[Work]:
-            made = (self._maker(key, makers) for key in keys(work))
+            made = (self._maker(key, makers, schedule) for key in keys(work))
             return [it for it in made if it is not None]
 
-        for together in rounds(program, stages, needs):
+        for together in rounds(schedule, needs):
             for work in together:
                 for key in keys(work):
                     self._fetch(key)
@@ -260,7 +260,9 @@ class _Writer:
                 for fragment in stages[work.stage][work.kind]:
                     self._run(fragment, work.micro_batch)
 
-    def _maker(self, key: Key, makers: Mapping[int, tuple[int, Kind]]) -> Work | None:
+    def _maker(
+        self, key: Key, makers: Mapping[int, tuple[int, Fragment]], schedule: WorkLists
+    ) -> Work | None:
         """The work that makes a key, or what it is moved from; None if it exists already.
 
         Raises:
@@ -269,8 +271,14 @@ class _Writer:
         while key not in self._made:
             value, m = key
             if value in makers and m is not None:
-                stage, kind = makers[value]
-                return Work(stage, kind, m)
+                stage, fragment = makers[value]
+                if fragment.runs_forward:
+                    return Work(stage, "forward", m)
+                work = schedule.backward_of(stage, m)
+                is_split = work is not None and work.kind == "backward-input"
+                if is_split and fragment.half == "weight":
+                    return Work(stage, "backward-weight", m)
+                return work
             source = self._versions.source(key)
             if source is None:
                 raise ValueError(f"version {m} of value {value} is read and never made")

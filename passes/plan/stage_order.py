@@ -9,7 +9,7 @@ from itertools import groupby
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.schedules.planned import lists_of
 from alpa.passes.schedules.simulate import simulate
-from alpa.passes.schedules.work import Kind, Work
+from alpa.passes.schedules.work import Kind, Work, WorkLists
 
 Stage = dict[Kind, tuple[Fragment, ...]]
 """Fragments of one mesh that a stage of the schedule runs for each micro-batch."""
@@ -20,7 +20,8 @@ def stages_of(program: Program) -> list[Stage]:
 
     The backwards are in program order from the last stage to the first. A forward without a
     backward, or a backward without a forward, is a stage of its own. Where both are merged
-    (`merge-fragments`), they run in the place of the forward.
+    (`merge-fragments`), they run in the place of the forward. A schedule that splits backwards runs
+    the two parts of `split-backward`; what is not split runs as the first part.
     """
     fragments = program.fragments
     forward = _by_mesh(f for f in fragments if f.runs_forward)
@@ -31,11 +32,34 @@ def stages_of(program: Program) -> list[Stage]:
     for tag, f0, f1, b0, b1 in SequenceMatcher(None, *meshes, autojunk=False).get_opcodes():
         if tag == "equal":
             both = zip(forward[f0:f1], backward[b0:b1], strict=True)
-            stages.extend({"forward": f, "backward": b} for f, b in both)
+            stages.extend(_stage(f, b) for f, b in both)
         else:
-            stages.extend({"forward": f, "backward": ()} for f in forward[f0:f1])
-            stages.extend({"forward": (), "backward": b} for b in backward[b0:b1])
+            stages.extend(_stage(f, ()) for f in forward[f0:f1])
+            stages.extend(_stage((), b) for b in backward[b0:b1])
     return stages
+
+
+def _stage(forward: tuple[Fragment, ...], backward: tuple[Fragment, ...]) -> Stage:
+    return {
+        "forward": forward,
+        "backward": backward,
+        "backward-input": tuple(f for f in backward if f.half != "weight"),
+        "backward-weight": tuple(f for f in backward if f.half == "weight"),
+    }
+
+
+def schedule_of_stages(program: Program, stages: Sequence[Stage]) -> WorkLists:
+    """The lists of the stages, each as if on a mesh of its own.
+
+    Raises:
+        ScheduleError: the schedule is for other numbers of stages or micro-batches.
+    """
+    return lists_of(
+        program.plan.schedule,
+        len(stages),
+        program.num_micro_batches,
+        has_backward=any(stage["backward"] for stage in stages),
+    )
 
 
 def read_by(fragments: Sequence[Fragment]) -> list[int]:
@@ -45,10 +69,8 @@ def read_by(fragments: Sequence[Fragment]) -> list[int]:
     return [value for value in inputs if value not in made]
 
 
-def rounds(
-    program: Program, stages: Sequence[Stage], reads: Callable[[Work], Iterable[Work]]
-) -> Iterator[list[Work]]:
-    """The work of all stages, in the order of the plan's schedule if all work takes equally long.
+def rounds(schedule: WorkLists, reads: Callable[[Work], Iterable[Work]]) -> Iterator[list[Work]]:
+    """The work of all stages, in the order of a schedule if all work takes equally long.
 
     In each round, every stage that can go on does its next work. A stage waits for its neighbour
     even if it reads nothing from it: otherwise it could exceed the schedule's micro-batches in
@@ -58,15 +80,8 @@ def rounds(
         reads: the work whose results an item reads.
 
     Raises:
-        ValueError: stages wait for one another, or the schedule is for other numbers of stages or
-            micro-batches.
+        DeadlockError: stages wait for one another.
     """
-    schedule = lists_of(
-        program.plan.schedule,
-        len(stages),
-        program.num_micro_batches,
-        has_backward=any(stage["backward"] for stage in stages),
-    )
     spans = simulate(
         dict(enumerate(schedule.lists)),
         lambda work: [*schedule.needs(work), *reads(work)],

@@ -23,6 +23,8 @@ from alpa.passes.plan.data import Program
 from alpa.passes.plan.reader import origin_name, read_planned
 from alpa.passes.plan.report import PlanReport, StageReport, TransferReport
 from alpa.passes.plan.text import aligned, count_text, percent, ranges_text, seconds_text
+from alpa.passes.schedules.measure import Costs, measure
+from alpa.passes.schedules.planned import lists_of, splits_backward
 from alpa.passes.solve.sharding.problem import OPTIMAL
 
 _PATTERNS = 4  # that a row lists before it sums up the rest
@@ -277,7 +279,7 @@ def limits(report: PlanReport) -> Iterator[str]:
     slowest = max(stages, key=lambda stage: stage.seconds)
     if count > 1 and total:
         yield f"  {_balance(stages, slowest, total)}"
-    yield f"  {_bubble(count, batches)}"
+    yield f"  {_bubble(report.schedule, count, batches)}"
     if report.predicted_step_seconds and total:
         word = "forward and backward" if count == 1 else "slowest stage"
         parts = [
@@ -324,12 +326,17 @@ def _inside_meshes(report: PlanReport) -> Iterator[str]:
         )
 
 
-def _bubble(stages: int, batches: int) -> str:
+def _bubble(schedule: str, stages: int, batches: int) -> str:
     if stages == 1:
         text = "one stage: no pipeline, so no bubble"
         return f"{text}; {_ONE_MICRO_BATCH}" if batches == 1 else text
-    bubble = (stages - 1) / (stages - 1 + batches)
-    text = f"pipeline bubble: (S-1)/(S-1+B) = {percent(bubble)} with S={stages} stages"
+    if schedule == "own":
+        return f"pipeline bubble: that of your own schedule of {stages} stages"
+    # Of equal stages, whose parts of a backward take as long as a forward.
+    equal = measure(lists_of(schedule, stages, batches), Costs.uniform(stages))
+    form = "" if splits_backward(schedule) else "(S-1)/(S-1+B) = "
+    share = percent(equal.bubble / equal.seconds)
+    text = f"pipeline bubble: {form}{share} with S={stages} stages"
     if batches == 1:
         return f"{text}; {_ONE_MICRO_BATCH}"
     return f"{text}, B={batches} micro-batches (auto finds the best B)"

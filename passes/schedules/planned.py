@@ -13,12 +13,12 @@ from typing import Literal, get_args
 
 from alpa.passes.schedules.measure import peak
 from alpa.passes.schedules.named import NAMES, schedule_of
-from alpa.passes.schedules.one_stage import WholeBackward, forward_only, stage_list
+from alpa.passes.schedules.one_stage import forward_only, stage_list, zb_h1
 from alpa.passes.schedules.table import from_words, parse_table, to_table
 from alpa.passes.schedules.verify import ScheduleError, verify
 from alpa.passes.schedules.work import Work, WorkLists
 
-PlannedName = Literal["gpipe", "1f1b"]
+PlannedName = Literal["gpipe", "1f1b", "zb-h1"]
 PLANNED: tuple[PlannedName, ...] = get_args(PlannedName)
 
 
@@ -35,8 +35,8 @@ def checked(text: str) -> str:
         return text
     if text in NAMES:
         raise ScheduleError(
-            f"plans cannot run {text} yet: it has several stages per mesh, splits backwards or "
-            f"receives ahead of need; take {_or(PLANNED)}, or a table of your own"
+            f"plans cannot run {text} yet: it has several stages per mesh, or receives ahead of "
+            f"need; take {_or(PLANNED)}, or a table of your own"
         )
     if ";" in text or "," in text:
         return _one_line(parse_table(text.replace(";", "\n"), check=_verify_planned))
@@ -113,10 +113,35 @@ def in_flight(schedule: str, batches: int, stages_to_last: int, stages: int | No
         stages: all stages. None: whatever their number, at most.
     """
     mine = own(schedule)
-    if mine is None:
-        return _kept(stage_list(_named(schedule), batches, stages_to_last))
-    stages_of_it = mine.lists if stages is None else [mine.lists[stages - stages_to_last]]
-    return max(map(_kept, stages_of_it))
+    if mine is not None:
+        lists = mine.lists if stages is None else [mine.lists[stages - stages_to_last]]
+        return max(map(_kept, lists))
+    name = _named(schedule)
+    if name != "zb-h1":
+        return _kept(stage_list(name, batches, stages_to_last))
+    if stages is None:
+        return batches
+    return _kept(zb_h1(stages, batches).lists[stages - stages_to_last])
+
+
+def needs_number(schedule: str) -> bool:
+    """Whether what a stage keeps in flight depends on the number of all stages, too."""
+    return schedule == "zb-h1"
+
+
+def splits_backward(schedule: str) -> bool:
+    """Whether a plan's schedule lists the two parts of a backward."""
+    mine = own(schedule)
+    return schedule == "zb-h1" if mine is None else mine.splits_backward
+
+
+def weights_left(schedule: WorkLists, mesh: int) -> int:
+    """For how many micro-batches a mesh has weight gradients left to compute, at most."""
+    left = most = 0
+    for work in schedule.lists[mesh]:
+        left += (work.kind == "backward-input") - (work.kind == "backward-weight")
+        most = max(most, left)
+    return most
 
 
 def _kept(works: Sequence[Work]) -> int:
@@ -124,15 +149,16 @@ def _kept(works: Sequence[Work]) -> int:
     return int(peak(works, ones, ones))
 
 
-def _named(schedule: str) -> WholeBackward:
+def _named(schedule: str) -> PlannedName:
     """The name of a schedule that has one."""
-    if schedule == "gpipe" or schedule == "1f1b":
+    if schedule == "gpipe" or schedule == "1f1b" or schedule == "zb-h1":
         return schedule
     raise ScheduleError(f"plans cannot run {schedule}; take {_or(PLANNED)}")
 
 
 def _or(names: Sequence[str]) -> str:
-    return " or ".join(names)
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
 
 
 def _one_line(schedule: WorkLists) -> str:
@@ -148,11 +174,5 @@ def _verify_planned(schedule: WorkLists) -> None:
                 raise ScheduleError(
                     f"{work} is on mesh {mesh}: in a plan, stage {work.stage} is on mesh "
                     f"{work.stage}, and each mesh has one stage",
-                    (mesh, number),
-                )
-            if work.kind in ("backward-input", "backward-weight"):
-                raise ScheduleError(
-                    f"plans cannot split backwards yet, as {work} does; list "
-                    f"{Work(work.stage, 'backward', work.micro_batch)} in its place",
                     (mesh, number),
                 )

@@ -106,6 +106,14 @@ class WorkLists:
         behind = self._backwards.get((stage + 1, m), Work(stage + 1, "backward", m))
         return (own, behind)
 
+    def backward_of(self, stage: int, micro_batch: int) -> Work | None:
+        """The backward or the backward-input of a stage and micro-batch, if the lists have one."""
+        return self._backwards.get((stage, micro_batch))
+
+    @property
+    def splits_backward(self) -> bool:
+        return any(work.kind == "backward-weight" for work in self)
+
     def received(self, work: Work) -> tuple[Work, ...]:
         """The work on other meshes whose results an item reads."""
         here = self.mesh_of[work.stage]

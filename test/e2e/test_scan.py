@@ -151,11 +151,16 @@ def test_a_loop_is_cut_between_two_stages() -> None:
     check(step, module)
 
 
+def test_loops_of_split_backwards_equal_plain_jax() -> None:
+    step = Step(4, optax.sgd(0.1), "feed-forward")
+    check(step, planned(step, "zb-h1", 2))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 @pytest.mark.parametrize("num_layers", [2, 4])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_both_schedules_equal_plain_jax(layer: str, num_layers: int, schedule: str) -> None:
+def test_all_schedules_equal_plain_jax(layer: str, num_layers: int, schedule: str) -> None:
     step = Step(4, optax.sgd(0.1, momentum=0.9), layer)
     check(step, planned(step, schedule, num_layers))
 

@@ -33,7 +33,7 @@ from alpa.tools.zoo.program import TrainingProgram, TrainState
 MICRO_BATCH = 4
 PLAN = "alpa{{cluster=cpu:2x4 num-layers=4 num-stages=2 num-micro-batches={}}}"
 FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet", "llama"]
-SCHEDULES = ["gpipe", "1f1b"]
+SCHEDULES = ["gpipe", "1f1b", "zb-h1"]
 
 
 def looped_step(
@@ -90,7 +90,11 @@ def with_schedule(schedule: str, num_stages: int = 2) -> str:
 # schedules here, and every tiny family in the slow tier.
 @pytest.mark.parametrize(
     ("family", "schedule", "changes"),
-    [("wresnet", "1f1b", {"stage_sizes": (1, 1)}), ("t5", "gpipe", {"num_layers": 1})],
+    [
+        ("wresnet", "1f1b", {"stage_sizes": (1, 1)}),
+        ("t5", "gpipe", {"num_layers": 1}),
+        ("gpt", "zb-h1", {"num_layers": 2}),
+    ],
 )
 def test_four_micro_batches_equal_plain_jax(
     family: str, schedule: str, changes: dict[str, Any]
@@ -152,7 +156,7 @@ def test_families_on_meshes_of_unequal_size(family: str, cluster: str, num_stage
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("num_stages", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_schedules_equal_plain_jax(family: str, num_stages: int, schedule: str) -> None:
+def test_all_schedules_equal_plain_jax(family: str, num_stages: int, schedule: str) -> None:
     check_sgd(family, 4, with_schedule(schedule, num_stages))
 
 

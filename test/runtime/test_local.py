@@ -289,7 +289,7 @@ def test_copies_of_a_returned_state_live_as_long_as_it() -> None:
     assert not any(reference() for reference in freed)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_nothing_but_results_is_left_after_a_step(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

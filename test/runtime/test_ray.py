@@ -88,7 +88,7 @@ def assert_close(results: Any, expected: Any) -> None:
         assert np.max(np.abs(np.asarray(result) - it)) <= 1e-4 * np.max(np.abs(it))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_training_steps_on_two_meshes(schedule: Schedule, tmp_path: Path) -> None:
     workers = WorkerOptions(cache_directory=str(tmp_path), timeout_seconds=300)
     with alpa.runtime.load(planned(schedule), executor="ray", workers=workers) as step:

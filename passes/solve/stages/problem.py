@@ -184,9 +184,11 @@ class Problem:
                 f"{given.mesh_of}"
             )
 
-    def in_flight(self, stages_to_last: int) -> int:
-        """Micro-batches that a stage keeps, by the number of stages from it to the last one."""
-        stages = self.num_stages if self.given is None else len(self.given.far)
+    def in_flight(self, stages_to_last: int, stages: int | None = None) -> int:
+        """Micro-batches that a stage keeps, by the number of stages from it to the last one, and of
+        all stages where that is known."""
+        if stages is None:
+            stages = self.num_stages if self.given is None else len(self.given.far)
         return in_flight(self.schedule, self.num_micro_batches, stages_to_last, stages)
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
@@ -286,9 +288,10 @@ def verify(problem: Problem, solution: Solution) -> None:
     firsts = [0, *(last + 1 for _, last in bounds)]
     if firsts[:-1] != [first for first, _ in bounds] or firsts[-1] != problem.num_layers:
         raise VerificationError(f"stages {bounds} are no cut of {problem.num_layers} layers")
+    count = len(stages) if problem.given is None else len(problem.given.far)
     if problem.given is None:
         _verify_hosts(problem, stages)
-        to_last = range(len(stages), 0, -1)
+        to_last = range(count, 0, -1)
     else:
         meshes = [problem.given.mesh_of[s.submesh] for s in stages]
         if any(a >= b for a, b in pairwise(meshes)):
@@ -297,7 +300,7 @@ def verify(problem: Problem, solution: Solution) -> None:
     if problem.num_stages not in (None, len(stages)):
         raise VerificationError(f"{len(stages)} stages, {problem.num_stages} were asked for")
     for number, (stage, distance) in enumerate(zip(stages, to_last, strict=True)):
-        needed = problem.in_flight(distance)
+        needed = problem.in_flight(distance, count)
         fits = problem.max_in_flight[stage.first, stage.last, stage.submesh]
         if fits < needed:
             raise VerificationError(

@@ -43,7 +43,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alpa.passes.schedules.planned import label
+from alpa.passes.schedules.planned import label, needs_number
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import (
     OTHER,
@@ -65,7 +65,30 @@ _ROUNDING = 1e-12
 def solve(problem: Problem) -> Solution:
     """The best cut. Raises ``ValueError`` (not a problem) and ``NoCutError``."""
     problem.check()
-    return _best_of_equal(problem) if problem.equal_layers else _solve(problem)
+    if problem.equal_layers:
+        return _best_of_equal(problem)
+    is_open = problem.num_stages is None and problem.given is None
+    return (
+        _best_of_numbers(problem) if is_open and needs_number(problem.schedule) else _solve(problem)
+    )
+
+
+def _best_of_numbers(problem: Problem) -> Solution:
+    """The best cut of all numbers of stages, under a schedule whose memory depends on them."""
+    found: list[Solution] = []
+    refused: NoCutError | None = None
+    for count in range(1, min(problem.num_layers, problem.num_devices) + 1):
+        try:
+            found.append(_solve(replace(problem, num_stages=count)))
+        except NoCutInMemoryError as error:
+            refused = error
+        except NoCutError as error:
+            refused = refused or error
+    if not found:
+        assert refused is not None, "there is at least one layer"
+        raise refused
+    best = min(found, key=lambda solution: solution.objective)
+    return replace(best, evaluations=sum(solution.evaluations for solution in found))
 
 
 def _best_of_equal(problem: Problem) -> Solution:

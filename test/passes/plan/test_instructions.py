@@ -230,7 +230,7 @@ def run_script(script: Script) -> list[object]:
 
 
 @settings(max_examples=300)
-@given(st.integers(0, 1 << 32), st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 5))
+@given(st.integers(0, 1 << 32), st.sampled_from(["gpipe", "1f1b", "zb-h1"]), st.integers(1, 5))
 def test_scripts_compute_what_the_micro_batches_do_in_turn(
     seed: int, schedule: Schedule, batches: int
 ) -> None:

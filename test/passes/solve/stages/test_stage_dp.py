@@ -36,7 +36,8 @@ def brute_force(problem: Problem) -> float:
     best = inf
     for stages in allowed_cuts(problem):
         fits = all(
-            problem.max_in_flight[s.first, s.last, s.submesh] >= problem.in_flight(len(stages) - n)
+            problem.max_in_flight[s.first, s.last, s.submesh]
+            >= problem.in_flight(len(stages) - n, len(stages))
             for n, s in enumerate(stages)
         )
         if fits:
@@ -64,7 +65,7 @@ def problems(draw: st.DrawFn) -> Problem:
         max_in_flight=rng.choice(limits, size),
         c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
         num_micro_batches=draw(st.sampled_from([1, 2, 5, 64])),
-        schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
         num_stages=draw(st.sampled_from([None, None, 1, 2, 3])),
         minimise=draw(st.sampled_from(["step", "step", "throughput"])),
         back=np.concatenate(

@@ -66,7 +66,7 @@ def objective(problem: Problem, bounds: Sequence[tuple[int, int]], found: Sequen
     updates: list[float] = []
     groups = [group for _, group, _ in found]
     for n, ((i, j), (m, group, begin)) in enumerate(zip(bounds, found, strict=True)):
-        if problem.max_in_flight[i, j, m] < problem.in_flight(len(bounds) - n):
+        if problem.max_in_flight[i, j, m] < problem.in_flight(len(bounds) - n, len(bounds)):
             return inf
         each, end = problem.groups[group].devices_per_host, begin + problem.sizes[m]
         before = FAR if begin % each == 0 else NEAR
@@ -121,7 +121,7 @@ def problems(draw: st.DrawFn) -> Problem:
         c=into,
         back=back,
         num_micro_batches=draw(st.sampled_from([1, 4, 64])),
-        schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
         num_stages=draw(st.sampled_from([None, None, 2])),
         minimise=draw(st.sampled_from(["step", "step", "throughput"])),
     )
@@ -160,7 +160,8 @@ def is_there(problem: Problem, kinds: Sequence[tuple[int, int]], stages: Sequenc
             return False
         hosts[kind] -= int(needed)
     return min(hosts) >= 0 and all(
-        problem.max_in_flight[s.first, s.last, s.submesh] >= problem.in_flight(len(stages) - n)
+        problem.max_in_flight[s.first, s.last, s.submesh]
+        >= problem.in_flight(len(stages) - n, len(stages))
         and problem.t[s.first, s.last, s.submesh] < inf
         for n, s in enumerate(stages)
     )
