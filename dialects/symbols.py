@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set as AbstractSet
 
 from alpa.dialects import func, ir, passmanager, sdy, walk
 from alpa.dialects.sharding import Mesh
 
 # A reference in an attribute's text: quoted or not.
 SYMBOL = re.compile(r'@(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))')
+# Attributes of ops that name a mesh: shardings, and groups of the collectives in a shard_map.
+_OVER_MESHES = frozenset(
+    {"sharding", "in_shardings", "out_shardings", "replica_groups", "sdy.sharding"}
+)
 
 
 def referenced_symbols(function: func.FuncOp) -> list[str]:
@@ -51,6 +56,16 @@ def named_meshes(module: ir.Module) -> dict[str, sdy.MeshOp]:
 def meshes_by_name(module: ir.Module) -> dict[str, Mesh]:
     """The meshes of a module as dataclasses, by their names."""
     return {name: Mesh.from_attr(op.mesh) for name, op in named_meshes(module).items()}
+
+
+def rename_meshes(block: ir.Block, old: AbstractSet[str], new: str) -> None:
+    """Makes all ops of a block name one mesh in place of others."""
+    for op in walk(block):
+        for attribute in _OVER_MESHES & {*op.attributes.keys()}:
+            text = str(op.attributes[attribute])
+            renamed = SYMBOL.sub(lambda m: f"@{new}" if (m[1] or m[2]) in old else m[0], text)
+            if renamed != text:
+                op.attributes[attribute] = ir.Attribute.parse(renamed)
 
 
 def drop_unused_meshes(module: ir.Module, referenced: set[str]) -> None:

@@ -49,10 +49,10 @@ predicted seconds and bytes). `verify-layers` accepts it.
 
 **Options**: see the fields.
 
-**Fails when** the cluster does not exist, or does not have the mesh that the program's own
-shardings name (`sharding/user_shardings.py`). It fails when there are more stages than layers or
-devices, no cut fits into memory, or no submesh has as many devices as `mesh-shape`. With
-`meshes-over-hosts=false` it fails when a mesh over several hosts is given, or there are fewer
+**Fails when** the cluster does not exist, or is not as large as the mesh of the program's own
+shardings (`sharding/user_shardings.py`), once for each stage. It fails when there are more stages
+than layers or devices, no cut fits into memory, or no submesh has as many devices as `mesh-shape`.
+With `meshes-over-hosts=false` it fails when a mesh over several hosts is given, or there are fewer
 stages than hosts. Given `meshes` must be meshes of the cluster and exclude `num-stages`,
 `mesh-shape` and `equal-layers`. A program that trains cannot be planned for throughput. With
 several micro-batches, the role of each argument and result must be known.
@@ -82,12 +82,13 @@ from alpa.passes.stages.accumulators import widen_accumulators
 from alpa.passes.stages.clustered import Clustered, require_forwards, require_roles
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.costs_folder import FolderError
+from alpa.passes.stages.existing_meshes import ExistingMeshes
 from alpa.passes.stages.fixed_stages import parse_stages
 from alpa.passes.stages.forced_shardings import forced, take_forced
 from alpa.passes.stages.given_meshes import parse_meshes, parse_shape, take_held
 from alpa.passes.stages.merge import FragmentBuilder, Stages
 from alpa.passes.stages.overcommitment import Overcommitment
-from alpa.passes.stages.policy import AnyMeshes, ExistingMeshes, Policy, ProgramMesh
+from alpa.passes.stages.policy import AnyMeshes, Policy, ProgramMesh
 from alpa.passes.stages.remat import Remat, rematerialise
 from alpa.passes.stages.tied_gradients import add_tied_gradients
 from alpa.passes.workers import Workers
@@ -200,7 +201,7 @@ class StageMeshPartition(Pass):
         with errors_at(function):
             arguments, results = read_arguments(function), read_results(function)
         pairs = state_pairs(arguments, results)
-        given = take_user_shardings(module, function, pairs, cluster, remark)
+        given = take_user_shardings(module, function, pairs, remark)
         plan = Plan(
             num_micro_batches=self.num_micro_batches,
             schedule=self.schedule,
@@ -221,6 +222,7 @@ class StageMeshPartition(Pass):
             remat=self.remat,
             reserve=self.reserve,
             widened_bytes=widened,
+            given=given,
             show=self.show,
         )
         if not program.graph.ops:
@@ -339,22 +341,10 @@ class StageMeshPartition(Pass):
         """Which stages and meshes are allowed. Raises OptionError and PassError."""
         meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)
         held = take_held(function, meshes)
-        if given is not None:
-            name, shape = given.name, "x".join(map(str, given.mesh.sizes))
-            if meshes:
-                text = f"the program's shardings over @{name} fix its mesh, not the option meshes"
-                remark(function.location, text)
-            self._allow_only(
-                {
-                    "num_stages": ("auto", 1),
-                    "mesh_shape": ("auto", shape),
-                    "fixed_stages": ("",),
-                },
-                function,
-                f"the program's shardings over @{name} fix one mesh of {shape}",
-                "the shardings",
-            )
-            return ProgramMesh(given=given, over_hosts=self.meshes_over_hosts)
+        if given is not None and meshes and not given.are_stages(meshes):
+            text = f"the program's shardings over @{given.name} fix its mesh, not the option meshes"
+            remark(function.location, text)
+            meshes = ()
         if meshes:
             self._allow_only(
                 {
@@ -373,20 +363,47 @@ class StageMeshPartition(Pass):
                 held=held,
                 over_hosts=self.meshes_over_hosts,
             )
+        num_stages = None if self.num_stages == "auto" else self.num_stages
+        shape = parse_shape(self.mesh_shape)
+        if given is not None:
+            num_stages, shape = 1 if num_stages is None else num_stages, given.mesh.sizes
+            self._check_given(given, cluster, num_stages)
+            if num_stages == 1:
+                return ProgramMesh(given=given, over_hosts=self.meshes_over_hosts)
         return AnyMeshes(
             objective=self.objective,
-            num_stages=None if self.num_stages == "auto" else self.num_stages,
-            mesh_shape=parse_shape(self.mesh_shape),
+            num_stages=num_stages,
+            mesh_shape=shape,
             mesh_rank=int(self.mesh_rank),
             equal_layers=self.equal_layers,
             fixed=parse_stages(self.fixed_stages),
             over_hosts=self.meshes_over_hosts,
         )
 
+    def _check_given(self, given: UserShardings, cluster: AnyCluster, num_stages: int) -> None:
+        """Checks that the mesh of the program's own shardings can be that of each stage.
+
+        Raises:
+            PassError: another option asks for other meshes, or the cluster has another size.
+        """
+        shape = "x".join(map(str, given.mesh.sizes))
+        allowed: dict[str, tuple[object, ...]] = {"mesh_shape": ("auto", shape)}
+        if num_stages == 1:
+            allowed["fixed_stages"] = ("",)
+        self._allow_only(
+            allowed,
+            given.place,
+            f"the program's shardings over @{given.name} fix "
+            f"{'one mesh' if num_stages == 1 else 'the mesh of each stage, one'} of {shape}",
+            "the shardings",
+        )
+        if num_stages > 0:
+            given.check_size(cluster, num_stages)
+
     def _allow_only(
         self,
         allowed: Mapping[str, tuple[object, ...]],
-        function: func.FuncOp,
+        place: func.FuncOp | ir.Location,
         fixed: str,
         remedy: str,
     ) -> None:
@@ -395,7 +412,7 @@ class StageMeshPartition(Pass):
             value, name = getattr(self, field), field.replace("_", "-")
             if value not in values:
                 raise PassError(
-                    function,
+                    place,
                     f"{fixed}, so {name}={str(value).lower()} is not possible; leave out {name} "
                     f"or {remedy}",
                 )

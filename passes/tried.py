@@ -62,7 +62,7 @@ class Tried:
     """What a search tried."""
 
     submeshes: tuple[TriedSubmesh, ...]
-    """none if the program's own shardings name the mesh"""
+    """none if the program's own shardings name the one mesh"""
     plans: tuple[TriedPlan, ...]
     """in the order in which they were cut"""
 

@@ -70,7 +70,7 @@ def fold_classes(clustered: ir.Module) -> list[FoldClass]:
     graph = Graph.of(body(function))
     origins = [Origin.of(op) for op in graph.ops]
     members = layer_members(graph, 1 + max((it.layer or 0 for it in origins), default=-1))
-    equal = equal_layers(graph, read_arguments(function), read_results(function), members)
+    equal = equal_layers(graph, read_arguments(function), read_results(function), members, {})
     found: list[FoldClass] = []
     for layers in equal:
         computations = [graph.ops[o] for o in members[layers[0]]]

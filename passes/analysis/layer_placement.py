@@ -23,7 +23,7 @@ from alpa.passes.analysis.step_parts import StepParts
 
 GLOBAL = -1
 
-CHEAP = TRIVIAL | SOURCES | {"stablehlo.reverse"}
+CHEAP = TRIVIAL | SOURCES | {"sdy.sharding_constraint", "stablehlo.reverse"}
 """Ops that may be copied to their users; every other op has one place."""
 
 

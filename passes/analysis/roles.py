@@ -183,7 +183,8 @@ def nearest_arguments(graph: Graph, value: int) -> dict[int, int]:
         # An optimizer works element by element, and a loss or a gradient does not. An op may have
         # an attribute that hides its own `name`.
         name = graph.ops[graph.producer[v]].operation.name
-        if name in NOT_BY_ELEMENT or not name.startswith(("stablehlo.", "chlo.")):
+        is_by_element = name not in NOT_BY_ELEMENT and name.startswith(("stablehlo.", "chlo."))
+        if not is_by_element and name != "sdy.sharding_constraint":
             continue
         for operand in graph.operands[graph.producer[v]]:
             if operand not in seen and graph.values[operand].type == wanted:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from math import prod
 from typing import Literal
-
-import numpy as np
 
 from alpa.dialects import body, ir, sdy, stablehlo
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.collective_axes import collective_axes
 from alpa.passes.analysis.graph import type_bytes
-from alpa.passes.base import PassError
 from alpa.passes.cost import collectives
 from alpa.passes.cost.collectives import LogicalMesh
 
@@ -107,12 +104,12 @@ def local_type(type_: ir.Type, sharding: Sharding, axes: Sequence[str], mesh: Me
 
 
 def written_collectives(op: sdy.ManualComputationOp, mesh: LogicalMesh) -> list[Written]:
-    """The collectives in the body, those in loops as often as the loop runs.
+    """The collectives in the body, those in loops as often as the loop runs; none on one device.
 
     Raises:
         PassError: a collective's groups are not those of axes of the mesh.
     """
-    return list(_written(body(op), mesh, 1))
+    return list(_written(body(op), mesh, 1)) if mesh.num_devices > 1 else []
 
 
 def _written(block: ir.Block, mesh: LogicalMesh, times: int) -> Iterator[Written]:
@@ -127,39 +124,7 @@ def _written(block: ir.Block, mesh: LogicalMesh, times: int) -> Iterator[Written
                     yield from _written(inner, mesh, inside)
             continue
         values = op.results if kind == "all-gather" else op.operands
-        axes = _axes(op, mesh)
+        axes = collective_axes(op, mesh.axis_names, mesh.sizes)
         if axes:
             for value in values:
                 yield Written(kind=kind, axes=axes, bytes=type_bytes(value.type), times=times)
-
-
-def _axes(op: ir.OpView, mesh: LogicalMesh) -> tuple[int, ...]:
-    """The axes of the mesh that a collective is over, of size 2 or more."""
-    real = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
-    if "source_target_pairs" in op.attributes:
-        pairs = np.array(ir.DenseIntElementsAttr(op.attributes["source_target_pairs"]))
-        ends = np.array(np.unravel_index(pairs, mesh.sizes))
-        moved = (ends[..., 0] != ends[..., 1]).any(axis=1)
-        return tuple(axis for axis in real if moved[axis])
-    groups = op.attributes["replica_groups"]
-    if not isinstance(groups, ir.DenseIntElementsAttr):
-        # jax 0.12 names the axes, in an attribute that has no Python class.
-        return tuple(axis for axis in real if f'"{mesh.axis_names[axis]}"' in str(groups))
-    wanted = {frozenset(group) for group in np.array(groups).tolist()}
-    for count in range(len(real) + 1):
-        for axes in combinations(real, count):
-            if _groups(axes, mesh) == wanted:
-                return axes
-    raise PassError(
-        op,
-        f"groups {np.array(groups).tolist()} are not the devices along axes of the mesh "
-        f"{dict(zip(mesh.axis_names, mesh.sizes, strict=True))}; write the collective over named "
-        "axes of the mesh",
-    )
-
-
-def _groups(axes: tuple[int, ...], mesh: LogicalMesh) -> set[frozenset[int]]:
-    others = [axis for axis in range(len(mesh.sizes)) if axis not in axes]
-    devices = np.arange(mesh.num_devices).reshape(mesh.sizes).transpose(*others, *axes)
-    size = int(np.prod([mesh.sizes[axis] for axis in axes], initial=1))
-    return {frozenset(group) for group in devices.reshape(-1, size).tolist()}

@@ -114,14 +114,16 @@ class OpPoser:
         self.graph.constraints.append(op)
 
     def _add_manual(self, op: Op, view: sdy.ManualComputationOp, weight: float) -> None:
-        """What is written for local shards has one strategy."""
+        """What is written for local shards has one strategy. One device, which bounds of meshes
+        come from, computes all shards."""
         mesh = self.graph.timed_mesh
-        seconds = self._seconds(op, 1 / op_cost.manual_ways(view))
+        ways = op_cost.manual_ways(view) if mesh.num_devices > 1 else 1
+        seconds = self._seconds(op, 1 / ways)
         seconds += sum(one.seconds(mesh) for one in written_collectives(view, mesh))
         node = self.graph.terms.add_node(np.zeros(1))
         self.graph.charge((node,), np.array([weight * seconds]))
         inputs, outputs = (
-            [Layouts.of(layouts_within(sharding, (), mesh.axis_names)) for sharding in shardings]
+            [Layouts.of(layouts_within(sharding, (), mesh)) for sharding in shardings]
             for shardings in fixed_shardings(view)
         )
         for i, layouts in enumerate(inputs):

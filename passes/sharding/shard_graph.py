@@ -183,7 +183,7 @@ class ShardGraph:
         """
         layouts = Layouts.of((*self.layouts_of(type_), *partial))
         if given is not None:
-            layouts = Layouts.of(layouts_within(given, layouts, self.mesh.axis_names))
+            layouts = Layouts.of(layouts_within(given, layouts, self.mesh))
         alone = len(layouts) == 1 and given is None
         node = SCALAR if alone else self.terms.add_node(np.zeros(len(layouts)))
         placed = Placed(node, layouts, type_, open)

@@ -1,8 +1,8 @@
 """Reads the shardings of the given program, which the plan keeps.
 
-The mesh that they name becomes the only mesh of the plan. The sharding of an argument goes into its
-`!mpmd.mesh_tensor` type, the sharding of a result into a constraint on the returned value. A state
-keeps its layout over a step, so a sharding of the argument or of the result holds for both.
+Each mesh of the plan has the axes of the mesh that they name. The sharding of an argument goes into
+its `!mpmd.mesh_tensor` type, the sharding of a result into a constraint on the returned value. A
+state keeps its layout over a step, so a sharding of the argument or of the result holds for both.
 
 Unused axes may shard an open dimension further, but not a closed one. `replicated` axes shard
 nothing. Priorities order Shardy's propagation and have no effect on the search, which observes all
@@ -16,19 +16,19 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
-from alpa.dialects import body, func, ir, sdy, terminator, walk, walk_outside_manual
+from alpa.dialects import body, func, ir, sdy, terminator, walk_outside_manual
 from alpa.dialects.attributes import take_from_signature
+from alpa.dialects.plan import MeshAssignment
 from alpa.dialects.sharding import Mesh, Sharding, narrower
-from alpa.dialects.symbols import SYMBOL, lift_inlined_meshes, named_meshes
+from alpa.dialects.symbols import lift_inlined_meshes, named_meshes, rename_meshes
 from alpa.passes.base import PassError, Remark, location_of
 from alpa.passes.cost.cluster import AnyCluster
+from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.manual import fixed_shardings
 
 _SHARDING = "sdy.sharding"
 _MOST_AXES = 3
-# Attributes of ops that name a mesh: shardings, and groups of the collectives in a shard_map.
-_OVER_MESHES = frozenset({"sharding", "in_shardings", "out_shardings", "replica_groups"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +37,64 @@ class UserShardings:
 
     name: str
     mesh: Mesh
-    arguments: dict[int, Sharding] = field(default_factory=dict[int, Sharding])
+    place: ir.Location
+    """of the mesh, or of a sharding over it"""
+    arguments: Mapping[int, Sharding] = field(default_factory=dict[int, Sharding])
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Of the mesh, and of each mesh of the plan."""
+        return tuple(name for name, _ in self.mesh.axes)
+
+    def __str__(self) -> str:
+        """`@mesh of 2x2x1`."""
+        return f"@{self.name} of {'x'.join(map(str, self.mesh.sizes))}"
+
+    def on(self, meshes: Sequence[str]) -> dict[tuple[int, int], Sharding]:
+        """The shardings of arguments on each of some meshes, by the numbers of both."""
+        return {
+            (argument, number): replace(sharding, mesh=mesh)
+            for argument, sharding in self.arguments.items()
+            for number, mesh in enumerate(meshes)
+        }
+
+    def are_stages(self, meshes: Sequence[MeshAssignment]) -> bool:
+        """Whether some meshes are those of several stages: each has the shape of the mesh."""
+        return len(meshes) > 1 and all(it.logical_shape == self.mesh.sizes for it in meshes)
+
+    def check_size(self, cluster: AnyCluster, num_stages: int) -> None:
+        """Checks that the stages, each on such a mesh, are the whole cluster.
+
+        Raises:
+            PassError: they are more devices, or fewer.
+        """
+        size, devices = self.mesh.size, cluster.num_devices
+        if size * num_stages == devices:
+            return
+        ways = [f"plan for a cluster of {size * num_stages}"]
+        if devices % size == 0:
+            ways.append(f"set num-stages={devices // size}")
+        if num_stages > 1 and devices % num_stages == 0:
+            ways.append(f"make @{self.name} the {devices // num_stages} device(s) of one stage")
+        each = f", for each of {num_stages} stages" if num_stages > 1 else ""
+        raise PassError(
+            self.place,
+            f"the program's shardings are over @{self.name}, which has {size} device(s){each}, and "
+            f"the cluster has {devices}; {', '.join(ways)}, or remove the shardings",
+        )
 
 
 def take_user_shardings(
-    module: ir.Module,
-    function: func.FuncOp,
-    pairs: Mapping[int, int],
-    cluster: AnyCluster,
-    remark: Remark,
+    module: ir.Module, function: func.FuncOp, pairs: Mapping[int, int], remark: Remark
 ) -> UserShardings | None:
     """Removes the program's meshes and the shardings of its signature, and returns them.
 
     Shardings of results become constraints. If the program has no binding sharding, the result is
-    None and no `sdy` op is left.
+    None and no `sdy` op is left. Otherwise ops still name the mesh.
 
     Raises:
         PassError: a sharding names a part of an axis or splits a dimension unevenly; there are
-            several meshes, or the mesh does not match the cluster; a state or a returned value has
-            two shardings.
+            several meshes; a state or a returned value has two shardings.
     """
     lift_inlined_meshes(module)
     meshes = named_meshes(module)
@@ -70,25 +109,32 @@ def take_user_shardings(
         mesh = Mesh.from_attr(meshes[name].mesh)
         # JAX gives meshes no location; then that of a sharding over it counts.
         over = [where for where, sharding, _ in asked if sharding.mesh == name]
-        _check_mesh(name, mesh, cluster, location_of(meshes[name], *over))
+        place = location_of(meshes[name], *over)
+        _check_mesh(name, mesh, place)
         for where, sharding, type_ in asked:
             _check_sharding(where, sharding, type_, mesh)
         for found in (arguments, results):
             found.update({number: replace(old, mesh=name) for number, old in found.items()})
-        _rename(function, set(meshes) - {name}, name)
+        if others := set(meshes) - {name}:
+            rename_meshes(body(function), others, name)
         _settle(function, arguments, results, pairs, mesh)
-        given = UserShardings(name=name, mesh=mesh, arguments=arguments)
+        given = UserShardings(name=name, mesh=mesh, place=place, arguments=arguments)
     for op in meshes.values():
         op.operation.erase()
     return given
 
 
 def layouts_within(
-    sharding: Sharding, layouts: Sequence[Layout], axis_names: Sequence[str]
+    sharding: Sharding, layouts: Sequence[Layout], mesh: LogicalMesh
 ) -> tuple[Layout, ...]:
-    """The sharding's own layout, then the `layouts` that its open dimensions admit."""
-    own = tuple(tuple(axis_names.index(a.name) for a in dim) for dim in sharding.dims)
-    banned = {axis_names.index(axis.name) for axis in sharding.replicated}
+    """The sharding's own layout, then the `layouts` that its open dimensions admit.
+
+    Axes of one device split nothing and are left out.
+    """
+    axes = zip(mesh.axis_names, range(len(mesh.sizes)), mesh.sizes, strict=True)
+    numbers = {name: number for name, number, size in axes if size > 1}
+    own = tuple(tuple(numbers[a.name] for a in dim if a.name in numbers) for dim in sharding.dims)
+    banned = {numbers[axis.name] for axis in sharding.replicated if axis.name in numbers}
 
     def fits(layout: Layout) -> bool:
         return all(
@@ -235,20 +281,13 @@ def _the_mesh(meshes: dict[str, sdy.MeshOp], asked: Iterable[Asked]) -> str | No
     return name
 
 
-def _check_mesh(name: str, mesh: Mesh, cluster: AnyCluster, where: ir.Location) -> None:
+def _check_mesh(name: str, mesh: Mesh, where: ir.Location) -> None:
     cut = [axis for axis, size in mesh.axes if size > 1]
     if mesh.device_ids and mesh.device_ids != tuple(range(mesh.size)):
         raise PassError(
             where,
             f"@{name} lists its devices as {list(mesh.device_ids)}, but the plan numbers the "
             "cluster's devices host by host: remove device_ids from the mesh",
-        )
-    if mesh.size != cluster.num_devices:
-        raise PassError(
-            where,
-            f"the program's shardings are over @{name}, which has {mesh.size} device(s), and the "
-            f"cluster has {cluster.num_devices}; plan for a cluster of {mesh.size} or remove the "
-            "shardings",
         )
     if len(cut) > _MOST_AXES:
         raise PassError(
@@ -285,16 +324,6 @@ def _check_sharding(
                 f"dimension {d} of {type_} cannot be split into {ways} equal shards over "
                 f"{', '.join(axis.name for axis in dim)}; pad it or shard another dimension",
             )
-
-
-def _rename(function: func.FuncOp, others: set[str], name: str) -> None:
-    """Replaces the names of equal meshes by the name of the plan's mesh."""
-    for op in walk(body(function)) if others else ():
-        for attribute in _OVER_MESHES & {*op.attributes.keys()}:
-            text = str(op.attributes[attribute])
-            new = SYMBOL.sub(lambda m: f"@{name}" if (m[1] or m[2]) in others else m[0], text)
-            if new != text:
-                op.attributes[attribute] = ir.Attribute.parse(new)
 
 
 def _constrain(value: ir.Value, sharding: Sharding) -> None:

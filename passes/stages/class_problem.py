@@ -92,9 +92,16 @@ class ClassSolver:
         """The dimensions of each class's values that come from the batch."""
         return class_batches(self.classes)
 
+    @property
+    def one_device(self) -> Submesh:
+        """With the axes that the program names, if it does."""
+        names = self.classes.axis_names
+        return 1, 1, (1,) if names is None else (1,) * len(names)
+
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
         """The problem of a mesh."""
-        mesh, cache = LogicalMesh.of(self.cluster, hosts, devices, shape), Cache()
+        names, cache = self.classes.axis_names, Cache()
+        mesh = LogicalMesh.of(self.cluster, hosts, devices, shape, names)
         readers = self.classes.readers(self.cluster.device)
         return ClassProblem(
             solver=self,

@@ -22,6 +22,7 @@ from alpa.passes.base import PassError, Show, quiet
 from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.remat import Remat
 
@@ -39,6 +40,8 @@ class Clustered:
     """the share of each device's memory that stages leave free, or if negative, may exceed"""
     widened_bytes: int
     """by how many bytes `accumulate_dtype` enlarges all sums over the micro-batches"""
+    given: UserShardings | None = None
+    """of the program itself"""
     show: Show = quiet
     """hears how far the search is"""
 

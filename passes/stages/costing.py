@@ -214,6 +214,7 @@ class LayerCosts:
                 cluster,
                 program.plan,
                 self.works,
+                program.given,
             )
             solver = self._solver(
                 classes=classes, cluster=cluster, plan=program.plan, intra=program.intra
@@ -279,7 +280,7 @@ def _outcome(
 
 def _work(solver: ClassSolver) -> Work:
     """What one device does."""
-    problem = solver.pose(1, 1, (1,))
+    problem = solver.pose(*solver.one_device)
     (costs,) = problem.solve(())
     return problem.work(costs)
 

@@ -86,12 +86,10 @@ def forced(
             sharding for the argument.
     """
     found = dict(stages.shardings)
-    names = stages.axis_names
     for number, sharding in shardings.items():
         value = arguments[number]
         for m, mesh in enumerate(stages.meshes):
-            axes = names or tuple(f"axis{n}" for n in range(len(mesh.logical_shape)))
-            sizes = dict(zip(axes, mesh.logical_shape, strict=True))
+            sizes = dict(zip(stages.axis_names(mesh), mesh.logical_shape, strict=True))
             mine = replace(sharding, mesh=mesh.name)
             problem = _problem(mine, _shape(value), sizes)
             given = found.get((number, m), mine)

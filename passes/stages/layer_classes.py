@@ -8,14 +8,16 @@ chain of classes and the `Link`s between them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from alpa.dialects import body, func, ir, parse, terminator
 from alpa.dialects.attributes import Argument, Part, Result, ResultRole, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import MeshAssignment, Plan
+from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.graph import Graph, block_recipe
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device
@@ -23,11 +25,11 @@ from alpa.passes.sharding.gradient_reductions import place_reductions
 from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.sharding.ops import Cache, OpReader
 from alpa.passes.sharding.rules import populate, rule_of
+from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.stages.merge import FragmentBuilder, Stages, totals_of
 
 MESH = "mesh_0"
 """the mesh of all programs of classes"""
-_ONE_DEVICE = MeshAssignment(name=MESH, hosts=(0,), devices=(0,), logical_shape=(1,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,8 @@ class LayerClasses:
     classes: tuple[LayerClass, ...]
     class_of: tuple[int, ...]
     links: dict[Link, tuple[tuple[int, int], ...]]
+    axis_names: tuple[str, ...] | None = None
+    """of all meshes, if the program's own shardings name them"""
     works: Works = field(default_factory=Works)
     """of the programs' computations"""
     kept: Cache = field(default_factory=Cache)
@@ -100,14 +104,18 @@ class LayerClasses:
         facts = [
             (one.layers, one.boundary, one.kept, one.stays, one.totals) for one in self.classes
         ]
-        return _parsed, (str(self.module), facts, self.class_of, self.links)
+        return _parsed, (str(self.module), facts, self.class_of, self.links, self.axis_names)
 
 
-def _parsed(text: str, facts: Sequence[tuple[Any, ...]], class_of: Any, links: Any) -> LayerClasses:
+def _parsed(
+    text: str, facts: Sequence[tuple[Any, ...]], class_of: Any, links: Any, axis_names: Any
+) -> LayerClasses:
     module = parse(text)
     functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
     classes = tuple(LayerClass(f, *fact) for f, fact in zip(functions, facts, strict=True))
-    return LayerClasses(module=module, classes=classes, class_of=class_of, links=links)
+    return LayerClasses(
+        module=module, classes=classes, class_of=class_of, links=links, axis_names=axis_names
+    )
 
 
 def layer_classes(
@@ -118,14 +126,20 @@ def layer_classes(
     cluster: Cluster,
     plan: Plan,
     works: Works | None = None,
+    given: UserShardings | None = None,
 ) -> LayerClasses:
     """The layer classes of a clustered program, whose named computations are the graph's ops.
 
-    `works`: of the computations, as far as they are known.
+    `works`: of the computations, as far as they are known; `given`: shardings of the program.
     """
     works = works or Works()
     members = layer_members(graph, num_layers)
-    equal = equal_layers(graph, arguments, results, members)
+    shardings = {} if given is None else {a: it for (a, _), it in given.on([MESH]).items()}
+    equal = equal_layers(graph, arguments, results, members, shardings)
+    shape = (1,) if given is None else given.mesh.sizes
+    mesh = MeshAssignment(
+        name=MESH, hosts=(0,), devices=tuple(range(prod(shape))), logical_shape=shape
+    )
     states = {
         graph.returned[r]: ResultRole("state", a)
         for r, a in state_pairs(arguments, results).items()
@@ -145,7 +159,12 @@ def layer_classes(
             graph.part(mine),
             [argument(v) for v in inputs],
             [Result(role=states.get(v), output=r) for r, v in enumerate(outputs)],
-            Stages(layer_stage=dict.fromkeys(layers, 0), meshes=[_ONE_DEVICE]),
+            Stages(
+                layer_stage=dict.fromkeys(layers, 0),
+                meshes=[mesh],
+                given=given,
+                shardings={(i, 0): shardings[v] for i, v in enumerate(inputs) if v in shardings},
+            ),
             works,
         )
         if not number:
@@ -176,6 +195,7 @@ def layer_classes(
         classes=classes,
         class_of=numbers,
         links=_links(graph, members, numbers),
+        axis_names=None if given is None else given.axis_names,
         works=works,
     )
 
@@ -201,16 +221,30 @@ def equal_layers(
     arguments: Sequence[Argument],
     results: Sequence[Result],
     members: Sequence[Sequence[int]],
+    shardings: Mapping[int, Sharding],
 ) -> list[list[int]]:
-    """The layers of each class, where `members` are the computations of each layer."""
+    """The layers of each class.
+
+    Args:
+        graph: the computations.
+        arguments: the attributes of the program's arguments.
+        results: the attributes of its results.
+        members: the computations of each layer.
+        shardings: of arguments by number, as far as the program gives them.
+    """
     found: dict[Hashable, list[int]] = {}
     for layer, mine in enumerate(members):
-        found.setdefault(_signature(graph, arguments, results, mine), []).append(layer)
+        key = _signature(graph, arguments, results, mine, shardings)
+        found.setdefault(key, []).append(layer)
     return list(found.values())
 
 
 def _signature(
-    graph: Graph, arguments: Sequence[Argument], results: Sequence[Result], mine: Sequence[int]
+    graph: Graph,
+    arguments: Sequence[Argument],
+    results: Sequence[Result],
+    mine: Sequence[int],
+    shardings: Mapping[int, Sharding],
 ) -> Hashable:
     """A key that is the same for layers with equal computations on the same kinds of values."""
     part, (inputs, outputs) = graph.part(mine), graph.interface(mine)
@@ -218,7 +252,8 @@ def _signature(
     for v in inputs:
         if v < graph.num_arguments:
             kind = replace(arguments[v], input=None, slice=None, aliasing_output=None)
-            kinds.append((kind, arguments[v].aliasing_output is not None))
+            donated = arguments[v].aliasing_output is not None
+            kinds.append((kind, donated, shardings.get(v)))
         else:
             kinds.append("outside")
     returned: dict[int, list[Hashable]] = {}

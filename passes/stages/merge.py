@@ -37,11 +37,13 @@ from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, return_, topo
 from alpa.dialects.plan import Dropped, MeshAssignment, Plan
 from alpa.dialects.records import f64, i64
 from alpa.dialects.sharding import Mesh, Sharding
+from alpa.dialects.symbols import rename_meshes
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.user_shardings import UserShardings
 
-_Place = tuple[int, int]
+Place = tuple[int, int]
 """Numbers of a value and of a mesh."""
 
 
@@ -55,14 +57,20 @@ class Stages:
     bound: float = 0.0
     """a lower bound of the seconds of every cut (`Plan.estimated_step_bound`); 0 if unknown"""
     peak_bytes: tuple[int, ...] = ()
-    shardings: Mapping[_Place, Sharding] = field(default_factory=dict[_Place, Sharding])
+    shardings: Mapping[Place, Sharding] = field(default_factory=dict[Place, Sharding])
     """of arguments on meshes, by both numbers, that the plan has to keep"""
-    axis_names: tuple[str, ...] | None = None
-    """of every mesh, if the program names them"""
+    given: UserShardings | None = None
+    """of the program, if there are any: every mesh has the axes of the mesh that they name"""
     rematerialised: frozenset[int] = frozenset()
     """layers that are still to be rematerialised (`stages/remat.py`)"""
     dropped: tuple[Dropped, ...] = ()
     """meshes that were left out of the search"""
+
+    def axis_names(self, mesh: MeshAssignment) -> tuple[str, ...]:
+        """Of one of the meshes."""
+        if self.given is not None:
+            return self.given.axis_names
+        return tuple(f"axis{i}" for i in range(len(mesh.logical_shape)))
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class FragmentBuilder:
     stages: Stages
     works: Works = field(default_factory=Works)
     """of the computations, which builders of the same ones share"""
-    _values: dict[_Place, ir.Value] = field(default_factory=dict[_Place, ir.Value])
+    _values: dict[Place, ir.Value] = field(default_factory=dict[Place, ir.Value])
     """the values that are on a mesh so far"""
 
     def declare_meshes(self) -> None:
@@ -111,8 +119,7 @@ class FragmentBuilder:
         found: dict[str, Mesh] = {}
         for mesh in self.stages.meshes:
             sizes = mesh.logical_shape
-            names = self.stages.axis_names or tuple(f"axis{i}" for i in range(len(sizes)))
-            found[mesh.name] = Mesh(tuple(zip(names, sizes, strict=True)))
+            found[mesh.name] = Mesh(tuple(zip(self.stages.axis_names(mesh), sizes, strict=True)))
         return found
 
     def _type(self, value: int, mesh: int) -> ir.Type:
@@ -172,7 +179,7 @@ class FragmentBuilder:
             groups.setdefault(key, []).append(o)
         return [groups[key] for key in sorted(groups)]
 
-    def _argument_copies(self) -> list[_Place]:
+    def _argument_copies(self) -> list[Place]:
         """Each argument on each mesh that reads it; without readers, where it has a sharding, else
         on mesh 0."""
         count = self.graph.num_arguments
@@ -180,7 +187,7 @@ class FragmentBuilder:
         read = [{self._mesh_of[o] for o in self.graph.users[a]} for a in range(count)]
         return [(a, mesh) for a in range(count) for mesh in sorted(read[a] or {unread[a]})]
 
-    def _outputs(self, copies: list[_Place]) -> list[tuple[int, int, int]]:
+    def _outputs(self, copies: list[Place]) -> list[tuple[int, int, int]]:
         """(value, mesh, number in the given program) of each result. A state returns to all its
         meshes; the one that computes it comes first."""
         pairs = state_pairs(self.arguments, self.results)
@@ -199,7 +206,7 @@ class FragmentBuilder:
         return outputs
 
     def _write_interface(
-        self, new: func.FuncOp, copies: list[_Place], outputs: list[tuple[int, int, int]]
+        self, new: func.FuncOp, copies: list[Place], outputs: list[tuple[int, int, int]]
     ) -> None:
         pairs = state_pairs(self.arguments, self.results)
         position = {(pairs[r], mesh): i for i, (_, mesh, r) in enumerate(outputs) if r in pairs}
@@ -293,6 +300,9 @@ class FragmentBuilder:
             inside.update(zip(computation.results, results, strict=True))
         with ir.InsertionPoint(block), op.location:
             return_([inside[graph.values[v]] for v in outputs])
+        given, name = self.stages.given, self.stages.meshes[mesh].name
+        if given is not None and given.name != name:
+            rename_meshes(block, {given.name}, name)
         again = sorted(
             origin.layer or 0
             for origin, computation in zip(origins, computations, strict=True)

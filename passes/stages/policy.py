@@ -1,34 +1,32 @@
 """Which stages and meshes a plan may have: all of the search, or a restriction.
 
 * `ProgramMesh`: the program's own shardings name the one mesh. Nothing is searched.
-* `ExistingMeshes`: the meshes exist already, and state lies on them.
+* `ExistingMeshes` (`existing_meshes.py`): the meshes exist already, and state lies on them.
 * `AnyMeshes`: submeshes of the cluster, as many as are best. The paper's baseline of equal layers,
-  a number of stages and a shape of all meshes restrict this search.
+  a number of stages and a shape of all meshes restrict this search. If the program's own shardings
+  name the mesh of one stage, that is the shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 
-import numpy as np
-
 from alpa.dialects.plan import Dropped, MeshAssignment
-from alpa.dialects.sharding import Sharding
 from alpa.passes.base import MeshOverHostsError, NoRoomError, PassError
 from alpa.passes.cost.cluster import AnyCluster, Cluster
-from alpa.passes.schedules.planned import in_flight
 from alpa.passes.sharding.baselines import axes_differ
 from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.solve.stages import placement
-from alpa.passes.solve.stages.problem import Given, Objective, Problem
+from alpa.passes.solve.stages.problem import Objective, Problem
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered, even_seconds
 from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.cut_stages import WITHIN, check_hosts, stages_of
+from alpa.passes.stages.existing_meshes import ExistingMeshes
 from alpa.passes.stages.fixed_stages import FixedStage, check_fixed, restricted, with_shapes
-from alpa.passes.stages.intervals import intervals
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.search import Cut, Search
 from alpa.passes.workers import Workers
@@ -51,7 +49,7 @@ class ProgramMesh:
                 f"the program's shardings over @{self.given.name} fix one mesh, and the cluster "
                 "has hosts of several kinds; plan for hosts of one kind, or remove the shardings",
             )
-        _check_hosts(program, f"@{self.given.name}", range(cluster.hosts), self.over_hosts)
+        check_hosts(program, f"@{self.given.name}", range(cluster.hosts), self.over_hosts)
         seconds = even_seconds(program.function, cluster, batches)
         mesh = MeshAssignment(
             name=self.given.name,
@@ -64,9 +62,9 @@ class ProgramMesh:
             meshes=[mesh],
             seconds=seconds,
             bound=seconds,
-            axis_names=tuple(name for name, _ in self.given.mesh.axes),
+            given=self.given,
             rematerialised=program.always_rematerialised,
-            shardings={(a, 0): sharding for a, sharding in self.given.arguments.items()},
+            shardings=self.given.on([mesh.name]),
         )
 
 
@@ -101,6 +99,7 @@ class AnyMeshes:
             )
         self._check_stages(program)
         check_fixed(self.fixed, program.num_layers, program.cluster)
+        self._check_shapes(program)
         submeshes = with_shapes(self._submeshes(program), self.fixed)
 
         def restrict(problem: Problem, numbers: Sequence[int]) -> Problem:
@@ -134,7 +133,7 @@ class AnyMeshes:
                 "devices of the cluster",
             ) from error
         meshes = _placed(cut, program.cluster)
-        stages = _stages(program, cut, meshes, range(len(meshes)))
+        stages = stages_of(program, cut, meshes, range(len(meshes)))
         stages = replace(stages, dropped=(*stages.dropped, *self._left_out(program)))
         return replace(stages, bound=cut.bound) if self.objective == "step" else stages
 
@@ -146,7 +145,7 @@ class AnyMeshes:
         hosts = program.cluster.hosts
         if self.over_hosts or len(program.cluster.kinds) > 1:
             return
-        need = f"{_WITHIN}, so {hosts} hosts need at least {hosts} stages"
+        need = f"{WITHIN}, so {hosts} hosts need at least {hosts} stages"
         if self.num_stages is not None and self.num_stages < hosts:
             raise MeshOverHostsError(
                 program.function,
@@ -160,6 +159,16 @@ class AnyMeshes:
                 "(num-layers, alpa.mark_layer_boundary), or plan for a cluster of at most "
                 f"{program.num_layers} host(s)",
             )
+
+    def _check_shapes(self, program: Clustered) -> None:
+        """Raises PassError for a fixed stage in another shape than the program's mesh."""
+        for stage in self.fixed:
+            if program.given is not None and stage.shape not in (None, self.mesh_shape):
+                raise PassError(
+                    program.function,
+                    f"the program's shardings are over {program.given}, so fixed-stages={stage} is "
+                    "not possible; leave out its logical shape, or the shardings",
+                )
 
     def _submeshes(self, program: Clustered) -> Sequence[tuple[int, Submesh]]:
         """The paper's submeshes in their logical shapes, or those of the given shape, each with the
@@ -178,6 +187,8 @@ class AnyMeshes:
                 for seen in logical_shapes(*submesh, self.mesh_rank, ordered=ordered)
             ]
         found = [(kind, (n, m, shape)) for kind, (n, m) in every if n * m == prod(shape)]
+        seen = "x".join(map(str, shape))
+        what = f"mesh-shape {seen}" if program.given is None else f"the program's {program.given}"
         if (
             not found
             and not self.over_hosts
@@ -189,14 +200,14 @@ class AnyMeshes:
             most = max(kind.devices_per_host for kind in program.cluster.kinds)
             raise MeshOverHostsError(
                 program.function,
-                f"{_WITHIN}, and mesh-shape {'x'.join(map(str, shape))} has {prod(shape)} devices; "
+                f"{WITHIN}, and {what} has {prod(shape)} devices; "
                 f"a host has {most}, so give a shape of so many devices at most",
             )
         if not found:
             wholes = ", ".join(f"{it.hosts}x{it.devices_per_host}" for it in program.cluster.kinds)
             raise PassError(
                 program.function,
-                f"mesh-shape {'x'.join(map(str, shape))} has {prod(shape)} devices; the "
+                f"{what} has {prod(shape)} devices; the "
                 f"submeshes of {wholes} have "
                 f"{', '.join(dict.fromkeys(str(n * m) for _, (n, m) in every))}",
             )
@@ -224,7 +235,7 @@ class AnyMeshes:
             every = placement.submeshes(kind.hosts, kind.devices_per_host)
             if not self.over_hosts:
                 if any(n > 1 and self._has_room(program, n * m) for n, m in every):
-                    yield Dropped(what=OVER_HOSTS, reason=_WITHIN)
+                    yield Dropped(what=OVER_HOSTS, reason=WITHIN)
                 every = [(n, m) for n, m in every if n == 1]
             if len(sizes) < len(every):
                 tried = ", ".join(f"{n}x{m}" for n, m in sizes)
@@ -232,103 +243,11 @@ class AnyMeshes:
                 yield Dropped(what=f"every submesh but {tried}", reason=reason)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExistingMeshes:
-    """Stages on given meshes in their order. A mesh may stay without layers."""
-
-    objective: Objective
-    meshes: tuple[MeshAssignment, ...]
-    held: Mapping[int, Mapping[int, Sharding]]
-    """where arguments lie already, by argument and mesh"""
-    over_hosts: bool
-
-    def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
-        """Of the cuts that move the fewest bytes of what the meshes hold, the fastest one."""
-        cluster = program.cluster
-        for mesh in self.meshes:
-            _check_hosts(program, f"@{mesh.name}", mesh.hosts, self.over_hosts)
-        hosts = [-1, *map(cluster.host_of, range(cluster.num_devices)), -1]
-        far = tuple(
-            (hosts[m.devices[0]] != m.hosts[0], hosts[m.devices[-1] + 2] != m.hosts[-1])
-            for m in self.meshes
-        )
-        moved = self._moved(program)
-        cut = Search(
-            program=program,
-            costs=costs,
-            workers=workers,
-            submeshes=[
-                (
-                    cluster.number_of(m.hosts),
-                    (len(m.hosts), len(m.devices) // len(m.hosts), m.logical_shape),
-                )
-                for m in self.meshes
-            ],
-            most_stages=len(self.meshes),
-            restrict=lambda problem, mesh_of: replace(
-                problem,
-                minimise=self.objective,
-                given=Given(mesh_of=tuple(mesh_of), far=far, moved=moved),
-            ),
-        ).run()
-        held = {(a, mesh): it for a, places in self.held.items() for mesh, it in places.items()}
-        return replace(_stages(program, cut, list(self.meshes), cut.meshes), shardings=held)
-
-    def _moved(self, program: Clustered) -> np.ndarray:
-        """Bytes that layers i..j read on mesh q and that are held elsewhere only, [K, K, Q]."""
-        count, graph = program.num_layers, program.graph
-        moved = np.zeros((count, count, len(self.meshes)))
-        for argument, places in self.held.items():
-            layers = (program.origins[o].layer for o in graph.users[argument])
-            reads = np.zeros(count)
-            reads[[layer for layer in layers if layer is not None]] = 1
-            any_reads = intervals(reads) > 0
-            elsewhere = [q for q in range(len(self.meshes)) if q not in places]
-            moved[:, :, elsewhere] += (any_reads * graph.bytes[argument])[:, :, None]
-        return moved
-
-
-Policy = ProgramMesh | AnyMeshes | ExistingMeshes
-"""Cuts a program into the best stages that are allowed. `cut` raises PassError."""
-
-
 OVER_HOSTS = "every mesh over several hosts"
 """`Dropped.what` of a search that kept to meshes inside hosts, though the cluster has room for
 others."""
-_WITHIN = "meshes-over-hosts=false keeps each mesh inside one host"
-
-
-def _check_hosts(program: Clustered, mesh: str, hosts: Sequence[int], over_hosts: bool) -> None:
-    """Raises MeshOverHostsError for a given mesh that may not span hosts."""
-    if len(hosts) > 1 and not over_hosts:
-        raise MeshOverHostsError(
-            program.function,
-            f"{_WITHIN}, and the given mesh {mesh} spans {len(hosts)} hosts; plan for a cluster of "
-            "one host, or give other meshes",
-        )
-
-
-def _stages(
-    program: Clustered, cut: Cut, meshes: list[MeshAssignment], numbers: Sequence[int]
-) -> Stages:
-    """The stages of a cut, by the number of each stage's mesh."""
-    plan, peaks = program.plan, [0] * len(meshes)
-    layer_stage: dict[int, int] = {}
-    again: set[int] = set()
-    for mesh, stage, found in zip(numbers, cut.stages, cut.candidates, strict=True):
-        batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - mesh, len(meshes))
-        kept = batches * found.activation_bytes[stage.first, stage.last]
-        peaks[mesh] = int(found.fixed_bytes[stage.first, stage.last] + kept)
-        layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), mesh)
-        again.update(found.rematerialised(stage.first, stage.last))
-    return Stages(
-        layer_stage=layer_stage,
-        meshes=meshes,
-        seconds=cut.seconds,
-        peak_bytes=tuple(peaks),
-        rematerialised=program.always_rematerialised | again,
-        dropped=cut.dropped,
-    )
+Policy = ProgramMesh | AnyMeshes | ExistingMeshes
+"""Cuts a program into the best stages that are allowed. `cut` raises PassError."""
 
 
 def _placed(cut: Cut, cluster: AnyCluster) -> list[MeshAssignment]:

@@ -26,6 +26,30 @@ func.func public @inference(%w0: !p, %w1: !p, %x: !a) -> !a {
 
 // -----
 
+// Shardings that the program gives parameters stand in each layer that reads them.
+!a = tensor<4x8xf32>
+!p = tensor<8x8xf32>
+// CHECK-LABEL: module @constrained_parameters
+// CHECK: %[[L0:.*]] = mpmd.named_computation<"layer_0"> (%{{.*}}, %{{.*}}) {{.*}} (%[[W0:.*]]: tensor<8x8xf32>, %{{.*}}: tensor<4x8xf32>)
+// CHECK-NEXT: sdy.sharding_constraint %[[W0]] <@m, [{"a"}, {}]>
+// CHECK-NEXT: stablehlo.dot_general
+// CHECK-NEXT: mpmd.return
+// CHECK: mpmd.named_computation<"layer_1"> (%{{.*}}, %[[L0]]) {{.*}} (%[[W1:.*]]: tensor<8x8xf32>, %{{.*}}: tensor<4x8xf32>)
+// CHECK-NEXT: sdy.sharding_constraint %[[W1]] <@m, [{}, {"a"}]>
+// CHECK-NEXT: stablehlo.dot_general
+module @constrained_parameters {
+  sdy.mesh @m = <["a"=2]>
+  func.func public @main(%w0: !p, %w1: !p, %x: !a) -> !a {
+    %0 = sdy.sharding_constraint %w0 <@m, [{"a"}, {}]> : !p
+    %1 = sdy.sharding_constraint %w1 <@m, [{}, {"a"}]> : !p
+    %2 = stablehlo.dot_general %x, %0, contracting_dims = [1] x [0] : (!a, !p) -> !a
+    %3 = stablehlo.dot_general %2, %1, contracting_dims = [1] x [0] : (!a, !p) -> !a
+    return %3 : !a
+  }
+}
+
+// -----
+
 // A loop is one op, weighed by its trips: four in it, four after it.
 !a = tensor<4x8xf32>
 !p = tensor<8x8xf32>

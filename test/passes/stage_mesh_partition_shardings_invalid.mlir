@@ -2,7 +2,7 @@
 
 // The mesh has to be the cluster's.
 module {
-  // expected-error @+1 {{the program's shardings are over @m, which has 2 device(s), and the cluster has 4; plan for a cluster of 2 or remove the shardings}}
+  // expected-error @+1 {{the program's shardings are over @m, which has 2 device(s), and the cluster has 4; plan for a cluster of 2, set num-stages=2, or remove the shardings}}
   sdy.mesh @m = <["a"=2]>
   func.func public @main(%x: tensor<4x6xf32>) -> tensor<4x6xf32> {
     %0 = mpmd.named_computation<"layer_0"> (%x) (%a: tensor<4x6xf32>) {

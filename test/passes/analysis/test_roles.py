@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import alpa.passes
 from alpa.dialects import body, main_function, parse
@@ -58,6 +59,23 @@ def test_state_batch_and_loss(name: str, donate: bool) -> None:
     assert roles.arguments[-1].batch_dim == 0
     assert str(roles.results[-1].role) == "mean"
     assert not roles.ambiguous
+
+
+def test_shardings_do_not_hide_the_state() -> None:
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    places = [
+        {"w": NamedSharding(mesh, PartitionSpec("a")), "b": NamedSharding(mesh, PartitionSpec())}
+    ] * 2
+
+    def step(params: Any, x: jax.Array) -> Any:
+        params = jax.lax.with_sharding_constraint(params, places)
+        grads = jax.grad(loss_fn)(params, x)
+        new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+        return jax.lax.with_sharding_constraint(new, places)
+
+    params = [{"w": jnp.ones((8, 8)), "b": jnp.ones(8)} for _ in range(2)]
+    roles = roles_of(step, params, jnp.ones((4, 8)), donate=False)
+    assert roles.state_pairs() == {i: i for i in range(4)}
 
 
 def test_equal_distances_are_ambiguous() -> None:

@@ -15,6 +15,8 @@ import alpa.runtime
 from alpa.dialects import body, ir, main_function, parse, sdy, walk
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.sharding import AxisRef, Sharding
+from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.pipelines.diagnostics import format_error
 from alpa.passes.sharding.user_shardings import layouts_within
 from alpa.runtime.reference import compare, random_arguments, run_unplanned
@@ -37,6 +39,24 @@ module {{
       : (tensor<8x16xf32>, tensor<8x8xf32>) -> tensor<16x8xf32>
     %n = stablehlo.subtract %w, %g : tensor<16x8xf32>
     return %n, %t : tensor<16x8xf32>, tensor<8x8xf32>
+  }}
+}}"""
+
+
+TWO_LAYERS = """
+module {{
+  sdy.mesh @mesh = <["a"=2, "b"=2]>
+  func.func public @main(%w: tensor<8x8xf32> {0}, %x: tensor<8x8xf32> {1})
+      -> (tensor<8x8xf32> {2}) {{
+    %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+      : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    %c = sdy.sharding_constraint %y {3} : tensor<8x8xf32>
+    %t = stablehlo.tanh %c : tensor<8x8xf32>
+    %z = stablehlo.dot_general %t, %w, contracting_dims = [1] x [0]
+      : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+    %d = sdy.sharding_constraint %z {3} : tensor<8x8xf32>
+    %u = stablehlo.cosine %d : tensor<8x8xf32>
+    return %u : tensor<8x8xf32>
   }}
 }}"""
 
@@ -100,10 +120,41 @@ def test_the_plan_keeps_them_all_and_computes_the_same(w, x, y, c):
     assert any(admits(c, found) for found in constraints)
 
 
+@settings(max_examples=8)
+@given(shardings(), shardings(), shardings(), shardings())
+def test_stages_keep_them_all_and_compute_the_same(w, x, y, c):
+    with parse("module {}").context:
+        w_, x_, y_ = (f"{{sdy.sharding = {s.to_attr()}}}" for s in (w, x, y))
+        constraint = str(c.to_attr()).removeprefix("#sdy.sharding")
+    text = TWO_LAYERS.format(w_, x_, y_, constraint)
+    planned = planned_and_equal(text, "alpa{cluster=cpu:1x8 num-layers=2 num-stages=2}")
+    main = main_function(planned)
+    types = [MeshTensor.from_type(type_) for type_ in (*main.type.inputs, main.type.results[0])]
+    assert [it.mesh for it in types] == ["mesh_0", "mesh_1", "mesh_0", "mesh_1"]
+    for wanted, it in zip((w, w, x, y), types, strict=True):
+        assert it.sharding is not None
+        assert admits(wanted, it.sharding), (wanted, it.sharding)
+    constraints = {
+        sharding
+        for op in walk(body(main))
+        if isinstance(op, sdy.ShardingConstraintOp)
+        for sharding in [Sharding.from_attr(op.attributes["sharding"])]
+    }
+    for name in ("mesh_0", "mesh_1"):
+        assert any(it.mesh == name and admits(c, it) for it in constraints)
+
+
 def test_the_layouts_within_an_open_sharding():
     wanted = Sharding("m", ((AxisRef("b"),), ()), frozenset({0}))
     layouts = [((), ()), ((1,), ()), ((1, 0), ()), ((0, 1), ()), ((1,), (0,))]
-    assert layouts_within(wanted, layouts, AXES) == (((1,), ()), ((1, 0), ()))
+    mesh = LogicalMesh.of(Cluster.parse("cpu:1x4"), 1, 4, (2, 2), AXES)
+    assert layouts_within(wanted, layouts, mesh) == (((1,), ()), ((1, 0), ()))
+
+
+def test_an_axis_of_one_device_is_in_no_layout():
+    wanted = Sharding("m", ((AxisRef("b"),), (AxisRef("a"),)))
+    mesh = LogicalMesh.of(Cluster.parse("cpu:1x4"), 1, 4, (4, 1), AXES)
+    assert layouts_within(wanted, [], mesh) == (((), (0,)),)
 
 
 def test_a_result_gives_its_layout_to_the_state_that_it_is():
@@ -114,10 +165,10 @@ def test_a_result_gives_its_layout_to_the_state_that_it_is():
     assert sharding.axis_names == ((), ("b",))
 
 
-def test_one_mesh_is_one_stage():
+def test_the_cluster_has_a_mesh_for_each_stage():
     mine = 'sdy.sharding = #sdy.sharding<@mesh, [{}, {"b"}]>, '
     text = STEP.format(mine, "", "", "", "stablehlo.negate ", "", "tensor<8x8xf32>")
-    with pytest.raises(ir.MLIRError, match="fix one mesh of 2x2, so num-stages=2 is not possible"):
+    with pytest.raises(ir.MLIRError, match="for each of 2 stages, and the cluster has 4"):
         alpa.passes.run(text, "alpa{cluster=cpu:1x4 num-layers=2 num-stages=2}")
 
 

@@ -56,7 +56,10 @@ def test_options_choose_the_meshes(
             (PROGRAM, "meshes=0-3:4", other, "meshes")
             for other in ("num-stages=1", "mesh-shape=4", "equal-layers=true")
         ),
-        *((SHARDED, "", other, "the shardings") for other in ("num-stages=2", "mesh-shape=4")),
+        *(
+            (SHARDED, "", other, "the shardings")
+            for other in ("fixed-stages=0:1x4", "mesh-shape=4")
+        ),
     ],
 )
 def test_options_that_exclude_each_other_are_named(
