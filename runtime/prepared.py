@@ -21,6 +21,7 @@ from alpa.passes.base import NoRoomError
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.stages.policy import OVER_HOSTS
+from alpa.runtime.ambient_mesh import without_mesh
 from alpa.runtime.argument_checks import Placed, check_donations, check_usable
 from alpa.runtime.batches import placed_batch
 from alpa.runtime.calls import Call
@@ -302,27 +303,30 @@ class Prepared:
             FloatingPointError: a result is not finite, and the target checks that.
         """
         self._check(call)  # before planning, and before new workers, which would lack the arrays
-        executable = self.executable
-        arguments = self.lowered.arguments(call)
-        for n, array in enumerate(arguments):
-            if not isinstance(array, CutArray | Placed):
-                continue
-            if isinstance(array, Placed):
-                self._check_placed(executable, n, array)
-            elif n not in self._sliced:
-                arguments[n] = np.asarray(array)
-        with self._target.family.lost.step(call.values):
+        executable, lowered = self.executable, self.lowered
+        with without_mesh():
+            arguments = lowered.arguments(call)
+            for n, array in enumerate(arguments):
+                if not isinstance(array, CutArray | Placed):
+                    continue
+                if isinstance(array, Placed):
+                    self._check_placed(executable, n, array)
+                elif n not in self._sliced:
+                    arguments[n] = np.asarray(array)
+        with self._target.family.lost.step(call.values), without_mesh():
             results = executable.run(arguments)  # the call's key fixes the types
             self._calls += 1
             if self._target.check_finite:
                 self._check_finite(results)
-            return self.lowered.result(results)
+            return lowered.result(results)
 
     def place(self, batch: Any) -> Any | None:
         """A batch with its arrays where the step reads them; see `batches.placed_batch`."""
 
         def place(number: int, array: Any) -> Any:
-            return self.executable.place(number, self.lowered.argument(number, array))
+            executable, lowered = self.executable, self.lowered
+            with without_mesh():
+                return executable.place(number, lowered.argument(number, array))
 
         return placed_batch(self.step, batch, place)
 
