@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set as AbstractSet
 
-from alpa.dialects import func, ir, passmanager, sdy, walk
+from alpa.dialects import body, func, ir, passmanager, sdy, walk
 from alpa.dialects.sharding import Mesh
 
 # A reference in an attribute's text: quoted or not.
@@ -50,12 +50,31 @@ def lift_inlined_meshes(module: ir.Module) -> None:
 
 def named_meshes(module: ir.Module) -> dict[str, sdy.MeshOp]:
     """The meshes of a module by their names."""
-    return {op.sym_name.value: op for op in module.body.operations if isinstance(op, sdy.MeshOp)}
+    return _meshes_in(module.body)
+
+
+def _meshes_in(block: ir.Block) -> dict[str, sdy.MeshOp]:
+    return {op.sym_name.value: op for op in block.operations if isinstance(op, sdy.MeshOp)}
 
 
 def meshes_by_name(module: ir.Module) -> dict[str, Mesh]:
     """The meshes of a module as dataclasses, by their names."""
     return {name: Mesh.from_attr(op.mesh) for name, op in named_meshes(module).items()}
+
+
+def mesh_of(op: sdy.ManualComputationOp) -> Mesh | None:
+    """The mesh of a manual computation in a module; None if it has no operands and results, or
+    holds its mesh inline."""
+    for name in ("in_shardings", "out_shardings"):
+        for sharding in sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings:
+            mesh = sdy.TensorShardingAttr(sharding).mesh_or_ref
+            if not isinstance(mesh, ir.FlatSymbolRefAttr):
+                return None
+            around = op.operation
+            while around.parent is not None:
+                around = around.parent.operation
+            return Mesh.from_attr(_meshes_in(body(around))[mesh.value].mesh)
+    return None
 
 
 def rename_meshes(block: ir.Block, old: AbstractSet[str], new: str) -> None:

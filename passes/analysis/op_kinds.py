@@ -117,6 +117,11 @@ FREE = _names(
     tuple""",
 )
 
+# Ops that devices compute together, in what is written for shards.
+COLLECTIVES = _names(
+    "stablehlo", "all_gather all_reduce all_to_all collective_permute reduce_scatter"
+)
+
 SHARDING_CALLS = ("Sharding", "xla.sdy.FuncResultSharding")
 """They return their operand. XLA writes the second where Shardy's shardings of results are exported
 in a module that GSPMD can read, too."""

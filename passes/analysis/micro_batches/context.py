@@ -10,6 +10,7 @@ from alpa.dialects import ir
 from alpa.dialects.attributes import WHOLE
 from alpa.dialects.records import entries
 from alpa.passes.analysis.micro_batches.relation import STEP, Relation, Scale, mixed
+from alpa.passes.analysis.micro_batches.shards import Shards
 
 Shape = tuple[int, ...]
 
@@ -36,6 +37,8 @@ class Context:
     shapes: dict[ir.Type, Shape] = field(default_factory=dict[ir.Type, Shape])
     alike: dict[Hashable, list[Relation]] = field(default_factory=dict[Hashable, list[Relation]])
     """the relations of ops that were found, by all that they follow from"""
+    shards: Shards | None = None
+    """inside a manual computation"""
 
     def shape(self, value: ir.Value) -> Shape:
         return self.shape_of(value.type)

@@ -8,15 +8,21 @@ cannot derive a relation returns `mixed`, so unproven programs are refused.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from alpa.dialects import body, file_position, ir
+from alpa.dialects import body, file_position, ir, sdy
 from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, call_target
 from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import used_values
-from alpa.passes.analysis.micro_batches import contractions, elementwise, indexing, shapes
+from alpa.passes.analysis.micro_batches import (
+    contractions,
+    elementwise,
+    indexing,
+    manual,
+    matrices,
+    shapes,
+)
 from alpa.passes.analysis.micro_batches.context import Context
 from alpa.passes.analysis.micro_batches.relation import (
     POSITIONS,
@@ -24,7 +30,6 @@ from alpa.passes.analysis.micro_batches.relation import (
     STEP,
     Reason,
     Relation,
-    as_rows,
     common_scale,
     mixed,
     mixed_among,
@@ -33,12 +38,13 @@ from alpa.passes.analysis.micro_batches.relation import (
     scale_of_sums,
     unknown,
 )
-from alpa.passes.analysis.op_kinds import CONTROL_FLOW, ELEMENTWISE, SHARDING_CALLS
+from alpa.passes.analysis.op_kinds import COLLECTIVES, CONTROL_FLOW, ELEMENTWISE, SHARDING_CALLS
 
 _Rule = Callable[[Context, ir.OpView, Sequence[Relation]], "Relation | list[Relation]"]
 """What an op's results are: each of them, or all of them alike."""
 
 _READ_MIXED = CONTROL_FLOW | {
+    "sdy.manual_computation",
     "stablehlo.compare",
     "stablehlo.custom_call",
     "stablehlo.gather",
@@ -76,9 +82,6 @@ _READS: dict[str, str | None] = {
 }
 """Ops whose relation follows from types, the relations of operands, and this attribute: the layers
 of a model are alike, and each kind of op is looked at once."""
-_MATRICES = ("lapack_", "cusolver_", "hipsolver_", "Qr", "Eigh", "LuDecomposition")
-"""Custom calls of linear algebra: dimensions in front of the last two are computed apart."""
-_TRIANGULAR_SOLVE = re.compile(r"lapack_[sdcz]trsm(_ffi)?")
 _LONGEST = 50
 """Rounds that a loop's relations may take: each changes one of them, of a few kinds."""
 
@@ -123,17 +126,31 @@ def _walk(context: Context, block: ir.Block) -> list[Relation]:
     """Relates the ops of a block; what its terminator returns."""
     operations = list(block.operations)
     for op in operations[:-1]:
-        for result, relation in zip(op.results, _known_or_related(context, op), strict=True):
+        found: Sequence[Relation] = _known_or_related(context, op)
+        if context.shards is not None:
+            found = context.shards.checked(context.relations, op, found)
+        for result, relation in zip(op.results, found, strict=True):
             if (
                 relation.kind in ("sum", "step", "size")
                 and relation.root is None
                 and len(relation.free) == len(context.shape(result))
             ):
                 relation = replace(relation, root=result)
+            if relation.dealt is not None and not _passes_on(op):
+                relation = replace(relation, dealt=None)
             if relation.is_mixed:
-                relation = Relation(kind="mixed", reason=relation.reason)
+                relation = Relation(kind="mixed", reason=relation.reason, dealt=relation.dealt)
             context.relations[result] = relation
     return [context.at(value) for value in operations[-1].operands]
+
+
+def _passes_on(op: ir.OpView) -> bool:
+    """Whether an op's results may be rows for other `shard_map`s, though they are mixed."""
+    name = op.operation.name
+    markers = (GRADIENT, LAYER_BOUNDARY)
+    return name in ("sdy.manual_computation", "stablehlo.optimization_barrier") or (
+        name == "stablehlo.custom_call" and call_target(op) in markers
+    )
 
 
 def _known_or_related(context: Context, op: ir.OpView) -> list[Relation]:
@@ -211,42 +228,13 @@ def _custom_call(
         return list(operands)
     if (worst := mixed_among(operands)) is not None:
         return worst
-    if _TRIANGULAR_SOLVE.fullmatch(target):
+    if matrices.TRIANGULAR_SOLVE.fullmatch(target):
         config = entries(ir.DictAttr(op.attributes["mhlo.backend_config"]))
         on_left = ir.IntegerAttr(config["side"]).value == ord("L")
-        return _triangular_solve(context, op, operands, on_left=on_left)
-    if target.startswith(_MATRICES):
-        return _matrices(context, op, operands)
+        return matrices.triangular_solve(context, op, operands, on_left=on_left)
+    if target.startswith(matrices.CALLS):
+        return matrices.of_matrices(context, op, operands)
     return unknown(op, operands)
-
-
-def _matrices(
-    context: Context,
-    op: ir.OpView,
-    operands: Sequence[Relation],
-    together: int = 2,
-    *,
-    linear: bool = False,
-) -> Relation:
-    """Of an op that computes its last dimensions, so many `together`, apart from the others."""
-    rank = max(len(context.shape(value)) for value in op.operands)
-    last = range(rank - together, rank)
-    text = "computes several samples together"
-    return indexing.apart(context, op, operands, last, text, linear=linear)
-
-
-def _triangular_solve(
-    context: Context, op: ir.OpView, operands: Sequence[Relation], *, on_left: bool
-) -> Relation:
-    """Linear in the right-hand sides, which are computed apart where the matrix is one for all."""
-    matrix, sides = operands
-    rank = len(context.shape(op.operands[1]))
-    apart = rank - 1 if on_left else rank - 2
-    if matrix.is_fixed and (sides.kind, sides.dim) == ("rows", apart):
-        return as_rows(op, sides, [sides], linear=True)
-    if matrix.is_plain:
-        return _matrices(context, op, [matrix.with_scale(sides.scaled), sides], linear=True)
-    return _matrices(context, op, operands)
 
 
 def _while(
@@ -302,6 +290,13 @@ def _is_inside(value: ir.Value, op: ir.OpView) -> bool:
     return outer is not None
 
 
+def _in_parts(context: Context, op: ir.OpView, results: Sequence[Relation]) -> bool:
+    """Whether a part of an op with regions would run in the step, and the rest in micro-batches."""
+    return any(it.kind in ("step", "size") for it in results) or any(
+        _is_inside(value, op) for value, _ in context.substituted
+    )
+
+
 def _whole_op(
     context: Context, op: ir.OpView, results: Sequence[Relation], read: Sequence[Relation]
 ) -> list[Relation]:
@@ -313,8 +308,7 @@ def _whole_op(
         replace(it, root=None, splat=None, free=frozenset() if it.kind != "rows" else it.free)
         for it in results
     ]
-    parts = any(it.kind in ("step", "size") for it in results)
-    if not parts and not any(_is_inside(value, op) for value, _ in context.substituted):
+    if not _in_parts(context, op, results):
         return results
     if all(it.of_step for it in read):
         found = once(read)
@@ -354,11 +348,20 @@ def _join(op: ir.OpView, a: Relation, b: Relation) -> Relation:
     return mixed(op, "takes samples, or what is made of all of them")
 
 
+def _manual(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> list[Relation]:
+    assert isinstance(op, sdy.ManualComputationOp)
+    found = manual.manual_computation(context, op, operands, _walk)
+    if _in_parts(context, op, found):
+        found = [replace(it, dealt=None) for it in found]
+    return _whole_op(context, op, found, operands)
+
+
 _RULES: dict[str, _Rule] = {
     "chlo.top_k": indexing.top_k,
+    "sdy.manual_computation": _manual,
     "stablehlo.broadcast_in_dim": shapes.broadcast_in_dim,
     "stablehlo.case": lambda context, op, operands: _branches(context, op, operands[0]),
-    "stablehlo.cholesky": _matrices,
+    "stablehlo.cholesky": matrices.of_matrices,
     "stablehlo.concatenate": shapes.concatenate,
     "stablehlo.constant": shapes.constant,
     "stablehlo.convolution": contractions.convolution,
@@ -367,7 +370,7 @@ _RULES: dict[str, _Rule] = {
     "stablehlo.dot_general": contractions.product,
     "stablehlo.dynamic_slice": indexing.dynamic_slice,
     "stablehlo.dynamic_update_slice": indexing.dynamic_update_slice,
-    "stablehlo.fft": lambda context, op, operands: _matrices(
+    "stablehlo.fft": lambda context, op, operands: matrices.of_matrices(
         context, op, operands, len(shapes.integers(op, "fft_length")), linear=True
     ),
     "stablehlo.gather": indexing.gather,
@@ -384,9 +387,10 @@ _RULES: dict[str, _Rule] = {
     "stablehlo.slice": shapes.slice_,
     "stablehlo.sort": indexing.sort,
     "stablehlo.transpose": shapes.transpose,
-    "stablehlo.triangular_solve": lambda context, op, operands: _triangular_solve(
+    "stablehlo.triangular_solve": lambda context, op, operands: matrices.triangular_solve(
         context, op, operands, on_left=ir.BoolAttr(op.attributes["left_side"]).value
     ),
     "stablehlo.while": _while,
     **dict.fromkeys(ELEMENTWISE | {"sdy.sharding_constraint"}, elementwise.elementwise),
+    **dict.fromkeys(COLLECTIVES, manual.collective),
 }

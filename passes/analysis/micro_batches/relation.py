@@ -49,6 +49,18 @@ class Reason:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dealt:
+    """What a value is for another `shard_map` that reads its shards (`manual.py`)."""
+
+    local: Relation
+    """of each shard"""
+    samples: tuple[str, ...]
+    """the axes that split the samples"""
+    axes: tuple[tuple[str, ...], ...]
+    """the axes that split each dimension"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Relation:
     """One row of the table above."""
 
@@ -62,6 +74,7 @@ class Relation:
     root: ir.Value | None = None
     """of a `sum`, `step` or `size` that is one number everywhere: a value that holds this number"""
     reason: Reason | None = None
+    dealt: Dealt | None = None
 
     @property
     def is_mixed(self) -> bool:

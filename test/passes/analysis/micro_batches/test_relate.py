@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alpa.passes.analysis.micro_batches import contractions, elementwise, indexing, relate, shapes
+from alpa.passes.analysis.micro_batches import (
+    contractions,
+    elementwise,
+    indexing,
+    matrices,
+    relate,
+    shapes,
+)
 from alpa.passes.analysis.micro_batches.context import Context
 from alpa.passes.analysis.micro_batches.relation import SAME, Relation
 
@@ -1073,7 +1080,7 @@ FAULTS: dict[str, Fault] = {
         _rule(RULES, "chlo.top_k", _claim(SAME)), lambda t: jax.lax.top_k(t, 1), "t"
     ),
     "a transform of samples is rows": Fault(
-        _wrapped(relate, "_matrices", _claim(_rows(1))),
+        _wrapped(matrices, "of_matrices", _claim(_rows(1))),
         lambda t: jnp.real(jnp.fft.fft(t)),
         "t",
         whole_is_known=False,
