@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"cmake/alpa": "alpa"} | {
     name: f"alpa/{name}" for name in ("dialects", "passes", "runtime", "tools")
 }
+PACKAGES["frontends/torch"] = "alpa/torch"
 
 needs_checkout = pytest.mark.skipif(
     not (ROOT / ".git").exists() or shutil.which("git") is None, reason="needs a git checkout"

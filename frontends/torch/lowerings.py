@@ -1,0 +1,78 @@
+"""The function of JAX that computes an op of PyTorch, from torchax's registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+import torchax
+from torch._ops import OpOverload
+from torchax.ops.ops_registry import all_aten_ops
+
+torchax.default_env()  # Fills the registry.
+
+
+@torch.library.custom_op("alpa::stop_gradient", mutates_args=())
+def stop_gradient(x: torch.Tensor) -> torch.Tensor:
+    """Stands for `detach` and `no_grad`, which decompositions take for the identity."""
+    return x.clone()
+
+
+@stop_gradient.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+STOP_GRADIENT = torch.ops.alpa.stop_gradient.default
+
+_OWN: dict[OpOverload, Callable[..., Any]] = {
+    STOP_GRADIENT: jax.lax.stop_gradient,
+    # A number of a tensor, which JAX does not know while it traces, stays an array.
+    torch.ops.aten._local_scalar_dense.default: jnp.asarray,
+    # JAX checks no values.
+    torch.ops.aten._assert_scalar.default: lambda *_: None,
+    torch.ops.aten.sym_constrain_range_for_size.default: lambda *_, **__: None,
+}
+"""Functions instead of torchax's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowering:
+    """A function of JAX, and whether it draws random numbers: it then has the argument `env`."""
+
+    function: Callable[..., Any]
+    draws: bool
+
+
+class Keys:
+    """The random keys of one call: each op that draws numbers gets one of its own.
+
+    torchax's functions ask for it as they ask their environment.
+    """
+
+    def __init__(self, key: Any) -> None:
+        self._key = key
+        self._drawn = 0
+
+    def get_and_rotate_prng_key(self, generator: None = None) -> Any:
+        self._drawn += 1
+        return jax.random.fold_in(self._key, self._drawn - 1)
+
+
+def lowering(op: OpOverload) -> Lowering | None:
+    """The function for an op, or None.
+
+    None also stands for functions that are wrong here: those that change tensors in place, and
+    those that draw the same numbers in each call.
+    """
+    if op in _OWN:
+        return Lowering(function=_OWN[op], draws=False)
+    found = all_aten_ops.get(op) or all_aten_ops.get(op.overloadpacket)
+    draws = torch.Tag.nondeterministic_seeded in op.tags
+    if found is None or not found.is_jax_function or found.needs_env != draws:
+        return None
+    return Lowering(function=found.func, draws=draws)

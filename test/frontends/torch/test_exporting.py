@@ -1,0 +1,122 @@
+"""What cannot be exported is refused, with the line and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+alpa_torch = pytest.importorskip("alpa.torch", reason="needs the extra torch")
+nn = torch.nn
+
+
+def module_of(function: Callable[..., Any], **parts: Any) -> nn.Module:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        def forward(self, x: Any) -> Any:
+            return function(self, x)
+
+    return Module()
+
+
+def branch(self: Any, x: Any) -> Any:
+    return x + 1 if x.sum() > 0 else x - 1
+
+
+def selected(self: Any, x: Any) -> Any:
+    return x[x > 0].sum()
+
+
+def conditional(self: Any, x: Any) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+def in_place(self: Any, x: Any) -> Any:
+    return x.add_(1)
+
+
+def counted(self: Any, x: Any) -> Any:
+    with torch.no_grad():
+        self.weight.add_(1)
+    return x * self.weight
+
+
+def drawn(self: Any, x: Any) -> Any:
+    return x + torch.empty_like(x).exponential_()
+
+
+@torch.library.custom_op("alpa_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@twice.register_fake
+def _(x: Any) -> Any:
+    return torch.empty_like(x)
+
+
+def custom(self: Any, x: Any) -> Any:
+    return torch.ops.alpa_test.twice(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (branch, r"branch.*torch.where"),
+        (selected, r"shape of aten::.* depends on values"),
+        (conditional, r"compute both branches"),
+        (in_place, r"changes its argument x in place; clone it first"),
+        (drawn, r"JAX cannot run aten::exponential.*random key"),
+        (
+            custom,
+            r"JAX cannot run alpa_test::twice: .*register_torch_dispatch_op\(torch.ops.alpa_test",
+        ),
+    ],
+    ids=lambda it: getattr(it, "__name__", None),
+)
+def test_what_jax_cannot_run_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(alpa_torch.ExportError, match=message) as error:
+        alpa_torch.from_module(module_of(function), (torch.ones(4),))
+    assert function is in_place or "test_exporting.py:" in str(error.value)
+
+
+def test_a_parameter_that_changes_is_refused() -> None:
+    module = module_of(counted, weight=nn.Parameter(torch.ones(4)))
+    with pytest.raises(alpa_torch.ExportError, match=r"changes its parameter weight in place"):
+        alpa_torch.from_module(module, (torch.ones(4),))
+
+
+def test_a_module_without_shapes_is_refused() -> None:
+    with pytest.raises(alpa_torch.ExportError, match=r"LazyLinear's weight has no shape yet"):
+        alpa_torch.from_module(nn.LazyLinear(4), (torch.ones(2, 4),))
+
+
+def test_an_error_of_the_module_is_its_own() -> None:
+    def wrong(self: Any, x: Any) -> Any:
+        return x.no_such_attribute
+
+    with pytest.raises(AttributeError, match=r"no_such_attribute"):
+        alpa_torch.from_module(module_of(wrong), (torch.ones(4),))
+
+
+def test_64_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight is torch.float64, and JAX has float32"):
+        alpa_torch.from_module(nn.Linear(4, 4).double(), (torch.ones(2, 4).double(),))
+
+
+def test_a_batch_of_another_shape_is_exported_again() -> None:
+    """Shapes are static in each program, so code that depends on them is right."""
+
+    def by_size(self: Any, x: Any) -> Any:
+        return x * x.shape[0] if x.shape[0] % 2 == 0 else -x
+
+    fn, _, _ = alpa_torch.from_module(module_of(by_size), (torch.ones(4),))
+    np.testing.assert_array_equal(fn({}, {}, None, np.ones(2, np.float32))[0], [2, 2])
+    np.testing.assert_array_equal(fn({}, {}, None, np.ones(3, np.float32))[0], [-1, -1, -1])

@@ -1,0 +1,86 @@
+"""Modules whose gradients JAX would compute differently are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+alpa_torch = pytest.importorskip("alpa.torch", reason="needs the extra torch")
+checkpoint = pytest.importorskip(
+    "torch.utils.checkpoint", reason="needs the extra torch"
+).checkpoint
+nn = torch.nn
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient
+
+
+class Quantised(nn.Module):
+    def __init__(self, *, by_detach: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([0.3, 1.7]))
+        self.by_detach = by_detach
+
+    def forward(self, x: Any) -> Any:
+        y = x * self.scale
+        return (y + (y.round() - y).detach() if self.by_detach else Rounded.apply(y)).sum()
+
+
+def test_a_backward_of_its_own_is_refused_and_the_remedy_works() -> None:
+    x = torch.tensor([1.0, 2.0])
+    line = Rounded.forward.__code__.co_firstlineno
+    message = rf"test_gradients.py:{line}: Rounded has a backward of its own.*detach"
+    with pytest.raises(alpa_torch.ExportError, match=message):
+        alpa_torch.from_module(Quantised(by_detach=False), (x,))
+    module = Quantised(by_detach=True)
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+    value, grads = jax.value_and_grad(lambda p: fn(p, buffers, None, x.numpy())[0])(params)
+    expected = module(x)
+    expected.backward()
+    assert float(value) == expected.item() == 3
+    np.testing.assert_array_equal(grads["scale"], module.scale.grad.numpy())
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.reentrant = reentrant
+
+    def forward(self, x: Any) -> Any:
+        x = self.layer(x)
+        return checkpoint(lambda x: self.layer(x).sin(), x, use_reentrant=self.reentrant).sum()
+
+
+def test_reentrant_checkpoints_are_refused_and_others_work() -> None:
+    x = torch.ones(2, 4)
+    with pytest.raises(alpa_torch.ExportError, match=r"pass use_reentrant=False"):
+        alpa_torch.from_module(Checkpointed(reentrant=True), (x,))
+    module = Checkpointed(reentrant=False)
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+    grads = jax.grad(lambda p: fn(p, buffers, None, x.numpy())[0])(params)
+    module(x).backward()
+    expected = module.layer.weight.grad.numpy()
+    np.testing.assert_allclose(grads["layer.weight"], expected, rtol=1e-5)
+
+
+def test_hooks_of_gradients_are_refused() -> None:
+    module = nn.Linear(4, 4)
+    module.weight.register_hook(lambda gradient: 2 * gradient)
+    with pytest.raises(alpa_torch.ExportError, match=r"the parameter weight has a hook"):
+        alpa_torch.from_module(module, (torch.ones(2, 4),))
+    module = nn.Sequential(nn.Linear(4, 4))
+    module[0].register_full_backward_hook(lambda module, grads, outs: None)
+    with pytest.raises(alpa_torch.ExportError, match=r"the module 0 has a hook of its gradients"):
+        alpa_torch.from_module(module, (torch.ones(2, 4),))
