@@ -23,6 +23,16 @@ def leading_to(block: ir.Block, values: Iterable[ir.Value]) -> set[ir.Value]:
     return found
 
 
+def ops_leading_to(block: ir.Block, values: Iterable[ir.Value]) -> list[ir.OpView]:
+    """The ops of a block that some values need if each op runs as a whole, in order."""
+    wanted, found = set(values), list[ir.OpView]()
+    for op in reversed(list(block.operations)[:-1]):
+        if any(result in wanted for result in op.results):
+            found.append(op)
+            wanted.update(used_values(op))
+    return found[::-1]
+
+
 def reads(op: ir.OpView, wanted: Collection[int]) -> set[ir.Value]:
     """The values around an op that some of its results depend on."""
     if isinstance(op, stablehlo.OptimizationBarrierOp):

@@ -20,7 +20,7 @@ the one loop, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,7 +31,7 @@ from alpa.passes.analysis.op_cost import loop_counter
 from alpa.passes.analysis.op_kinds import BROADCASTS, DATA_MOVEMENT, ELEMENTWISE, SOURCES
 from alpa.passes.loops.dependence import (
     condition_variables,
-    leading_to,
+    ops_leading_to,
     reads,
     variables_leading_to,
 )
@@ -82,13 +82,17 @@ def _split_loop(op: stablehlo.WhileOp, needed: Sequence[int]) -> ir.OpView:
     """Replaces a loop by two; the one that makes what is needed, or the loop if it stays whole."""
     counter = loop_counter(op)
     variables = variables_leading_to(op, needed)
-    rest = [n for n, result in enumerate(op.results) if n not in variables and _is_used(result)]
-    if not rest:
+    if not _rest(op, variables):
         return op
     if counter is None or counter.values.start != 0 or counter.values.step != 1:
         return op
     returned = terminator(body(op, 1)).operands
     split_at(body(op, 1), [returned[v] for v in sorted(variables)])
+    # Loops inside that stay whole need more.
+    variables = _closed(op, variables)
+    rest = _rest(op, variables)
+    if not rest:
+        return op
     split = _Split(op, counter.index, len(counter.values), frozenset(variables), tuple(rest))
     if any(it is not None and it.unreduced for it in map(split.sharding, split.stored)):
         return op
@@ -96,6 +100,24 @@ def _split_loop(op: stablehlo.WhileOp, needed: Sequence[int]) -> ir.OpView:
     split.second(first)
     op.operation.erase()
     return first
+
+
+def _rest(op: stablehlo.WhileOp, variables: Collection[int]) -> list[int]:
+    """The results that are read, without those of some variables."""
+    return [n for n, result in enumerate(op.results) if n not in variables and _is_used(result)]
+
+
+def _closed(op: stablehlo.WhileOp, variables: Collection[int]) -> set[int]:
+    """Some variables of a loop, with those that their ops read."""
+    block = body(op, 1)
+    returned, arguments = terminator(block).operands, list(block.arguments)
+    found, waiting = set[int](), {*variables}
+    while waiting - found:
+        found |= waiting
+        wanted = [returned[v] for v in found]
+        read = {v for it in ops_leading_to(block, wanted) for v in used_values(it)} | {*wanted}
+        waiting = {v for v, argument in enumerate(arguments) if argument in read}
+    return found
 
 
 @dataclass(frozen=True)
@@ -133,31 +155,19 @@ class _Split:
     def own(self) -> list[int]:
         """The variables of the second loop that the first one lacks: the wanted ones, and what they
         depend on."""
-        found: set[int] = set()
-        waiting = set(self.wanted)
-        while waiting:
-            found |= waiting
-            inner = leading_to(self.block, (self.returned[v] for v in found))
-            read = {v for argument, v in self.arguments.items() if argument in inner}
-            waiting = read - self.variables - found
-        return sorted(found)
+        return sorted(_closed(self.op, self.wanted) - self.variables)
 
     @cached_property
     def first_ops(self) -> list[ir.OpView]:
         """What the first loop computes."""
-        inner = leading_to(self.block, (self.returned[v] for v in self.variables))
-        return [op for op in self.ops if any(result in inner for result in op.results)]
+        return ops_leading_to(self.block, (self.returned[v] for v in self.variables))
 
     @cached_property
     def second_ops(self) -> list[ir.OpView]:
         """What only the second loop computes."""
-        inner = leading_to(self.block, (self.returned[v] for v in self.own))
         first = set(self.first_ops)
-        return [
-            op
-            for op in self.ops
-            if op not in first and any(result in inner for result in op.results)
-        ]
+        every = ops_leading_to(self.block, (self.returned[v] for v in self.own))
+        return [op for op in every if op not in first]
 
     @cached_property
     def _makers(self) -> dict[ir.Value, ir.OpView]:

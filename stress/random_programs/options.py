@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.schedules.planned import PLANNED
 from stress.random_programs.program import RandomProgram
 
 _STREAM = 0xC105
@@ -26,8 +27,8 @@ def draw(program: RandomProgram) -> dict[str, str]:
     devices = Cluster.parse(cluster).num_devices
     options = {"cluster": cluster, "num-micro-batches": str(program.micro_batches)}
     schedule = generator.random()
-    if schedule < 0.9:  # else the better of both
-        options["schedule"] = "1f1b" if schedule < 0.5 else "gpipe"
+    if schedule < 0.9:  # else the better of the first two
+        options["schedule"] = PLANNED[int(schedule / 0.9 * len(PLANNED))]
     if chosen(0.4):
         options["remat"] = str(generator.choice(["none", "layer"]))
     if chosen(0.3):
