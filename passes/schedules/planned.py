@@ -7,7 +7,7 @@ separated by semicolons. Stage s lies on mesh s; schedules with several stages p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -63,7 +63,7 @@ def own(schedule: str) -> WorkLists | None:
     return None if schedule in NAMES else _own(schedule)
 
 
-@cache
+@lru_cache(maxsize=8)
 def _own(schedule: str) -> WorkLists:
     return parse_table(schedule.replace(";", "\n"), check=_verify_planned)
 
@@ -102,7 +102,7 @@ def check_numbers(mine: WorkLists, meshes: int | None, batches: int) -> None:
             )
 
 
-@cache
+@lru_cache(maxsize=4096)
 def in_flight(schedule: str, batches: int, stages_to_last: int, stages: int | None = None) -> int:
     """Micro-batches whose activations a stage keeps at most, by its list.
 

@@ -7,7 +7,8 @@ into the stage from both its neighbours, which depend on whether these are on it
     T = sum_i a_i + (B - 1) max_i a_i + max_i u_i                       (paper, eq. 2, extended)
 
 A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
-1F1B, B under GPipe; ``max_in_flight`` says whether memory admits that (eq. 5).
+1F1B, B under GPipe, and min(B, S) of S stages under ZB-H1; ``max_in_flight`` says whether memory
+admits that (eq. 5). T is that of GPipe and 1F1B under every schedule.
 
 **How T relates to the simulated step** (`passes.schedules`). Let p_i be the seconds of stage i's
 forward with the transfer into it, q_i those of its backward with the transfer into it, so that
