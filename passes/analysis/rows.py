@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from alpa.dialects import ir, stablehlo
+from alpa.dialects import ir, sdy, stablehlo
 from alpa.dialects.attributes import GRADIENT, marker_of
 from alpa.passes.analysis.graph import shape, splat
 from alpa.passes.analysis.op_kinds import ELEMENTWISE
@@ -50,6 +50,11 @@ def operand_dims(op: ir.OpView, dim: int) -> list[int | None] | None:
         return None if source is None else [source]
     if isinstance(op, stablehlo.ConstantOp):
         return None if splat(op.results[0]) is None else []
+    if isinstance(op, sdy.ShardingConstraintOp):
+        # Shards of rows are not those of parts of them.
+        sharding = sdy.TensorShardingAttr(op.attributes["sharding"])
+        is_split = sdy.DimensionShardingAttr(sharding.dimension_shardings[dim]).axes
+        return None if is_split else [dim]
     return None
 
 

@@ -202,6 +202,46 @@ def test_data_tensor_and_expert_axes(sizes: tuple[int, ...], shards: bool, sched
     assert equal(evaluate(params, x), once(expected[0], x)[1])
 
 
+def test_a_loop_over_stacked_layers() -> None:
+    """As MaxText scans its layers: the stacks are sharded by `in_shardings`, and cut between the
+    stages, so that activations and their gradients alone cross."""
+    mesh = mesh_of(2, 2, 1)
+    stacks = {"up": (None, None, "mlp"), "down": (None, "mlp", None)}
+
+    def step(params: dict[str, jax.Array], x: jax.Array, *, own: bool = False) -> Any:
+        def layer(x: jax.Array, params: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+            hidden = jnp.tanh(x @ params["up"])
+            if own:
+                place = sharding(mesh, "batch", None, "mlp")
+                hidden = jax.lax.with_sharding_constraint(hidden, place)
+            return x + hidden @ params["down"], None
+
+        def loss_fn(params: dict[str, jax.Array]) -> jax.Array:
+            return jnp.mean(jax.lax.scan(layer, x, params)[0] ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    random, x = np.random.default_rng(0), batch()
+    shapes = {"up": (4, WIDTH, 2 * WIDTH), "down": (4, 2 * WIDTH, WIDTH)}
+    params = {
+        name: random.normal(size=shape).astype(np.float32) / 8 for name, shape in shapes.items()
+    }
+    places = {name: sharding(mesh, *names) for name, names in stacks.items()}
+    placed = jax.jit(
+        partial(step, own=True),
+        in_shardings=(places, sharding(mesh, "batch")),
+        out_shardings=(places, None),
+    )
+    ours = alpa.parallelize(placed, cluster=CLUSTER, num_stages=2, num_micro_batches=2)
+    plan = ours.plan(params, x)
+    assert [(it.source, it.target) for it in plan.transfers] == [
+        ("mesh_0", "mesh_1"),
+        ("mesh_1", "mesh_0"),
+    ]
+    assert equal(ours(params, x), jax.jit(step)(params, x))
+
+
 ERRORS: Mapping[str, tuple[tuple[int, ...], dict[str, Any], str]] = {
     "too large": (
         (2, 2, 2),

@@ -20,6 +20,7 @@ MERGE = "stablehlo.reshape %z : (tensor<4x2x3xf32>) -> tensor<4x6xf32>"
 REVERSE = "stablehlo.reverse %x, dims = [0] : tensor<4x3xf32>"
 ONES = "stablehlo.constant dense<1.0> : tensor<4xf32>"
 COUNT = "stablehlo.constant dense<[1.0, 2.0]> : tensor<2xf32>"
+COLUMNS = 'sdy.sharding_constraint %x <@m, [{?}, {"a"}]> : tensor<4x3xf32>'
 COMPLEX = "stablehlo.constant dense<(1.0, 2.0)> : tensor<2xcomplex<f32>>"
 
 
@@ -40,11 +41,14 @@ COMPLEX = "stablehlo.constant dense<(1.0, 2.0)> : tensor<2xcomplex<f32>>"
         (ONES, 0, []),
         (COUNT, 0, None),
         (COMPLEX, 0, None),
+        (COLUMNS, 0, [0]),
+        (COLUMNS, 1, None),
     ],
 )
 def test_dimensions_of_operands(op: str, dim: int, expected: list[int | None] | None) -> None:
     arguments = "%x: tensor<4x3xf32>, %y: tensor<1x3xf32>, %z: tensor<4x2x3xf32>, %s: tensor<f32>"
-    module = parse(f"func.func @main({arguments}) {{ %0 = {op} return }}")
+    mesh = 'sdy.mesh @m = <["a"=1]>'
+    module = parse(f"{mesh}\nfunc.func @main({arguments}) {{ %0 = {op} return }}")
     assert operand_dims(body(main_function(module)).operations[0], dim) == expected
 
 
