@@ -80,9 +80,21 @@ def unfused(ops: Iterable[ir.OpView]) -> list[Work]:
     return [Work(op_cost.flops(op), op_cost.memory_bytes(op), 0.0, _dtype(op)) for op in ops]
 
 
-def fused(block: ir.Block, *, converts_in_dots: bool = False) -> list[Work]:
-    """The work of each op of a block, its terminator among them, in order."""
-    return _Kernels(block, converts_in_dots).works()
+def fused(
+    block: ir.Block,
+    *,
+    converts_in_dots: bool = False,
+    known: dict[ir.Block, list[Work]] | None = None,
+) -> list[Work]:
+    """The work of each op of a block, its terminator among them, in order.
+
+    `known` keeps that of blocks in regions, which is read once for the op and once for its block.
+    """
+    known = {} if known is None else known
+    found = known.get(block)
+    if found is None:
+        found = known[block] = _Kernels(block, converts_in_dots, known).works()
+    return found
 
 
 def total(works: Iterable[Work]) -> tuple[float, float, float]:
@@ -110,6 +122,7 @@ class _Kernels:
 
     block: ir.Block
     converts_in_dots: bool
+    known: dict[ir.Block, list[Work]]
     depth: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])
     roots: dict[ir.Value, frozenset[ir.Value]] = field(
         default_factory=dict[ir.Value, frozenset[ir.Value]]
@@ -251,7 +264,8 @@ class _Kernels:
 
     def _own(self, row: _Row) -> tuple[float, float]:
         """Bytes and kernels of an op that does not fuse."""
-        op, inner = row.op, partial(fused, converts_in_dots=self.converts_in_dots)
+        op = row.op
+        inner = partial(fused, converts_in_dots=self.converts_in_dots, known=self.known)
         if isinstance(op, stablehlo.WhileOp):
             trips = op_cost.trip_count_or_default(op)
             _, num_bytes, kernels = total(inner(body(op, 1)))

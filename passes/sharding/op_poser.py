@@ -172,7 +172,10 @@ class OpPoser:
             costs = self._op_costs(op, space, weight)
             if space.sums is None:
                 return space, costs, None
-            return space, costs, weight * self._sum_costs(op, space, space.sums)
+            seconds = self._sum_costs(op, space, space.sums)
+            if weight == 0:  # A loop without trips: what is not possible stays so.
+                return space, costs, np.where(np.isinf(seconds), np.inf, 0.0)
+            return space, costs, weight * seconds
 
         key = ("alone", kind, weight, stays, self.graph.timed_mesh.backward)
         return self.graph.cache.once(key, make)

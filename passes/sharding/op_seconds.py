@@ -14,11 +14,17 @@ from alpa.passes.cost.device import Device, Share
 from alpa.passes.cost.presets import has_triton
 
 
-def block_works(block: ir.Block, device: Device) -> list[Work]:
-    """The work of each op of a block but its terminator, in order. Ideal ones fuse nothing."""
+def block_works(
+    block: ir.Block, device: Device, known: dict[ir.Block, list[Work]] | None = None
+) -> list[Work]:
+    """The work of each op of a block but its terminator, in order. Ideal ones fuse nothing.
+
+    `known` keeps the work of the blocks in regions.
+    """
     if device.efficiency is None:
         return op_work.unfused(list(block.operations)[:-1])
-    return op_work.fused(block, converts_in_dots=has_triton(device.name))[:-1]
+    triton = has_triton(device.name)
+    return op_work.fused(block, converts_in_dots=triton, known=known)[:-1]
 
 
 def work_seconds(
@@ -40,9 +46,11 @@ class Works:
         self._seconds: dict[Hashable, tuple[Device, float]] = {}
         """by the id of a device, which is kept here so that no other device gets its id"""
 
-    def of(self, block: ir.Block, device: Device) -> list[Work]:
+    def of(
+        self, block: ir.Block, device: Device, nested: dict[ir.Block, list[Work]] | None = None
+    ) -> list[Work]:
         """`block_works` of a block that reads no values from around it."""
-        return self._of(_key(block, device), block, device)
+        return self._of(_key(block, device), block, device, nested)
 
     def seconds(self, computation: ir.OpView, cluster: Cluster) -> float:
         """The seconds of all ops of a computation, one after the other."""
@@ -56,10 +64,16 @@ class Works:
             found = self._seconds[at] = device, seconds
         return found[1]
 
-    def _of(self, key: Hashable, block: ir.Block, device: Device) -> list[Work]:
+    def _of(
+        self,
+        key: Hashable,
+        block: ir.Block,
+        device: Device,
+        nested: dict[ir.Block, list[Work]] | None = None,
+    ) -> list[Work]:
         found = self._works.get(key)
         if found is None:
-            found = self._works[key] = block_works(block, device)
+            found = self._works[key] = block_works(block, device, nested)
         return found
 
 

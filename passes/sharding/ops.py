@@ -111,6 +111,8 @@ class OpReader:
     """of ops; readers of problems that share what is made for a mesh share them, too"""
     kept: Cache = field(default_factory=Cache)
     """what else depends on no mesh"""
+    nested: dict[ir.Block, list[Work]] = field(default_factory=dict[ir.Block, list[Work]])
+    """the work of blocks in the regions of ops"""
 
     def ops(self, block: ir.Block) -> list[Op]:
         """The ops of a block but its terminator."""
@@ -125,8 +127,8 @@ class OpReader:
         """The work of each op of a block but its terminator."""
         # A branch may read values from around it, whose types its recipe lacks.
         if not isinstance(block.owner, mpmd.FragmentOp):
-            return block_works(block, self.device)
-        return self.works.of(block, self.device)
+            return block_works(block, self.device, self.nested)
+        return self.works.of(block, self.device, self.nested)
 
     def end(self, block: ir.Block) -> Op:
         """The terminator of a block."""

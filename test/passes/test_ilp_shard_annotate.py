@@ -641,3 +641,29 @@ def test_the_first_pass_to_need_a_plan_says_so():
 def test_options_that_are_negative(name):
     with pytest.raises(ir.MLIRError, match=f"{name} is -1; at least 0"):
         alpa.passes.run(CALL, f"alpa{{cluster=cpu:1x2 {name}=-1}}")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sum_in_a_loop_without_trips_costs_nothing() -> None:
+    """What is not possible stays so: zero times infinite seconds would be no number."""
+    tensor = "tensor<64x64xf32>"
+    text = f"""
+    func.func public @main(%x: {tensor}, %w: {tensor}) -> {tensor} {{
+      %start = stablehlo.constant dense<0> : tensor<i32>
+      %0:3 = stablehlo.while(%i = %start, %h = %x, %v = %w) : tensor<i32>, {tensor}, {tensor}
+        cond {{
+          %more = stablehlo.compare LT, %i, %start : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %more : tensor<i1>
+        }} do {{
+          %one = stablehlo.constant dense<1> : tensor<i32>
+          %next = stablehlo.add %i, %one : tensor<i32>
+          %y = stablehlo.dot_general %h, %v, contracting_dims = [1] x [0]
+            : ({tensor}, {tensor}) -> {tensor}
+          %z = stablehlo.add %y, %h : {tensor}
+          stablehlo.return %next, %z, %v : tensor<i32>, {tensor}, {tensor}
+        }}
+      return %0#1 : {tensor}
+    }}"""
+    planned = alpa.passes.run(text, "alpa{cluster=cpu:1x4 num-layers=1}", on_remark=lambda *_: None)
+    (report,) = read_solver_reports(main_function(planned))
+    assert report.objective >= report.bound >= 0
