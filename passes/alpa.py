@@ -37,7 +37,7 @@ The first four run once. The other four run on a copy of the layers for each can
   `_SLOW` times the bound of all plans.
 * **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
   share them (`stages/costing.py`). Meshes that are the same in several cuts are solved once
-  (`sharding/solved.py`).
+  (`sharding/solved.py`). All passes share the processes that help them (`workers.py`).
 
 `verify-layers` does not run here: the passes that make layers and stages check them themselves.
 `export-stages` does not run here either: it copies the fragments of the finished plan into modules
@@ -119,6 +119,7 @@ from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.overcommitment import Overcommitment
 from alpa.passes.tried import Tried, TriedPlan
+from alpa.passes.workers import Workers
 
 _TO_LAYERS = (ImportHlo, CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
@@ -219,8 +220,13 @@ class Alpa(Driver):
         if self.faster_than is not None:
             self._check_bound(module, self.faster_than)
         costs = self.cut.costs or self.cut.new_costs()
-        search = _Search(alpa=self, layers=module, costs=costs, run_pass=run_checked)
-        best = search.run()
+        with errors_at(main_function(module)):
+            workers = Workers(self.cut.processes)
+        with workers:
+            search = _Search(
+                alpa=self, layers=module, costs=costs, workers=workers, run_pass=run_checked
+            )
+            best = search.run()
         if self.kept is not None:
             self.kept.layers = _copied(module)
             self.kept.stages = best.stages[-1]
@@ -314,6 +320,8 @@ class _Search:
     layers: ir.Module
     costs: LayerCosts
     """of all candidates' layers, which are the same"""
+    workers: Workers
+    """processes of all passes"""
     run_pass: RunPass
     solved: Solved = field(default_factory=Solved)
     """the meshes of all candidates"""
@@ -406,7 +414,9 @@ class _Search:
     def _stages(self, step: StageMeshPartition, schedule: str, reserve: float) -> _Candidate:
         """A copy of the layers, cut into stages."""
         candidate = _Candidate(_copied(self.layers), len(self.plans))
-        cut = replace(step, schedule=schedule, reserve=reserve, costs=self.costs)
+        cut = replace(
+            step, schedule=schedule, reserve=reserve, costs=self.costs, workers=self.workers
+        )
         self.plans.append(
             TriedPlan(schedule=label(schedule), remat=step.remat, reserve=reserve, outcome="pruned")
         )
@@ -426,6 +436,8 @@ class _Search:
                 is_sharded = isinstance(step, InsertCrossMeshReshard)
                 if is_sharded and splits_backward(candidate.plan.schedule):
                     self.run_pass(SplitBackward(), candidate.module, candidate.remark)
+                if isinstance(step, IlpShardAnnotate):
+                    step = replace(step, workers=self.workers)
                 self.run_pass(step, candidate.module, candidate.remark)
         seconds = candidate.step_seconds
         self._note(candidate, outcome="slower", predicted_step_seconds=seconds)

@@ -100,7 +100,7 @@ from alpa.passes.solve.sharding.problem import (
 )
 from alpa.passes.solve.tapas.mining import LEAST, MIN_SIZE
 from alpa.passes.solve.tapas.settings import Settings, Variant
-from alpa.passes.workers import Workers
+from alpa.passes.workers import Workers, workers_of
 
 UNTIED_VARIABLES = 50_000
 """The most variables with which equal layers are untied. 16 layers of BERT with their training have
@@ -164,6 +164,8 @@ class IlpShardAnnotate(Pass):
     )
     solved: Solved | None = None
     """what runs of the pass on other cuts of the same program have found"""
+    workers: Workers | None = None
+    """processes of the driver, which are not ended; None: its own"""
     solver: Solver | None = None
     """a caller's own, in place of `ilp.solve`; `time-limit` and `gap` are not for it"""
 
@@ -183,7 +185,7 @@ class IlpShardAnnotate(Pass):
         assignments: list[tuple[MeshProblem, list[int]]] = []
         reports: list[SolverReport] = []
         meshes = read_meshes(function)
-        with populated(module) as rule_of, Workers(self.processes) as workers:
+        with populated(module) as rule_of, workers_of(self.workers, self.processes) as workers:
             ops = sum(1 for _ in walk(module.body))
             needed = ("alpa.passes.solve.sharding.ilp", "highspy")
             workers.prepare(*needed, ops=ops, calls=len(meshes))

@@ -91,7 +91,7 @@ from alpa.passes.stages.overcommitment import Overcommitment
 from alpa.passes.stages.policy import AnyMeshes, Policy, ProgramMesh
 from alpa.passes.stages.remat import Remat, rematerialise
 from alpa.passes.stages.tied_gradients import add_tied_gradients
-from alpa.passes.workers import Workers
+from alpa.passes.workers import Workers, workers_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +188,8 @@ class StageMeshPartition(Pass):
     """of the layers, where the planner keeps them from cut to cut; None: found anew"""
     over: Overcommitment | None = None
     """from the planner; None: stages keep to the memory"""
+    workers: Workers | None = None
+    """processes of the planner, which are not ended; None: its own"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module, is_checked=self.is_checked)
@@ -231,7 +233,7 @@ class StageMeshPartition(Pass):
             )
         costs = self.costs or self.new_costs()
         try:
-            with Workers(self.processes) as workers:
+            with workers_of(self.workers, self.processes) as workers:
 
                 def find(program: Clustered) -> Stages:
                     return policy.cut(program, costs, workers)

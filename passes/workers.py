@@ -17,9 +17,9 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal, ParamSpec, TypeVar
 
@@ -72,6 +72,12 @@ class Workers:
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] | None = []
         """None at the end"""
+        self._calls: dict[Future[Any], None] = {}
+        """those that have not ended"""
+        self._busy: set[subprocess.Popen[bytes]] = set()
+        """the processes that run a call"""
+        self._dropped: set[subprocess.Popen[bytes]] = set()
+        """those that `drop` has ended"""
 
     def __enter__(self) -> Workers:
         return self
@@ -85,6 +91,20 @@ class Workers:
         for process in processes:
             process.kill()
             process.wait()
+
+    def drop(self) -> None:
+        """Ends the calls that have not ended, with the processes that run one; others stay."""
+        while True:
+            with self._lock:
+                calls = list(self._calls)
+                for process in self._busy - self._dropped:
+                    process.kill()
+                    self._dropped.add(process)
+            for call in calls:
+                call.cancel()
+            # A call that was just starting its process is ended in the next round.
+            if not wait(calls, timeout=0.05).not_done:
+                return
 
     def prepare(self, *modules: str, ops: int, calls: int) -> None:
         """Has a process for each of so many calls import what they need, if a program of so many
@@ -103,7 +123,11 @@ class Workers:
         The result raises what the function raises, and ``SolverFailedError`` where a process ends.
         """
         if self._threads is not None:
-            return self._threads.submit(self._call, function, args, kwargs)
+            begun = self._threads.submit(self._call, function, args, kwargs)
+            with self._lock:
+                self._calls[begun] = None
+            begun.add_done_callback(self._ended)
+            return begun
         done: Future[T] = Future()
         try:
             done.set_result(function(*args, **kwargs))
@@ -111,13 +135,19 @@ class Workers:
             done.set_exception(error)
         return done
 
+    def _ended(self, call: Future[Any]) -> None:
+        with self._lock:
+            self._calls.pop(call, None)
+
     def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """In a thread that has a process of its own."""
         process: subprocess.Popen[bytes] | None = getattr(self._here, "process", None)
-        if process is None:
+        if process is None or process in self._dropped:
             process = self._here.process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
+        with self._lock:
+            self._busy.add(process)
         try:
             pickle.dump((function, args, kwargs), process.stdin)
             process.stdin.flush()
@@ -130,6 +160,9 @@ class Workers:
                 f"a process ended with status {process.wait()}; perhaps there was no memory left "
                 "for it"
             ) from gone
+        finally:
+            with self._lock:
+                self._busy.discard(process)
         if error is not None:
             raise error
         return result
@@ -149,6 +182,25 @@ class Workers:
                 )
             self._processes.append(process)
             return process
+
+
+@contextmanager
+def workers_of(shared: Workers | None, count: int | Literal["auto"]) -> Generator[Workers]:
+    """A pass's processes: those of a driver, or so many of its own.
+
+    At the end, those of the driver have no call of the pass.
+
+    Raises:
+        OptionError: the number is negative.
+    """
+    if shared is None:
+        with Workers(count) as own:
+            yield own
+        return
+    try:
+        yield shared
+    finally:
+        shared.drop()
 
 
 def imported(*modules: str) -> None:

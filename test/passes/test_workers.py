@@ -18,7 +18,7 @@ from alpa.passes.solve.sharding.problem import (
     Usage,
     verify,
 )
-from alpa.passes.workers import Workers
+from alpa.passes.workers import Workers, workers_of
 
 TOO_LARGE = Problem(
     node_costs=(np.array([1.0, 2.0]),),
@@ -91,6 +91,35 @@ def test_work_that_is_not_waited_for_is_ended():
         pending.result()
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+def test_dropped_calls_end_and_idle_processes_stay():
+    with Workers(2) as workers:
+        idle = workers.submit(os.getpid).result()
+        sleeping = [workers.submit(time.sleep, 60) for _ in range(5)]
+        while sum(one.running() for one in sleeping) < 2:
+            time.sleep(0.001)
+        workers.drop()
+        assert all(one.done() for one in sleeping)
+        assert sum(one.cancelled() for one in sleeping) == 3
+        with pytest.raises(SolverFailedError, match="a process ended with status -9"):
+            sleeping[0].result()
+        first = workers.submit(os.getpid).result()
+        workers.drop()  # Nothing runs.
+        assert {workers.submit(os.getpid).result() for _ in range(4)} >= {first}
+        assert idle != first  # Both processes were asleep.
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_pass_leaves_the_processes_of_its_driver(count):
+    with Workers(count) as shared:
+        for _ in range(2):
+            with workers_of(shared, "auto") as workers:
+                assert workers is shared
+                workers.submit(time.sleep, 0.01)
+            assert shared.submit(os.getpid).result()
+    with workers_of(None, count) as own:
+        assert own.submit(os.getpid).result()
 
 
 def test_processes_have_their_environment_and_log(tmp_path):
