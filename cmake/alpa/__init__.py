@@ -1,7 +1,8 @@
 """Alpa: automatic inter- and intra-operator parallelism for StableHLO programs.
 
 `parallelize` is `jax.jit` for a cluster. `alpa.passes` is the compiler as a library,
-`alpa.runtime` runs plans, and `alpa.dialects` is the vocabulary of the IR.
+`alpa.runtime` runs plans, `alpa.torch` takes modules of PyTorch, and `alpa.dialects` is the
+vocabulary of the IR.
 """
 
 from __future__ import annotations

@@ -9,11 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-import torchax
 from torch._ops import OpOverload
+from torchax.ops import jaten as _fills_the_registry  # noqa: F401, without devices of JAX
 from torchax.ops.ops_registry import all_aten_ops
-
-torchax.default_env()  # Fills the registry.
 
 
 @torch.library.custom_op("alpa::stop_gradient", mutates_args=())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,18 +40,25 @@ def _run(page: Path, folder: Path, *options: str) -> None:
         pytest.fail(done.stderr)
 
 
+def _skip_without_torch(page: Path) -> None:
+    if page.stem == "pytorch" and find_spec("torchax") is None:
+        pytest.skip("needs the extra torch")
+
+
 def _has_slow(page: Path) -> bool:
     return any(block.mark == "slow" for block in blocks(page))
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
+    _skip_without_torch(page)
     _run(page, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [*filter(_has_slow, RUN)], ids=lambda page: page.stem)
 def test_the_slow_blocks_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
+    _skip_without_torch(page)
     _run(page, tmp_path, "--slow")
 
 

@@ -13,9 +13,16 @@ import pytest
 from alpa.tools.alpa_plan_arguments import parser
 from test.docs.pages import PAGES, ROOT
 
-SOURCES = ("cmake/alpa", "dialects", "passes", "runtime", "stress", "tools")
-FOREIGN = {"--head", "--address", "--port", "--num-cpus", "lint-imports"}
-"""Options of Ray's commands, and commands of others."""
+SOURCES = ("cmake/alpa", "dialects", "frontends", "passes", "runtime", "stress", "tools")
+FOREIGN = {
+    "--head",
+    "--address",
+    "--port",
+    "--num-cpus",
+    "--xla_dump_large_constants",
+    "lint-imports",
+}
+"""Options of Ray's commands and of XLA, and commands of others."""
 EXAMPLES = re.compile(r"limit[-_]constants|descent")
 """What docs/extending.md adds as examples."""
 

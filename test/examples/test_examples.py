@@ -14,7 +14,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDS = {"equinox_mlp": "equinox", "keras_mlp": "keras"}
+NEEDS = {"equinox_mlp": "equinox", "keras_mlp": "keras", "torch_gpt": "torchax"}
 QUICK = {"keras_mlp"}
 """Examples that run in the default tier: no other test uses their framework."""
 
