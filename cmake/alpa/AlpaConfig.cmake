@@ -1,6 +1,6 @@
 # find_package(Alpa) for builds that plan programs. Alpa_DIR is the folder of the installed package:
 #
-#   cmake -DAlpa_DIR=$(python -c "import alpa; print(alpa.__path__[-1])") ...
+#   cmake -DAlpa_DIR=$(python -c "import alpa, os; print(os.path.dirname(alpa.__file__))") ...
 #
 #   find_package(Alpa REQUIRED)
 #   alpa_opt(INPUT step.mlir OUTPUT planned.mlir PIPELINE "alpa{cluster=h100:1x8 num-layers=8}")

@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(missing() != "", reason=missing())
 def configure(source: Path, build: Path, **variables: object) -> str:
     """Configures a project with the installed package; returns CMake's warnings."""
     given = {
-        "Alpa_DIR": alpa.__path__[-1],
+        "Alpa_DIR": Path(alpa.__file__).parent,
         "Alpa_OPT": Path(sys.executable).parent / "alpa-opt",
     } | variables
     command = ["cmake", "-S", source, "-B", build, *(f"-D{k}={v}" for k, v in given.items())]
