@@ -85,6 +85,8 @@ def test_cmake_runs_alpa_opt_in_a_build(tmp_path: Path) -> None:
     )
     environment = f"-DAlpa_OPT={Path(sys.executable).parent / 'alpa-opt'}"
     configure = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", environment]
-    subprocess.run([*configure, f"-DAlpa_DIR={Path(alpa.__file__).parent}"], check=True, capture_output=True)
+    subprocess.run(
+        [*configure, f"-DAlpa_DIR={Path(alpa.__file__).parent}"], check=True, capture_output=True
+    )
     subprocess.run(["cmake", "--build", tmp_path / "build"], check=True, capture_output=True)
     assert "negate" not in (tmp_path / "build" / "out.mlir").read_text()
