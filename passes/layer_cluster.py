@@ -137,14 +137,14 @@ class LayerCluster(Pass):
         check_unplanned(function)
         if self.delta < 0:
             raise PassError(function, f"delta is {self.delta:g}; at least 0")
-        exact = is_exact(micro_batches_of(module))
         give_an_op(body(function))
-        step = _Step.of(function, exact=exact)
+        said = micro_batches_of(module)
+        step = _Step.of(function, said)
         if separate_states(step.graph, step.part, terminator(body(function))):
-            step = _Step.of(function, exact=exact)
+            step = _Step.of(function, said)
         graph, roles, parts, floating = step.graph, step.roles, step.parts, step.floating
         part = step.part
-        independent = micro_batches_of(module) == INDEPENDENT
+        independent = said == INDEPENDENT
         if independent and parts.learns and not _has_gradients(function):
             raise PassError(
                 function,
@@ -246,10 +246,11 @@ class _Step:
     part: list[Part | None]
 
     @classmethod
-    def of(cls, function: func.FuncOp, *, exact: bool) -> _Step:
+    def of(cls, function: func.FuncOp, micro_batches: str | None) -> _Step:
         graph = Graph.of(body(function))
         roles = infer_roles(function, graph)
-        parts = split_step(graph, roles, exact=exact)
+        several = micro_batches is not None
+        parts = split_step(graph, roles, exact=is_exact(micro_batches), several=several)
         floating = Floating.find(graph, parts)
         return cls(graph, roles, parts, floating, resolve_parts(graph, parts, floating))
 

@@ -63,14 +63,19 @@ class StepParts:
     """whether any new state depends on the batch"""
 
 
-def split_step(graph: Graph, roles: Roles, *, exact: bool = False) -> StepParts:
+def split_step(
+    graph: Graph, roles: Roles, *, exact: bool = False, several: bool = False
+) -> StepParts:
     """Splits a step, given the roles that `infer_roles` found.
 
-    `exact` says that `combine-micro-batches` has marked every value that leaves a micro-batch.
+    `exact` says that `combine-micro-batches` has marked every value that leaves a micro-batch, and
+    `several` that there are several. Then the roles of results tell what is added up, and returned
+    gradients are results like others.
     """
     pairs = roles.state_pairs()
     # A gradient that is returned is treated like a new state, which is made of it.
-    pairs |= returned_gradients(graph, pairs)
+    if not several:
+        pairs |= returned_gradients(graph, pairs)
     state = set(pairs.values())
     data = [
         a
