@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from torch._ops import OpOverload
-from torchax.ops import jaten as _fills_the_registry  # noqa: F401, without devices of JAX
-from torchax.ops.ops_registry import all_aten_ops
+from torchax.ops import jaten
 
 
 @torch.library.custom_op("alpa::stop_gradient", mutates_args=())
@@ -69,7 +68,9 @@ def lowering(op: OpOverload) -> Lowering | None:
     """
     if op in _OWN:
         return Lowering(function=_OWN[op], draws=False)
-    found = all_aten_ops.get(op) or all_aten_ops.get(op.overloadpacket)
+    # Its import fills the registry. torchax's environment does as well, but creates JAX's devices.
+    registry = jaten.ops_registry.all_aten_ops
+    found = registry.get(op) or registry.get(op.overloadpacket)
     draws = torch.Tag.nondeterministic_seeded in op.tags
     if found is None or not found.is_jax_function or found.needs_env != draws:
         return None

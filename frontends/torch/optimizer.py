@@ -39,7 +39,14 @@ class UpdateFunction:
             grads: by the same names.
         """
         own = self._step.names
-        given = ({name: params[name] for name in own}, state, {name: grads[name] for name in own})
+        # PyTorch keeps the order of dictionaries, and JAX sorts them.
+        kept = {name: dict(sorted(state["params"][name].items())) for name in own}
+        rates = [jnp.asarray(rate, jnp.float32) for rate in state["lr"]]
+        given = (
+            {name: params[name] for name in own},
+            {"lr": rates, "params": kept},
+            {name: grads[name] for name in own},
+        )
         leaves, spec = flattened(given, {})
         if self._program is None:
             args, _ = fake_arguments(leaves, spec)

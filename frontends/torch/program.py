@@ -106,8 +106,10 @@ class Program:
             TypeError: the module draws random numbers, and `key` is None.
         """
         if self._draws is not None and key is None:
+            place = place_of(self._draws)
+            where = "" if place is None else f"{place}: "
             raise TypeError(
-                f"{place_of(self._draws)}: the module draws random numbers, and the key is None; "
+                f"{where}the module draws random numbers, and the key is None; "
                 "pass another key in each step, for example jax.random.fold_in(key, step), or "
                 "export the module in eval mode"
             )

@@ -7,6 +7,7 @@ plain JAX in float32. PyTorch computes Adam's corrections of the bias in float64
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import jax
@@ -98,6 +99,25 @@ def test_groups_keep_their_hyperparameters_and_rates_change() -> None:
     )
     np.testing.assert_allclose(new["2.weight"], params["2.weight"] - 0.2, rtol=1e-6)
     assert new["2.bias"] is params["2.bias"]
+
+
+def test_the_order_of_names_does_not_matter() -> None:
+    """JAX sorts dictionaries, and PyTorch does not."""
+    module, x, _ = problem()
+    _, params, _ = alpa_torch.from_module(module, (x,))
+    update, state = alpa_torch.from_optimizer(optim.AdamW(module.parameters()), module)
+    assert [*state["params"]] != sorted(state["params"])
+    grads = {
+        name: n + np.ones(array.shape, np.float32) for n, (name, array) in enumerate(params.items())
+    }
+    close = partial(np.testing.assert_allclose, rtol=1e-5)
+    for _ in range(2):
+        expected, state_after = update(params, state, grads)
+        found, sorted_state = jax.jit(update)(params, state, grads)
+        for ours, theirs in ((found, expected), (sorted_state["params"], state_after["params"])):
+            for name, one in theirs.items():
+                jax.tree.map(close, ours[name], one)
+        params, state = found, sorted_state
 
 
 def test_a_state_is_taken_over() -> None:
