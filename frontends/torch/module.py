@@ -61,6 +61,7 @@ class ModuleFunction:
 
         Raises:
             ExportError: the module cannot be exported for these arguments.
+            KeyError: a parameter or buffer is missing.
             TypeError: an argument is of another type, or a key is missing.
         """
         leaves, program = self.program(args, kwargs)

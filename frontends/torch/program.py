@@ -103,6 +103,7 @@ class Program:
             key: the random key.
 
         Raises:
+            KeyError: a parameter or buffer is missing.
             TypeError: the module draws random numbers, and `key` is None.
         """
         if self._draws is not None and key is None:
@@ -120,8 +121,10 @@ class Program:
                 arrays.append(next(given))
             elif spec.kind is InputKind.CONSTANT_TENSOR:
                 arrays.append(self._constants[spec.target])
+            elif (name := self._names[spec.target]) in state:
+                arrays.append(state[name])
             else:
-                arrays.append(state[self._names[spec.target]])
+                raise KeyError(f"neither params nor buffers has {name}; pass those of from_module")
         run = Interpreter(self._graph, self._blocks, key)
         with warnings.catch_warnings():
             # PyTorch's default integers have 64 bits, and JAX's have 32.

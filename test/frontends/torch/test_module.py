@@ -291,9 +291,11 @@ def test_buffers_that_no_grad_changes_are_returned() -> None:
 def test_parameters_that_are_not_trained_are_among_the_buffers() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     module[0].requires_grad_(False)
-    _, params, buffers = alpa_torch.from_module(module, (torch.ones(2, 4),))
+    fn, params, buffers = alpa_torch.from_module(module, (torch.ones(2, 4),))
     assert [*params] == ["1.weight", "1.bias"]
     assert [*buffers] == ["0.weight", "0.bias"]
+    with pytest.raises(KeyError, match=r"neither params nor buffers has 0.weight"):
+        fn(params, {}, None, torch.ones(2, 4))
 
 
 def test_the_function_keeps_no_data_and_not_the_module() -> None:
