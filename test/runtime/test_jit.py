@@ -456,9 +456,11 @@ def test_wrong_uses_are_refused() -> None:
         parallelize(train_step, batch_argnums="data")
     with failing(r"static_argnums holds 'rate', but the function has no parameter of that name"):
         parallelize(train_step, static_argnames="rate")
-    for name in ("executor", "schedule", "intra", "inter", "remat", "loss_reduction"):
+    for name in ("executor", "intra", "inter", "remat", "loss_reduction"):
         with failing(rf"{name} is 'other'; expected one of .*"):
             parallelize(train_step, **{name: "other"})
+    with failing('"other" is neither the name of a schedule, gpipe, 1f1b or zb-h1, nor a file .*'):
+        parallelize(train_step, schedule="other")
     with failing(r"num_micro_batches is 'many'; expected a number of at least 1, or auto"):
         parallelize(train_step, num_micro_batches="many")
     with failing(r"like= must be a function that alpa.parallelize returned", TypeError):

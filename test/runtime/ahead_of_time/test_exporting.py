@@ -26,7 +26,7 @@ from alpa.runtime.ahead_of_time import compilation
 from alpa.runtime.ahead_of_time.compilation import CompilationError, NoCompilerError, Progress
 from alpa.runtime.ahead_of_time.exporting import Executables, export_executables
 from alpa.runtime.ahead_of_time.verification import verify_plan
-from alpa.runtime.compile_cache import UnsafeCacheError, is_intact
+from alpa.runtime.compile_cache import UnsafeCacheError, is_intact, xla_flags
 from alpa.runtime.stages import exported, module_name
 
 needs_gpu_compiler = pytest.mark.skipif(
@@ -110,7 +110,7 @@ def run(
 def test_a_fresh_process_compiles_no_stage(export: Export, tmp_path: Path) -> None:
     assert export.written.stages > len(export.written.files)  # equal updates have one file
     log = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "cpu_compiler=1"}
-    log |= {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "6"}
+    log |= {"XLA_FLAGS": xla_flags(), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "6"}
     (tmp_path / "none").mkdir()
     said, errors, compiled = run(tmp_path, export.plan, tmp_path / "none", log)
     assert said == ["compiled"] * export.written.stages
@@ -332,7 +332,7 @@ def test_a_gpu_loads_what_was_compiled_without_one(
         pytest.skip(f"there is no description of {name}")
     module = planned(f"{presets[named[name]]}:1x1")
     written = export_executables(module, tmp_path / "gpu", processes=1)
-    cuda = {"JAX_PLATFORMS": "cuda", "XLA_FLAGS": ""}
+    cuda = {"JAX_PLATFORMS": "cuda", "XLA_FLAGS": xla_flags()}
     said, _, read = run(tmp_path, str(module), written.folder, cuda)
     assert said == ["read"] * written.stages
     (tmp_path / "none").mkdir()
