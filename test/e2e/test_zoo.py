@@ -92,7 +92,7 @@ def with_schedule(schedule: str, num_stages: int = 2) -> str:
     ("family", "schedule", "changes"),
     [
         ("wresnet", "1f1b", {"stage_sizes": (1, 1)}),
-        ("t5", "gpipe", {"num_layers": 1}),
+        pytest.param("t5", "gpipe", {"num_layers": 1}, marks=pytest.mark.slow),
         ("gpt", "zb-h1", {"num_layers": 2}),
     ],
 )

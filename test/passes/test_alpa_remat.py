@@ -110,6 +110,7 @@ def test_all_layers_are_rematerialised_only_if_estimates_are_too_high(
     assert found == cuts
 
 
+@pytest.mark.slow
 def test_stages_whose_estimates_are_too_high_are_found(
     program: str, small_cluster: Cluster
 ) -> None:

@@ -18,6 +18,7 @@ from alpa.runtime.elastic import living_hosts, take_hosts
 from alpa.runtime.planning import PlanningError
 
 
+@pytest.mark.slow
 def test_a_host_of_three_is_lost_and_another_one_comes(tmp_path: Path) -> None:
     """In a process of its own, because this one may have joined the cluster of other tests."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -76,6 +76,7 @@ def of_noise() -> RandomProgram:
     return next(p for p in found if p.truth == Truth.NOISE and p.dtype == "f32" and p.training)
 
 
+@pytest.mark.slow
 def test_the_reference_draws_what_the_micro_batches_draw() -> None:
     program = of_noise()
     arguments = program.arguments(0)

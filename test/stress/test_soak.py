@@ -267,6 +267,7 @@ def test_wrong_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     assert "python -m stress.soak --minutes 30" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "soak.json"
     arguments = ["--executor", "local", "--cluster", "cpu:2x1", "--mesh-shape", "1x1"]

@@ -135,7 +135,9 @@ def test_without_a_compiler_modules_are_exported(
     assert not (stages / "executables").exists()
 
 
-@pytest.mark.parametrize(("memory", "status"), [("98KiB", 0), ("62KiB", 1)])
+@pytest.mark.parametrize(
+    ("memory", "status"), [pytest.param("98KiB", 0, marks=pytest.mark.slow), ("62KiB", 1)]
+)
 def test_a_plan_that_does_not_fit_is_repaired_or_refused(
     memory: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def test_an_unknown_step_is_named(capsys):
     assert "there is no step 'magic'; the steps are" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_posing_a_tiny_program(tmp_path, capsys):
     assert main(["pose", str(tmp_path), "--only", "wresnet-tiny"]) == 0
     assert "wresnet-tiny-cpu-1x8-mesh: free" in capsys.readouterr().out

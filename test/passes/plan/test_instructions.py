@@ -260,7 +260,7 @@ def with_schedule(program: Program, schedule: Schedule) -> Program:
     return replace(program, plan=replace(program.plan, schedule=schedule))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), "1f1b"])
 def test_planned_pipelines_keep_what_the_schedule_says(schedule: Schedule) -> None:
     for family in ("gpt", "unet", "t5"):
         program = with_schedule(planned_zoo(family, 4), schedule)

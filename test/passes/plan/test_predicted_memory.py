@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import pytest
 
 import alpa.passes
 from alpa.dialects import parse
@@ -229,6 +230,7 @@ def test_on_gpus_layers_are_rematerialised_late() -> None:
     assert gpu < 0.9 * cpu
 
 
+@pytest.mark.slow
 def test_from_hopper_on_all_reduced_gradients_exist_at_once() -> None:
     """The latency-hiding scheduler takes the reductions of an update's arguments first."""
     program = zoo.get("gpt-tiny")

@@ -203,6 +203,7 @@ def test_numbers_stay_ordinary_in_long_chains(dtype: str) -> None:
         assert 1e-4 < end.std() < 1e3
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "cpu.toml"
     command = [sys.executable, "-m", "alpa.tools.alpa_calibrate", "--quick", "--cpu-devices", "2"]

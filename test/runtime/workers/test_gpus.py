@@ -118,6 +118,7 @@ def test_reserved_accelerators_are_no_kinds_of_their_own() -> None:
     assert accelerators([*names, "accelerator_type:A100"]) == ["A100", "V100"]
 
 
+@pytest.mark.slow
 def test_hosts_of_two_kinds_are_on_nodes_of_theirs() -> None:
     found = _found_by("two_kinds_of_gpus.py")
     assert found["both"] == ["V100", "A100"]
