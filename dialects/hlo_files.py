@@ -17,8 +17,10 @@ _ELIDED = "alpa.elided"
 _ELIDED_TEXT = re.compile(r"\bconstant\(\{\.\.\.\}\)")
 _PLACE = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]+)")
 _SMALLEST = re.compile(r"\btopk\([^\n]*\blargest=false")
-# The bindings print the properties of an op whose dialect they do not have by its first one.
-_TOP_K = re.compile(r'"mhlo\.topk"(\([^()\n]*\)) <(\d+ : i64)>')
+# The bindings do not have the dialect of this op, and its k gets lost: it is the size of the results.
+_TOP_K = re.compile(
+    r'"mhlo\.topk"(\([^()\n]*\)) <[^<>\n]*>( : \([^()\n]*\) -> \(tensor<(?:\d+x)*(\d+)x[a-z])'
+)
 _FIRST_FIELD = b"\x0a"
 """How a field of bytes with the number 1 begins. HloSnapshot holds an HloProto, which holds an
 HloModuleProto, each as its first field."""
@@ -53,7 +55,7 @@ def read_hlo(data: bytes, context: ir.Context | None = None) -> ir.Module:
     permissive = make_context()
     permissive.allow_unregistered_dialects = True
     text = ir.Module.parse(converted, permissive).operation.get_asm(enable_debug_info=True)
-    text = _TOP_K.sub(r'"chlo.top_k"\1 <{k = \2}>', str(text))
+    text = _TOP_K.sub(r'"chlo.top_k"\1 <{k = \3 : i64}>\2', str(text))
     try:
         result = parse(text, context)
     except ir.MLIRError as error:
