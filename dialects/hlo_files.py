@@ -17,7 +17,7 @@ _ELIDED = "alpa.elided"
 _ELIDED_TEXT = re.compile(r"\bconstant\(\{\.\.\.\}\)")
 _PLACE = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]+)")
 _SMALLEST = re.compile(r"\btopk\([^\n]*\blargest=false")
-# The bindings do not have the dialect of this op, and its k gets lost: it is the size of the results.
+# The bindings lack the dialect of this op, and lose its k, which is the size of the results.
 _TOP_K = re.compile(
     r'"mhlo\.topk"(\([^()\n]*\)) <[^<>\n]*>( : \([^()\n]*\) -> \(tensor<(?:\d+x)*(\d+)x[a-z])'
 )
