@@ -260,7 +260,7 @@ class _Splitter:
                     stack.append(v)
         found = [o for o in found if graph.ops[o].name != "stablehlo.broadcast_in_dim"]
         if len(found) > 1:
-            before = [graph.cone(v for v in graph.operands[o]) for o in found]
+            before = [graph.cone(graph.operands[o]) for o in found]
             found = [o for o in found if not any(o in cone for cone in before)]
         return found
 
