@@ -4,6 +4,8 @@
   calls.
 * `mhlo.input_output_alias` of the module becomes `tf.aliasing_output` of the arguments, from which
   roles follow. Where arguments say themselves what is donated, they are believed.
+* GSPMD's `shard_map`, `@SPMDFullToShardShape`, becomes `sdy.manual_computation` over a mesh with as
+  few axes as its shardings allow, `axis0` and so on.
 * A remark says which constants are elided: they have a type, and no values.
 
 **Before**::
@@ -30,13 +32,15 @@
 
 **Requires**: StableHLO with one public function.
 
-**Ensures**: no value is a tuple, and the module has no `mhlo.input_output_alias`.
+**Ensures**: no value is a tuple, and the module has no `mhlo.input_output_alias`. No
+`shard_map` for several devices is in GSPMD's form.
 
 **Options**: none.
 
 **Fails when** the module does not hold one public function with a body of one block, a shape is
-dynamic, a custom call takes a tuple as one operand, another op takes or gives one, or an alias
-names an argument or a result that is not there.
+dynamic, a custom call takes a tuple as one operand, another op takes or gives one, an alias
+names an argument or a result that is not there, or GSPMD's `shard_map` is over some axes of its
+mesh only, has shardings without a mesh in common, or reads whole arrays inside.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ from alpa.passes.analysis.input_checks import check_input, checked_types
 from alpa.passes.base import Pass, Remark
 from alpa.passes.cost.device import size_text
 from alpa.passes.imports.aliases import take_aliases, write_aliases
+from alpa.passes.imports.shard_map import import_shard_maps
 from alpa.passes.imports.tuples import flatten_tuples
 
 
@@ -68,6 +73,7 @@ class ImportHlo(Pass):
             if any(isinstance(it, ir.TupleType) for it in types):
                 functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
                 flatten_tuples(functions)
+            import_shard_maps(module)
             write_aliases(main, aliases)
             if aliases:
                 check_input(module, is_checked=True)

@@ -215,7 +215,7 @@ def _run_on_parts(op: ir.OpView, sharding: Sharding, known: _Known, mesh: Mesh) 
     types = [ir.RankedTensorType.get(shape, type_.element_type)]
     outer_inputs = [stored((), given, mesh)[1] for given in inputs]
     with ir.InsertionPoint(op), op.location:
-        manual = manual_computation(op, types, outer_inputs, [outer], axes, mesh)
+        manual = manual_computation(list(op.operands), types, outer_inputs, [outer], axes, mesh)
         result.replace_all_uses_with(manual.results[0])
         block = body(manual)
         block.append(op)

@@ -117,7 +117,7 @@ def _run_on_shards(
     axes = [name for name, _ in mesh.axes]
     with ir.InsertionPoint(op), op.location:
         types = [value.type for value in op.results]
-        manual = manual_computation(op, types, operands, results, axes, mesh)
+        manual = manual_computation(list(op.operands), types, operands, results, axes, mesh)
         for old, new in zip(op.results, manual.results, strict=True):
             old.replace_all_uses_with(new)
         manual.attributes[SHARDING] = op.attributes[SHARDING]

@@ -80,9 +80,9 @@ brought its own (`sharding/call_costs.py`).
 
 **Fails when** the module does not hold one public function with a body of one block, a shape is
 dynamic, or a call is recursive. It also fails when the program is written for several replicas
-(`pmap`) or with GSPMD's `shard_map`, talks to its host (callbacks, infeed, ordered effects), is
-exported for several platforms, or has collectives outside of `sdy.manual_computation`, or when the
-registered cost of a custom call raises.
+(`pmap`) or with GSPMD's `shard_map`, which `import-hlo` rewrites, talks to its host (callbacks,
+infeed, ordered effects), is exported for several platforms, or has collectives outside of
+`sdy.manual_computation`, or when the registered cost of a custom call raises.
 """
 
 from __future__ import annotations

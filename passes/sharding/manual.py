@@ -71,14 +71,14 @@ def fixed_shardings(op: sdy.ManualComputationOp) -> tuple[list[Sharding], list[S
 
 
 def manual_computation(
-    op: ir.OpView,
+    operands: Sequence[ir.Value],
     types: Sequence[ir.Type],
     inputs: Sequence[Sharding],
     outputs: Sequence[Sharding],
     axes: Sequence[str],
     mesh: Mesh,
 ) -> sdy.ManualComputationOp:
-    """A manual computation of the operands of an op, at the insertion point. Its body is empty.
+    """A manual computation of some operands, at the insertion point. Its body is empty.
 
     `types` are those of its results, `inputs` and `outputs` the shardings of operands and results.
     """
@@ -87,8 +87,8 @@ def manual_computation(
         for shardings in (inputs, outputs)
     )
     names = sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in axes])
-    manual = sdy.ManualComputationOp(types, list(op.operands), given, made, names)
-    values = zip(op.operands, inputs, strict=True)
+    manual = sdy.ManualComputationOp(types, operands, given, made, names)
+    values = zip(operands, inputs, strict=True)
     manual.regions[0].blocks.append(*(local_type(v.type, s, axes, mesh) for v, s in values))
     return manual
 

@@ -24,8 +24,8 @@ def drop_gspmd(module: ir.Module, remark: Remark) -> None:
     """Removes what a partitioner of an earlier world was told; one remark says what was there.
 
     Raises:
-        PassError: the program is written for several replicas (`pmap`) or holds a `shard_map`
-            in GSPMD's form, which cannot be taken for the program of one device.
+        PassError: the program is written for several replicas (`pmap`), or holds a `shard_map`
+            for several devices that `import-hlo` has not seen.
     """
     attributes = module.operation.attributes
     replicas = attributes.get("mhlo.num_replicas")
@@ -68,7 +68,7 @@ def _is_sharding_call(op: ir.OpView) -> bool:
     if target in _SHARD_MAP and op.operands[0].type != op.results[0].type:
         raise PassError(
             op,
-            f"@{target} is shard_map in GSPMD's form; export the program again with Shardy, "
-            "jax's default partitioner, which writes sdy.manual_computation",
+            f"@{target} is shard_map in GSPMD's form; run import-hlo first, which writes it as "
+            "sdy.manual_computation",
         )
     return target in SHARDING_CALLS or target in _SHARD_MAP

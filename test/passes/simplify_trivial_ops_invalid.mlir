@@ -86,7 +86,7 @@ module attributes {mhlo.num_replicas = 4 : i32} {
 // -----
 
 func.func @gspmd_shard_map(%x: tensor<4xf32>) -> tensor<2xf32> {
-  // expected-error @+1 {{@SPMDFullToShardShape is shard_map in GSPMD's form; export the program again with Shardy}}
+  // expected-error @+1 {{@SPMDFullToShardShape is shard_map in GSPMD's form; run import-hlo first, which writes it as sdy.manual_computation}}
   %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = "{manual}"} : (tensor<4xf32>) -> tensor<2xf32>
   return %0 : tensor<2xf32>
 }

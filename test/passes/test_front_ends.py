@@ -36,6 +36,26 @@ PROGRAMS = {
       %3 = stablehlo.add %1, %2 : {_T}
       %r = stablehlo.custom_call @SPMDShardToFullShape(%3) {{mhlo.sharding = "{{replicated}}"}}
         : ({_T}) -> {_T}""",
+    "shard_map of GSPMD": f"""
+      %0 = {_DOT}
+      %1 = stablehlo.custom_call @Sharding(%0) {{mhlo.sharding = "{{devices=[1,2]<=[2]}}"}}
+        : ({_T}) -> {_T}
+      %2 = stablehlo.custom_call @SPMDFullToShardShape(%1) {{mhlo.sharding = "{{manual}}"}}
+        : ({_T}) -> tensor<8x4xf32>
+      %id = stablehlo.partition_id : tensor<ui32>
+      %f = stablehlo.convert %id : (tensor<ui32>) -> tensor<f32>
+      %b = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> tensor<8x4xf32>
+      %3 = stablehlo.add %2, %b : tensor<8x4xf32>
+      %4 = "stablehlo.all_reduce"(%3) <{{
+        channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+        replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>, use_global_device_ids}}> ({{
+      ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+        %s = stablehlo.maximum %p, %q : tensor<f32>
+        stablehlo.return %s : tensor<f32>
+      }}) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+      %5 = stablehlo.subtract %4, %2 : tensor<8x4xf32>
+      %r = stablehlo.custom_call @SPMDShardToFullShape(%5)
+        {{mhlo.sharding = "{{devices=[1,2]<=[2]}}"}} : (tensor<8x4xf32>) -> {_T}""",
     "one op": f"%r = stablehlo.tanh %x : {_T}",
     "no op": "",
 }
