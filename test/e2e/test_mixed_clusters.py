@@ -101,7 +101,7 @@ def seconds(module: ir.Module) -> float:
     return plan.predicted_step_seconds
 
 
-@pytest.mark.parametrize("executor", ["local", "ray"])
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("ray_cluster")
 def test_steps_equal_plain_jax(kind: Kind, executor: str) -> None:
     cluster = f"{kind('slow', 1e9)}+{kind('fast', 3e9)}"

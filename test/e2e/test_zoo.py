@@ -106,9 +106,10 @@ def test_four_micro_batches_equal_plain_jax(
     ("family", "changes"),
     [
         ("gpt", {"num_layers": 2}),
-        *(pytest.param(family, {}, marks=pytest.mark.slow) for family in FAMILIES),
+        *((family, {}) for family in FAMILIES),
     ],
 )
+@pytest.mark.slow
 def test_shardings_by_tapas_equal_plain_jax(family: str, changes: dict[str, Any]) -> None:
     check_sgd(family, 4, PLAN.replace("num-stages=2", "num-stages=2 intra=tapas"), **changes)
 
@@ -192,6 +193,7 @@ def watch_steps(
     monkeypatch.setattr(Interpreter, "run", watched)
 
 
+@pytest.mark.slow
 def test_rematerialised_layers_keep_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that wait for their backward part, counted while a step runs, and as planned."""
     program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2)

@@ -66,6 +66,7 @@ def test_signals_and_the_locale_stay_as_they_are_and_nothing_is_printed(built: P
     assert run_host(built, "settings", STEP) == ["0"]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(built: Path, tmp_path: Path) -> None:
     """Each call copies a program of 1 MB several times, and a context takes 1 MB, too."""
     large = tmp_path / "large.mlir"

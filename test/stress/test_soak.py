@@ -203,6 +203,7 @@ def small_training(folder: Path) -> Training:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_few_steps_are_recorded(tmp_path: Path) -> None:
     training = small_training(tmp_path)

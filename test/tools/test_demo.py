@@ -40,7 +40,11 @@ def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ("optimizer", "rule"),
     [
         ("sgd", "rule for losses and the state: max|a-b| <= 1e-4 max|ref|"),
-        ("adam", "rule for the state: at most 4 times as far from a run in 64 bits as plain JAX"),
+        pytest.param(
+            "adam",
+            "rule for the state: at most 4 times as far from a run in 64 bits as plain JAX",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_plan_equals_plain_jax(
@@ -60,6 +64,7 @@ def test_a_plan_equals_plain_jax(
     assert captured.err == ""  # only errors go there unless it is a terminal
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_plan_on_ray_equals_plain_jax(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--steps", "2", "--executor", "ray"]) == 0

@@ -158,6 +158,7 @@ def test_samples_beside_a_preset() -> None:
     assert lines[1].split()[-1] == f"{ratio:.2f}"
 
 
+@pytest.mark.slow
 def test_every_kind_is_measured() -> None:
     sizes = Sizes(
         matrices=(16, 64), dtypes=("f32",), images=(4,), elements=(2**8,), bytes=(2**12,),

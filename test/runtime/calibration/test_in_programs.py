@@ -116,6 +116,7 @@ def test_the_models_are_programs_that_plans_compute(kind: str) -> None:
     assert not compare_programs(parse(str(module)), planned).is_fault
 
 
+@pytest.mark.slow
 def test_modules_and_steps_are_measured() -> None:
     # Figures of chains have efficiencies; those of the preset would be an ideal device's.
     cpu, efficiency = PRESETS["cpu"], PRESETS["h100"].device.efficiency

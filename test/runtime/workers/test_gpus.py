@@ -88,6 +88,7 @@ def test_a_caller_whose_workers_are_on_cpu_is_left_alone() -> None:
     keep_caller_off("gpu", WorkerOptions())
 
 
+@pytest.mark.slow
 def test_workers_on_a_cluster_with_gpus() -> None:
     """Ray gives out GPUs without having any; the workers then find none."""
     found = _found_by("fake_gpus.py")
